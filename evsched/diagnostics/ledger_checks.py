@@ -36,6 +36,7 @@ async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> l
         return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
     try:
         async with transaction(check_url(url)) as connection:
+            old = await audit.oldest_transaction(connection)
             relays = await audit.attendance(connection, sender)
             differences = await audit.compare(connection, sender)
             lost = [one.row for one in differences if one.what == "lost"]
@@ -50,6 +51,13 @@ async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> l
         what = f"the ledger was not checked: {explain(error) if isinstance(error, psycopg.Error) else error}"
         return [Finding("ledger", "fault", what, "the ledger", "correct EVSCHED_LEDGER_URL, or start the database")]
     found = _relays(relays)
+    if old is not None:
+        what = (
+            f"a transaction has been open for {old.seconds:.0f} s (pid {old.pid}, {old.application or 'no name'}, "
+            f"{old.state}): PostgreSQL cannot remove old versions of rows meanwhile, and relays slow down"
+        )
+        mend = f"let it end, or end it: SELECT pg_terminate_backend({old.pid}); idle_in_transaction_session_timeout"
+        found.append(Finding("ledger-transaction", "warning", what, "the ledger", f"{mend} ends forgotten ones"))
     for one in differences:
         where = f"queue {one.row.queue}, job {one.row.id}"
         if one.what == "lost":

@@ -55,6 +55,28 @@ SELECT pg_notify('{CHANNEL}', '')
 """  # noqa: S608 - the channel is a constant
 
 
+_OLD: Final = 600.0
+"""Seconds after which an open transaction is reported."""
+
+_OLDEST: Final = """
+SELECT pid, coalesce(application_name, ''), coalesce(state, ''),
+    extract(epoch FROM clock_timestamp() - xact_start)::float8
+FROM pg_stat_activity
+WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND datname = current_database() AND pid <> pg_backend_pid()
+    AND xact_start < clock_timestamp() - make_interval(secs => %s)
+ORDER BY xact_start LIMIT 1
+"""
+
+
+class Transaction(Struct, frozen=True):
+    """A transaction that has been open for long."""
+
+    pid: int
+    application: str
+    state: str
+    seconds: float
+
+
 class Row(Struct, frozen=True):
     """A row that is open, and scheduled in the present epoch."""
 
@@ -93,6 +115,12 @@ async def attendance(connection: AsyncConnection, sender: BatchingSender) -> Att
         epoch, present = await _present(connection, sender)
     waiting = await rows.backlog(connection, epoch or NO_EPOCH, None)
     return Attendance(waiting, len(present.relays), present.redises, len(present.serving(epoch)))
+
+
+async def oldest_transaction(connection: AsyncConnection) -> Transaction | None:
+    """Return the oldest of the transactions that have been open for over ten minutes."""
+    found = await (await connection.execute(_OLDEST, [_OLD])).fetchone()
+    return Transaction(*found) if found else None
 
 
 async def _present(connection: AsyncConnection, sender: BatchingSender) -> tuple[str, Present]:

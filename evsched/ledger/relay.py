@@ -37,6 +37,9 @@ _LOCKED: Final = 0.5
 _REFUSED: Final = 5.0
 """Seconds for which a queue is left out that Redis refuses, so that the rows of other queues go on."""
 
+_BURST: Final = 5000
+"""Rows of one look from which on it takes them in the order of the index of all open rows: it need not sort them."""
+
 _LOOK: Final = 1.0
 """Seconds until the next look while another relay serves another Redis."""
 
@@ -68,6 +71,12 @@ class Relay:
         """Queue -> until when it is left out."""
         self._aside = Aside(runtime.emit)
         self._lengths = Lengths()
+        self._seen: rows.Snapshot | None = None
+        """All rows that were committed by then were taken, or another relay does it; None = look at all rows."""
+        self._seen_on: AsyncConnection | None = None
+        """The connection of that look. On another one, the server may be another, with older transactions."""
+        self._looked = 0.0
+        """When it last looked at all rows, by the monotonic clock."""
         self._limit = rows.Limit(runtime.config.batch)
         self.pulse = self._reconnect.pulse
 
@@ -105,39 +114,51 @@ class Relay:
         """
         connection = await self.database.open()
         self._follow(await rows.queues(connection))
+        if connection is not self._seen_on or time.monotonic() - self._looked >= self._runtime.config.safety_cap:
+            self._seen = None
+        taken = 0
         while True:
             selection = await self._select(connection)
             if selection is None:
                 return _LOOK
-            others = await rows.other_epochs(connection, selection.epoch)
-            counts = [await self._slice(selection, other) for other in others]
-            if not any(counts):
+            seen = await rows.snapshot(connection)
+            others = [""] if selection.unseen else await rows.other_epochs(connection, selection.epoch)
+            count = sum([await self._slice(selection, other) for other in others])
+            if not count:
                 break
+            taken += count
+            if taken > _BURST:
+                self._seen = None
             self.pulse.expect()
         while done := await self._recurrences.step(connection, selection):
             for queue, count in done.items():
                 if count:
                     self._runtime.emit(events.RowsDeclared(queue=queue, count=count))
             self.pulse.expect()
-        if await self._retry(selection, others):
+        if await self._retry(connection, selection):
             return 0.0
         if await rows.any_waiting(connection, selection, others):
             return _LOCKED
+        if not selection.avoid:
+            self._seen, self._seen_on = seen, connection
+            if selection.unseen is None:
+                self._looked = time.monotonic()
         return (
             _REFUSED
             if selection.avoid or selection.aside or self._recurrences.aside.rows()
             else self._runtime.config.safety_cap
         )
 
-    async def _retry(self, selection: Selection, others: Sequence[str]) -> bool:
+    async def _retry(self, connection: AsyncConnection, selection: Selection) -> bool:
         """Try one row again that was set aside, now that no other waits; return whether there was one to try.
 
         If it fails, so does its slice: rows that were inserted meanwhile wait for the next step.
         """
         if (row := self._aside.due()) is None:
             return False
-        for other in others:
-            await self._slice(replace(selection, aside=self._aside.rows(without=row)), other)
+        selection = replace(selection, aside=self._aside.rows(without=row), unseen=None)
+        for other in await rows.other_epochs(connection, selection.epoch):
+            await self._slice(selection, other)
         self._aside.tried(row)
         return True
 
@@ -155,7 +176,7 @@ class Relay:
         # Before it is in the table: nobody may find it there, and no relay that serves it.
         await self._presence.serve(connection, epoch)
         if epoch != self.epoch or (noted.epoch != epoch and await self._presence.is_free(connection, noted.epoch)):
-            self.epoch = epoch
+            self.epoch, self._seen = epoch, None
             await note_epoch(connection, epoch, noted.epoch)
             for aside in (self._aside, self._recurrences.aside):
                 aside.try_all()
@@ -166,7 +187,8 @@ class Relay:
         self._presence.works()
         now = time.monotonic()
         self._refused = {queue: until for queue, until in self._refused.items() if until > now}
-        return Selection(epoch, self._runtime.config.critical_only, list(self._refused), self._aside.rows())
+        least = self._runtime.config.critical_only
+        return Selection(epoch, least, list(self._refused), self._aside.rows(), self._seen)
 
     async def _slice(self, selection: Selection, other: str) -> int:
         """Schedule rows of another epoch; return how many there were, also if Redis did not take them."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, LiteralString
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from psycopg import AsyncConnection
 
+from evsched.ledger.tables import NEW
 from evsched.store.ledger import Report, RowJob
 
 NO_EPOCH: Final = "none"
@@ -30,15 +31,31 @@ SELECT epoch FROM known WHERE epoch <> %(epoch)s
 """
 """Walks the index from epoch to epoch; each is one look-up, however many rows it has."""
 
-_WAITING: Final = """
-state = 'open' AND epoch = %(other)s AND critical >= %(least)s AND queue <> ALL (%(avoid)s)
+_SELECTED: Final = """
+critical >= %(least)s AND queue <> ALL (%(avoid)s)
     AND (queue, id) NOT IN (SELECT * FROM unnest(%(aside_queues)s::text[], %(aside_ids)s::text[]))
 """
+
+_WAITING: Final = f"state = 'open' AND epoch = %(other)s AND {_SELECTED}"
+
+_UNSEEN_MOST: Final = 5000
+"""Rows of which a claim chooses the most critical, if it takes only those that were committed since the last look."""
+
+_UNSEEN: Final = f"""
+ctid = ANY (ARRAY(
+    (SELECT ctid FROM evsched_job WHERE {NEW} AND xact >= %(next)s::text::xid8 AND {_SELECTED} LIMIT {_UNSEEN_MOST})
+    UNION ALL
+    (SELECT ctid FROM evsched_job WHERE {NEW} AND xact = ANY (%(running)s::text[]::xid8[]) AND {_SELECTED}
+        LIMIT {_UNSEEN_MOST})
+)) AND (state = 'open' AND epoch = '') IS NOT FALSE AND {_SELECTED}
+"""  # noqa: S608 - the conditions are constants
+"""Each subquery is one index scan. IS NOT FALSE, so that no index fits the outer condition, and the rows are found by
+their ctid: they may have been taken meanwhile."""
 
 _BYTES: Final = 8_388_608
 """Bytes of payloads in one claim; a longer payload has a claim of its own."""
 
-_CLAIM: Final = f"""
+_CLAIM: Final = """
 UPDATE evsched_job SET epoch = %(epoch)s, scheduled_at = clock_timestamp(), report = 0
 WHERE ctid = ANY (ARRAY(
     SELECT place FROM (
@@ -47,7 +64,7 @@ WHERE ctid = ANY (ARRAY(
             SELECT ctid AS place, critical, due,
                 CASE WHEN NOT cancelled AND octet_length(payload::text) <= %(cap)s
                     THEN octet_length(payload::text) ELSE 1 END AS bytes
-            FROM evsched_job WHERE {_WAITING}
+            FROM evsched_job WHERE {waiting}
             ORDER BY critical DESC, due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
         ) AS locked
     ) AS summed
@@ -56,7 +73,7 @@ WHERE ctid = ANY (ARRAY(
 RETURNING queue, id, priority, grp, extract(epoch FROM due)::float8, number, revision, cancelled,
     octet_length(payload::text),
     CASE WHEN NOT cancelled AND octet_length(payload::text) <= %(cap)s THEN payload::text END
-"""  # noqa: S608 - the condition is a constant
+"""
 """By ctid: the rows are locked, so nobody moves them. Rows beyond the bytes stay as they are for the next claim."""
 
 _REFUSE: Final = """
@@ -65,7 +82,11 @@ FROM unnest(%(ids)s::text[], %(numbers)s::bigint[], %(reasons)s::text[]) AS refu
 WHERE job.queue = %(queue)s AND job.id = refused.id AND job.number = refused.number AND job.state = 'open'
 """
 
-_ANY_WAITING: Final = f"SELECT EXISTS (SELECT FROM evsched_job WHERE {_WAITING})"  # noqa: S608 - likewise
+_ANY_WAITING: Final = "SELECT EXISTS (SELECT FROM evsched_job WHERE {waiting})"
+
+_SNAPSHOT: Final = """
+SELECT pg_snapshot_xmax(now)::text, ARRAY(SELECT pg_snapshot_xip(now)::text) FROM pg_current_snapshot() AS now
+"""
 
 _END: Final = """
 UPDATE evsched_job AS job
@@ -139,6 +160,13 @@ class Refusal(Struct, frozen=True):
     reason: str
 
 
+class Snapshot(Struct, frozen=True):
+    """Which transactions had ended at a moment: all before `next`, except `running`."""
+
+    next: str
+    running: list[str]
+
+
 class Selection(Struct, frozen=True):
     """Which rows a relay takes."""
 
@@ -150,6 +178,12 @@ class Selection(Struct, frozen=True):
     """Queues that Redis refuses at the moment."""
     aside: Sequence[tuple[str, str]]
     """Queues and ids of rows that Redis does not take at the moment."""
+    unseen: Snapshot | None = None
+    """Only rows that wait since a transaction which had not ended then; None = all."""
+
+    def statement(self, text: str) -> bytes:
+        """Return a statement about the rows that wait."""
+        return text.format(waiting=_UNSEEN if self.unseen else _WAITING).encode()
 
     def words(self, other: str) -> dict[str, Any]:
         """Return the parameters of a statement about the rows of another epoch."""
@@ -160,12 +194,18 @@ class Selection(Struct, frozen=True):
             "avoid": list(self.avoid),
             "aside_queues": [queue for queue, _ in self.aside],
             "aside_ids": [job_id for _, job_id in self.aside],
+            **(structs.asdict(self.unseen) if self.unseen else {}),
         }
 
 
 async def other_epochs(connection: AsyncConnection, epoch: str) -> list[str]:
     """Return the epochs under which open rows were scheduled, except the present one; "" = not yet."""
     return await _column(connection, _OTHER_EPOCHS, {"epoch": epoch})
+
+
+async def snapshot(connection: AsyncConnection) -> Snapshot:
+    """Return which transactions have ended."""
+    return Snapshot(*(await _rows(connection, _SNAPSHOT, {}))[0])
 
 
 class Claimed(Struct, frozen=True):
@@ -205,7 +245,8 @@ async def claim(
     `cap`: bytes that a payload may have; longer ones are not read.
     """
     words = {**selection.words(other), "limit": limit.rows, "cap": cap, "bytes": _BYTES}
-    cursor = await connection.execute(_CLAIM.encode(), words)
+    # Not prepared: a plan that is kept would not know that few rows are new.
+    cursor = await connection.execute(selection.statement(_CLAIM), words, prepare=False)
     found: dict[str, Claimed] = {}
     for queue, job_id, priority, group, due, number, revision, cancelled, size, payload in await cursor.fetchall():
         claimed = found.setdefault(queue, Claimed([], [], []))
@@ -236,7 +277,12 @@ async def refuse(connection: AsyncConnection, queue: str, refused: Sequence[Refu
 
 async def any_waiting(connection: AsyncConnection, selection: Selection, others: Iterable[str]) -> bool:
     """Return whether rows wait that `claim` did not return, since other relays have locked them."""
-    return any([(await _column(connection, _ANY_WAITING, selection.words(other)))[0] for other in others])
+    statement = selection.statement(_ANY_WAITING)
+    for other in others:
+        cursor = await connection.execute(statement, selection.words(other), prepare=False)
+        if await cursor.fetchone() == (True,):
+            return True
+    return False
 
 
 async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[Report]) -> int:

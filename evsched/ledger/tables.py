@@ -8,6 +8,7 @@ A row of `evsched_job` is a job that a program wants done. Programs write the fi
     number        another one each time that the row is used; the record in Redis has it
     epoch         of the Redis data in which the job was scheduled (epoch.py); empty = in none
     report        the place of the last report about the job among all reports
+    xact          the transaction that made the row wait to be scheduled, which a trigger notes
     revision      how often `due` or `cancelled` was changed, which a trigger counts; the record in Redis says which of
                   them it has seen
 
@@ -18,7 +19,9 @@ and the reason why it could not be: then it waits until it is changed.
 the time when a relay found it, and the last one in which jobs were compared with their rows (withdrawals.py).
 
 Rows are found by the index `evsched_job_open`: those of one epoch, in the order in which they are restored. A row
-leaves it when its job ends.
+leaves it when its job ends. But while a transaction with an older snapshot is open, as that of a dump or a forgotten
+BEGIN, PostgreSQL keeps the entries of rows that have left, and passes over each of them. So rows that were just
+committed are found by `evsched_job_new`: those of transactions that had not ended at the last look.
 """
 
 from __future__ import annotations
@@ -33,6 +36,10 @@ CHANNEL: Final = "evsched_ledger"
 
 OLDEST: Final = 140000
 """The oldest PostgreSQL that has what the tables need: CREATE OR REPLACE TRIGGER."""
+
+NEW: Final = "(state = 'open' AND epoch = '') IS TRUE"
+"""The condition of the rows in the index `evsched_job_new`. IS TRUE, so that no other index fits a statement with it:
+PostgreSQL does not know how many entries of rows that have left the other one has."""
 
 _DECLARES: Final = "rule, zone, payload, options, critical, removed"
 """The columns of a recurrence that programs write: a change of one is declared."""
@@ -102,6 +109,7 @@ _JOBS: Final = Table(
         Column("finished_at", "timestamptz"),
         Column("cancelled", "boolean NOT NULL DEFAULT false"),
         Column("revision", "integer NOT NULL DEFAULT 0"),
+        Column("xact", "xid8 NOT NULL DEFAULT pg_current_xact_id()"),
     ),
     "WITH (autovacuum_vacuum_scale_factor = 0.02)",
 )
@@ -175,18 +183,27 @@ def _trigger(name: str, when: str, table: str, what: str) -> Part:
 PARTS: Final = (
     *_of_table(_JOBS),
     _index("evsched_job_open", "evsched_job (epoch, critical DESC, due) WHERE state = 'open'"),
+    _index("evsched_job_new", f"evsched_job (xact) WHERE {NEW}"),
     *_of_table(_RECURRENCES),
     _index("evsched_recurrence_epoch", "evsched_recurrence (epoch)"),
     *_of_table(_LEDGER),
     _function("evsched_notify", f" BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END "),
     _function("evsched_changed", " BEGIN NEW.epoch := ''; RETURN NEW; END "),
     _function("evsched_job_changed", " BEGIN NEW.epoch := ''; NEW.revision := OLD.revision + 1; RETURN NEW; END "),
+    _function("evsched_job_waits", " BEGIN NEW.xact := pg_current_xact_id(); RETURN NEW; END "),
     _trigger("evsched_job_notify", "AFTER INSERT", "evsched_job", "STATEMENT EXECUTE FUNCTION evsched_notify"),
     _trigger(
         "evsched_job_changed",
         "BEFORE UPDATE OF due, cancelled",
         "evsched_job",
         "ROW EXECUTE FUNCTION evsched_job_changed",
+    ),
+    # Triggers run in the order of their names: this one sees what `evsched_job_changed` has written.
+    _trigger(
+        "evsched_job_waits",
+        "BEFORE UPDATE",
+        "evsched_job",
+        "ROW WHEN (NEW.state = 'open' AND NEW.epoch = '') EXECUTE FUNCTION evsched_job_waits",
     ),
     _trigger(
         "evsched_job_change_notify",

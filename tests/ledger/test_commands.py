@@ -407,3 +407,20 @@ async def test_a_relay_that_waits_for_a_locked_table_says_so(cli: Cli, queue: st
     while (await get(f"{url}/readyz"))[0] != 200:
         pass
     assert terminate(child) == 0
+
+
+async def test_the_doctor_names_the_oldest_transaction(
+    ledger_url: str, cli: Cli, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> list[str]:
+        shown = json.loads(cli.run("doctor", "--queue", queue, "--json").stdout)
+        return [one["what"] for one in shown if one["check"] == "ledger-transaction"]
+
+    with psycopg.connect(ledger_url, application_name="dump") as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT 1")
+        assert found() == []
+        monkeypatch.setattr(audit, "_OLD", 0.0)
+        (what,) = found()
+        assert f"pid {old.info.backend_pid}, dump, idle in transaction" in what
+    assert found() == []

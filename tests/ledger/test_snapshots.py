@@ -1,0 +1,89 @@
+"""Old snapshots, by which PostgreSQL keeps what rows have left, and transactions that are open for long."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from evsched import events
+from evsched.ledger import rows
+from evsched.ledger.database import connect
+from evsched.ledger.rows import Selection
+from tests.ledger.conftest import Running
+from tests.ledger.test_losses import insert, scheduled
+from tests.support.recorder import Recorder
+
+
+async def blocks(url: str, selection: Selection) -> int:
+    """Return how many blocks PostgreSQL reads to see whether rows wait."""
+    async with await connect(url) as connection:
+        read = selection.statement("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT FROM evsched_job WHERE {waiting}")
+        cursor = await connection.execute(read, selection.words(""), prepare=False)
+        (((found,),),) = await cursor.fetchall()
+        return found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"]
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_a_look_at_new_rows_does_not_read_those_that_have_ended(
+    ledger_url: str, queue: str, analyzed: bool
+) -> None:
+    """With an old snapshot, the index of all open rows has an entry for each of them."""
+    with psycopg.connect(ledger_url) as old, psycopg.connect(ledger_url, autocommit=True) as program:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT 1")
+        insert(ledger_url, queue, 3000)
+        program.execute("UPDATE evsched_job SET epoch = 'E'")
+        program.execute("UPDATE evsched_job SET state = 'done'")
+        if analyzed:
+            program.execute("ANALYZE evsched_job")
+        async with await connect(ledger_url) as connection:
+            seen = await rows.snapshot(connection)
+        insert(ledger_url, queue, 1, prefix="new")
+        every = await blocks(ledger_url, Selection("E", 0, [], []))
+        assert await blocks(ledger_url, Selection("E", 0, [], [], seen)) < 20 < every
+
+
+async def test_a_row_whose_transaction_was_open_during_later_looks_is_scheduled(
+    relaying: Running, queue: str, ledger_url: str, recorder: Recorder
+) -> None:
+    statement = "INSERT INTO evsched_job (queue, id, payload, due) VALUES (%s, %s, '{\"task\":\"t\"}', 'infinity')"
+    async with relaying(recorder):
+        await recorder.wait(events.EpochFound)
+        with psycopg.connect(ledger_url) as slow:
+            slow.execute("SAVEPOINT a")
+            slow.execute(statement, [queue, "slow"])
+            for n in range(1, 4):
+                insert(ledger_url, queue, 1, prefix=f"quick{n}-")
+                await recorder.until(lambda n=n: scheduled(recorder) == n)
+        await recorder.until(lambda: scheduled(recorder) == 4)
+
+
+async def test_a_row_that_sql_makes_wait_again_is_scheduled_at_once(
+    relaying: Running, queue: str, ledger_url: str, recorder: Recorder
+) -> None:
+    """As docs/ledger.md says for rows that were refused."""
+    async with relaying(recorder):
+        insert(ledger_url, queue, 2)
+        await recorder.until(lambda: scheduled(recorder) == 2)
+        with psycopg.connect(ledger_url, autocommit=True) as program:
+            program.execute("UPDATE evsched_job SET state = 'dead', reason = 'x'")
+            insert(ledger_url, queue, 1, prefix="other")
+            await recorder.until(lambda: scheduled(recorder) == 3)
+            program.execute("UPDATE evsched_job SET state = 'open', reason = NULL, epoch = '' WHERE state = 'dead'")
+            program.execute("NOTIFY evsched_ledger")
+        await recorder.until(lambda: scheduled(recorder) == 5)
+
+
+async def test_a_critical_row_is_found_behind_many_others(
+    relaying: Running, queue: str, ledger_url: str, recorder: Recorder
+) -> None:
+    async with relaying(recorder, critical_only=1):
+        insert(ledger_url, queue, 1, critical=1)
+        await recorder.until(lambda: scheduled(recorder) == 1)
+        with psycopg.connect(ledger_url) as program:
+            program.execute(
+                "INSERT INTO evsched_job (queue, id, payload, due, critical) SELECT %s, 'c' || n, '{\"task\":\"t\"}', "
+                "'infinity', n / 6000 FROM generate_series(1, 6000) AS n",
+                [queue],
+            )
+        await recorder.until(lambda: scheduled(recorder) == 2)
