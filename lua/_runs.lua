@@ -38,12 +38,12 @@ local function keep_failure(id)
 end
 
 -- A worker died in which this job ran alone, or the process in which it was isolated. So this job is the cause, and its
--- earlier doubtful runs count as attempts too.
+-- earlier doubtful runs count as attempts too. `unsure`: 1 = this run, which counts anyway, may not have begun; else 0.
 -- USES suspicion_of, count_attempts, mark_suspect
-local function convict(id)
+local function convict(id, unsure)
   local deaths, doubts, counted = suspicion_of(id)
   count_attempts(id, doubts)
-  mark_suspect(id, deaths + 1, 0, counted + doubts)
+  mark_suspect(id, deaths + 1, 0, counted + doubts + unsure)
 end
 
 -- End runs of a worker. Each row from `first` on is one run: id, attempt, and the last arguments of

@@ -35,10 +35,21 @@ local function mark_suspect(id, deaths, doubts, counted)
   redis.call('PEXPIRE', suspects, milliseconds(SUSPECTED))
 end
 
--- A run of the job came to an end, or the job is gone: it is no suspect any more.
+-- The job is gone or has ended for good: it is no suspect any more.
 -- USES suspects, suspecting
 local function acquit(id)
   if suspecting then
     redis.pcall('HDEL', suspects, id)
+  end
+end
+
+-- A run of the job came to an end: it is no suspect any more. How many doubtful runs its attempts count stays known.
+-- USES suspicion_of, mark_suspect, acquit
+local function clear_suspicion(id)
+  local _, _, counted = suspicion_of(id)
+  if counted > 0 then
+    mark_suspect(id, 0, 0, counted)
+  else
+    acquit(id)
   end
 end

@@ -5,7 +5,8 @@
 -- ARGV   worker    who runs the jobs
 -- ROWS   id        of the job
 --        attempt   of the run
---        mark      '1' = it has begun; 'alone' = it has begun, and no other run is in its worker
+--        mark      '1' = it has begun; 'alone' = it has begun, and no other run is in its worker; 'soon' and
+--                  'soon alone' = it is about to begin
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call writes the same

@@ -28,7 +28,7 @@ expect('ZCARD', dead)
 
 local function finish(id, run, scheduled, reason, reply, outcome, how, trace, error)
   if how == 'killed' then
-    convict(id)
+    convict(id, 0)
   elseif how == 'never' then
     count_attempts(id, -1)
     reason = with_failure(id, reason)

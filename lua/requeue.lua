@@ -13,7 +13,7 @@
 --        not; list of the ids put back; list of the ids that ended as cancelled, because they were told to stop
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
--- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, mark_suspect,
+-- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, is_paused, counting, enter,
 --        return_to_backlog, admit, fields_of, keep_failure, call_idle, decline
 --
@@ -21,9 +21,10 @@
 -- lease is deleted too.
 --
 -- A run that a live worker hands back does not count as an attempt. If the worker died, a run counts if it is marked as
--- begun. A suspect is marked just before it begins, so one without a mark has not begun. Any other run without a mark
--- may have begun: it does not count, but is noted as doubtful. All jobs that the worker held become suspects. A run
--- that is marked as alone caused the death, so all doubtful runs of its job count. docs/design.md has the reasons.
+-- begun. A suspect is marked just before it begins, so one without a mark has not begun. Any other run without a mark,
+-- and a suspect that was about to begin, may have begun: it does not count, but is noted as doubtful. All jobs that the
+-- worker held become suspects. A run that is marked as alone caused the death, so all doubtful runs of its job count.
+-- docs/design.md has the reasons.
 
 local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
 now = clock(now)
@@ -42,12 +43,14 @@ local died = lease ~= ''
 local function cut_short(id, mark)
   local key = record(id)
   local deaths, doubts, counted = suspicion_of(id)
-  local begun = mark == '1' or mark == 'alone'
-  if died and mark == 'alone' then
-    convict(id)
-    acquit(id)
+  local alone = mark == 'alone' or mark == 'soon alone'
+  local begun = alone or mark == '1'
+  if died and alone then
+    convict(id, mark == 'alone' and 0 or 1)
+    clear_suspicion(id)
   elseif died then
-    mark_suspect(id, deaths + 1, (begun or deaths > 0) and doubts or doubts + 1, counted)
+    local doubtful = mark == 'soon' or not (begun or deaths > 0)
+    mark_suspect(id, deaths + 1, doubtful and doubts + 1 or doubts, counted)
   end
   if not died or not begun then
     count_attempts(id, -1)

@@ -14,7 +14,7 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, convict, acquit, send_back, seconds, end_runs, note_raised
+-- USES   clock, convict, clear_suspicion, send_back, seconds, end_runs, note_raised
 --
 -- If the same id was scheduled again meanwhile, that time is kept: the retry runs first, and then the new job. A job
 -- that was cancelled is not run again: it ends as cancelled.
@@ -24,9 +24,9 @@ now = clock(now)
 
 local function finish(id, run, scheduled, delay, reason, killed, trace, error)
   if killed == '1' then
-    convict(id)
+    convict(id, 0)
   else
-    acquit(id)
+    clear_suspicion(id)
   end
   if send_back(id, run, scheduled, seconds(now + tonumber(delay)), reason, now, true) then
     note_raised(id, trace, error)

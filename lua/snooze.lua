@@ -13,7 +13,7 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, seconds, acquit, send_back, record, attempt_of, field_of, end_runs
+-- USES   clock, seconds, clear_suspicion, send_back, record, attempt_of, field_of, end_runs
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that was cancelled
 -- does not run again: it ends as cancelled. The handler has begun, so the rates get nothing back.
@@ -25,7 +25,7 @@ now = clock(now)
 local OFTEN, LEAST = 4, 1
 
 local function finish(id, run, scheduled, due, delay, reason)
-  acquit(id)
+  clear_suspicion(id)
   local times = attempt_of(field_of(id, 'snoozes')) + 1
   local least = now + (times > OFTEN and LEAST or 0)
   due = math.max(tonumber(due) or now + tonumber(delay), least)

@@ -168,7 +168,7 @@ for i, id in ipairs(ids) do
     started[at + 1], started[at + 2], started[at + 3], started[at + 4] = id, attempt, due or moment, payload
     started[at + 5] = planned or due or moment
     local deaths, doubts, counted = suspicion_of(id)
-    if deaths > 0 then
+    if deaths + counted > 0 then
       local last = #suspected
       suspected[last + 1], suspected[last + 2], suspected[last + 3], suspected[last + 4] = id, deaths, doubts, counted
     end

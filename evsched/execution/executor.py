@@ -8,8 +8,10 @@ Each step is a value. The outcome is data too, and stays with its run: the worke
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Final
 
 import anyio
 from msgspec.structs import replace
@@ -30,6 +32,9 @@ from evsched.execution.unknown_tasks import UnknownTasks
 from evsched.execution.verdict import aborted, judge
 from evsched.execution.window_check import check_window
 from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
+
+_FIRST_STEP: Final = 0.025
+"""Seconds after which a handler that this process calls itself has taken its first step, unless it has ended."""
 
 
 class Executor:
@@ -150,11 +155,16 @@ class Executor:
             else:
                 await self.lock.share()
                 stack.callback(self.lock.release)
-            # "alone" has the doubtful runs counted if the worker dies. With one attempt, none of those has begun.
-            if not await self._mark(run, "alone" if open_again and prepared.policy.attempts > 1 else "1"):
+            # "alone" has the doubtful runs counted if the worker dies. With one attempt, none of those has begun, and
+            # the job must not run again although it may not have begun.
+            only = prepared.policy.attempts == 1
+            if not await self._mark(run, "1" if only else "soon alone" if open_again else "soon"):
                 return Requeued()  # the job is not in this worker's list any more, so `requeue` will put nothing back
-            if open_again:
-                stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)
+            if process is None and not open_again:
+                run.marked = only  # `ProgressWriter` marks it again when it has begun
+            else:
+                following = self._follow(run, None if process is None else process.begun, open_again, only=only)
+                stack.callback(asyncio.ensure_future(following).cancel)
             if isolation is not None and process is not None:
                 return await isolation.run(process, run, prepared)
             result = await self.handlers.call(run, prepared)
@@ -167,11 +177,29 @@ class Executor:
             run.marked = await self._store.mark(run, mark)
         return run.marked
 
-    async def _let_others_begin(self, run: Run, open_again: Callable[[], None]) -> None:
-        """Let other runs begin when one has been alone for long enough: a job that crashes usually does so at once."""
-        await asyncio.sleep(1.0 + patience(run.job))
-        if await self._store.mark(run, "1"):
+    async def _follow(
+        self, run: Run, begun: asyncio.Event | None, open_again: Callable[[], None] | None, *, only: bool
+    ) -> None:
+        """Mark again a run that was about to begin, once it has begun: its attempt counts if the worker dies.
+
+        Let other runs begin when one has been alone for long enough: a job that crashes usually does so at once.
+        `begun`: set when the handler begins in a process of its own. `only`: the run is marked as begun already.
+        """
+        alone_until = time.monotonic() + 1.0 + patience(run.job)
+        try:
+            async with asyncio.timeout_at(None if open_again is None else asyncio.get_running_loop().time() + 1.0):
+                await (begun.wait() if begun is not None else asyncio.sleep(_FIRST_STEP))
+        except TimeoutError:
+            pass  # a middleware keeps it waiting
+        has_begun = only or (run.began > 0 if begun is None else begun.is_set())
+        if has_begun and not only:
+            await self._store.mark(run, "alone" if open_again else "1")
+        if open_again is None:
+            return
+        await asyncio.sleep(max(0.0, alone_until - time.monotonic()))
+        if await self._store.mark(run, "1" if has_begun else "soon"):
             open_again()
+            run.marked = has_begun
 
     def _reserve_process(self, run: Run) -> bool:
         try:

@@ -24,6 +24,8 @@ class IsolatedProcess(Protocol):
 
     outcome: asyncio.Task[Outcome]
     """Ends with the run; raises ProcessDied. Cancelling it kills the process."""
+    begun: asyncio.Event
+    """The handler begins."""
 
     def go(self) -> bool:
         """Have the handler begin; return False if the process has died."""

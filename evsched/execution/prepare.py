@@ -67,7 +67,7 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
     if payload.expires is not None and (expired := _expired(job, payload, now)):
         return expired
     if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
-        return Buried(_why_spent(job.attempt - 1, policy.attempts), payload.reply)
+        return Buried(_why_spent(job, policy.attempts), payload.reply)
     return Prepared(payload, task, policy, args, kwargs)
 
 
@@ -79,11 +79,20 @@ def _expired(job: FetchedJob, payload: Payload, now: float) -> Buried | None:
     return Buried(f"expired {late:.3g} s before a worker could start it{again}", payload.reply, "expired")
 
 
-def _why_spent(begun: int, attempts: int) -> str:
-    """Return why a job is given up: it has no attempt left, and `begun` of its runs began."""
+def _why_spent(job: FetchedJob, attempts: int) -> str:
+    """Return why a job is given up that has no attempt left."""
+    begun = job.attempt - 1
     if attempts == 1:
         # It is marked before it begins, so its worker may have died in between.
         return "its only attempt began, or was about to, and never ended: its worker died or hung"
+    remark = doubtful(job.counted)
     if begun == attempts:
-        return f"the last of its {attempts} attempts began and never ended: its worker died or hung"
-    return f"{begun} attempts began, {attempts} are allowed: workers died or hung, or the limit was lowered"
+        return f"the last of its {attempts} attempts began and never ended{remark}: its worker died or hung"
+    return f"{begun} attempts began{remark}, {attempts} are allowed: workers died or hung, or the limit was lowered"
+
+
+def doubtful(counted: int) -> str:
+    """Say how many of a job's attempts are runs that may not have begun."""
+    if not counted:
+        return ""
+    return f" ({counted} earlier run{' is' if counted == 1 else 's are'} counted that may not have begun)"

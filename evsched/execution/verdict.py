@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evsched.execution.prepare import NoTask, Prepared
+from evsched.execution.prepare import NoTask, Prepared, doubtful
 from evsched.execution.run import StopReason
 from evsched.jobs.job import (
     Aborted,
@@ -111,16 +111,9 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
     beyond = f"{attempt} ({policy.attempts} are allowed, but workers died that held the job)"
     count = f"{attempt} of {policy.attempts}" if attempt <= policy.attempts else beyond
     refused = f"; not run again: {failure.refused}" if failure.refused else ""
-    reason = shorten(f"attempt {count}{_doubtful(job.counted + doubts)}: {failure.reason}{refused}")
+    reason = shorten(f"attempt {count}{doubtful(job.counted + doubts)}: {failure.reason}{refused}")
     if attempt >= policy.attempts or refused:
         return Buried(reason, reply, killed=killed, traceback=failure.traceback, error=failure.error)
     # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
     return Retried(wait, reason, killed=killed, traceback=failure.traceback, error=failure.error)
-
-
-def _doubtful(counted: int) -> str:
-    """Say how many of the attempts may not have begun."""
-    if not counted:
-        return ""
-    return f" ({counted} earlier run{' is' if counted == 1 else 's are'} counted that may not have begun)"

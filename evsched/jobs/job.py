@@ -62,12 +62,12 @@ class FetchedJob(Struct, frozen=True):
     doubts: int = 0
     """How many of those runs may have begun, which is not known. `attempt` does not count them."""
     counted: int = 0
-    """How many such runs `attempt` counts, since the job ended its process later."""
+    """How many such runs `attempt` counts, since the job ended its process later. Known until the job has ended."""
 
 
-Mark = Literal["1", "alone"]
+Mark = Literal["1", "alone", "soon", "soon alone"]
 """What the record says of a run that has not ended. "1": it has begun. "alone": it has begun, and nothing else runs in
-its worker."""
+its worker. "soon", "soon alone": it is about to begin."""
 
 
 class Done(Struct, frozen=True):

@@ -36,6 +36,7 @@ class Process:
 
     def __init__(self, link: WorkerEnd, outcome: asyncio.Task[Outcome]) -> None:
         self.outcome = outcome
+        self.begun = link.begun
         self._link = link
 
     def go(self) -> bool:
@@ -118,6 +119,7 @@ async def _find_and_call(app: str, run: Run, link: ProcessEnd) -> Outcome:
         handlers = Handlers(program, threads=1)
         async with program.lifespan() as handlers.state:
             await link.wait_to_begin(run.stop)
+            run.on_begin = lambda _: link.report_begun()
             run.work = asyncio.ensure_future(_call(handlers, run, prepared))
             await asyncio.wait([run.work])
             return _outcome_of(run, prepared)

@@ -1,6 +1,6 @@
 """The link between a worker and the process of an isolated run.
 
-    process -> worker   here I am (with its address), ready
+    process -> worker   here I am (with its address), ready, begun
     worker -> process   output (with the descriptors of stdout and stderr), go, stop
 
 Datagrams on two sockets. The outcome does not come this way, but as the result of the call that started the run.
@@ -28,6 +28,7 @@ _ORDERS: Final[dict[bytes, Order]] = {b"go": "go", b"timeout": "timeout", b"canc
 _LONGEST: Final = 512
 _KEY: Final = 16
 _READY: Final = b"ready"
+_BEGUN: Final = b"begun"
 _OUTPUT: Final = b"output"
 
 
@@ -38,6 +39,8 @@ class WorkerEnd:
         self.address: Final = SocketAddress(name, secrets.token_bytes(_KEY))
         self.ready = asyncio.get_running_loop().create_future()
         """Done when the process is ready to run the handler."""
+        self.begun = asyncio.Event()
+        """The process calls the handler."""
         self._own = own
         self._process: str | bytes = ""
 
@@ -47,7 +50,9 @@ class WorkerEnd:
             datagram = self._own.recv(_LONGEST)
             if not secrets.compare_digest(datagram[:_KEY], self.address.key):
                 return
-            if datagram[_KEY:] != _READY:
+            if datagram[_KEY:] == _BEGUN:
+                self.begun.set()
+            elif datagram[_KEY:] != _READY:
                 self._process = path_of(datagram[_KEY:].decode("latin-1"))
                 self._send_output()
             elif not self.ready.done():
@@ -124,6 +129,10 @@ class ProcessEnd:
         loop.add_reader(self._own, receive)
         self._own.sendto(self._key + _READY, self._worker)
         await may_begin
+
+    def report_begun(self) -> None:
+        """Report that the handler begins."""
+        self._own.sendto(self._key + _BEGUN, self._worker)
 
 
 @contextlib.contextmanager

@@ -234,10 +234,30 @@ def test_a_job_that_kills_its_whole_worker_each_time_is_given_up_after_exactly_i
         begun += 1
         precautions = precautions_for(poison, attempts, can_isolate=True)
         if poison.deaths:
+            send(store.begin("w", [(poison, "soon alone" if precautions.alone else "soon")]))
+        if lasts:
             send(store.begin("w", [(poison, "alone" if precautions.alone else "1")]))
-        elif lasts:
-            send(store.begin("w", [(poison, "1")]))
         die(send, store)
         jobs = start_all(send, store)
     assert begun == attempts
     assert f"the last of its {attempts} attempts began and never ended" in prepared.reason
+    assert ("counted that may not have begun)" in prepared.reason) is (not lasts)
+
+
+def test_the_count_of_runs_that_may_not_have_begun_is_known_until_the_job_has_ended(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
+) -> None:
+    """It was lost when a run ended, and when the worker died in which the job ran alone."""
+    fetch(1)
+    die(send, store)
+    (job,) = start_all(send, store)
+    send(store.begin("w", [(job, "soon alone")]))
+    die(send, store)
+    (job,) = start_all(send, store)
+    assert (job.attempt, job.deaths, job.counted) == (3, 0, 2)
+    send(store.retry("w", [(job, Retried(0.0, "no luck"))], now=NOW))
+    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    (job,) = start_all(send, store)
+    assert (job.attempt, job.deaths, job.counted) == (4, 0, 2)
+    send(store.bury("w", [(job, Buried("no luck", False))], now=NOW))
+    assert not raw.exists(f"evsched:{{{store.queue}}}:suspects")
