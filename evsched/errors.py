@@ -41,6 +41,10 @@ class BadArguments(ConfigError, TypeError):
     """The arguments do not fit the task."""
 
 
+class InUse(EvschedError):
+    """Recurrences refer to it, so it cannot be removed."""
+
+
 class LoopEnded(EvschedError):
     """A loop of this process has ended."""
 

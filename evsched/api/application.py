@@ -36,7 +36,11 @@ from evsched.client.client import Client
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.errors import EvschedError
 
-_NAMED: Final = {"queue": "the name of a queue", "id": "the id of a job", "name": "the name of a recurrence"}
+_NAMED: Final = {
+    "queue": "the name of a queue",
+    "id": "the id of a job",
+    "name": "the name of a recurrence, a calendar or a window",
+}
 
 _encode: Final = msgspec.json.Encoder().encode
 

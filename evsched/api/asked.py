@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -17,6 +17,10 @@ from evsched.store.store import Store
 T = TypeVar("T")
 Body = TypeVar("Body")
 Query = TypeVar("Query")
+
+
+EXAMINED_MOST: Final = 100_000
+"""Jobs that a request with a filter examines at most: about 1.5 s of Redis's time, in slices of 2 ms."""
 
 
 class Waiters:
@@ -85,7 +89,7 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of the recurrence."""
+        """The name of the recurrence, calendar or window."""
         return self.path["name"]
 
     @property

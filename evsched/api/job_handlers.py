@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from evsched.api import idempotency
-from evsched.api.asked import Asked
+from evsched.api.asked import EXAMINED_MOST, Asked
 from evsched.api.problem import invalid
 from evsched.api.replies import Jobs, Outcome, Reply, Scheduled, ScheduledJobs, Stopping
 from evsched.api.requests import EnqueueJob, EnqueueJobs, JobsQuery, NewJob, Reschedule, ResultQuery
@@ -24,9 +24,6 @@ from evsched.errors import ConfigError, JobMissing
 from evsched.store.clients import New
 from evsched.store.matching import Match
 from evsched.store.request import Request
-
-_EXAMINED_MOST: Final = 100_000
-"""Jobs that a request with a filter examines at most: about 1.5 s of Redis's time, in slices of 2 ms."""
 
 _OPTIONS: Final = tuple({*NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})
 """The fields of a request that are options of a job as they are."""
@@ -119,7 +116,7 @@ async def _search(asked: Asked[Any, Any], matching: Filter, places: Sequence[Wai
     """Return jobs that match, in no order: `limit` of them, or those among the first that are examined."""
     sweeps = Sweeps(Sweep(store, matching, places) for store in asked.stores)
     more = True
-    while more and len(sweeps.found) <= limit and sweeps.examined < _EXAMINED_MOST:
+    while more and len(sweeps.found) <= limit and sweeps.examined < EXAMINED_MOST:
         more = await asked.client.run(sweeps.step())
     return Jobs(sweeps.found[:limit], not more and len(sweeps.found) <= limit)
 

@@ -16,7 +16,7 @@ from evsched.client.wire_schema import DIALECT
 _PATH_PARAMETERS: Final = {
     "queue": "The name of the queue.",
     "id": "The id of the job.",
-    "name": "The name of the recurrence.",
+    "name": "The name of the recurrence, the calendar or the window.",
 }
 
 _STATUSES: Final = {

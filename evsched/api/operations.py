@@ -10,10 +10,13 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from evsched.api import job_handlers, queue_handlers, recurrence_handlers
+from evsched.api import job_handlers, operator_handlers, queue_handlers, recurrence_handlers
 from evsched.api.access import Scope
 from evsched.api.replies import (
+    Calendars,
+    CalendarSet,
     Changed,
+    DeadChanged,
     Jobs,
     Outcome,
     QueueCounts,
@@ -25,13 +28,18 @@ from evsched.api.replies import (
     ScheduledJobs,
     Stopping,
     Triggered,
+    Windows,
+    WindowSet,
 )
 from evsched.api.requests import (
+    DeadJobs,
     EnqueueJob,
     EnqueueJobs,
     JobsQuery,
     ListQuery,
+    NewCalendar,
     NewRecurrence,
+    NewWindow,
     Pause,
     Reschedule,
     ResultQuery,
@@ -72,6 +80,8 @@ class Operation(Struct, frozen=True, kw_only=True):
 _QUEUE: Final = "/v1/queues/{queue}"
 _JOB: Final = f"{_QUEUE}/jobs/{{id}}"
 _RECURRENCE: Final = f"{_QUEUE}/recurrences/{{name}}"
+_CALENDAR: Final = f"{_QUEUE}/calendars/{{name}}"
+_WINDOW: Final = f"{_QUEUE}/windows/{{name}}"
 
 OPERATIONS: Final = (
     Operation(
@@ -181,5 +191,65 @@ OPERATIONS: Final = (
         needs="write",
         key=True,
         replies={202: Triggered},
+    ),
+    Operation(
+        method="POST",
+        path=f"{_QUEUE}/dead/revive",
+        handler=operator_handlers.revive,
+        needs="write",
+        body=DeadJobs,
+        replies={200: DeadChanged},
+    ),
+    Operation(
+        method="POST",
+        path=f"{_QUEUE}/dead/drop",
+        handler=operator_handlers.drop,
+        needs="write",
+        body=DeadJobs,
+        replies={200: DeadChanged},
+    ),
+    Operation(
+        method="GET",
+        path=f"{_QUEUE}/calendars",
+        handler=operator_handlers.list_calendars,
+        needs="read",
+        replies={200: Calendars},
+    ),
+    Operation(
+        method="PUT",
+        path=_CALENDAR,
+        handler=operator_handlers.put_calendar,
+        needs="write",
+        body=NewCalendar,
+        replies={200: CalendarSet},
+    ),
+    Operation(
+        method="DELETE",
+        path=_CALENDAR,
+        handler=operator_handlers.remove_calendar,
+        needs="write",
+        replies={204: None},
+    ),
+    Operation(
+        method="GET",
+        path=f"{_QUEUE}/windows",
+        handler=operator_handlers.list_windows,
+        needs="read",
+        replies={200: Windows},
+    ),
+    Operation(
+        method="PUT",
+        path=_WINDOW,
+        handler=operator_handlers.put_window,
+        needs="write",
+        body=NewWindow,
+        replies={200: WindowSet},
+    ),
+    Operation(
+        method="DELETE",
+        path=_WINDOW,
+        handler=operator_handlers.remove_window,
+        needs="write",
+        replies={204: None},
     ),
 )

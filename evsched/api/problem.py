@@ -14,6 +14,7 @@ from starlette.responses import Response
 from evsched.errors import (
     ConfigError,
     EvschedError,
+    InUse,
     JobExists,
     JobMissing,
     JobRunning,
@@ -68,6 +69,8 @@ def of_error(error: EvschedError) -> Problem:
         return Problem(HTTPStatus.CONFLICT, "job-exists", str(error))
     if isinstance(error, JobRunning):
         return Problem(HTTPStatus.CONFLICT, "job-running", str(error))
+    if isinstance(error, InUse):
+        return Problem(HTTPStatus.CONFLICT, "in-use", str(error))
     if isinstance(error, JobMissing):
         return Problem(HTTPStatus.NOT_FOUND, "not-found", str(error))
     if isinstance(error, ConfigError):

@@ -111,6 +111,53 @@ class Triggered(Struct, frozen=True):
     begun: bool
 
 
+class DeadChanged(Struct, frozen=True):
+    """How many dead jobs were revived or dropped. If it is not `complete`, the same request does the rest."""
+
+    changed: int
+    complete: bool
+
+
+class CalendarDays(Struct, frozen=True):
+    """A calendar: its dates and ranges of dates."""
+
+    name: str
+    days: list[str]
+
+
+class Calendars(Struct, frozen=True):
+    """The calendars of a queue, sorted by name."""
+
+    calendars: list[CalendarDays]
+
+
+class CalendarSet(Struct, frozen=True):
+    """A calendar that was set, and how many recurrences were planned anew."""
+
+    name: str
+    planned: int
+
+
+class NamedWindow(Struct, frozen=True):
+    """A named window."""
+
+    name: str
+    window: str
+
+
+class Windows(Struct, frozen=True):
+    """The named windows of a queue, sorted by name."""
+
+    windows: list[NamedWindow]
+
+
+class WindowSet(Struct, frozen=True):
+    """A window that was set, and how many jobs that waited for it are checked again."""
+
+    name: str
+    checked: int
+
+
 class Health(Struct, frozen=True):
     """Whether the server is alive or ready; `reason` says why it is not."""
 

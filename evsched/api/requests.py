@@ -127,6 +127,37 @@ class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     why: Annotated[str, Meta(max_length=500, description="A sentence for whoever looks at it later.")] = ""
 
 
+class DeadJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which dead jobs: `ids`, or a filter whose conditions must all hold, or `all`."""
+
+    ids: Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(min_length=1)] | None = None
+    all: bool = False
+    task: Annotated[str, Meta(min_length=1, description="Only jobs of this task.")] | None = None
+    group: Annotated[str, Meta(min_length=1, description="Only jobs of this group.")] | None = None
+    reason: Annotated[str, Meta(min_length=1, description="Only jobs whose reason contains this text.")] | None = None
+    error: Annotated[str, Meta(min_length=1, description="Only jobs whose handler raised this class last.")] | None = (
+        None
+    )
+    older: Age | None = None
+    since: Annotated[Moment, Meta(description="Only jobs that died then or later.")] | None = None
+    until: Annotated[Moment, Meta(description="Only jobs that died then or earlier.")] | None = None
+
+
+class NewCalendar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The days of a calendar."""
+
+    days: Annotated[
+        list[Annotated[str, Meta(min_length=1, description="A date, or a range: 2026-04-03..2026-04-06.")]],
+        Meta(min_length=1),
+    ]
+
+
+class NewWindow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hours of a window."""
+
+    window: Annotated[str, Meta(min_length=1, description="Such as mon-fri 22:00-06:00 Europe/Berlin.")]
+
+
 class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much to list."""
 

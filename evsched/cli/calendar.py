@@ -19,12 +19,11 @@ from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client.kept_recurrences import find_standing, kept
 from evsched.client.recurrences import read_stored
-from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import ConfigError, EvschedError, JobMissing
+from evsched.errors import ConfigError
 from evsched.recurrence.look_ahead import Standing, runs_ahead
-from evsched.recurrence.recurrence import Declared, Recurrence, read_recurrence, window_names
-from evsched.recurrence.windows import WINDOW_NAME, parse_window
+from evsched.recurrence.recurrence import Declared, Recurrence, read_recurrence
+from evsched.recurrence.windows import parse_window
 from evsched.recurrence.zones import find_zone
 from evsched.store.store import Store
 
@@ -83,21 +82,11 @@ def set_window(
 
     Example: evsched windows set nights '22:00-06:00 Europe/Berlin'
     """
-    try:
-        if not WINDOW_NAME.fullmatch(name):
-            raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
-        parsed = parse_window(window)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
     with client(url) as redis:
-        if parsed.next_open(redis.now(queue)) is None:
-            raise UsageError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
-        _check_notes(redis, queue, name)
-        redis.send(Store(queue).set_window(name, window))
-        back = _reopen(redis, queue, name)
-        for other, fields in _users(redis, queue, name):
-            if "reason" in fields:  # it was stopped, because there was no such window
-                redis.send(Store(queue).replan(other))
+        try:
+            back = redis.set_window(queue, name, window)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
     print(f"{name} is {window}" + (f"; {back} jobs that waited for it are checked again" if back else ""))
 
 
@@ -110,41 +99,8 @@ def remove_window(
     Example: evsched windows remove nights
     """
     with client_of(url, queue) as redis:
-        _check_notes(redis, queue, name)
-        if users := _users(redis, queue, name):
-            raise EvschedError(
-                f"window {name} is in use by {', '.join(user for user, _ in users[:5])}: change those first"
-            )
-        if not redis.send(Store(queue).set_window(name, None)):
-            raise JobMissing(f"queue {queue} has no window {name}")
-        back = _reopen(redis, queue, name)
+        back = redis.remove_window(queue, name)
     print(f"{name} removed" + (f"; {back} jobs that waited for it go to dead" if back else ""))
-
-
-def _users(redis: SyncClient, queue: str, name: str) -> list[tuple[str, dict[str, bytes]]]:
-    """Return the recurrences that name a window, with their records."""
-    return [
-        (other, fields)
-        for other, _, fields in redis.run(kept(Store(queue)))
-        if name in window_names(fields.get("window"), fields.get("payload", b""))
-    ]
-
-
-def _check_notes(redis: SyncClient, queue: str, name: str) -> None:
-    """Read the notes of the jobs that wait for a window: what Redis refuses is refused before anything is written."""
-    for store in redis.stores(queue):
-        redis.send(store.count_deferred(name))
-
-
-def _reopen(redis: SyncClient, queue: str, name: str) -> int:
-    """Schedule the jobs that wait for a window again, so that its new definition applies; return how many."""
-    total = 0
-    for store in redis.stores(queue):
-        left = 1
-        while left:
-            back, left = redis.send(store.reopen(name))
-            total += back
-    return total
 
 
 def simulate(

@@ -14,11 +14,10 @@ from evsched.cli.options import Json, Queue, Url, client, whole
 from evsched.cli.table import Column, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
-from evsched.client.kept_recurrences import kept
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import ConfigError, EvschedError, JobMissing
-from evsched.recurrence.calendars import CALENDAR_NAME, Days, format_calendar, names_of, parse_calendar
+from evsched.errors import ConfigError
+from evsched.recurrence.calendars import CALENDAR_NAME, Days, format_calendar, parse_calendar
 from evsched.store.store import Store
 
 app = App(
@@ -102,12 +101,11 @@ def set_calendar(
             raise UsageError(str(error)) from None
         if not found.days:
             raise UsageError(f"{file} has no event that lasts whole days, from {year - 1} to {year + years}")
-        redis.send(Store(queue).set_calendar(name, format_calendar(found.days)))
-        planned = [other for other in _users(redis, queue, name) if redis.send(Store(queue).replan(other))]
+        planned = redis.set_calendar(queue, name, format_calendar(found.days))
     said = f"{name} has {_count(found.days)} days from {found.days[0][0]} to {found.days[-1][1]}"
     if found.left_out:
         said += f"; {found.left_out} events that do not last whole days were left out"
-    print(said + (f"; {len(planned)} recurrences are planned anew" if planned else ""))
+    print(said + (f"; {planned} recurrences are planned anew" if planned else ""))
 
 
 @app.command(name="remove")
@@ -117,13 +115,5 @@ def remove_calendar(name: _Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = 
     Example: evsched calendars remove de-holidays
     """
     with client_of(url, queue) as redis:
-        if users := _users(redis, queue, name):
-            raise EvschedError(f"calendar {name} is in use by {', '.join(users[:5])}: change those first")
-        if not redis.send(Store(queue).set_calendar(name, None)):
-            raise JobMissing(f"queue {queue} has no calendar {name}")
+        redis.remove_calendar(queue, name)
     print(f"{name} removed")
-
-
-def _users(redis: SyncClient, queue: str, name: str) -> list[str]:
-    """Return the recurrences that skip the days of a calendar."""
-    return [other for other, _, fields in redis.run(kept(Store(queue))) if name in names_of(fields.get("skip"))]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -14,7 +13,6 @@ from evsched.cli.bulk import Bulk, by_filter, change
 from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, whole
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, client_of_job, note_if_unknown
-from evsched.client import spread
 from evsched.client.sweep import dropping, reviving
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -26,6 +24,8 @@ app = App(
     help="List, revive or drop dead jobs: jobs that failed and will not be tried again.",
     version=evsched.__version__,
 )
+
+_Change = Callable[[SyncClient, str, Sequence[str]], int]
 
 All = Annotated[bool, Parameter(name="--all", negative="", help="All dead jobs of the queue.")]
 
@@ -99,7 +99,7 @@ def revive(
     matching = by_filter("dead revive", ids, bulk, all_)
     if matching is not None:
         return change(url, queue or DEFAULT_QUEUE, lambda store: reviving(store, matching), "revived", bulk)
-    return _each(url, queue, ids or (), Store.revive, "revived")
+    return _each(url, queue, ids or (), SyncClient.revive, "revived")
 
 
 @app.command
@@ -119,12 +119,12 @@ def drop(
     matching = by_filter("dead drop", ids, bulk, all_)
     if matching is not None:
         return change(url, queue or DEFAULT_QUEUE, lambda store: dropping(store, matching), "dropped", bulk)
-    return _each(url, queue, ids or (), Store.drop, "dropped")
+    return _each(url, queue, ids or (), SyncClient.drop, "dropped")
 
 
-def _each(url: str | None, queue: str | None, ids: Sequence[str], change: spread.ChangeDead, done: str) -> int:
+def _each(url: str | None, queue: str | None, ids: Sequence[str], change: _Change, done: str) -> int:
     """Handle the jobs that are named, all of the queue of the first, and print how many; return the exit code."""
     with client_of_job(url, queue, ids[0]) as (redis, queue):
-        count = redis.run(spread.change_dead(partial(redis.parts_of, queue), ids, change))
+        count = change(redis, queue, ids)
     print(f"{count} {done}")
     return 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
-from datetime import datetime, timedelta
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from datetime import date, datetime, timedelta
+from functools import cached_property, partial
 from typing import Any, Literal
 
-from evsched.client import operations, recurrences, requested_runs, spread, sweep
+from evsched.client import named_times, operations, recurrences, requested_runs, spread, sweep
 from evsched.client.operations import REPLY_TIMEOUT, Nodes, Operation, Pause, Send, Step
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
@@ -216,6 +216,57 @@ class Client:
     async def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter. As the above."""
         return await self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.dropping(store, matching)))
+
+    async def revive(self, queue: str, ids: Sequence[str]) -> int:
+        """Schedule dead jobs again by their ids, due now, with all attempts; return how many.
+
+        Raises:
+            JobMissing: one of them is not dead; then none was changed, or of a queue with shards, none of its shard.
+        """
+        return await self.run(spread.change_dead(partial(self.parts_of, queue), ids, Store.revive))
+
+    async def drop(self, queue: str, ids: Sequence[str]) -> int:
+        """Delete dead jobs by their ids; return how many. Raises as `revive`."""
+        return await self.run(spread.change_dead(partial(self.parts_of, queue), ids, Store.drop))
+
+    async def calendars(self, queue: str) -> dict[str, str]:
+        """Return the calendars of a queue, by name, as text: "2026-01-01 2026-04-03..2026-04-06"."""
+        return await self.send(self.store(queue).all_calendars())
+
+    async def set_calendar(self, queue: str, name: str, days: str | Iterable[date]) -> int:
+        """Create or change a calendar, at once; return how many recurrences were planned anew.
+
+        `days`: dates, or a text of dates and ranges, as `calendars` returns it.
+
+        Raises:
+            ConfigError: the name or the days are not valid, or there is no day.
+        """
+        return await self.run(named_times.set_calendar(self.store(queue), name, days))
+
+    async def remove_calendar(self, queue: str, name: str) -> None:
+        """Delete a calendar.
+
+        Raises:
+            InUse: a recurrence refers to it.
+            JobMissing: there is no calendar of that name.
+        """
+        await self.run(named_times.remove_calendar(self.store(queue), name))
+
+    async def windows(self, queue: str) -> dict[str, str]:
+        """Return the named windows of a queue, by name."""
+        return await self.send(self.store(queue).windows())
+
+    async def set_window(self, queue: str, name: str, window: str) -> int:
+        """Create or change a named window, at once; return how many jobs that waited for it are checked again.
+
+        Raises:
+            ConfigError: the name or the window is not valid, or it does not open within two years.
+        """
+        return await self.run(named_times.set_window(self.stores(queue), name, window))
+
+    async def remove_window(self, queue: str, name: str) -> int:
+        """Delete a named window; return how many jobs that waited for it go to dead. Raises as `remove_calendar`."""
+        return await self.run(named_times.remove_window(self.stores(queue), name))
 
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.

@@ -1,0 +1,93 @@
+"""The handlers of requests that operators make: dead jobs, calendars and named windows."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from evsched.api.asked import EXAMINED_MOST, Asked
+from evsched.api.problem import invalid
+from evsched.api.replies import (
+    CalendarDays,
+    Calendars,
+    CalendarSet,
+    DeadChanged,
+    NamedWindow,
+    Reply,
+    Windows,
+    WindowSet,
+)
+from evsched.api.requests import DeadJobs, NewCalendar, NewWindow
+from evsched.client.spread import ChangeDead, change_dead
+from evsched.client.sweep import Filter, dropping, reviving
+from evsched.client.sweeps import Sweeps
+from evsched.client.unfinished_moves import finish_moves
+from evsched.store.store import Store
+
+
+async def revive(asked: Asked[DeadJobs, None]) -> Reply:
+    """Schedule dead jobs again, due now, with all attempts: by id, by a filter, or all."""
+    return await _change(asked, Store.revive)
+
+
+async def drop(asked: Asked[DeadJobs, None]) -> Reply:
+    """Delete dead jobs: by id, by a filter, or all."""
+    return await _change(asked, Store.drop)
+
+
+async def _change(asked: Asked[DeadJobs, None], change: ChangeDead) -> Reply:
+    given, client = asked.body, asked.client
+    names = {"task": given.task, "group": given.group, "reason": given.reason, "error": given.error}
+    matching = Filter(**names, older=given.older, since=given.since, until=given.until)
+    if sum((given.ids is not None, not matching.is_empty, given.all)) != 1:
+        raise invalid("say which jobs: give ids, or a filter, or all: one of them")
+    if given.ids is not None:
+        if len(given.ids) > asked.config.api_jobs_cap:
+            raise invalid(f"the request has {len(given.ids)} ids, more than {asked.config.api_jobs_cap}: send several")
+        ids = list(dict.fromkeys(given.ids))
+        changed = await client.run(change_dead(lambda job: client.parts_of(asked.queue, job), ids, change))
+        return Reply(HTTPStatus.OK, DeadChanged(changed, complete=True))
+    if given.all:
+        matching = Filter(older=0.0)  # those that are dead by now: so it ends
+    if len(asked.stores) > 1:
+        await client.run(finish_moves(client.store, asked.stores))
+    plan = reviving if change is Store.revive else dropping
+    sweeps, more = Sweeps(plan(store, matching) for store in asked.stores), True
+    while more and sweeps.examined < EXAMINED_MOST:
+        more = await client.run(sweeps.step())
+    return Reply(HTTPStatus.OK, DeadChanged(sweeps.swept.changed, complete=not more))
+
+
+async def list_calendars(asked: Asked[None, None]) -> Reply:
+    """List the calendars of a queue, with their days."""
+    found = await asked.client.calendars(asked.queue)
+    return Reply(HTTPStatus.OK, Calendars([CalendarDays(name, days.split()) for name, days in sorted(found.items())]))
+
+
+async def put_calendar(asked: Asked[NewCalendar, None]) -> Reply:
+    """Create or change a calendar. The recurrences that skip its days are planned anew at once."""
+    planned = await asked.client.set_calendar(asked.queue, asked.name, " ".join(asked.body.days))
+    return Reply(HTTPStatus.OK, CalendarSet(asked.name, planned))
+
+
+async def remove_calendar(asked: Asked[None, None]) -> Reply:
+    """Delete a calendar that no recurrence refers to."""
+    await asked.client.remove_calendar(asked.queue, asked.name)
+    return Reply(HTTPStatus.NO_CONTENT)
+
+
+async def list_windows(asked: Asked[None, None]) -> Reply:
+    """List the named windows of a queue."""
+    found = await asked.client.windows(asked.queue)
+    return Reply(HTTPStatus.OK, Windows([NamedWindow(name, window) for name, window in sorted(found.items())]))
+
+
+async def put_window(asked: Asked[NewWindow, None]) -> Reply:
+    """Create or change a named window. Jobs that wait for it are checked again at once."""
+    back = await asked.client.set_window(asked.queue, asked.name, asked.body.window)
+    return Reply(HTTPStatus.OK, WindowSet(asked.name, back))
+
+
+async def remove_window(asked: Asked[None, None]) -> Reply:
+    """Delete a named window that no recurrence refers to. Jobs that wait for it go to dead."""
+    await asked.client.remove_window(asked.queue, asked.name)
+    return Reply(HTTPStatus.NO_CONTENT)

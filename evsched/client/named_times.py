@@ -1,0 +1,125 @@
+"""Operations on the calendars and the named windows of a queue, to which recurrences and jobs refer by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import date
+from typing import Final
+
+from evsched import keys
+from evsched.client.kept_recurrences import kept
+from evsched.client.operations import Operation, send
+from evsched.errors import ConfigError, InUse, JobMissing
+from evsched.recurrence.calendars import CALENDAR_NAME, names_of, parse_calendar
+from evsched.recurrence.recurrence import window_names
+from evsched.recurrence.windows import WINDOW_NAME, parse_window
+from evsched.store.server import clock
+from evsched.store.store import Store
+
+_SHOWN: Final = 5
+"""Recurrences that a message names."""
+
+
+def set_calendar(store: Store, name: str, days: str | Iterable[date]) -> Operation[int]:
+    """Create or change a calendar; return how many recurrences were planned anew.
+
+    `days`: dates, or a text of dates and ranges such as "2026-01-01 2026-04-03..2026-04-06".
+
+    Raises:
+        ConfigError: the name or the days are not valid, or there is no day.
+    """
+    if not CALENDAR_NAME.fullmatch(name):
+        raise ConfigError(f"calendar name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
+    text = days if isinstance(days, str) else " ".join(f"{day:%Y-%m-%d}" for day in days)
+    if not parse_calendar(text):
+        raise ConfigError(f"calendar {name} has no days: to delete it, remove it")
+    yield from send(store.set_calendar(name, text))
+    planned = 0
+    for recurrence in (yield from _users_of_calendar(store, name)):
+        planned += yield from send(store.replan(recurrence))
+    return planned
+
+
+def remove_calendar(store: Store, name: str) -> Operation[None]:
+    """Delete a calendar.
+
+    Raises:
+        InUse: a recurrence refers to it.
+        JobMissing: there is no calendar of that name.
+    """
+    _check_unused("calendar", name, (yield from _users_of_calendar(store, name)))
+    if not (yield from send(store.set_calendar(name, None))):
+        raise JobMissing(f"queue {store.queue} has no calendar {name}")
+
+
+def _users_of_calendar(store: Store, name: str) -> Operation[list[str]]:
+    found = yield from kept(store)
+    return [recurrence for recurrence, _, fields in found if name in names_of(fields.get("skip"))]
+
+
+def set_window(stores: Sequence[Store], name: str, window: str) -> Operation[int]:
+    """Create or change a named window; return how many jobs that waited for it are checked again.
+
+    `stores`: those of the queue's shards and, last, of the queue itself, which has its windows.
+
+    Raises:
+        ConfigError: the name or the window is not valid, or it does not open within two years.
+    """
+    if not WINDOW_NAME.fullmatch(name):
+        raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
+    store, parsed = stores[-1], parse_window(window)
+    if parsed.next_open((yield from send(clock(keys.root(store.queue))))) is None:
+        raise ConfigError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
+    yield from _check_notes(stores, name)
+    yield from send(store.set_window(name, window))
+    back = yield from _reopen(stores, name)
+    for recurrence, fields in (yield from _users_of_window(store, name)):
+        if "reason" in fields:  # it was stopped, because there was no such window
+            yield from send(store.replan(recurrence))
+    return back
+
+
+def remove_window(stores: Sequence[Store], name: str) -> Operation[int]:
+    """Delete a named window; return how many jobs that waited for it go to dead. `stores`: as above.
+
+    Raises:
+        InUse: a recurrence refers to it.
+        JobMissing: there is no window of that name.
+    """
+    store = stores[-1]
+    yield from _check_notes(stores, name)
+    _check_unused("window", name, [user for user, _ in (yield from _users_of_window(store, name))])
+    if not (yield from send(store.set_window(name, None))):
+        raise JobMissing(f"queue {store.queue} has no window {name}")
+    return (yield from _reopen(stores, name))
+
+
+def _users_of_window(store: Store, name: str) -> Operation[list[tuple[str, dict[str, bytes]]]]:
+    """Return the recurrences that name a window, with their records."""
+    return [
+        (recurrence, fields)
+        for recurrence, _, fields in (yield from kept(store))
+        if name in window_names(fields.get("window"), fields.get("payload", b""))
+    ]
+
+
+def _check_notes(stores: Sequence[Store], name: str) -> Operation[None]:
+    """Read the notes of the jobs that wait for a window: what Redis refuses is refused before anything is written."""
+    for store in stores:
+        yield from send(store.count_deferred(name))
+
+
+def _reopen(stores: Sequence[Store], name: str) -> Operation[int]:
+    """Schedule the jobs that wait for a window again, so that its new definition applies; return how many."""
+    total = 0
+    for store in stores:
+        left = 1
+        while left:
+            back, left = yield from send(store.reopen(name))
+            total += back
+    return total
+
+
+def _check_unused(what: str, name: str, users: Sequence[str]) -> None:
+    if users:
+        raise InUse(f"{what} {name} is in use by {', '.join(users[:_SHOWN])}: change those first")

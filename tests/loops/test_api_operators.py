@@ -1,0 +1,130 @@
+"""The HTTP interface and the client: dead jobs, calendars and windows. Each answer is held against the document."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+import pytest
+
+from evsched import App, InUse, JobMissing
+from evsched.errors import ConfigError
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.api import READ, Caller
+
+
+@pytest.fixture
+def path(queue: str) -> str:
+    return f"/v1/queues/{queue}"
+
+
+def bury(raw: Any, queue: str, names: Sequence[str], task: str = "mail") -> None:
+    """Make dead jobs."""
+    for name in names:
+        record = {"payload": f'{{"task":"{task}"}}', "reason": "attempt 1 of 1: no", "outcome": "dead", "finished": "5"}
+        raw.hset(f"evsched:{{{queue}}}:job:{name}", mapping=record)
+        raw.zadd(f"evsched:{{{queue}}}:dead", {name: 5})
+
+
+def dead(raw: Any, queue: str) -> list[str]:
+    return [name.decode() for name in raw.zrange(f"evsched:{{{queue}}}:dead", 0, -1)]
+
+
+async def test_dead_jobs_are_revived_and_dropped(api: Caller, path: str, queue: str, raw: Any) -> None:
+    bury(raw, queue, ["a", "b", "c", "d"])
+    bury(raw, queue, ["x", "y"], task="report")
+    revived = await api.ask("POST", f"{path}/dead/revive", {"ids": ["a", "b", "a"]})
+    assert revived.json() == {"changed": 2, "complete": True}
+    assert dead(raw, queue) == ["c", "d", "x", "y"]
+    assert (await api.ask("GET", f"{path}/jobs/a")).json()["place"] == "schedule"
+    dropped = await api.ask("POST", f"{path}/dead/drop", {"task": "report", "older": 60})
+    assert dropped.json() == {"changed": 2, "complete": True}
+    assert (await api.ask("POST", f"{path}/dead/drop", {"ids": ["c", "a"]})).status_code == 404
+    assert dead(raw, queue) == ["c", "d"], "none was dropped"
+    assert (await api.ask("POST", f"{path}/dead/revive", {"all": True})).json() == {"changed": 2, "complete": True}
+    assert (await api.ask("POST", f"{path}/dead/revive", {"all": True})).json() == {"changed": 0, "complete": True}
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"all": False}, {"ids": []}, {"ids": ["a"], "all": True}, {"task": "t", "all": True}]
+)
+async def test_which_dead_jobs_must_be_said(api: Caller, path: str, queue: str, raw: Any, body: dict[str, Any]) -> None:
+    bury(raw, queue, ["a"])
+    for verb in ("revive", "drop"):
+        assert (await api.ask("POST", f"{path}/dead/{verb}", body)).status_code == 422
+    assert dead(raw, queue) == ["a"]
+
+
+async def test_a_calendar_is_set_listed_and_removed(api: Caller, path: str) -> None:
+    body = {"days": ["2096-12-26", "2096-12-24..2096-12-25", "2097-01-01"]}
+    assert (await api.ask("PUT", f"{path}/calendars/de", body)).json() == {"name": "de", "planned": 0}
+    daily = {"rule": "@daily", "task": "report", "skip": "de"}
+    assert (await api.ask("PUT", f"{path}/recurrences/daily", daily)).status_code == 201
+    assert (await api.ask("PUT", f"{path}/calendars/de", body)).json() == {"name": "de", "planned": 1}
+    assert (await api.ask("GET", f"{path}/calendars")).json() == {"calendars": [{"name": "de", **body}]}
+    used = await api.ask("DELETE", f"{path}/calendars/de")
+    assert (used.status_code, used.json()["code"]) == (409, "in-use")
+    assert (await api.ask("DELETE", f"{path}/recurrences/daily")).status_code == 204
+    assert (await api.ask("DELETE", f"{path}/calendars/de")).status_code == 204
+    assert (await api.ask("DELETE", f"{path}/calendars/de")).status_code == 404
+    for days in ([], ["soon"], ["2097-02-01..2097-01-01"], [" "]):
+        assert (await api.ask("PUT", f"{path}/calendars/de", {"days": days})).status_code == 422
+    assert (await api.ask("PUT", f"{path}/calendars/a:b", body)).status_code == 422
+
+
+async def test_a_window_is_set_and_removed_with_those_that_wait(api: Caller, path: str, queue: str, raw: Any) -> None:
+    name, root = f"{path}/windows/nights", f"evsched:{{{queue}}}:"
+    assert (await api.ask("PUT", name, {"window": "22:00-06:00 Europe/Berlin"})).json() == {
+        "name": "nights",
+        "checked": 0,
+    }
+    due = time.time() + 5000
+    raw.hset(f"{root}job:a", "payload", '{"task":"t","window":"nights"}')
+    for key in ("schedule", "deferred:nights"):
+        raw.zadd(root + key, {"a": due})
+    assert (await api.ask("PUT", name, {"window": "00:00-24:00 UTC"})).json() == {"name": "nights", "checked": 1}
+    assert raw.zscore(root + "schedule", "a") < due
+    listed = {"windows": [{"name": "nights", "window": "00:00-24:00 UTC"}]}
+    assert (await api.ask("GET", f"{path}/windows")).json() == listed
+    assert (await api.ask("DELETE", name)).status_code == 204
+    assert (await api.ask("DELETE", name)).status_code == 404
+    assert (await api.ask("PUT", name, {"window": "at night"})).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("method", "of", "body"),
+    [
+        ("POST", "dead/revive", {"all": True}),
+        ("POST", "dead/drop", {"all": True}),
+        ("PUT", "calendars/de", {"days": ["2096-12-26"]}),
+        ("DELETE", "calendars/de", None),
+        ("PUT", "windows/nights", {"window": "22:00-06:00 UTC"}),
+        ("DELETE", "windows/nights", None),
+    ],
+)
+async def test_a_token_that_may_read_changes_nothing(api: Caller, path: str, method: str, of: str, body: Any) -> None:
+    refused = await api.ask(method, f"{path}/{of}", body, token=READ)
+    assert (refused.status_code, refused.json()["code"]) == (403, "read-only")
+
+
+async def test_the_same_in_python(server: EmbeddedRedis, queue: str, raw: Any) -> None:
+    app = App(server.url, queue=queue)
+    client = app.client
+    bury(raw, queue, ["a", "b", "c"])
+    assert (await client.revive(queue, ["a"]), await client.drop(queue, ["b", "c"])) == (1, 2)
+    with pytest.raises(JobMissing):
+        await client.drop(queue, ["a"])
+    assert await client.set_calendar(queue, "de", [date(2096, 12, 26)]) == 0
+    assert await client.calendars(queue) == {"de": "2096-12-26"}
+    await client.remove_calendar(queue, "de")
+    with pytest.raises(ConfigError, match="has no days"):
+        await client.set_calendar(queue, "de", [])
+    assert await client.set_window(queue, "nights", "22:00-06:00 UTC") == 0
+    assert await client.windows(queue) == {"nights": "22:00-06:00 UTC"}
+    raw.hset(f"evsched:{{{queue}}}:recurrence:r", mapping={"rule": "@daily", "window": "nights", "payload": "{}"})
+    raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": 4e9})
+    with pytest.raises(InUse, match="window nights is in use by r"):
+        await client.remove_window(queue, "nights")
+    await app.close()
