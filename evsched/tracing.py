@@ -38,7 +38,9 @@ try:
     )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ConfigError("tracing needs opentelemetry-api 1.30 or newer: pip install 'evsched[otel]'") from error
+    raise ConfigError(
+        "tracing needs opentelemetry-api 1.30 or newer: pip install '.[otel]' in a checkout of evsched"
+    ) from error
 
 __all__ = ["trace"]
 

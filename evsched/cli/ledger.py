@@ -40,7 +40,7 @@ def _psycopg() -> Generator[None]:
         # Without its extra `binary`, and without libpq, the import of psycopg itself fails.
         if error.name != "psycopg" and "pq wrapper" not in str(error):
             raise
-        raise UsageError("the ledger needs psycopg: pip install 'evsched[ledger]'") from None
+        raise UsageError("the ledger needs psycopg: pip install '.[ledger]' in a checkout of evsched") from None
 
 
 @app.command

@@ -32,7 +32,7 @@ async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> l
         from evsched.ledger.database import check_url, explain, transaction
         from evsched.ledger.epoch import OTHER
     except ImportError:
-        mend = "pip install 'evsched[ledger]', or unset EVSCHED_LEDGER_URL"
+        mend = "pip install '.[ledger]' in a checkout of evsched, or unset EVSCHED_LEDGER_URL"
         return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
     try:
         async with transaction(check_url(url)) as connection:

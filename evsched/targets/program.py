@@ -67,7 +67,9 @@ def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve |
         from evsched.targets.pool import Pool
         from evsched.targets.signature import read_secrets
     except ImportError as error:
-        raise ConfigError("evsched.targets sends HTTP requests: pip install 'evsched[http]'") from error
+        raise ConfigError(
+            "evsched.targets sends HTTP requests: pip install '.[http]' in a checkout of evsched"
+        ) from error
     allowed, secrets = read_allowed(config), read_secrets(environment)
     check_authorities(environment)
 

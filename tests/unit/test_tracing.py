@@ -56,4 +56,6 @@ def test_the_error_for_a_missing_package_says_what_to_install(missing: str) -> N
         f"import sys\nsys.modules[{missing!r}] = None\nfrom evsched import ConfigError\n"
         "try:\n import evsched.tracing\nexcept ConfigError as error:\n print(error)"
     )
-    assert done.stdout == "tracing needs opentelemetry-api 1.30 or newer: pip install 'evsched[otel]'\n", done.stderr
+    assert (
+        done.stdout == "tracing needs opentelemetry-api 1.30 or newer: pip install '.[otel]' in a checkout of evsched\n"
+    ), done.stderr
