@@ -73,7 +73,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queues: Annotated[
         tuple[str, ...],
         Setting(
-            "A queue to serve; repeat the flag for several. A worker takes NAME:WEIGHT too, such as mail:3", _SERVING
+            "A queue to serve; repeat the flag for several. A worker takes NAME=WEIGHT too, such as mail=3", _SERVING
         ),
     ] = ()
     """Empty: a dispatcher and the API serve all queues, a worker those of its app, its tasks and its recurrences."""

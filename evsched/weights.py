@@ -1,4 +1,4 @@
-"""The queues of a worker as a user writes them: `mail`, or `mail:3`, which gets three times the slots under load."""
+"""The queues of a worker as a user writes them: `mail`, or `mail=3`, which gets three times the slots under load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from evsched.errors import ConfigError
 
-_WEIGHTED: Final = re.compile(r"(.+):([0-9]+(?:\.[0-9]+)?)")
+_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 _LEAST: Final = 0.001
 _MOST: Final = 1000.0
@@ -23,40 +23,21 @@ def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, flo
     """
     names, weights = list[str](), dict[str, float]()
     for text in queues:
-        found = _WEIGHTED.fullmatch(text)
-        if not found and _ends_as_number(text):
-            raise ConfigError(f"queue {text!r}: {_RULE}; if that is the queue's whole name, add a weight: {text}:1")
-        name = found[1] if found else text
+        name, equals, number = text.partition("=")
         if not name:
             raise ConfigError("a queue's name is empty: in EVSCHED_QUEUES, write one comma between two names")
         if name in names:
             raise ConfigError(f"queue {name!r} is named twice")
         names.append(name)
-        weight = float(found[2]) if found else 1.0
-        if not _LEAST <= weight <= _MOST:
+        if not equals:
+            continue
+        if not _NUMBER.fullmatch(number) or not _LEAST <= float(number) <= _MOST:
             raise ConfigError(f"queue {text!r}: {_RULE}")
-        if weight != 1.0:
-            weights[name] = weight
+        if float(number) != 1.0:
+            weights[name] = float(number)
     return tuple(names), weights
 
 
 def join_weights(queues: Iterable[str], weights: Mapping[str, float]) -> list[str]:
-    """Return the names in the form that `split_weights` reads; with a weight if they end in a colon and a number."""
-    return [
-        f"{name}:{weights.get(name, 1.0):f}" if name in weights or _ends_as_number(name) else name for name in queues
-    ]
-
-
-def as_flag(queue: str) -> str:
-    """Return the name of a queue as a worker, a dispatcher or the API takes it with --queue."""
-    return f"{queue}:1" if _ends_as_number(queue) else queue
-
-
-def _ends_as_number(text: str) -> bool:
-    """Return whether a number of any form follows the last colon: -1, 1e3 and nan are numbers, but not weights."""
-    _, colon, end = text.rpartition(":")
-    try:
-        float(end)
-    except ValueError:
-        return False
-    return bool(colon)
+    """Return the names in the form that `split_weights` reads."""
+    return [f"{name}={weights[name]:f}" if name in weights else name for name in queues]

@@ -205,7 +205,7 @@ def fleet(
         where.nodes[0].fill_all((f"idle-{n}", [far]) for n in range(idle))
         environment = {VARIABLE: str(cells.path), SHARDS: str(shards)}
         for number in range(workers):
-            queues = [f"--queue={shard(QUEUE, n)}:1" for n in range(number, shards, workers)] if divided else []
+            queues = [f"--queue={shard(QUEUE, n)}" for n in range(number, shards, workers)] if divided else []
             words = ["worker", "bench.tasks:app", *queues]
             made.workers.append(stack.enter_context(evsched(where.url, *words, environment=environment)))
         made.dispatchers += [stack.enter_context(evsched(where.url, "dispatcher")) for _ in range(dispatchers)]

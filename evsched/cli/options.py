@@ -68,7 +68,7 @@ def check_limit(limit: int) -> None:
 
 
 def check_queues(names: Sequence[str] | None) -> None:
-    """Refuse a --queue that is not a queue's name. It has no weight: `mail:3` is a name, such as that of a shard.
+    """Refuse a --queue that is not a queue's name. It has no weight.
 
     Raises:
         UsageError

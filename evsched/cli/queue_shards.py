@@ -24,7 +24,6 @@ from evsched.keys import check_queue
 from evsched.shards import Shards, check_count
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.weights import as_flag
 
 _NAMED: Final = 5
 """Workers or shards that a message names."""
@@ -177,7 +176,7 @@ def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequenc
     for one in held:
         print(f"{one.shard} still holds jobs: {_places(one)}")
         if one.shard in strays and not one.served:
-            print(f"no worker serves {one.shard}: start one: evsched worker MODULE:APP --queue {as_flag(one.shard)}")
+            print(f"no worker serves {one.shard}: start one: evsched worker MODULE:APP --queue {one.shard}")
     if held:
         print("repeat the command when these jobs have run, or when you have revived or dropped those that are dead")
     return 1 if held else 0

@@ -23,7 +23,6 @@ from evsched.jobs.job import JobStatus, Requeued
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.clients import Facts
 from evsched.store.limits import shown
-from evsched.weights import as_flag
 from evsched.worker.demand import FetchPause
 
 _RECOVERED: Final = 30.0
@@ -167,9 +166,9 @@ def _no_worker(queue: str, status: JobStatus, facts: Facts) -> str | None:
     if status.queue != queue:
         return (
             f"no worker serves shard {status.queue}: restart the workers of queue {queue}, which serve the shards that "
-            f"there were when they started; or start one with `evsched worker MODULE:APP --queue {as_flag(queue)}`"
+            f"there were when they started; or start one with `evsched worker MODULE:APP --queue {queue}`"
         )
-    return f"no worker serves this queue: start one with `evsched worker MODULE:APP --queue {as_flag(status.queue)}`"
+    return f"no worker serves this queue: start one with `evsched worker MODULE:APP --queue {status.queue}`"
 
 
 def _in_schedule(status: JobStatus, facts: Facts) -> str:

@@ -25,7 +25,6 @@ from evsched.store.operators import QueueStats
 from evsched.store.store import Store
 from evsched.transport.call import T
 from evsched.transport.senders import BatchingSender
-from evsched.weights import as_flag
 
 _WATCH: Final = 2.5
 """Seconds between the first look and the last. A dispatcher leaves a job without a record alone for 2."""
@@ -285,7 +284,7 @@ def _not_fetched(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
 
 
 def _serve(queue: str) -> str:
-    return f"evsched worker MODULE:APP --queue {as_flag(queue)}"
+    return f"evsched worker MODULE:APP --queue {queue}"
 
 
 def _no_worker(queue: str, whole: str, look: _Look, what: str, level: Level) -> _Suspicion:

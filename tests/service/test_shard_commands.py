@@ -560,5 +560,5 @@ def test_the_remedy_for_a_queue_with_the_name_of_a_shard_is_read_back_as_that_qu
     put(redis, "orders:10", "a", due=0.0)
     redis.send(Store("orders:10").dispatch(limit=1, cap=1000))
     (finding,) = [one for one in json.loads(cli.run("doctor", "--json").stdout) if one["check"] == "no-worker"]
-    assert finding["mend"] == "start one: evsched worker MODULE:APP --queue orders:10:1"
-    assert "--queue orders:10:1`" in cli.json("explain", "a", "--queue", "orders:10")["sentence"]
+    assert finding["mend"] == "start one: evsched worker MODULE:APP --queue orders:10"
+    assert "--queue orders:10`" in cli.json("explain", "a", "--queue", "orders:10")["sentence"]

@@ -219,7 +219,7 @@ async def test_a_dispatcher_that_names_a_queue_serves_its_shards(cli: Cli, raw: 
 
 async def test_a_queue_that_is_only_named_like_a_shard_is_a_queue(cli: Cli, url: str, raw: Any) -> None:
     app = App(url, queue="news:0")
-    with serving(cli), cli.running("worker", "tasks:other", "--queue", "news:0:1", until="WorkerStarted"):
+    with serving(cli), cli.running("worker", "tasks:other", "--queue", "news:0", until="WorkerStarted"):
         schedule(raw, "news:0", "a", '{"task":"plain"}', 0)
         assert await app.job("a").result() == "news:0"
     await app.close()
