@@ -43,6 +43,9 @@ _BURST: Final = 5000
 _LOOK: Final = 1.0
 """Seconds until the next look while another relay serves another Redis."""
 
+_CHANGES: Final = 60
+"""Jobs that a call cancels: about 2 ms of Redis's time."""
+
 _ASYNCHRONOUS: Final = "SET LOCAL synchronous_commit = off"
 """A mark that is lost with the database's last moments is made again. An end that is written later is never older. For
 the transaction alone: a pooler must never pass this on to another program."""
@@ -217,8 +220,8 @@ class Relay:
         """
         reconnect, jobs = self._queues.of(queue), found.jobs
         try:
-            if found.cancelled:
-                await self._runtime.sender.send(Store(queue).cancel_rows(found.cancelled))
+            for at in range(0, len(found.cancelled), _CHANGES):
+                await self._runtime.sender.send(Store(queue).cancel_rows(found.cancelled[at : at + _CHANGES]))
             done = await deliver(self._runtime.sender, queue, jobs, self._lengths)
         except StoreRefused as error:
             reconnect.refused(error)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, LiteralString
 
 from msgspec import Struct, structs
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, errors
 
 from evsched.ledger.tables import NEW
 from evsched.store.ledger import Report, RowJob
@@ -99,6 +99,13 @@ WHERE job.queue = %(queue)s AND job.id = ended.id AND job.number = ended.number 
 """
 
 _ENDED: Final = "SELECT id, number FROM evsched_job WHERE queue = %(queue)s AND id = ANY (%(ids)s) AND state <> 'open'"
+
+_GIVE_WAY: Final = "SET LOCAL lock_timeout = '500ms'"
+"""Less than the second after which PostgreSQL ends one of two transactions that wait for each other: that must not be
+the program's, which changes several rows while a relay writes the ends of the same."""
+
+_TRIES: Final = 10
+"""How often ends are written while a program's transaction has changed a row and has not ended: for 5 s."""
 
 _QUEUES: Final = """
 WITH RECURSIVE of_jobs (queue) AS (
@@ -291,19 +298,25 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
     found = list(last.values())
     if not found:
         return 0
-    cursor = await connection.execute(
-        _END.encode(),
-        {
-            "queue": queue,
-            "ids": [storable(one.id) for one in found],
-            "numbers": [int(one.row) for one in found],
-            "states": [one.outcome for one in found],
-            "reasons": [storable(one.reason) for one in found],
-            "reports": [one.order for one in found],
-            "ats": [(one.order >> 20) / 1000 for one in found],
-        },
-    )
-    return cursor.rowcount
+    words = {
+        "queue": queue,
+        "ids": [storable(one.id) for one in found],
+        "numbers": [int(one.row) for one in found],
+        "states": [one.outcome for one in found],
+        "reasons": [storable(one.reason) for one in found],
+        "reports": [one.order for one in found],
+        "ats": [(one.order >> 20) / 1000 for one in found],
+    }
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            async with connection.transaction():
+                await connection.execute(_GIVE_WAY)
+                return (await connection.execute(_END.encode(), words)).rowcount
+        except errors.LockNotAvailable:
+            if tries == _TRIES:
+                raise
 
 
 async def ended(connection: AsyncConnection, queue: str, ids: Sequence[str]) -> list[tuple[str, int]]:

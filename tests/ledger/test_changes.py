@@ -10,7 +10,11 @@ import pytest
 
 from evsched import App, JobDead, JobMissing, current_job, events
 from evsched.config import Config
+from evsched.ledger.database import connect
+from evsched.ledger.rows import write_ends
+from evsched.store.ledger import Report
 from tests.ledger.conftest import Running
+from tests.ledger.test_transactions import until_blocked
 from tests.support.recorder import Recorder
 from tests.support.system import system
 
@@ -169,3 +173,38 @@ async def test_the_result_of_a_job_that_was_cancelled_before_it_came_to_redis(
         with pytest.raises(JobMissing):
             await job.cancel_in(connection)
     await app.close()
+
+
+async def test_a_transaction_that_changes_several_jobs_never_ends_by_a_deadlock_with_a_relay(
+    app: App, send: Any, queue: str, ledger_url: str
+) -> None:
+    """The relay writes the ends of a and b while the program has changed b, and then changes a."""
+    reports = [Report(f"{n}-0", name, f"{n}", "done", "", "0") for n, name in enumerate("ab", 1)]
+    async with (
+        await psycopg.AsyncConnection.connect(ledger_url) as program,
+        await connect(ledger_url) as relay,
+    ):
+        jobs = [await send.using(id=name).enqueue_in(program, name) for name in "ab"]
+        await program.commit()
+        await relay.execute("SET deadlock_timeout = '60s'")  # the program would be the first to notice
+        await jobs[1].cancel_in(program)
+        writing = asyncio.ensure_future(write_ends(relay, queue, reports))
+        await asyncio.to_thread(until_blocked, ledger_url)
+        await jobs[0].cancel_in(program)
+        await program.commit()
+        assert await writing == 2
+    assert states(ledger_url) == {"a": ("done", None), "b": ("done", None)}
+
+
+async def test_a_record_of_another_type_stops_no_other_cancellation(
+    relaying: Running, app: App, send: Any, queue: str, ledger_url: str, raw: Any, recorder: Recorder
+) -> None:
+    raw.set(f"evsched:{{{queue}}}:job:a", "a string")
+    with psycopg.connect(ledger_url) as connection:
+        for name in "ab":
+            send.using(id=name).enqueue_in_sync(connection, name)
+            app.job(name).cancel_in_sync(connection)
+    async with relaying(recorder):
+        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 2)
+    assert raw.get(f"evsched:{{{queue}}}:job:a") == b"a string"
+    assert {state for state, _ in states(ledger_url).values()} == {"cancelled"}
