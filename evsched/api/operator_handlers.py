@@ -1,8 +1,11 @@
-"""The handlers of requests that operators make: dead jobs, calendars and named windows."""
+"""The handlers of requests that operators make: pauses, limits, dead jobs, calendars and windows."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Any, cast
+
+from msgspec import UNSET
 
 from evsched.api.asked import EXAMINED_MOST, Asked
 from evsched.api.problem import invalid
@@ -12,16 +15,59 @@ from evsched.api.replies import (
     CalendarSet,
     DeadChanged,
     NamedWindow,
+    QueueLimit,
+    QueueLimits,
+    QueuePaused,
+    QueueResumed,
     Reply,
     Windows,
     WindowSet,
 )
-from evsched.api.requests import DeadJobs, NewCalendar, NewWindow
+from evsched.api.requests import DeadJobs, NewCalendar, NewLimits, NewWindow, Pause
+from evsched.client.gate import LimitOptions
 from evsched.client.spread import ChangeDead, change_dead
 from evsched.client.sweep import Filter, dropping, reviving
 from evsched.client.sweeps import Sweeps
 from evsched.client.unfinished_moves import finish_moves
+from evsched.store.limits import Limits
 from evsched.store.store import Store
+
+
+async def pause(asked: Asked[Pause, None]) -> Reply:
+    """Pause a queue, until a moment or until it is resumed: running jobs finish, and no other starts."""
+    since = await asked.client.pause(asked.queue, until=asked.body.until, why=asked.body.why)
+    return Reply(HTTPStatus.OK, QueuePaused(asked.queue, since))
+
+
+async def resume(asked: Asked[None, None]) -> Reply:
+    """Resume a queue."""
+    return Reply(HTTPStatus.OK, QueueResumed(asked.queue, await asked.client.resume(asked.queue)))
+
+
+async def limits(asked: Asked[None, None]) -> Reply:
+    """List the limits of a queue, and what the code of the apps declares."""
+    return _listed(asked, await asked.client.limits(asked.queue))
+
+
+async def limit(asked: Asked[NewLimits, None]) -> Reply:
+    """Set limits of a queue, of a group or of a task, and list all."""
+    given = asked.body
+    names = {"concurrency": given.concurrency, "rate": given.rate, "burst": given.burst, "weight": given.weight}
+    fields = {name: value for name, value in names.items() if value is not UNSET}
+    if not fields:
+        raise invalid("give concurrency, rate, burst or weight: a number, or null to remove the limit")
+    options = cast("LimitOptions", fields)
+    return _listed(asked, await asked.client.limit(asked.queue, group=given.group, task=given.task, **options))
+
+
+def _listed(asked: Asked[Any, None], found: Limits) -> Reply:
+    rows = list[QueueLimit]()
+    for field, value in found.fields().items():
+        name, _, group = field.partition(":")
+        declared = found.declared.get(field)
+        of_code = (None, None) if declared is None else (declared.value, declared.app)
+        rows.append(QueueLimit(group or None, name, value, *of_code))
+    return Reply(HTTPStatus.OK, QueueLimits(asked.queue, rows))
 
 
 async def revive(asked: Asked[DeadJobs, None]) -> Reply:

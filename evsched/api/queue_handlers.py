@@ -35,4 +35,6 @@ def _counts(queue: str, stats: QueueStats) -> QueueCounts:
         workers=stats.workers,
         next_due=stats.next_due,
         paused=stats.paused,
+        paused_until=stats.paused_until,
+        paused_why=stats.paused_why,
     )

@@ -73,6 +73,10 @@ class QueueCounts(Struct, frozen=True, kw_only=True):
     workers: int
     next_due: float | None
     paused: float | None
+    """Since when the queue is paused."""
+    paused_until: float | None
+    """When the pause ends by itself."""
+    paused_why: str | None
 
 
 class Queues(Struct, frozen=True):
@@ -109,6 +113,38 @@ class Triggered(Struct, frozen=True):
 
     id: str
     begun: bool
+
+
+class QueuePaused(Struct, frozen=True):
+    """Since when a queue is paused, in Unix seconds."""
+
+    queue: str
+    since: float
+
+
+class QueueResumed(Struct, frozen=True):
+    """Since when a queue that was resumed had been paused; null = it was not paused."""
+
+    queue: str
+    since: float | None
+
+
+class QueueLimit(Struct, frozen=True):
+    """A limit. `value` null: the code declares it, and it was removed by hand. `group` null: of the whole queue."""
+
+    group: str | None
+    limit: str
+    value: float | None
+    declared: float | None
+    """What the code declares."""
+    app: str | None
+
+
+class QueueLimits(Struct, frozen=True):
+    """The limits of a queue."""
+
+    queue: str
+    limits: list[QueueLimit]
 
 
 class DeadChanged(Struct, frozen=True):

@@ -121,7 +121,7 @@ class NewRecurrence(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Until when a recurrence is paused, and why."""
+    """Until when a queue or a recurrence is paused, and why."""
 
     until: Moment | None = None
     why: Annotated[str, Meta(max_length=500, description="A sentence for whoever looks at it later.")] = ""
@@ -141,6 +141,17 @@ class DeadJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     older: Age | None = None
     since: Annotated[Moment, Meta(description="Only jobs that died then or later.")] | None = None
     until: Annotated[Moment, Meta(description="Only jobs that died then or earlier.")] | None = None
+
+
+class NewLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of a queue, or of a group or a task in it. A number sets one, null removes it."""
+
+    group: Annotated[str, Meta(min_length=1, description="`*`: each group that has none of its own.")] | None = None
+    task: Task | None = None
+    concurrency: Annotated[float, Meta(description="How many jobs may run at once.")] | UnsetType | None = UNSET
+    rate: Annotated[float, Meta(description="How many jobs may start in a second.")] | UnsetType | None = UNSET
+    burst: Annotated[float, Meta(description="How many jobs of the rate may start at once.")] | UnsetType | None = UNSET
+    weight: Annotated[float, Meta(description="A group's share of the queue.")] | UnsetType | None = UNSET
 
 
 class NewCalendar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

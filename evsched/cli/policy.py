@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
 from cyclopts import Parameter
-from msgspec import structs
 
 from evsched.cli import output
 from evsched.cli.limits import COLUMNS, by_part, rows_of
@@ -16,12 +15,9 @@ from evsched.cli.table import table
 from evsched.cli.time_args import parse_time
 from evsched.cli.unknown_queues import missing, note_unknown
 from evsched.cli.usage import UsageError
-from evsched.client.recurrences import WHY_MOST
-from evsched.client.sync_client import SyncClient
+from evsched.client import gate
 from evsched.errors import ConfigError, EvschedError
-from evsched.jobs import groups
 from evsched.keys import check_queue
-from evsched.store import limits
 from evsched.store.store import Store
 
 Q = Annotated[str | None, Parameter(help="The queue.")]
@@ -70,19 +66,13 @@ def pause(
     """
     queue = _queue("pause", queue, named)
     ends = None if until is None else parse_time(until)
-    if len(why) > WHY_MOST:
-        raise UsageError(f"--why has {len(why)} characters: at most {WHY_MOST}")
     with client(url) as redis:
         if not create and (unknown := missing(redis, queue)):
             raise EvschedError(f"{unknown}; --create pauses it before its first job")
-        if ends is not None and ends <= redis.now(queue):
-            raise UsageError("--until has passed: give a time in the future")
-        since, back = 0.0, 0
-        for store in redis.stores(queue):
-            left = 1
-            while left:
-                since, put, left = redis.send(store.pause(until=ends, why=why))
-                back += put
+        try:
+            since, back = redis.run(gate.pause(redis.stores(queue), ends, why))
+        except ConfigError as error:
+            raise UsageError(f"--{error}") from None
     end = "" if ends is None else f" until {output.moment(ends, short=True)}"
     print(f"{queue} is paused since {output.moment(since)}{end}; {back} jobs went back to the backlog")
 
@@ -96,8 +86,7 @@ def resume(queue: Q = None, /, *, named: Flag = None, url: Url = None) -> None:
     with client(url) as redis:
         if unknown := missing(redis, queue):
             raise EvschedError(unknown)
-        pauses = [redis.send(store.resume()) for store in redis.stores(queue)]
-        since = max((moment for moment in pauses if moment is not None), default=None)
+        since = redis.resume(queue)
     ago = "it was not paused" if since is None else f"it was paused since {output.moment(since)}"
     print(f"{queue} is resumed: {ago}")
 
@@ -147,7 +136,10 @@ def limit(
             if not present.queue and not present.groups:
                 raise EvschedError(f"{unknown}; --create sets limits before its first job")
         stores = redis.stores(queue)
-        parts = _set(redis, stores, fields)
+        try:
+            parts = redis.run(gate.set_limits(redis.shards, stores, fields))
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
         unknown = 0 if fields else note_unknown(redis, [queue])
     found = by_part(stores, parts)
     if json:
@@ -162,26 +154,6 @@ def limit(
     return unknown
 
 
-def _set(redis: SyncClient, stores: Sequence[Store], fields: Mapping[str, float | None]) -> list[limits.Limits]:
-    """Set limits of a queue and its shards, to each its part; return all limits of each.
-
-    Raises:
-        UsageError: a limit cannot be divided among them; then none is set.
-    """
-    removed = {field: None for field, value in fields.items() if value is None}
-    given = {field: value for field, value in fields.items() if value is not None}
-    try:
-        divided = [redis.shards.divide(given, store.queue) if len(stores) > 1 else given for store in stores]
-        for part in divided:
-            limits.check(part)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
-    return [
-        structs.replace(redis.send(store.limit(removed | part)), declared=redis.send(store.declared_limits()))
-        for store, part in zip(stores, divided, strict=True)
-    ]
-
-
 def _fields(group: str | None, task: str | None, asked: Mapping[str, str | None]) -> dict[str, float | None]:
     """Return the limits that are to be set, by their fields; None removes one.
 
@@ -189,12 +161,8 @@ def _fields(group: str | None, task: str | None, asked: Mapping[str, str | None]
         UsageError: a value is not valid.
     """
     try:
-        if task is not None:
-            if group is not None:
-                raise ConfigError("give either --group or --task: a limit holds for one of them")
-            group = groups.of_task(task)
         given = {name: _number(name, text) for name, text in asked.items() if text is not None}
-        return {limits.field(name, group, value): value for name, value in given.items()}
+        return gate.limit_fields(group, task, given)
     except ConfigError as error:
         raise UsageError(str(error)) from None
 

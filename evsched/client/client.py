@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from evsched.client import named_times, operations, recurrences, requested_runs, spread, sweep
+from evsched.client import gate, named_times, operations, recurrences, requested_runs, spread, sweep
+from evsched.client.gate import LimitOptions
 from evsched.client.operations import REPLY_TIMEOUT, Nodes, Operation, Pause, Send, Step
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
@@ -21,6 +22,7 @@ from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.recurrence.recurrence import Declared
 from evsched.shards import NONE, Shards
 from evsched.store.clients import New
+from evsched.store.limits import Limits, merged
 from evsched.store.matching import Match
 from evsched.store.recurrences import Backfilled
 from evsched.store.store import Store
@@ -216,6 +218,39 @@ class Client:
     async def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter. As the above."""
         return await self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.dropping(store, matching)))
+
+    async def pause(self, queue: str, *, until: datetime | float | None = None, why: str = "") -> float:
+        """Pause a queue: running jobs finish, and no other starts; return since when it is paused, in Unix seconds.
+
+        `until`: when the pause ends by itself; None = with `resume`. `why`: a sentence for whoever looks at it later.
+        Of a queue that is paused already, both are replaced.
+
+        Raises:
+            ConfigError: the moment has passed, or the reason is too long.
+        """
+        since, _ = await self.run(gate.pause(self.stores(queue), until, why))
+        return since
+
+    async def resume(self, queue: str) -> float | None:
+        """Resume a queue; return since when it was paused, None if it was not."""
+        return await self.run(gate.resume(self.stores(queue)))
+
+    async def limits(self, queue: str) -> Limits:
+        """Return the limits of a queue, those that the code declares, and its pause."""
+        return merged(await self.run(gate.set_limits(self.shards, self.stores(queue), {})))
+
+    async def limit(
+        self, queue: str, *, group: str | None = None, task: str | None = None, **limits: Unpack[LimitOptions]
+    ) -> Limits:
+        """Set limits of a queue, or of one of its groups or tasks, over all workers and at once; return all limits.
+
+        None removes a limit. `group` "*" is each group that has none of its own.
+
+        Raises:
+            ConfigError: a value is not valid, or cannot be divided among the shards of the queue.
+        """
+        fields = gate.limit_fields(group, task, gate.given(limits))
+        return merged(await self.run(gate.set_limits(self.shards, self.stores(queue), fields)))
 
     async def revive(self, queue: str, ids: Sequence[str]) -> int:
         """Schedule dead jobs again by their ids, due now, with all attempts; return how many.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, cast
+from typing import Literal, cast
 
 from msgspec.structs import replace
 
 from evsched import keys
+from evsched.client.gate import check_pause
 from evsched.client.operations import Operation, send
 from evsched.errors import ConfigError
 from evsched.jobs.policies import task_of
@@ -17,9 +18,6 @@ from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, r
 from evsched.recurrence.windows import read_window
 from evsched.store.server import clock
 from evsched.store.store import Store
-
-WHY_MOST: Final = 500
-"""Characters of a reason."""
 
 
 def with_stored(store: Store, declared: Declared) -> Operation[Recurrence]:
@@ -77,10 +75,7 @@ def pause(store: Store, name: str, until: float | None, why: str) -> Operation[N
         ConfigError: the moment has passed, or the reason is too long.
         JobMissing: there is no recurrence of that name.
     """
-    if len(why) > WHY_MOST:
-        raise ConfigError(f"why has {len(why)} characters: at most {WHY_MOST}")
-    if until is not None and until <= (yield from send(clock(keys.root(store.queue)))):
-        raise ConfigError("until has passed: give a moment in the future")
+    yield from check_pause(store, until, why)
     yield from send(store.hold(name, True, until=until, why=why))
 
 

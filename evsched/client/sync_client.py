@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from evsched import keys
-from evsched.client import operations, spread, sweep
+from evsched.client import gate, operations, spread, sweep
+from evsched.client.gate import LimitOptions
 from evsched.client.operations import Nodes, Operation, Pause, Send, Step
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
@@ -19,6 +20,7 @@ from evsched.config import DEFAULT_QUEUE
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.shards import NONE, Shards
 from evsched.store.clients import New
+from evsched.store.limits import Limits, merged
 from evsched.store.matching import Match
 from evsched.store.server import clock
 from evsched.store.store import Store
@@ -145,6 +147,26 @@ class SyncClient:
     def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter, as `Client.drop_matching`."""
         return self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.dropping(store, matching)))
+
+    def pause(self, queue: str, *, until: datetime | float | None = None, why: str = "") -> float:
+        """Pause a queue, as `Client.pause`."""
+        since, _ = self.run(gate.pause(self.stores(queue), until, why))
+        return since
+
+    def resume(self, queue: str) -> float | None:
+        """Resume a queue, as `Client.resume`."""
+        return self.run(gate.resume(self.stores(queue)))
+
+    def limits(self, queue: str) -> Limits:
+        """Return the limits of a queue, as `Client.limits`."""
+        return merged(self.run(gate.set_limits(self.shards, self.stores(queue), {})))
+
+    def limit(
+        self, queue: str, *, group: str | None = None, task: str | None = None, **limits: Unpack[LimitOptions]
+    ) -> Limits:
+        """Set limits of a queue, or of one of its groups or tasks, as `Client.limit`."""
+        fields = gate.limit_fields(group, task, gate.given(limits))
+        return merged(self.run(gate.set_limits(self.shards, self.stores(queue), fields)))
 
     def revive(self, queue: str, ids: Sequence[str]) -> int:
         """Schedule dead jobs again by their ids, as `Client.revive`."""

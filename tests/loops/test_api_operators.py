@@ -1,4 +1,4 @@
-"""The HTTP interface and the client: dead jobs, calendars and windows. Each answer is held against the document."""
+"""The HTTP interface and the client, for operators. Each answer is held against the document (tests/support/api.py)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from evsched import App, InUse, JobMissing
 from evsched.errors import ConfigError
+from evsched.store.limits import Limits
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.api import READ, Caller
+from tests.support.api import LATER, READ, Caller
 
 
 @pytest.fixture
@@ -93,9 +94,44 @@ async def test_a_window_is_set_and_removed_with_those_that_wait(api: Caller, pat
     assert (await api.ask("PUT", name, {"window": "at night"})).status_code == 422
 
 
+async def test_a_queue_is_paused_and_resumed(api: Caller, path: str) -> None:
+    paused = await api.ask("POST", f"{path}/pause", {"until": LATER, "why": "the provider is down"})
+    counts = (await api.ask("GET", path)).json()
+    assert (counts["paused_until"], counts["paused_why"]) == (LATER, "the provider is down")
+    assert (await api.ask("POST", f"{path}/resume")).json() == paused.json()
+    assert (await api.ask("POST", f"{path}/resume")).json()["since"] is None
+    for body in ({"until": 5}, {"why": "x" * 501}):
+        assert (await api.ask("POST", f"{path}/pause", body)).status_code == 422
+    assert (await api.ask("GET", path)).json()["paused"] is None
+
+
+async def test_limits_are_set_listed_and_removed(api: Caller, path: str) -> None:
+    def rows(response: Any) -> set[tuple[str | None, str, float | None]]:
+        return {(row["group"], row["limit"], row["value"]) for row in response.json()["limits"]}
+
+    await api.ask("PATCH", f"{path}/limits", {"concurrency": 20, "rate": 2.5})
+    await api.ask("PATCH", f"{path}/limits", {"group": "origin:*", "concurrency": 5})
+    every = await api.ask("PATCH", f"{path}/limits", {"task": "mail", "rate": 1})
+    wanted = {
+        (None, "concurrency", 20),
+        (None, "rate", 2.5),
+        ("origin:*", "concurrency", 5),
+        ("task:mail", "rate", 1),
+    }
+    assert rows(every) == rows(await api.ask("GET", f"{path}/limits", token=READ)) == wanted
+    left = await api.ask("PATCH", f"{path}/limits", {"concurrency": None})
+    assert rows(left) == wanted - {(None, "concurrency", 20)}
+    for body in ({}, {"group": "a"}, {"rate": -1}, {"weight": 2}, {"task": "t", "group": "g", "rate": 1}):
+        assert (await api.ask("PATCH", f"{path}/limits", body)).status_code == 422
+    assert rows(await api.ask("GET", f"{path}/limits")) == rows(left)
+
+
 @pytest.mark.parametrize(
     ("method", "of", "body"),
     [
+        ("POST", "pause", {}),
+        ("POST", "resume", None),
+        ("PATCH", "limits", {"rate": 1}),
         ("POST", "dead/revive", {"all": True}),
         ("POST", "dead/drop", {"all": True}),
         ("PUT", "calendars/de", {"days": ["2096-12-26"]}),
@@ -116,6 +152,16 @@ async def test_the_same_in_python(server: EmbeddedRedis, queue: str, raw: Any) -
     assert (await client.revive(queue, ["a"]), await client.drop(queue, ["b", "c"])) == (1, 2)
     with pytest.raises(JobMissing):
         await client.drop(queue, ["a"])
+    since = await client.pause(queue, until=LATER, why="the provider is down")
+    limits = await client.limit(queue, group="alice", concurrency=2, weight=3)
+    assert (limits.paused, limits.paused_why, limits.groups) == (
+        since,
+        "the provider is down",
+        {"alice": {"concurrency": 2, "weight": 3}},
+    )
+    assert await client.resume(queue) == since
+    await client.limit(queue, group="alice", concurrency=None, weight=None)
+    assert await client.limits(queue) == Limits()
     assert await client.set_calendar(queue, "de", [date(2096, 12, 26)]) == 0
     assert await client.calendars(queue) == {"de": "2096-12-26"}
     await client.remove_calendar(queue, "de")

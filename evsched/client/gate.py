@@ -1,0 +1,112 @@
+"""Operations on the gate of a queue and its shards: pauses and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final, TypedDict, cast
+
+from msgspec import structs
+
+from evsched import keys
+from evsched.client.operations import Operation, send
+from evsched.client.times import unix
+from evsched.errors import ConfigError
+from evsched.jobs import groups
+from evsched.shards import Shards
+from evsched.store.limits import Limits, check, field
+from evsched.store.server import clock
+from evsched.store.store import Store
+
+_WHY_MOST: Final = 500
+"""Characters of the reason of a pause."""
+
+
+class LimitOptions(TypedDict, total=False):
+    """Limits to set. None removes one; what is left out stays as it is."""
+
+    concurrency: float | None
+    """How many jobs may run at the same time, over all workers."""
+    rate: float | None
+    """How many jobs may start in a second."""
+    burst: float | None
+    """How many jobs of the rate may start at once."""
+    weight: float | None
+    """A group's share of the queue."""
+
+
+def pause(stores: Sequence[Store], until: datetime | float | None, why: str) -> Operation[tuple[float, int]]:
+    """Pause a queue; return since when it is paused, and how many jobs went back to the backlog.
+
+    `stores`: those of the queue's shards and, last, of the queue itself. If that fails, the same does the rest.
+
+    Raises:
+        ConfigError: the moment has passed, or the reason is too long.
+    """
+    end = None if until is None else unix("until", until)
+    yield from check_pause(stores[-1], end, why)
+    since, back = 0.0, 0
+    for store in stores:
+        left = 1
+        while left:
+            since, put, left = yield from send(store.pause(until=end, why=why))
+            back += put
+    return since, back
+
+
+def check_pause(store: Store, until: float | None, why: str) -> Operation[None]:
+    """Check when a pause is to end, and why it is made.
+
+    Raises:
+        ConfigError: the moment has passed, or the reason is too long.
+    """
+    if len(why) > _WHY_MOST:
+        raise ConfigError(f"why has {len(why)} characters: at most {_WHY_MOST}")
+    if until is not None and until <= (yield from send(clock(keys.root(store.queue)))):
+        raise ConfigError("until has passed: give a moment in the future")
+
+
+def resume(stores: Sequence[Store]) -> Operation[float | None]:
+    """Resume a queue; return since when it was paused, None if it was not."""
+    pauses = list[float]()
+    for store in stores:
+        since = yield from send(store.resume())
+        if since is not None:
+            pauses.append(since)
+    return max(pauses, default=None)
+
+
+def given(options: LimitOptions) -> dict[str, float | None]:
+    """Return limits by their names."""
+    return {**cast("dict[str, float | None]", options)}
+
+
+def limit_fields(group: str | None, task: str | None, given: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return limits by the fields that `set_limits` takes.
+
+    Raises:
+        ConfigError: a value is not valid, or both a group and a task are given.
+    """
+    if task is not None:
+        if group is not None:
+            raise ConfigError("give either a group or a task: a limit holds for one of them")
+        group = groups.of_task(task)
+    return {field(name, group, value): value for name, value in given.items()}
+
+
+def set_limits(shards: Shards, stores: Sequence[Store], fields: Mapping[str, float | None]) -> Operation[list[Limits]]:
+    """Set limits of a queue and its shards, to each its part; return all limits of each, and those of the code.
+
+    Raises:
+        ConfigError: a limit cannot be divided among them; then none is set.
+    """
+    removed = {name: None for name, value in fields.items() if value is None}
+    given = {name: value for name, value in fields.items() if value is not None}
+    divided = [shards.divide(given, store.queue) if len(stores) > 1 else given for store in stores]
+    for part in divided:
+        check(part)
+    found = list[Limits]()
+    for store, part in zip(stores, divided, strict=True):
+        limits = yield from send(store.limit(removed | part))
+        found.append(structs.replace(limits, declared=(yield from send(store.declared_limits()))))
+    return found
