@@ -207,8 +207,11 @@ class Clock:
             raise ConfigError(f"the clock is at {self.now}, and cannot go back to {end}")
         ran, self._runs = list[Ran](), 0
         async with self._program.lifespan() as self._executor.handlers.state:
+            relayed = -1
             while True:
-                await self.written.relay()
+                if relayed != self._runs:  # only handlers write while the clock moves
+                    await self.written.relay()
+                    relayed = self._runs
                 rest = min([await self._run_due(queue, ran) for queue in self._queues()], default=float("inf"))
                 if rest <= 0:
                     continue
