@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from types import ModuleType
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
 from evsched.cli.bulk import Bulk, by_filter, change
-from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, whole
+from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, settings, whole
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, client_of_job, note_if_unknown
 from evsched.client.sweep import dropping, reviving
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import StoreRefused
+from evsched.errors import CannotStart, StoreRefused
 from evsched.store.store import Store
 
 app = App(
@@ -26,6 +28,8 @@ app = App(
 )
 
 _Change = Callable[[SyncClient, str, Sequence[str]], int]
+
+T = TypeVar("T")
 
 All = Annotated[bool, Parameter(name="--all", negative="", help="All dead jobs of the queue.")]
 
@@ -52,6 +56,11 @@ def list_dead(
         front = sorted(front, key=lambda entry: -entry[2])[:limit]
         rows = [(job, died, *_read(redis, store, job)) for store, job, died in front]
         unknown = note_if_unknown(redis, queue, there)
+    if lost := _ask_ledger(url, lambda revival, database, redis: revival.count_lost_dead(database, redis, queue), 0):
+        count = "1,000 or more" if lost >= 1000 else lost
+        output.note(
+            f"{count} more are dead in the ledger, and Redis does not have them: evsched dead revive ID, or --all"
+        )
     if there > len(front):
         output.note(f"{len(front)} of {there} dead jobs, the newest first: --limit {there} lists them all")
     if json:
@@ -82,6 +91,32 @@ def _read(redis: SyncClient, store: Store, job: str) -> tuple[str | None, str | 
     return (status.task, status.reason or "its record has no reason that can be read") if status else (None, None)
 
 
+def _ask_ledger(url: str | None, ask: Callable[[ModuleType, str, str], Coroutine[Any, Any, T]], default: T) -> T:
+    """Return what the ledger says of dead jobs that Redis lacks; `default` without a ledger, or if it is away."""
+    config = settings(url)
+    if config.ledger_url is None:
+        return default
+    try:
+        from evsched.ledger import revival
+
+        return asyncio.run(ask(revival, config.ledger_url, config.url))
+    except ImportError:
+        reason = "pip install 'evsched[ledger]'"
+    except CannotStart as error:
+        reason = str(error)
+    output.note(f"the ledger was not asked for dead jobs that Redis does not have: {reason}")
+    return default
+
+
+def _revive_lost(url: str | None, queue: str | None, ids: Sequence[str] | None) -> list[str]:
+    revived = _ask_ledger(
+        url, lambda revival, database, redis: revival.revive_lost_dead(database, redis, queue, ids), list[str]()
+    )
+    if revived:
+        print(f"{len(revived)} revived by the ledger, because Redis does not have them: a relay schedules them")
+    return revived
+
+
 @app.command
 def revive(
     ids: Ids = None,
@@ -94,12 +129,19 @@ def revive(
 ) -> int:
     """Schedule dead jobs again, due now: by id, by a filter, or all. Their attempts are counted from 1 again.
 
+    With EVSCHED_LEDGER_URL, an id or --all also revives dead jobs of the ledger that Redis does not have.
+
     Examples: evsched dead revive --all --queue mail; evsched dead revive --reason ConnectionError --dry-run
     """
     matching = by_filter("dead revive", ids, bulk, all_)
     if matching is not None:
-        return change(url, queue or DEFAULT_QUEUE, lambda store: reviving(store, matching), "revived", bulk)
-    return _each(url, queue, ids or (), SyncClient.revive, "revived")
+        code = change(url, queue or DEFAULT_QUEUE, lambda store: reviving(store, matching), "revived", bulk)
+        if code < 128 and all_ and not (bulk and bulk.dry_run) and _revive_lost(url, queue or DEFAULT_QUEUE, None):
+            return 0
+        return code
+    lost = set(_revive_lost(url, queue, ids))
+    left = [one for one in ids or () if one not in lost]
+    return _each(url, queue, left, SyncClient.revive, "revived") if left else 0
 
 
 @app.command

@@ -75,6 +75,9 @@ def status(*, json: Json = False, ledger_url: LedgerUrl = None, url: Url = None)
     rows = [(f"rows {state}", count) for state, count in now.states.items()]
     rows += [("waiting to be scheduled", f"{waiting}{oldest}"), ("recurrences", now.recurrences)]
     rows += [("recurrences waiting to be declared", now.undeclared), ("recurrences refused", now.refused)]
+    if now.lost_dead:
+        count = "1,000 or more" if now.lost_dead >= 1000 else now.lost_dead
+        rows.append(("dead rows whose jobs Redis lacks", f"{count}: evsched dead revive schedules them"))
     redises = f", of {now.redises} Redises: see evsched doctor" if now.redises > 1 else ""
     rows.append(("relays", f"{now.relays or 'none is connected: evsched ledger run'}{redises}"))
     rows += [(f"ends not written yet, queue {queue}", count) for queue, count in now.unwritten.items()]

@@ -10,10 +10,12 @@ from msgspec import Struct
 
 from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.ledger import rows
+from evsched.ledger.audit import Row
 from evsched.ledger.database import check_url, explain, transaction
 from evsched.ledger.epoch import OTHER, known_epoch
 from evsched.ledger.identity import read_identity
 from evsched.ledger.presence import read_present
+from evsched.ledger.revival import lost_dead
 from evsched.ledger.rows import Backlog
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
@@ -45,6 +47,8 @@ class Status(Struct, frozen=True):
     """How many Redises they serve, which must not be more than one."""
     unwritten: dict[str, int]
     """By queue: how many ends Redis has that the table does not have yet. Empty while Redis is away."""
+    lost_dead: int
+    """Dead and expired rows whose jobs Redis does not have, counted up to 1,000. 0 while it is away."""
 
 
 async def read_status(database: str | None, redis: str) -> Status:
@@ -59,10 +63,12 @@ async def read_status(database: str | None, redis: str) -> Status:
     try:
         async with transaction(check_url(database)) as connection:
             epoch, compared, unwritten, away, foreign = "", False, dict[str, int](), None, False
+            lost = list[Row]()
             try:
                 noted = await read_identity(connection)
                 epoch = await known_epoch(sender, noted.text)
                 compared = epoch == noted.checked
+                lost = await lost_dead(connection, sender, None)
                 unwritten = await _unwritten(sender, await rows.queues(connection))
             except (StoreDown, StoreRefused) as error:
                 foreign = error.kind == OTHER
@@ -82,6 +88,7 @@ async def read_status(database: str | None, redis: str) -> Status:
                 len(present.relays),
                 present.redises,
                 unwritten,
+                len(lost),
             )
     except psycopg.Error as error:
         raise CannotStart(f"the database of the ledger: {explain(error)}") from None

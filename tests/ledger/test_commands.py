@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from evsched import App, events
 from evsched.config import Config
 from evsched.events import Events
+from evsched.jobs.job import Buried
 from evsched.ledger import audit
 from evsched.ledger.database import Database
 from evsched.ledger.service import Service
@@ -40,6 +41,16 @@ def cli(server: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> Cli:
     cli = Cli(server.url, tmp_path)
     cli.environment["EVSCHED_LEDGER_URL"] = ledger_url
     return cli
+
+
+def kill(cli: Cli, queue: str, job: str) -> None:
+    """Have a scheduled job run now, and give it up."""
+    store, sender = Store(queue), SyncSender(cli.environment["EVSCHED_URL"])
+    sender.send(store.reschedule(job, 0.0))
+    sender.send(store.dispatch(limit=100, cap=1000))
+    (run,) = sender.send(store.start("w", (), hold=9, lease=15)).jobs
+    sender.send(store.bury("w", [(run, Buried("x", False))]))
+    sender.close()
 
 
 def insert(url: str, queue: str, *ids: str) -> None:
@@ -424,3 +435,37 @@ async def test_the_doctor_names_the_oldest_transaction(
         (what,) = found()
         assert f"pid {old.info.backend_pid}, dump, idle in transaction" in what
     assert found() == []
+
+
+async def test_dead_jobs_that_redis_has_lost_are_revived_by_the_ledger(
+    relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any
+) -> None:
+    insert(ledger_url, queue, "a", "b", "c", "open")
+    by_ledger = "revived by the ledger, because Redis does not have them: a relay schedules them\n"
+    async with relaying() as recorder:
+        await recorder.wait(events.RowsScheduled, lambda event: event.count == 4)
+        for job in ("a", "b", "c"):
+            kill(cli, queue, job)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 3)
+    assert cli.json("ledger", "status")["lost_dead"] == 0
+    raw.flushall()
+    assert cli.json("ledger", "status")["lost_dead"] == 3
+    assert "3: evsched dead revive" in cli.run("ledger", "status").stdout
+    assert "3 more are dead in the ledger" in cli.run("dead", "--queue", queue).stderr
+    done = cli.run("dead", "revive", "a")
+    assert (done.returncode, done.stdout) == (0, f"1 {by_ledger}")
+    done = cli.run("dead", "revive", "--all", "--queue", queue)
+    assert (done.returncode, done.stdout) == (0, f"0 revived\n2 {by_ledger}")
+    assert cli.run("dead", "revive", "open", "--queue", queue).returncode == 1
+    async with relaying() as recorder:
+        await recorder.until(lambda: sum(one.count for one in recorder.of(events.RowsScheduled)) == 4)
+    assert sorted(raw.zrange(f"evsched:{{{queue}}}:schedule", 0, -1)) == [b"a", b"b", b"c", b"open"]
+
+
+def test_without_its_database_dead_jobs_of_redis_are_revived(cli: Cli, queue: str) -> None:
+    cli.environment["EVSCHED_LEDGER_URL"] = "postgresql://nobody@127.0.0.1:1/nothing"
+    cli.run("enqueue", "t", "--id", "a", "--queue", queue, "--in", "1h")
+    kill(cli, queue, "a")
+    done = cli.run("dead", "revive", "a", "--queue", queue)
+    assert (done.returncode, done.stdout) == (0, "1 revived\n")
+    assert "the ledger was not asked" in done.stderr
