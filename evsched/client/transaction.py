@@ -34,8 +34,10 @@ WITH given AS (
         place integer, id text, payload text, priority smallint, grp text, due text, delay float8
     )
 ), taken AS (
-    SELECT FROM given JOIN evsched_job ON evsched_job.queue = CAST({{queue}} AS text) AND evsched_job.id = given.id
-    WHERE NOT {_USABLE}
+    SELECT FROM given WHERE (
+        SELECT NOT {_USABLE} FROM evsched_job
+        WHERE evsched_job.queue = CAST({{queue}} AS text) AND evsched_job.id = given.id
+    )
 )
 INSERT INTO evsched_job (queue, id, payload, priority, grp, due, critical, created)
 SELECT CAST({{queue}} AS text), id, CAST(payload AS json), priority, grp,
@@ -51,7 +53,8 @@ WHERE {_USABLE}
 RETURNING id || ' ' || number AS written
 """  # noqa: S608 - all parts are constants
 """A row whose job has ended is used again for the next job of its id, with another number. One text has all jobs, so
-that each library sends them in one statement."""
+that each library sends them in one statement. Each id is looked up by itself: a join would read the whole queue if
+PostgreSQL does not know yet how long the table is."""
 
 _OPEN: Final = "queue = CAST({queue} AS text) AND id = CAST({id} AS text) AND state = 'open' AND NOT cancelled"
 

@@ -15,12 +15,15 @@ from typing import Any, cast
 import psycopg
 import pytest
 import sqlalchemy
+from msgspec.structs import replace
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from evsched import App, BadArguments, Unique
+from evsched.client.transaction import Insertion
 from evsched.errors import ConfigError, JobExists, JobMissing
+from evsched.store.clients import New
 from tests.support.patience import PATIENCE
 
 COLUMNS = "queue, id, payload::text, priority, grp, extract(epoch FROM due)::float8, critical, state, number"
@@ -430,3 +433,29 @@ async def test_rows_of_any_kind_are_read(send: Any, ledger_url: str, factory: st
         job = await send.using(id="a").enqueue_in(connection, "bob")
         assert job._row == 1  # pyright: ignore[reportPrivateUsage]
         assert await job.reschedule_in(connection, DUE) == DUE
+
+
+def rows_read(plan: dict[str, Any]) -> int:
+    """Return how many rows of the table the nodes of a plan have read."""
+    read = sum(rows_read(part) for part in plan.get("Plans", ()))
+    if plan.get("Relation Name") == "evsched_job" and "Scan" in plan["Node Type"]:
+        removed = plan.get("Rows Removed by Filter", 0)
+        read += round((plan["Actual Rows"] + removed) * plan["Actual Loops"])
+    return read
+
+
+@pytest.mark.parametrize("analyzed", [True, False])
+def test_many_jobs_are_looked_up_by_their_ids_however_long_the_queue_is(
+    send: Any, ledger_url: str, queue: str, analyzed: bool
+) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        for _ in range(4):
+            send.enqueue_many_in_sync(connection, [("bob",)] * 500)
+        connection.commit()
+        if analyzed:
+            connection.execute("ANALYZE evsched_job")
+        jobs = [New(f"j{n}", b'{"task":"send"}') for n in range(500)]
+        statement = Insertion(queue, jobs, None, None, None).statement()
+        explained = replace(statement, text=f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.text}")
+        ((found,),) = explained.by(connection)
+    assert rows_read(found["Plan"]) < 1500
