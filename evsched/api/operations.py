@@ -17,6 +17,7 @@ from evsched.api.replies import (
     CalendarSet,
     Changed,
     DeadChanged,
+    Explained,
     Jobs,
     Outcome,
     QueueCounts,
@@ -138,6 +139,13 @@ OPERATIONS: Final = (
         handler=job_handlers.cancel,
         needs="write",
         replies={204: None, 202: Stopping},
+    ),
+    Operation(
+        method="GET",
+        path=f"{_JOB}/explain",
+        handler=job_handlers.explain,
+        needs="read",
+        replies={200: Explained},
     ),
     Operation(
         method="GET",

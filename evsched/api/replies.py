@@ -50,6 +50,14 @@ class Outcome(Struct, frozen=True):
     reason: str | None = None
 
 
+class Explained(Struct, frozen=True):
+    """Why a job has not run yet: a sentence, and the facts behind it, as texts for people."""
+
+    id: str
+    sentence: str
+    facts: dict[str, str]
+
+
 class Jobs(Struct, frozen=True):
     """The jobs that were found. `complete`: these are all there are."""
 

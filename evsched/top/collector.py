@@ -27,6 +27,7 @@ from evsched.top.snapshot import Down, History, Look, Page, compose
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
+from evsched.worker.demand import FetchPause
 from evsched.worker.status_reporter import WorkerStatus
 
 _EVERY: Final = 1.0
@@ -241,3 +242,14 @@ def read_status(message: bytes) -> WorkerStatus | None:
     except _UNREADABLE:
         return None
     return status if keys.NAME.fullmatch(status.worker) else None
+
+
+async def fetch_pauses(url: str, queue: str) -> list[FetchPause | None]:
+    """Ask the workers of a queue why they fetch nothing from it; nothing if this user may not ask."""
+    top = Top(url, [queue])
+    try:
+        return [status.not_fetching for status in (await top.look()).statuses]
+    except StoreRefused:
+        return []
+    finally:
+        await top.close()

@@ -33,6 +33,19 @@ def dead(raw: Any, queue: str) -> list[str]:
     return [name.decode() for name in raw.zrange(f"evsched:{{{queue}}}:dead", 0, -1)]
 
 
+async def test_why_a_job_has_not_run_yet(api: Caller, path: str) -> None:
+    await api.ask("PATCH", f"{path}/limits", {"group": "alice", "concurrency": 1})
+    await api.ask("POST", f"{path}/jobs", {"task": "t", "id": "later", "due": LATER, "group": "alice"})
+    found = (await api.ask("GET", f"{path}/jobs/later/explain", token=READ)).json()
+    assert (found["id"], found["sentence"][:7], found["facts"]["group"]) == ("later", "due in ", "alice")
+    await api.ask("PUT", f"{path}/recurrences/nightly", {"rule": "0 2 * * *", "task": "report"})
+    nightly = (await api.ask("GET", f"{path}/jobs/nightly/explain")).json()
+    assert "a dispatcher plans its next occurrence" in nightly["sentence"]
+    missing = await api.ask("GET", f"{path}/jobs/nobody/explain")
+    assert missing.status_code == 404
+    assert "and no recurrence of this name" in missing.json()["detail"]
+
+
 async def test_dead_jobs_are_revived_and_dropped(api: Caller, path: str, queue: str, raw: Any) -> None:
     bury(raw, queue, ["a", "b", "c", "d"])
     bury(raw, queue, ["x", "y"], task="report")
