@@ -204,7 +204,7 @@ local function set_limit(field, value)
     redis.call('HSET', limits, field, value)
   end
   local group = field:match('^%l+:(.*)$')
-  if group == '*' or group == ORIGIN_GROUP .. '*' then
+  if group == '*' or group == ORIGIN_GROUP .. '*' or field == 'reserved' then
     reopen_all()
   elseif group then
     redis.call('ZADD', throttled, 'XX', 0, group)

@@ -4,6 +4,8 @@
 --                  itself, and why; with `:<group>` behind the name those of a group, with `:*` those
 --                  of each group that has none of its own; weight:<group>; tasks, the names of the tasks that have a
 --                  concurrency or a rate, with a `}` between them; origins, if origins have one
+--                  `reserved`, of a new shard: JSON, field -> [how much of this limit is not to be used yet, because
+--                  jobs that run in older parts of the queue use it; the limit of the whole queue]
 -- declared_limits  hash  the limits that apps declare in their code, by the same fields: the value, a space, the app;
 --                  in a shard, also a space and the limit of the whole queue. A limit was changed by hand if `limits`
 --                  has another value
@@ -37,13 +39,18 @@ local function limit_of(text)
 end
 
 -- The limits that are set. This read refuses a key of the wrong type before the verb has written anything.
+-- `reserved_of`: how much of a concurrency older parts of the queue still use.
 -- USES limits, limit_of, ORIGIN_IN, moment_of
 local policy
+local function reserved_of(field)
+  local found = policy.reserved and policy.reserved[field]
+  return type(found) == 'table' and limit_of(found[1]) or 0
+end
 local function read_policy()
   policy = {}
   local ruled = redis.call('HLEN', limits)
   if ruled > 0 then
-    local whole = { 'paused', 'concurrency', 'rate', 'burst', 'paused_until', 'paused_why' }
+    local whole = { 'paused', 'concurrency', 'rate', 'burst', 'paused_until', 'paused_why', 'reserved' }
     local fields = redis.call('HMGET', limits, 'concurrency:*', 'rate:*', 'burst:*', 'tasks', 'origins', unpack(whole))
     policy.paused, policy.paused_until = fields[6], moment_of(fields[10] or nil)
     policy.concurrency, policy.rate, policy.burst = limit_of(fields[7]), limit_of(fields[8]), limit_of(fields[9])
@@ -57,8 +64,13 @@ local function read_policy()
     for task in pairs(policy.origins and ORIGIN_IN or {}) do
       policy.named[task] = '"' .. task .. '"'
     end
-    for i = 6, 11 do
+    for i = 6, 12 do
       ruled = ruled - (fields[i] and 1 or 0)
+    end
+    if fields[12] then
+      local good, reserved = pcall(cjson.decode, fields[12])
+      policy.reserved = good and type(reserved) == 'table' and reserved or {}
+      policy.concurrency = policy.concurrency and math.max(0, policy.concurrency - reserved_of('concurrency'))
     end
     policy.grouped = ruled > 0
   end
@@ -116,18 +128,20 @@ end
 
 -- The concurrency, rate and burst of a group, as numbers or nil. A burst belongs to the rate that is set with it. The
 -- groups that evsched itself makes do not have those of each group.
--- USES limits, policy, limit_of, RECURRING, TASK_GROUP, ORIGIN_GROUP
+-- USES limits, policy, limit_of, reserved_of, RECURRING, TASK_GROUP, ORIGIN_GROUP
 local function limits_of(group)
   local own = redis.call('HMGET', limits, 'concurrency:' .. group, 'rate:' .. group, 'burst:' .. group)
-  local each = policy.each_group or {}
+  local each, all = policy.each_group or {}, '*'
   if group:sub(1, #ORIGIN_GROUP) == ORIGIN_GROUP then
-    local all = ORIGIN_GROUP .. '*'
+    all = ORIGIN_GROUP .. '*'
     each = redis.call('HMGET', limits, 'concurrency:' .. all, 'rate:' .. all, 'burst:' .. all)
   elseif group == RECURRING or group:sub(1, #TASK_GROUP) == TASK_GROUP then
     each = {}
   end
   local rate = own[2] and own or { false, each[2], own[3] or each[3] }
-  return limit_of(own[1] or each[1]), limit_of(rate[2]), limit_of(rate[3])
+  local most = limit_of(own[1] or each[1])
+  most = most and math.max(0, most - reserved_of('concurrency:' .. (own[1] and group or all)))
+  return most, limit_of(rate[2]), limit_of(rate[3])
 end
 
 -- What a group's own limits allow: `room`, how many jobs, and `opens`, when its rate opens if that leaves no room.

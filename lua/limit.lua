@@ -4,7 +4,8 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 -- ROWS   field     concurrency, rate or burst; with `:<group>` behind it that of a group, with `:*` that of each group
---                  that has none of its own, with `:task:<task>` that of a task; weight:<group>
+--                  that has none of its own, with `:task:<task>` that of a task; weight:<group>; reserved, whose
+--                  value is JSON
 --        value     a number, '' = no such limit
 -- REPLY  all limits as field, value, ...
 -- FAILS  none

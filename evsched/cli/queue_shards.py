@@ -73,6 +73,7 @@ def shard(
             raise EvschedError(unknown)
         strays = _strays(redis, queue, max(was, count))
         if not dry_run:
+            redis.run(new_shards.settle(Store, queue, was))
             gates = _gates(redis, queue, was, count)
             if not announce and not _is_worked(redis, queue, count):
                 return 1
@@ -80,6 +81,7 @@ def shard(
                 redis.run(new_shards.open_new(Store, gates))
                 redis.send(server.set_shards(queue, count))
                 redis.run(new_shards.divide_anew(Store, gates))
+                redis.run(new_shards.settle(Store, queue, count))
             if announce:
                 print(
                     f"queue {queue} has {max(count, was)} shards now: restart the workers, and then repeat the command"

@@ -15,7 +15,16 @@ from evsched.client.spread import MakeStore
 from evsched.errors import ConfigError
 from evsched.shards import Shards
 from evsched.store import server
-from evsched.store.limits import DeclaredLimit, Limits, merged, own, paused_as
+from evsched.store.limits import (
+    DeclaredLimit,
+    Limits,
+    Reserved,
+    merged,
+    own,
+    paused_as,
+    still_reserved,
+    undivided,
+)
 from evsched.store.store import Store
 
 
@@ -28,6 +37,8 @@ class Gates(Struct, frozen=True):
     """Of the shards that it did not have before."""
     old: dict[str, Limits]
     """Of the others, whose pauses stay as they are."""
+    wholes: dict[str, float] = {}
+    """The limits of the whole queue, by their fields."""
 
 
 def read_limits(store: Store) -> Operation[Limits]:
@@ -54,7 +65,7 @@ def plan(make: MakeStore, queue: str, was: int, count: int, redeclares: str | No
             shards.divide({field: declared[field]}, queue)
         except ConfigError:
             del declared[field]
-    found = Gates(queue, count, {}, {})
+    found = Gates(queue, count, {}, {}, {field: value for field, value in whole.fields().items() if value is not None})
     for name in shards.all_of(queue):
         part = _part(whole, declared, shards, name)
         if name in before:
@@ -101,12 +112,33 @@ def _with(part: Limits, before: Limits, whole: Limits) -> Limits:
 def open_new(make: MakeStore, gates: Gates) -> Operation[None]:
     """Have the pause and the limits hold for the new shards, before programs know of them.
 
-    It may be done any number of times; it ends when somebody else has written the number, and so has done it.
+    All of their concurrency is reserved until `settle`, since older parts still have the limits of before. It may be
+    done any number of times; it ends when somebody else has written the number, and so has done it.
     """
     for name, limits in gates.new.items():
         if (yield from send(server.shards())).get(gates.queue, 0) >= gates.count:
             return
-        yield from hold(make(name), limits)
+        yield from hold(make(name), limits, gates.wholes)
+
+
+def settle(make: MakeStore, queue: str, count: int) -> Operation[bool]:
+    """Let new shards use what older parts of the queue do not use; return whether that is all of their limits.
+
+    If a change of the number was interrupted, it first gives the older parts their limits. While jobs that began
+    before run in the older parts beyond these, dispatchers go on (`evsched/dispatcher/mover.py`).
+    """
+    shards, parts = Shards({queue: count}), dict[str, tuple[Limits, dict[str, int]]]()
+    for name in shards.all_of(queue):
+        limits = yield from send(make(name).limits())
+        parts[name] = limits, (yield from send(make(name).in_flight()))
+    if lacking := undivided(shards, queue, {name: limits for name, (limits, _) in parts.items()}):
+        for name, limits in lacking.items():
+            yield from send(make(name).limit(limits))
+        return (yield from settle(make, queue, count))
+    reserved = still_reserved(parts)
+    for name, of_part in reserved.items():
+        yield from send(make(name).reserve(of_part))
+    return not any(reserved.values())
 
 
 def divide_anew(make: MakeStore, gates: Gates) -> Operation[None]:
@@ -120,9 +152,23 @@ def clear(store: Store) -> Operation[None]:
     yield from hold(store, Limits())
 
 
-def hold(store: Store, limits: Limits) -> Operation[None]:
-    """Have a queue have this pause and these limits, and no others."""
+def hold(store: Store, limits: Limits, wholes: Mapping[str, float] | None = None) -> Operation[None]:
+    """Have a queue have this pause and these limits, and no others.
+
+    `wholes`: the queue is a new shard, and all of its concurrency is reserved.
+    """
     present = yield from read_limits(store)
+    reserved = {
+        field: Reserved((value or 0.0) if field.partition(":")[0] == "concurrency" else 0.0, wholes[field])
+        for field, value in limits.fields().items()
+        if wholes and field in wholes
+    }
+    if reserved != present.reserved and (wholes is not None or not limits.fields()):
+        yield from send(store.reserve(reserved))
+    if reserved:
+        # Jobs that are ready have passed the gate without a limit: they were scheduled before the number was written.
+        yield from _pause(store, limits)
+        present = structs.replace(present, paused=present.paused or 0.0)
     if gone := [field for field in present.declared if field not in limits.declared]:
         yield from send(store.forget_declared(gone))
     if limits.declared:
@@ -133,7 +179,12 @@ def hold(store: Store, limits: Limits) -> Operation[None]:
         yield from send(store.limit(removed | fields))
     if limits.paused is None and present.paused is not None:
         yield from send(store.resume())
-    left = int(limits.paused is not None)
+    if limits.paused is not None:
+        yield from _pause(store, limits)
+
+
+def _pause(store: Store, limits: Limits) -> Operation[None]:
+    left = 1
     while left:
         pause = store.pause(until=limits.paused_until, why=limits.paused_why or "", now=limits.paused)
         _, _, left = yield from send(pause)

@@ -34,6 +34,9 @@ _NO_LEASE: Final = b"none"
 _BESIDE: Final = 1.0
 """Seconds after which a worker that was told of a job has come, unless it died or hangs."""
 
+_OPENING: Final = 1.0
+"""Seconds between two looks at what a new shard may use of its limits: until the runs have ended that began before."""
+
 
 class _Seen(Struct, frozen=True):
     """The end of a lease, and since when it has not changed, by the monotonic clock."""
@@ -133,6 +136,9 @@ class Janitor:
             rest = min(rest, max(ABANDONED - survey.moving, self._runtime.config.heartbeat))
             if survey.moving >= ABANDONED:
                 self._mover.finish(queue)
+        if survey.reserved:
+            rest = min(rest, _OPENING)
+            self._mover.open_further(queue)
         if survey.beside is not None:
             rest = min(rest, _BESIDE)
             if self._beside.get(queue) == survey.beside:

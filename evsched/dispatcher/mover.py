@@ -7,13 +7,15 @@ the cluster that is away, for which the leases of workers must not wait.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
-from evsched import events
+from evsched import events, shard_map
 from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.reconnect import Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
+from evsched.store.limits import still_reserved, undivided
 from evsched.store.moves import Arrival, Batch
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
@@ -29,23 +31,29 @@ class Mover:
         self._runtime = runtime
         self._sender = BatchingSender(runtime.config.url)
         """Of its own, open while a batch is finished: a call that waits for a replica holds up all behind it."""
-        self._queues = dict[str, None]()
+        self._queues = dict[tuple[str, Callable[[str], Awaitable[None]]], None]()
+        """For which queues what is to be done."""
         self._wakeup = Wakeup()
         self._failed = Reconnects("mover", runtime.emit)
 
     def finish(self, queue: str) -> None:
         """Finish the batch that leaves a queue, soon."""
-        self._queues[queue] = None
+        self._queues[queue, self.step] = None
+        self._wakeup.ring()
+
+    def open_further(self, queue: str) -> None:
+        """Let a new shard, and the other new ones of its queue, use more of their limits, soon."""
+        self._queues[self._runtime.shards.whole(queue), self.settle] = None
         self._wakeup.ring()
 
     async def run(self) -> None:
         """Finish batches until cancelled. What fails is tried again when the janitor meets it the next time."""
         while True:
             while self._queues:
-                queue = next(iter(self._queues))
-                del self._queues[queue]
+                queue, do = next(iter(self._queues))
+                del self._queues[queue, do]
                 try:
-                    await self.step(queue)
+                    await do(queue)
                 except StoreError as error:
                     self._failed.of(queue).failed(error)
                 else:
@@ -69,6 +77,29 @@ class Mover:
         done = await send(store.vacate(batch, arrival))
         if done.moved or done.back:
             self._runtime.emit(events.MoveFinished(queue=queue, to=batch.to, moved=done.moved, back=done.back))
+
+    async def settle(self, queue: str) -> None:
+        """Let new shards of a queue use what its older parts do not use, as `evsched/client/new_shards.py` does.
+
+        Nothing happens before the number of shards is written: until then, the older parts have all of the limits.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        shards, send_all = self._runtime.shards, self._runtime.sender.send_all
+        if shards.may_lack(queue):
+            await shard_map.learn(self._runtime)
+        if (whole := shards.whole(queue)) not in shards.counts:
+            return
+        stores = [Store(name) for name in shards.all_of(whole)]
+        limits = await send_all([store.limits() for store in stores])
+        counts = await send_all([store.in_flight() for store in stores])  # by now no part exceeds these limits further
+        by_name = {store.queue: found for store, found in zip(stores, limits, strict=True)}
+        lacking = undivided(shards, whole, by_name)
+        await send_all([Store(name).limit(fields) for name, fields in lacking.items()])
+        if not lacking:
+            parts = {name: (found, count) for (name, found), count in zip(by_name.items(), counts, strict=True)}
+            await send_all([Store(name).reserve(reserved) for name, reserved in still_reserved(parts).items()])
 
     async def _arrive(self, queue: str, batch: Batch) -> Arrival:
         """Have a batch arrive, and return when that is safe, as `evsched/client/unfinished_moves.py` does."""

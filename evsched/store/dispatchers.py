@@ -75,6 +75,8 @@ class Survey(Struct, frozen=True):
     """Seconds since a batch of jobs began to move to another shard; None = none moves."""
     beside: str | None = None
     """The first job in ready, if workers wait for a message all the same."""
+    reserved: bool = False
+    """A part of a limit is not to be used yet: see `Reserved`."""
 
 
 class Agenda(Struct, frozen=True):
@@ -201,11 +203,12 @@ class Dispatchers(Queue):
         """Read all leases of the queue, whether jobs move to another shard, and whether one waits beside workers."""
 
         def read(reply: list[Any]) -> Survey:
-            since, beside, *flat = reply
+            since, beside, reserved, *flat = reply
             leases = [
                 Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3]) for i in range(0, len(flat), 4)
             ]
-            return Survey(leases, float(since) if since else None, text(beside) if beside else None)
+            moving = float(since) if since else None
+            return Survey(leases, moving, text(beside) if beside else None, reserved == b"1")
 
         return self._verb("survey", read, self._stamp(now))
 

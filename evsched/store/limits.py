@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct, structs
 
 from evsched.errors import ConfigError
 from evsched.jobs import groups, options
+from evsched.shards import Shards
 from evsched.transport.call import text
 
 _RANGES: Final = {
@@ -44,6 +46,14 @@ class DeclaredLimit(Struct, frozen=True):
         return f"{as_limit(self.value)} {self.app}{whole}"
 
 
+class Reserved(Struct, frozen=True, array_like=True):
+    """The part of a new shard's limit that is not to be used yet, because jobs in older parts of the queue use it."""
+
+    part: float
+    whole: float
+    """The limit of the whole queue, of which the older parts get theirs if that was interrupted."""
+
+
 class Limits(Struct, frozen=True):
     """The limits of a queue; what is not there is not limited."""
 
@@ -54,6 +64,8 @@ class Limits(Struct, frozen=True):
     paused_why: str | None = None
     queue: dict[str, float] = {}
     """concurrency, rate, burst."""
+    reserved: dict[str, Reserved] = {}
+    """By field; only a new shard has something reserved."""
     groups: dict[str, dict[str, float]] = {}
     """concurrency, rate, burst and weight, by group."""
     declared: dict[str, DeclaredLimit] = {}
@@ -180,6 +192,9 @@ def read_limits(reply: list[Any]) -> Limits:
         name, colon, group = text(reply[at]).partition(":")
         if name == "paused_why":
             why = text(reply[at + 1])
+        if text(reply[at]) == "reserved":
+            found = structs.replace(found, reserved=_read_reserved(reply[at + 1]))
+            continue
         try:
             value = float(reply[at + 1])
         except ValueError:
@@ -191,6 +206,82 @@ def read_limits(reply: list[Any]) -> Limits:
         elif name in _RANGES:
             found.add(name + colon + group, value)
     return structs.replace(found, paused_why=why, **pause) if "paused" in pause else found
+
+
+def _read_reserved(reply: bytes) -> dict[str, Reserved]:
+    try:
+        return msgspec.json.decode(reply, type=dict[str, Reserved])
+    except msgspec.MsgspecError:
+        return {}
+
+
+def undivided(shards: Shards, queue: str, parts: Mapping[str, Limits]) -> dict[str, dict[str, float]]:
+    """Return the limits that older parts of a queue lack, by its parts: those of them that have the limit of before.
+
+    Whoever changed the number of shards was interrupted before these were written. A limit that was set anew since is
+    left alone.
+    """
+    wholes = dict[str, float]()
+    for name, limits in parts.items():
+        for field, reserved in limits.reserved.items():
+            if _has(limits, field, _share(shards, field, reserved.whole, name)):
+                wholes[field] = reserved.whole
+    found = dict[str, dict[str, float]]()
+    for name, limits in parts.items():
+        shares = {} if limits.reserved else {field: _share(shards, field, wholes[field], name) for field in wholes}
+        if wrong := {field: share for field, share in shares.items() if not _has(limits, field, share)}:
+            found[name] = {field: share for field, share in wrong.items() if share is not None}
+    return found
+
+
+def _share(shards: Shards, field: str, whole: float, name: str) -> float | None:
+    try:
+        return shards.divide({field: whole}, name)[field]
+    except ConfigError:
+        return None
+
+
+def _has(limits: Limits, field: str, value: float | None) -> bool:
+    present = limits.fields().get(field)
+    return present is None or value is None or as_limit(present) == as_limit(value)
+
+
+def still_reserved(parts: Mapping[str, tuple[Limits, Mapping[str, int]]]) -> dict[str, dict[str, Reserved]]:
+    """Return what is to be reserved now in each shard that has something reserved; nothing = it is wholly open.
+
+    `parts`: the shards of a queue by their numbers, and the queue itself, each with its limits and counts in flight.
+    A limit holds in all parts together if what is reserved is no less than what is in flight in some parts beyond
+    their own limits. It is reserved in the last shards: only new ones have something reserved, and they are the last.
+    """
+    found = {name: dict[str, Reserved]() for name, (limits, _) in parts.items() if limits.reserved}
+    for field in {field for limits, _ in parts.values() for field in limits.reserved}:
+        left = _excess(field, parts)
+        for name, (limits, _) in reversed([*parts.items()]):
+            part = limits.fields().get(field) or 0.0
+            reserved = limits.reserved.get(field)
+            if reserved is not None and min(left, part) > 0:
+                found[name][field] = Reserved(min(left, part), reserved.whole)
+            if reserved is not None:
+                left = max(0.0, left - part)
+    return found
+
+
+def _excess(field: str, parts: Mapping[str, tuple[Limits, Mapping[str, int]]]) -> float:
+    """Return how many jobs are in flight in parts beyond their own limit; for a limit of each group, the most."""
+    kind, _, group = field.partition(":")
+    if kind != "concurrency":
+        return 0.0
+    counts = {f"#{group}" if group else "*"}
+    if group.endswith("*"):
+        start = f"#{group[:-1]}"
+        counts = {name for _, found in parts.values() for name in found if name.startswith(start)}
+    return max(
+        (
+            sum(max(0.0, found.get(name, 0) - (limits.fields().get(field) or 0.0)) for limits, found in parts.values())
+            for name in counts
+        ),
+        default=0.0,
+    )
 
 
 def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.untrusted import number
 from evsched.shards import Share
-from evsched.store.limits import DeclaredLimit, Limits, as_limit, read_declared, read_limits
+from evsched.store.limits import DeclaredLimit, Limits, Reserved, as_limit, read_declared, read_limits
 from evsched.store.queue import Queue, as_moment, as_pairs, as_revision
 from evsched.transport.call import Call, Word, raw, text, texts
 
@@ -87,6 +88,20 @@ class Operators(Queue):
         for name, value in (limits or {}).items():
             words += (name, "" if value is None else as_limit(value))
         return self._verb("limit", read_limits, *words)
+
+    def reserve(self, reserved: Mapping[str, Reserved]) -> Call[Any]:
+        """Set how much of which limits is not to be used yet, instead of what was reserved before."""
+        value = msgspec.json.encode(reserved) if reserved else b""
+        return self._verb("limit", raw, self._stamp(None), "reserved", value)
+
+    def in_flight(self) -> Call[dict[str, int]]:
+        """Count the jobs in flight while a limit needs it: `*` -> all, `#<group>` -> those of a group."""
+
+        def read(reply: list[Any]) -> dict[str, int]:
+            pairs = ((text(reply[at]), reply[at + 1]) for at in range(0, len(reply), 2))
+            return {name: int(count) for name, count in pairs if name[:1] in "*#"}
+
+        return self._call(("HGETALL", self._root + "in_flight"), read)
 
     def declare_limits(
         self, owner: str, revision: float | None, limits: Mapping[str, float | Share], *, now: float | None = None

@@ -6,17 +6,21 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from evsched import events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
-from evsched.dispatcher.mover import ABANDONED
+from evsched.dispatcher.mover import ABANDONED, Mover
 from evsched.runtime.runtime import Runtime
+from evsched.shards import Shards
 from evsched.store import server as redis_server
 from evsched.store.clients import New
+from evsched.store.limits import Reserved
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 
 
@@ -89,3 +93,49 @@ async def test_a_batch_that_was_finished_meanwhile_is_no_event(
     for task in both:
         task.cancel()
     assert [event.moved for event in recorder.of(events.MoveFinished)] == [1, 1]
+
+
+async def test_new_shard_uses_more_of_its_limit_as_jobs_of_before_end(
+    runtime: Runtime, sender: BatchingSender, store: Store
+) -> None:
+    """As if whoever changed the number had ended before the older part got its share."""
+    shards, new = Shards({store.queue: 1}), Store(f"{store.queue}:0")
+    await sender.send(store.limit({"concurrency": 4}))
+    await sender.send(store.enqueue([New(f"j{number}", b'{"task":"t"}') for number in range(4)]))
+    await sender.send(store.dispatch(limit=10, cap=1000))
+    await sender.send(new.limit({"concurrency": 2}))
+    await sender.send(new.reserve({"concurrency": Reserved(2, 4)}))
+
+    async def reserved(value: float) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while (found := await sender.send(new.limits())).reserved.get("concurrency", Reserved(0, 4)).part != value:
+                pass
+        assert found.queue == {"concurrency": 2}
+
+    janitor = asyncio.create_task(Janitor(structs.replace(runtime, shards=shards), Queues(new.queue)).run())
+    async with asyncio.timeout(PATIENCE):
+        while (await sender.send(store.limits())).queue != {"concurrency": 2}:
+            pass
+    await sender.send(store.cancel("j0"))
+    await reserved(1)
+    await sender.send(store.cancel("j1"))
+    await reserved(0)
+    janitor.cancel()
+
+
+async def test_shard_whose_number_is_not_written_yet_stays_closed(
+    runtime: Runtime, sender: BatchingSender, store: Store
+) -> None:
+    new = Store(f"{store.queue}:0")
+    await sender.send(new.limit({"concurrency": 2}))
+    await sender.send(new.reserve({"concurrency": Reserved(2, 4)}))
+    mover = Mover(runtime)
+    mover.open_further(new.queue)
+    running = asyncio.create_task(mover.run())
+    await depart(sender, store, ABANDONED + 1)
+    mover.finish(store.queue)
+    async with asyncio.timeout(PATIENCE):
+        while (await sender.send(store.survey())).moving is not None:
+            pass
+    running.cancel()
+    assert (await sender.send(new.limits())).reserved == {"concurrency": Reserved(2, 4)}

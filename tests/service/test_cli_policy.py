@@ -60,6 +60,7 @@ def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
         "paused": None,
         "paused_until": None,
         "paused_why": None,
+        "reserved": {},
         "queue": {"concurrency": 5.0, "rate": 1.5},
         "groups": {},
         "declared": {},
