@@ -107,7 +107,7 @@ class Dispatcher:
         self._emit(events.QueueFound(queue=queue))
         self._finder.found(queue)
         self._watcher.watch(queue)
-        self._recurring.look_at(queue)
+        self._recurring.look_for(queue)
 
     def _clock_jumped(self) -> None:
         """Check everything: the times that were computed before the jump are wrong."""

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from evsched import events
 from evsched.dispatcher.mover import ABANDONED, Mover
+from evsched.dispatcher.queue_search import Search
 from evsched.dispatcher.served_queues import ServedQueues
 from evsched.errors import StoreError
 from evsched.events import Dispatched, Event, QueueFound, Woken
@@ -23,6 +24,7 @@ from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
+from evsched.runtime.timetable import Timetable
 from evsched.runtime.wakeup import Wakeup
 from evsched.store.dispatchers import Lease
 from evsched.store.store import Store
@@ -50,7 +52,9 @@ class Janitor:
 
     def __init__(self, runtime: Runtime, served: ServedQueues) -> None:
         self._runtime = runtime
-        self._served = served
+        self._search = Search(runtime, served, runtime.config.idle_lease, lambda seen: seen.workers)
+        self._queues = Timetable[str]()
+        """When to look at the queues that have workers."""
         self._mover = Mover(runtime)
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("janitor", runtime.emit)
@@ -61,20 +65,22 @@ class Janitor:
         may still have a BLMOVE waiting in Redis, which can move a job that was put back into that list again."""
         self._beside: dict[str, str] = {}
         """By queue: the first job in ready, beside workers that wait for a message, when it was looked at last."""
-        self._at = 0.0
 
     def on_event(self, event: Event) -> None:
-        """Look within a heartbeat after a step that the safety cap did not cause, and at once after a queue was found.
+        """Look at a queue within a heartbeat after a step that the safety cap did not cause, and at once if it is new.
 
         Such a step means that jobs were moved, a gate opened or a worker started. A worker may then fetch a job and die
         before its lease shows that it holds one. The workers of a queue that was just found may have died long ago.
         """
-        active = isinstance(event, Dispatched) or (isinstance(event, Woken) and event.reason != "safety")
-        if active or isinstance(event, QueueFound):
-            soon = time.monotonic() + (self._runtime.config.heartbeat if active else 0.0)
-            if soon < self._at:
-                self._at = soon
-                self._wakeup.ring()
+        if not isinstance(event, Dispatched | Woken | QueueFound) or not self._runtime.part.owns(event.queue):
+            return
+        sooner = isinstance(event, QueueFound)
+        if sooner:
+            self._search.add(event.queue)
+        elif not isinstance(event, Woken) or event.reason != "safety":
+            sooner = self._queues.bring_forward(event.queue, time.monotonic() + self._runtime.config.heartbeat)
+        if sooner:
+            self._wakeup.ring()
 
     @property
     def pulse(self) -> Pulse:
@@ -91,16 +97,33 @@ class Janitor:
 
     async def _watch(self) -> None:
         while True:
-            self._at = float("inf")  # an event that arrives during the pass makes it earlier
             async with self._reconnect:
-                rests = [await self._pass(queue) for queue in self._served.queues]
-                rest = min(rests, default=self._runtime.config.idle_heartbeat)
-                self._at = min(self._at, time.monotonic() + rest)
+                await self._look()
             if self._reconnect.failures:
                 continue
-            self.pulse.expect(max(0.0, self._at - time.monotonic()))
-            while await self._wakeup.sleep(self._at):
-                pass
+            while (at := self._next()) > (now := time.monotonic()):
+                self.pulse.expect(at - now)
+                await self._wakeup.sleep(at)
+
+    def _next(self) -> float:
+        return min(self._search.at(), self._queues.next())
+
+    async def _look(self) -> None:
+        """Look at the queues for which it is time.
+
+        Raises:
+            StoreDown, StoreRefused: the failure concerns all queues.
+        """
+        if self._search.at() <= time.monotonic():
+            for queue in await self._search.find():
+                if queue not in self._queues:
+                    self._queues.plan(queue, 0.0)
+        while (queue := self._queues.take(time.monotonic())) is not None:
+            rest = 0.0
+            try:
+                rest = await self._pass(queue)
+            finally:  # an event that arrived during the pass may have made it earlier
+                self._queues.bring_forward(queue, time.monotonic() + rest)
 
     async def _pass(self, queue: str) -> float:
         """Look at a queue; return the seconds until the next look.
@@ -123,6 +146,8 @@ class Janitor:
     async def step(self, queue: str) -> float:
         """Look at the leases of a queue once, and put back what dead workers hold; return the seconds to the next look.
 
+        inf = it has no workers: an event, or the search, will say when it has some.
+
         Raises:
             StoreDown, StoreRefused
         """
@@ -130,7 +155,9 @@ class Janitor:
         survey, waits = await self._runtime.sender.send_all([store.survey(), store.waits()])
         now = time.monotonic()
         # Jobs that wait may be fetched at any time, and no step announces it: a worker starts, or a slot becomes free.
-        rest = self._runtime.config.lease - self._runtime.config.heartbeat if waits else self._runtime.config.idle_lease
+        rest = self._runtime.config.idle_lease if survey.leases else float("inf")
+        if waits:
+            rest = self._runtime.config.lease - self._runtime.config.heartbeat
         alive = set[tuple[str, str]]()
         if survey.moving is not None:
             rest = min(rest, max(ABANDONED - survey.moving, self._runtime.config.heartbeat))

@@ -30,6 +30,10 @@ _AGAIN: Final = 2.0
 """Seconds, half of them random, after which the shards of named queues are read again while their node is away."""
 
 
+_READ_ALL: Final = 120
+"""Safety caps between two readings of a set of the same size: an hour. Its members may have changed all the same."""
+
+
 class Finder:
     """Serves each queue that it finds. `proof` knows whether Redis sends events."""
 
@@ -44,6 +48,8 @@ class Finder:
         self._set = QueueSet(runtime)
         self._scan = KeyScan(runtime, queues)
         self._read_at = 0.0
+        self._read_all_at = 0.0
+        """When to read the set even if its size is the same."""
 
     @property
     def pulse(self) -> Pulse:
@@ -70,7 +76,7 @@ class Finder:
 
     def look(self) -> None:
         """Search for all queues: events may have been missed."""
-        self._read_at = 0.0
+        self._read_at = self._read_all_at = 0.0
         self._scan.restart()
         self._wakeup.ring()
 
@@ -100,8 +106,9 @@ class Finder:
 
     async def _read(self) -> None:
         """Serve the queues in the set; scan the keys too if neither the set nor events can be relied on."""
-        self._read_at = time.monotonic() + self._config.safety_cap
-        names, learned = await asyncio.gather(self._set.read(), shard_map.learn(self._runtime))
+        now = time.monotonic()
+        self._read_at = now + self._config.safety_cap
+        names, learned = await asyncio.gather(self._read_set(now), shard_map.learn(self._runtime))
         if self._config.queues:
             for name in filter(self._owns, shard_map.named(self._runtime)):
                 self._queues.serve(name)
@@ -112,3 +119,10 @@ class Finder:
             self._queues.serve(name)
         if names is None or self._proof.failed:
             self._scan.ensure()
+
+    async def _read_set(self, now: float) -> set[str] | None:
+        """Return the queues in the set, or none if it has not changed; None if it cannot be read."""
+        if now < self._read_all_at and not await self._set.changed():
+            return set()
+        self._read_all_at = now + _READ_ALL * self._config.safety_cap
+        return await self._set.read()

@@ -7,10 +7,15 @@ and reads it again a safety cap later.
 
 from __future__ import annotations
 
+from typing import Final
+
 from evsched import events
 from evsched.errors import StoreError
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
+
+_SLICE: Final = 1000
+"""Names that one call reads or writes: about 0.3 ms of Redis's time."""
 
 
 class QueueSet:
@@ -38,19 +43,32 @@ class QueueSet:
         if not names:
             return
         try:
-            await self._runtime.sender.send(server.add_queues(names))
+            for first in range(0, len(names), _SLICE):
+                await self._runtime.sender.send(server.add_queues(names[first : first + _SLICE]))
         except StoreError as error:
             if not server.set_may_wait(error):
                 raise
             self._runtime.emit(events.RedisFailed(kind=error.kind))
         self._written.update(names)  # failed ones too: the next `read` corrects this, and they are added again
 
-    async def read(self) -> list[str] | None:
+    async def read(self) -> set[str] | None:
         """Return the queues in the set; None if it cannot be read: its node is away, or Redis refuses."""
+        names, cursor = set[str](), None
         try:
-            names = await self._runtime.sender.send(server.queue_names())
+            while cursor != 0:
+                cursor, some = await self._runtime.sender.send(server.some_queue_names(cursor or 0))
+                names.update(some)
         except StoreError as error:
             self._runtime.emit(events.RedisFailed(kind=error.kind))
             return None
-        self._written = set(names)
+        self._written = names
         return names
+
+    async def changed(self) -> bool:
+        """Return whether to read the set again. If it is large, its size tells, as it takes many calls to read it."""
+        if len(self._written) <= _SLICE:
+            return True
+        try:
+            return await self._runtime.sender.send(server.count_queues()) != len(self._written)
+        except StoreError:
+            return True  # `read` meets the same error and reports it

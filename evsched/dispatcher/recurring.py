@@ -9,16 +9,18 @@ import time
 from typing import Final
 
 from evsched.dispatcher.occurrences import Occurrences
+from evsched.dispatcher.queue_search import Search
 from evsched.dispatcher.redis_clock import RedisClock
 from evsched.dispatcher.served_queues import ServedQueues
 from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
+from evsched.runtime.timetable import Timetable
 from evsched.runtime.wakeup import Wakeup
 
 _CAP: Final = 300.0
-"""Seconds after which the loop looks at a queue even without an event."""
+"""Seconds after which the loop looks at a queue with recurrences even without an event, and searches for others."""
 
 
 class Recurring:
@@ -26,13 +28,14 @@ class Recurring:
 
     def __init__(self, runtime: Runtime, clock: RedisClock, served: ServedQueues) -> None:
         self._occurrences = Occurrences(runtime, clock)
-        self._served = served
+        self._search = Search(runtime, served, _CAP, lambda seen: seen.recurs)
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("recurring", runtime.emit)
         self._refused = Reconnects("recurring", runtime.emit)
-        self._at: dict[str, float] = {}
-        """When to look at a queue, by the monotonic clock. A queue that is not in it has not been looked at since
-        `look`."""
+        self._queues = Timetable[str]()
+        """When to look at the queues that have recurrences."""
+        self._looked_at = set[str]()
+        """The queues that were looked at since `look`."""
         self._to_rewind = set[str]()
         """Queues whose `rewind` failed, and must be repeated."""
 
@@ -43,30 +46,53 @@ class Recurring:
 
     def look_at(self, queue: str) -> None:
         """Look at a queue's recurrences now: they have changed."""
-        if queue in self._at:  # otherwise it is looked at anyway
-            self._at[queue] = 0.0
+        self._queues.plan(queue, 0.0)
+        self._wakeup.ring()
+
+    def look_for(self, queue: str) -> None:
+        """Look whether a new queue has recurrences."""
+        self._search.add(queue)
         self._wakeup.ring()
 
     def look(self) -> None:
         """Look at all queues: events may have been missed, or Redis's clock was set."""
-        self._at.clear()
+        self._looked_at.clear()
+        self._search.restart()
         self._wakeup.ring()
 
     async def run(self) -> None:
         """Look at recurrences until cancelled."""
         while True:
-            for queue in self._served.queues:
-                if self._at.get(queue, 0.0) > time.monotonic():
-                    continue
-                fresh = queue not in self._at
-                self._at[queue] = float("inf")  # an event that arrives during the pass sets it to 0
-                async with self._reconnect:
-                    self._look_by(queue, time.monotonic() + await self._pass(queue, fresh))
-                if self._reconnect.failures:
-                    self._at.pop(queue, None)
-            until = min(self._at.get(queue, 0.0) for queue in self._served.queues)  # never empty
+            async with self._reconnect:
+                await self._look()
+            if self._reconnect.failures:
+                continue
+            until = min(self._search.at(), self._queues.next())
             self.pulse.expect(max(0.0, until - time.monotonic()))
             await self._wakeup.sleep(until)
+
+    async def _look(self) -> None:
+        """Look at the queues for which it is time.
+
+        Raises:
+            StoreDown, StoreRefused: the failure concerns all queues.
+        """
+        if self._search.at() <= time.monotonic():
+            for queue in await self._search.find():
+                if queue not in self._looked_at or queue not in self._queues:
+                    self._queues.plan(queue, 0.0)
+        while (queue := self._queues.take(time.monotonic())) is not None:
+            fresh = queue not in self._looked_at
+            self._looked_at.add(queue)
+            try:
+                rest = await self._pass(queue, fresh)
+            except BaseException:
+                self._looked_at.discard(queue)
+                self._queues.plan(queue, 0.0)
+                raise
+            # Without recurrences that continue, an event or the search says when there are some. An event that arrived
+            # during the pass may have made it earlier.
+            self._queues.bring_forward(queue, time.monotonic() + rest)
 
     async def _pass(self, queue: str, fresh: bool) -> float:
         """Look at a queue; return the seconds until the next look.
@@ -87,8 +113,4 @@ class Recurring:
         except StoreError as error:
             return reconnect.refused(error)
         reconnect.passed()
-        return min(rest, _CAP)
-
-    def _look_by(self, queue: str, at: float) -> None:
-        if queue in self._at:  # otherwise `look` was called meanwhile
-            self._at[queue] = min(self._at[queue], at)
+        return rest if rest == float("inf") else min(rest, _CAP)

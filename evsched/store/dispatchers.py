@@ -139,11 +139,8 @@ class Dispatchers(Queue):
 
         return self._call(("ZRANGE", keys.schedule(self.queue), 0, 0, "WITHSCORES"), due)
 
-    def glance(self, queues: Sequence[str], *, only: str = "", now: float | None = None) -> Call[Glance]:
-        """Look at many queues in one call; in a cluster, all are on the node of this one.
-
-        `only`: "schedule" = report only the queues that have a schedule, which costs Redis a seventh.
-        """
+    def glance(self, queues: Sequence[str], *, now: float | None = None) -> Call[Glance]:
+        """Look at many queues in one call; in a cluster, all are on the node of this one."""
 
         def read(reply: list[bytes]) -> Glance:
             seen = {
@@ -152,7 +149,7 @@ class Dispatchers(Queue):
             }
             return Glance(float(reply[0]), seen)
 
-        return self._verb("glance", read, self._stamp(now), only, *queues)
+        return self._verb("glance", read, self._stamp(now), *queues)
 
     def recur(
         self,

@@ -5,7 +5,7 @@ In a cluster, those without a key are answered by each node for itself: send the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -69,6 +69,25 @@ def queue_names() -> Call[list[str]]:
         return [name for name in map(text, reply) if keys.NAME.fullmatch(name)]
 
     return Call(("SMEMBERS", keys.QUEUES), read, near=keys.QUEUES)
+
+
+def any_scheduled(queues: Iterable[str]) -> Call[bool]:
+    """Tell whether one of these queues has a schedule: 0.2 us of Redis's time for each. Not for a cluster."""
+    return Call(("EXISTS", *map(keys.schedule, queues)), bool)
+
+
+def count_queues() -> Call[int]:
+    """Count the queues in the set of all queues."""
+    return Call(("SCARD", keys.QUEUES), int, near=keys.QUEUES)
+
+
+def some_queue_names(cursor: int) -> Call[tuple[int, list[str]]]:
+    """Read a slice of the set of all queues, and the cursor of the next slice; 0 = this was the last."""
+
+    def read(reply: list[Any]) -> tuple[int, list[str]]:
+        return int(reply[0]), [name for name in map(text, reply[1]) if keys.NAME.fullmatch(name)]
+
+    return Call(("SSCAN", keys.QUEUES, cursor, "COUNT", 1000), read, near=keys.QUEUES)
 
 
 def shards() -> Call[dict[str, int]]:
