@@ -19,6 +19,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from evsched import keys
+
 if TYPE_CHECKING:
     from evsched.app import App
     from evsched.client.job_handle import Job, SyncJob
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from evsched.jobs.steering import GiveUp, RetryLater, Snooze
     from evsched.recurrence.recurrence import Declared
 
-__version__ = "0.1.0"
+__version__ = keys.RELEASE
 
 __all__ = [
     "App",

@@ -28,6 +28,15 @@ QUEUES: Final = "evsched:{}:queues"
 """The set of all queues that a dispatcher found or a worker served. No queue has an empty name, so this key belongs to
 no queue, but the key patterns of the ACL users include it."""
 
+RELEASE: Final = "0.1.0"
+"""Of evsched: `evsched.__version__`."""
+
+LAYOUT_KEY: Final = "evsched:{}:layout"
+"""The layout of the keys in Redis, a whole number."""
+
+LAYOUT: Final = 1
+"""The layout that this release reads and writes. A release that cannot share Redis with the one before raises it."""
+
 SHARDS: Final = "evsched:{}:shards"
 """The sorted set of the queues that have shards, or had some: queue -> how many."""
 

@@ -17,6 +17,7 @@ from evsched.client import new_shards, spread
 from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
+from evsched.runtime.new_id import release_of
 from evsched.store.limits import Limits, merged
 from evsched.store.store import Store
 
@@ -155,7 +156,10 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
             if isinstance(found, StoreRefused):
                 refused[name] = str(found)
             else:
-                rows += [{"worker": worker, "queue": name, **values} for worker, values in found]
+                rows += [
+                    {"worker": worker, "queue": name, "release": release_of(worker), **values}
+                    for worker, values in found
+                ]
         unknown = note_unknown(redis, queue or ())
     if json:
         output.as_json(rows)
@@ -164,13 +168,14 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
             (
                 row["worker"],
                 row["queue"],
+                row["release"] or "",
                 "stands by" if row["stands_by"] else row["held"],
                 format_duration(row["lease_left"]),
             )
             for row in rows
         ]
-        columns = (Column("worker"), Column("queue", 1), Column("holds", 2), Column("lease left", 3))
-        table(columns, shown, "no workers")
+        names = ("worker", "queue", "release", "holds", "lease left")
+        table(list(map(Column, names, (0, 1, 4, 2, 3))), shown, "no workers")
     return report(refused) or unknown
 
 

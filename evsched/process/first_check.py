@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from evsched import keys
 from evsched.diagnostics import server_checks
 from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.events import RedisUnsafe
-from evsched.store.server import facts, info
+from evsched.store.server import facts, info, layout
 from evsched.transport.address import Host, hide_password
 from evsched.transport.call import Call
 from evsched.transport.redis_errors import NO_CLUSTER
@@ -50,6 +51,23 @@ async def check_server(sender: BatchingSender, url: str) -> str:
             )
     kind, version, _ = versions[0]
     return f"{kind.capitalize()} {version}"
+
+
+async def check_layout(sender: BatchingSender) -> None:
+    """Check that this release understands the keys in Redis.
+
+    Raises:
+        StoreDown, StoreRefused
+        CannotStart: a newer release has written them.
+    """
+    found = await sender.send(layout())
+    if found != keys.LAYOUT:
+        older = found > keys.LAYOUT
+        raise CannotStart(
+            f"the keys in Redis have layout {found}, and evsched {keys.RELEASE} knows layout {keys.LAYOUT}: "
+            + ("install the release that the other processes run" if older else "run the release that wrote them")
+            + " (docs/upgrade.md)"
+        )
 
 
 async def unsafe_settings(sender: BatchingSender) -> list[RedisUnsafe]:

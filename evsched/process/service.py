@@ -19,12 +19,12 @@ from evsched.diagnostics.acl import Role
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
-from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreRefused
-from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack
+from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError, StoreRefused
+from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack, RedisFailed
 from evsched.process.app_shards import AppShards
 from evsched.process.child_link import ChildLink
 from evsched.process.doctor_watch import DoctorWatch, OnChanges
-from evsched.process.first_check import check_server, unsafe_settings
+from evsched.process.first_check import check_layout, check_server, unsafe_settings
 from evsched.process.inherited import LINK, METRICS, METRICS_TAKEN, announced, inherited, put_back
 from evsched.process.isolated_run import start_isolated
 from evsched.runtime import collector
@@ -83,6 +83,10 @@ class _Process:
                     raise
                 for found in await unsafe_settings(self.runtime.sender):
                     self.runtime.emit(found)
+                try:
+                    await check_layout(self.runtime.sender)
+                except StoreError as error:  # the node that has it does not answer, or a right is missing
+                    self.runtime.emit(RedisFailed(kind=error.kind))
                 self.learned = await shard_map.learn(self.runtime)
                 self.server = server
 

@@ -7,8 +7,16 @@ import re
 import secrets
 import socket
 
+from evsched.keys import RELEASE
+
 
 def new_id() -> str:
-    """Return an id for a worker: where it runs, for people; random, since hosts and containers share names and pids."""
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    """Return an id for a worker: its host and pid, for people; random digits, since hosts share names; its release."""
+    host, release = (re.sub(r"[^A-Za-z0-9._-]", "-", text) for text in (socket.gethostname()[:60], RELEASE))
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}-{release}"
+
+
+def release_of(worker: str) -> str | None:
+    """Return the release of evsched that made an id; None if the id does not say it, as before 0.1.0."""
+    found = re.search(r"-\d+-[0-9a-f]{8}-(.+)$", worker)
+    return found and found[1]

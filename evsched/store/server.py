@@ -115,6 +115,15 @@ def set_shards(queue: str, count: int) -> Call[Any]:
     return Call(("ZADD", keys.SHARDS, count, queue), raw, near=keys.SHARDS)
 
 
+def layout() -> Call[int]:
+    """Return the layout of the keys in Redis. If Redis has none yet, write this release's."""
+
+    def read(reply: bytes | None) -> int:
+        return int(reply) if reply and reply.isdigit() else keys.LAYOUT
+
+    return Call(("SET", keys.LAYOUT_KEY, keys.LAYOUT, "NX", "GET"), read, near=keys.LAYOUT_KEY)
+
+
 def size() -> Call[int]:
     """Count the keys of the database."""
     return Call(("DBSIZE",), int)

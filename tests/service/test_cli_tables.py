@@ -39,7 +39,7 @@ COMMANDS = {
         "paused until",
         "why",
     ),
-    "workers": ("worker", "queue", "holds", "lease left"),
+    "workers": ("worker", "queue", "release", "holds", "lease left"),
     "recurrences": (
         "name",
         "rule",
