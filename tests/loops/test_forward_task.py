@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from evsched import App, JobDead, Retry, events
 from evsched.client.task_handle import TaskHandle
@@ -17,6 +18,7 @@ from evsched.errors import ConfigError
 from evsched.jobs.tasks import define
 from evsched.targets.destinations import Destinations, read_destinations
 from evsched.targets.forward import RETRY, Forwarder
+from evsched.targets.program import make_app
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
@@ -108,6 +110,30 @@ async def test_an_answer_without_end_is_not_kept(config: Config, queue: str, to:
     async with system(config, app):
         assert reason in await end_of(forward, to, 1)
     server.close()
+
+
+async def test_a_server_that_does_not_answer_leaves_slots_to_other_messages(
+    config: Config, raw: Any, queue: str
+) -> None:
+    connected, to = asyncio.Event(), "stream@silent:news"
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        slots = structs.replace(config, concurrency=8, forward_destinations=(to, f"stream:{queue}:s"))
+        variables = {"EVSCHED_FORWARD_URL_SILENT": f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
+        app = make_app(slots, variables)
+        async with system(slots, app):
+            await app.forward.using(queue=queue).enqueue_many([(to, n) for n in range(40)])
+            await asyncio.wait_for(connected.wait(), PATIENCE)
+            jobs = await app.forward.using(queue=queue).enqueue_many([(f"stream:{queue}:s", n) for n in range(8)])
+            for job in jobs:
+                assert await job.result(PATIENCE) is None
+            assert int(raw.hget(f"evsched:{{{queue}}}:in_flight", "#origin:silent") or 0) <= 2
+    assert raw.xlen(f"{queue}:s") == 8
 
 
 async def _end_at_once(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
