@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -157,6 +158,58 @@ def test_a_program_without_an_event_loop_leaves_such_a_primary(
         new, until = sentinels.client(sentinels.wait_for_failover(old)), time.monotonic() + PATIENCE
         while not written(new, queue, client.enqueue(handle)):
             assert time.monotonic() < until, "it still writes to the old primary"
+
+
+async def test_a_planned_failover_behind_a_pause_loses_nothing(
+    sentinels: Sentinels, old: EmbeddedRedis, queue: str
+) -> None:
+    """The procedure of docs/deploy.md."""
+    app = App(sentinels.url, queue=queue)
+    handle, ids, stop = app.task(nothing), list[str](), threading.Event()
+
+    async def write() -> None:
+        while not stop.is_set():
+            ids.append((await handle.using(delay=3600).enqueue()).id)
+
+    def write_without_loop() -> None:
+        with app.sync() as client:
+            while not stop.is_set():
+                ids.append(client.enqueue(handle.using(delay=3600)).id)
+
+    async with asyncio.TaskGroup() as writers:
+        writers.create_task(write())
+        writers.create_task(asyncio.to_thread(write_without_loop))
+        try:
+            new = await asyncio.to_thread(fail_over_behind_a_pause, sentinels, old)
+            written = len(ids)
+            await asyncio.to_thread(sentinels.until, lambda: len(ids) > written + 10, "nobody writes")
+        finally:
+            stop.set()
+    found = sentinels.client(new).zrange(keys.schedule(queue), 0, -1)
+    assert set(ids) <= set(found)
+    await app.close()
+
+
+def fail_over_behind_a_pause(sentinels: Sentinels, old: EmbeddedRedis) -> EmbeddedRedis:
+    client = sentinels.client(old)
+
+    def is_replicated() -> bool:
+        state = client.info("replication")
+        return state["slave0"]["offset"] == state["slave1"]["offset"] == state["master_repl_offset"]
+
+    def all_name(port: int) -> bool:
+        return all(
+            sentinels.ask(at, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)[1] == f"{port}" for at in sentinels.ports
+        )
+
+    client.client_pause(60_000, all=False)
+    sentinels.until(is_replicated, "the replicas do not follow")
+    order(sentinels, old)
+    new = sentinels.wait_for_failover(old)
+    sentinels.until(lambda: all_name(new.port or 0), "a sentinel still names the old primary")
+    client.client_kill_filter(_type="normal", skipme=True)
+    client.client_unpause()
+    return new
 
 
 async def test_open_connections_are_checked_unless_the_process_listens(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,7 @@ from evsched import keys
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
-from tests.support.topology import Servers, free_port, pause, tls_settings
+from tests.support.topology import Servers, free_port, tls_settings
 
 SLOTS: Final = 16384
 
@@ -110,12 +109,6 @@ class Cluster(Servers):
             lambda: all("cluster_state:ok" in client.execute_command("CLUSTER", "INFO") for client in alive),
             "the cluster does not serve",
         )
-
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < until, what
-            pause()
 
     def client(self, node: EmbeddedRedis) -> Any:
         """Return a plain client of one node, which follows no redirection."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.support.patience import PATIENCE
 
 
 class Servers(ABC):
@@ -33,6 +36,13 @@ class Servers(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until a condition holds; `what` is the failure."""
+        until = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < until, what
+            pause()
 
 
 def free_port() -> int:
