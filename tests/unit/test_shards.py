@@ -55,6 +55,14 @@ def test_limits_are_divided_among_the_shards_and_the_queue() -> None:
     assert shards.divide(limits, "other") == limits
 
 
+def test_a_limit_of_origins_lets_one_job_of_each_pass_in_every_shard() -> None:
+    """It has a default, which must not keep a worker of many shards from starting."""
+    shards = Shards({"targets": 12})
+    few, many = {"concurrency:origin:*": 4.0}, {"concurrency:origin:*": 64.0}
+    assert [shards.divide(few, queue) for queue in shards.all_of("targets")] == [{"concurrency:origin:*": 1.0}] * 13
+    assert sum(shards.divide(many, queue)["concurrency:origin:*"] for queue in shards.all_of("targets")) == 64
+
+
 @pytest.mark.parametrize("field", ["concurrency", "burst", "concurrency:*", "concurrency:task:report"])
 def test_a_limit_that_is_too_small_to_be_divided_is_refused(field: str) -> None:
     with pytest.raises(ConfigError, match=f"limit {field.replace('*', '.')} of queue mail is 3: .* at least 4"):
