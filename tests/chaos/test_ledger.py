@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import subprocess
@@ -19,11 +20,13 @@ import psycopg
 import pytest
 
 from evsched.transport.embedded import EmbeddedRedis
+from tests.chaos.app import app, work
 from tests.chaos.conftest import Fleet
 from tests.support.plain import plain_client
 
 TRANSACTIONS = 10_000
 RELAYS = 3
+SCHEDULE = "evsched:{chaos}:schedule"
 INSERT = "INSERT INTO evsched_job (queue, id, payload, due, critical) VALUES (%s, %s, %s, now(), %s)"
 
 
@@ -162,3 +165,67 @@ def test_after_a_flush_five_relays_bring_back_each_row_once_and_critical_ones_fi
     print(f"critical rows after {last:.2f} s, all after {took:.2f} s")
     assert ahead <= 5 * 2 * 250, "each relay may have begun other rows while one wrote the last critical ones"
     assert [job for what, job, *_ in fleet.lines() if what == "start"] == ["due"]
+
+
+@pytest.mark.timeout(300)
+def test_changes_in_transactions_are_done_if_they_commit_while_relays_are_killed_and_redis_is_flushed(
+    fleet: Fleet, ledger_url: str, client: Any
+) -> None:
+    """Jobs that are never due are moved, made due, and cancelled, some of them in transactions that are rolled back."""
+    per_thread, changes = 400, 300
+    fleet.start("dispatcher")
+    fleet.start("worker", "tests.chaos.app:app", "--concurrency", "100")
+    relays = [fleet.start("ledger", "run", EVSCHED_LEDGER_URL=ledger_url) for _ in range(RELAYS)]
+    changing = threading.Event()
+
+    def change(thread: int) -> dict[str, float | None]:
+        """Return the due of each job as it was committed last, None if it was cancelled."""
+        rng, dues = random.Random(thread), dict[str, float | None]()
+        with psycopg.connect(ledger_url) as connection:
+            for n in range(per_thread):
+                job_id = f"c{thread}-{n}"
+                work.using(id=job_id, due=math.inf).enqueue_in_sync(connection, 0.001)
+                dues[job_id] = math.inf
+            connection.commit()
+            for _ in range(changes):
+                changed = dict[str, float | None]()
+                far = sorted(job_id for job_id, due in dues.items() if due)
+                for job_id in rng.sample(far, min(2, len(far))):
+                    changed[job_id] = rng.choice([None, 0.0, 4e9 + rng.randrange(1000), math.inf])
+                    if (due := changed[job_id]) is None:
+                        app.job(job_id).cancel_in_sync(connection)
+                    else:
+                        app.job(job_id).reschedule_in_sync(connection, due)
+                if rng.random() < 0.3:
+                    connection.rollback()
+                else:
+                    connection.commit()
+                    dues |= changed
+                time.sleep(0.004)
+        return dues
+
+    def kill() -> None:
+        rng = random.Random(7)
+        while not changing.is_set():
+            time.sleep(rng.uniform(0.1, 0.7))
+            victim = rng.randrange(RELAYS)
+            relays[victim].kill()
+            relays[victim].wait()
+            relays[victim] = fleet.start("ledger", "run", EVSCHED_LEDGER_URL=ledger_url)
+
+    with ThreadPoolExecutor(5) as threads:
+        killing = threads.submit(kill)
+        working = [threads.submit(change, thread) for thread in range(4)]
+        time.sleep(3)
+        client.flushall()
+        dues = {job_id: due for done in working for job_id, due in done.result().items()}
+        changing.set()
+        killing.result()
+    run, cancelled = ([job_id for job_id, due in dues.items() if due == wanted] for wanted in (0.0, None))
+    wait_for(ledger_url, "state = 'done'", len(run), 120)
+    wait_for(ledger_url, "state = 'cancelled'", len(cancelled), 120)
+    wait_for(ledger_url, "state = 'open' AND epoch = ''", 0, 60)
+    assert {job for what, job, *_ in fleet.lines() if what == "start"} == set(run)
+    waiting = {member.decode(): due for member, due in client.zrange(SCHEDULE, 0, -1, withscores=True)}
+    assert waiting == {job_id: due for job_id, due in dues.items() if due}
+    print(f"{len(run)} run, {len(cancelled)} cancelled, {len(waiting)} wait")
