@@ -9,9 +9,9 @@ from typing import Final, TypedDict, cast
 from msgspec import structs
 
 from evsched import keys
-from evsched.client.operations import Operation, send
+from evsched.client.operations import Operation, Send, send
 from evsched.client.times import unix
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
 from evsched.shards import Shards
 from evsched.store.limits import Limits, check, field
@@ -94,6 +94,14 @@ def limit_fields(group: str | None, task: str | None, given: Mapping[str, float 
     return {field(name, group, value): value for name, value in given.items()}
 
 
+def note_setting(store: Store) -> Operation[None]:
+    """Have the relays of the ledger copy the settings of a queue, because one was changed."""
+    try:
+        yield Send(store.note_setting())
+    except StoreError:
+        pass  # such as a right that is missing: a relay finds the change with its next look at all rows
+
+
 def set_limits(shards: Shards, stores: Sequence[Store], fields: Mapping[str, float | None]) -> Operation[list[Limits]]:
     """Set limits of a queue and its shards, to each its part; return all limits of each, and those of the code.
 
@@ -108,5 +116,7 @@ def set_limits(shards: Shards, stores: Sequence[Store], fields: Mapping[str, flo
     found = list[Limits]()
     for store, part in zip(stores, divided, strict=True):
         limits = yield from send(store.limit(removed | part))
+        if part or removed:
+            yield from note_setting(store)
         found.append(structs.replace(limits, declared=(yield from send(store.declared_limits()))))
     return found

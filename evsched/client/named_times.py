@@ -7,6 +7,7 @@ from datetime import date
 from typing import Final
 
 from evsched import keys
+from evsched.client.gate import note_setting
 from evsched.client.kept_recurrences import kept
 from evsched.client.operations import Operation, send
 from evsched.errors import ConfigError, InUse, JobMissing
@@ -34,6 +35,7 @@ def set_calendar(store: Store, name: str, days: str | Iterable[date]) -> Operati
     if not parse_calendar(text):
         raise ConfigError(f"calendar {name} has no days: to delete it, remove it")
     yield from send(store.set_calendar(name, text))
+    yield from note_setting(store)
     planned = 0
     for recurrence in (yield from _users_of_calendar(store, name)):
         planned += yield from send(store.replan(recurrence))
@@ -50,6 +52,7 @@ def remove_calendar(store: Store, name: str) -> Operation[None]:
     _check_unused("calendar", name, (yield from _users_of_calendar(store, name)))
     if not (yield from send(store.set_calendar(name, None))):
         raise JobMissing(f"queue {store.queue} has no calendar {name}")
+    yield from note_setting(store)
 
 
 def _users_of_calendar(store: Store, name: str) -> Operation[list[str]]:
@@ -72,6 +75,7 @@ def set_window(stores: Sequence[Store], name: str, window: str) -> Operation[int
         raise ConfigError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
     yield from _check_notes(stores, name)
     yield from send(store.set_window(name, window))
+    yield from note_setting(store)
     back = yield from _reopen(stores, name)
     for recurrence, fields in (yield from _users_of_window(store, name)):
         if "reason" in fields:  # it was stopped, because there was no such window
@@ -91,6 +95,7 @@ def remove_window(stores: Sequence[Store], name: str) -> Operation[int]:
     _check_unused("window", name, [user for user, _ in (yield from _users_of_window(store, name))])
     if not (yield from send(store.set_window(name, None))):
         raise JobMissing(f"queue {store.queue} has no window {name}")
+    yield from note_setting(store)
     return (yield from _reopen(stores, name))
 
 

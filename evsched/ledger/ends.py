@@ -20,7 +20,7 @@ from evsched.ledger.identity import make_identity
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
-from evsched.store.ledger import Report, read_ends
+from evsched.store.ledger import SETTING, Report, read_ends
 from evsched.store.store import Store
 from evsched.transport.senders import BlockingSender
 
@@ -52,6 +52,8 @@ class Ends:
         self._reconnect = Reconnect("ends", runtime.emit)
         self.on_loss: Callable[[], object] = lambda: None
         """Called when a stream was deleted, and when all are there: Redis may have lost its data before."""
+        self.on_setting: Callable[[], object] = lambda: None
+        """Called when an operator has changed a setting of a queue."""
         self.pulse = self._reconnect.pulse
 
     def follow(self, queues: Sequence[str]) -> None:
@@ -145,6 +147,8 @@ class Ends:
     async def _write(self, found: dict[str, list[Report]]) -> None:
         for queue, reports in found.items():
             if reports:
+                if any(one.outcome == SETTING for one in reports):
+                    self.on_setting()
                 count = await rows.write_ends(await self.database.open(), queue, reports)
                 self.database.passed()
                 await self._runtime.sender.send(Store(queue).settle(reports))

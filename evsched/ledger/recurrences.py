@@ -67,7 +67,7 @@ class Recurrences:
     """Declares rows through a client: what it checks and writes is what `app.client.declare` does."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._client = Client(runtime.config.url)
+        self.client = Client(runtime.config.url)
         self._sender = runtime.sender
         self._cap = runtime.config.payload_cap
         """Bytes that a row may have; longer ones are not read."""
@@ -149,22 +149,22 @@ class Recurrences:
             raise ConfigError(f"recurrence {row.name}: {reason}")
         if (owner := await self._owner(row)) is not None:
             raise ConfigError(f"recurrence {row.name}: the code of app {owner} declares it: use another name")
-        await self._client.declare(row.queue, _declared(row.name, **row.fields))
+        await self.client.declare(row.queue, _declared(row.name, **row.fields))
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._client.close()
+        await self.client.close()
 
     async def _owner(self, row: _Row) -> str | None:
         """Return the app whose code declares a recurrence of this name; None = none does, or no longer."""
-        fields = await self._client.send(self._client.store(row.queue).recurrence(row.name))
+        fields = await self.client.send(self.client.store(row.queue).recurrence(row.name))
         return None if "retired" in fields or "owner" not in fields else fields["owner"].decode(errors="replace")
 
     async def _remove(self, row: _Row) -> None:
         if await self._owner(row) is not None:
             return
         try:
-            await self._client.remove(row.queue, row.name)
+            await self.client.remove(row.queue, row.name)
         except JobMissing:
             pass  # it was never declared in this epoch, or has been removed by a relay that did not commit
 

@@ -23,6 +23,7 @@ from evsched.ledger.database import Database
 from evsched.ledger.delivery import Lengths, deliver
 from evsched.ledger.epoch import read_epoch
 from evsched.ledger.identity import make_identity, note_epoch
+from evsched.ledger.kept_settings import KeptSettings
 from evsched.ledger.presence import CONNECTED, Presence
 from evsched.ledger.recurrences import Recurrences
 from evsched.ledger.rows import Claimed, Refusal, Selection
@@ -66,6 +67,9 @@ class Relay:
         self._reconnect = Reconnect("relay", runtime.emit)
         self._queues = Reconnects("relay", runtime.emit)
         self._recurrences = Recurrences(runtime)
+        self._copies = False
+        """Whether the settings of queues are to be copied with the next look."""
+        self._settings = KeptSettings(runtime, self._recurrences.client)
         self._wakeup = Wakeup()
         self.epoch: str | None = None
         """The last one that Redis had; None = Redis has not been asked yet."""
@@ -86,6 +90,11 @@ class Relay:
     def ring(self) -> None:
         """Look now, or again after the look that is under way."""
         self._wakeup.ring()
+
+    def copy_settings(self) -> None:
+        """Copy the settings of queues now, because one was changed."""
+        self._copies = True
+        self.ring()
 
     def problem(self) -> str | None:
         """Return why Redis failed the last pass; None = it did not."""
@@ -116,14 +125,19 @@ class Relay:
             StoreDown, StoreRefused, psycopg.Error: the rows of the slice that failed wait as before.
         """
         connection = await self.database.open()
-        self._follow(await rows.queues(connection))
+        queues = await rows.queues(connection)
+        self._follow(queues)
         if connection is not self._seen_on or time.monotonic() - self._looked >= self._runtime.config.safety_cap:
             self._seen = None
-        taken = 0
+        taken, compared = 0, ""
         while True:
             selection = await self._select(connection)
             if selection is None:
                 return _LOOK
+            if self._copies or (selection.unseen is None and compared != selection.epoch):
+                self._copies = False
+                await self._settings.step(connection, selection.epoch, queues)
+                compared = selection.epoch
             seen = await rows.snapshot(connection)
             others = [""] if selection.unseen else await rows.other_epochs(connection, selection.epoch)
             count = sum([await self._slice(selection, other) for other in others])

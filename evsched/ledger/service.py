@@ -49,6 +49,7 @@ class Service:
         self._withdrawals = Withdrawals(runtime, self._url)
         self._relay = Relay(runtime, self._url, self._ends.follow, self._withdrawals.ring)
         self._ends.on_loss = self._relay.ring
+        self._ends.on_setting = self._relay.copy_settings
         self._listener = Listener(runtime, self._url, self._relay.ring)
 
     async def waiting(self) -> tuple[int, float] | None:

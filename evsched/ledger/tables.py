@@ -18,6 +18,8 @@ and the reason why it could not be: then it waits until it is changed.
 `evsched_ledger` has one row, which relays use: who this database is (epoch.py), and the epoch that was found last, with
 the time when a relay found it, and the last one in which jobs were compared with their rows (withdrawals.py).
 
+`evsched_setting` has copies of settings that Redis has, and the epoch in which each was copied (kept_settings.py).
+
 Rows are found by the index `evsched_job_open`: those of one epoch, in the order in which they are restored. A row
 leaves it when its job ends. But while a transaction with an older snapshot is open, as that of a dump or a forgotten
 BEGIN, PostgreSQL keeps the entries of rows that have left, and passes over each of them. So rows that were just
@@ -143,8 +145,19 @@ _LEDGER: Final = Table(
     ),
 )
 
+_SETTINGS: Final = Table(
+    "evsched_setting",
+    "queue, kind, name",
+    (
+        Column("queue", "text NOT NULL", f"queue ~ '{_NAME}'"),
+        Column("kind", "text NOT NULL", "kind IN ('calendar', 'window', 'limit')"),
+        Column("name", "text NOT NULL"),
+        Column("value", "text NOT NULL"),
+        Column("epoch", 'text COLLATE "C" NOT NULL'),
+    ),
+)
 
-TABLES: Final = (_JOBS, _RECURRENCES, _LEDGER)
+TABLES: Final = (_JOBS, _RECURRENCES, _LEDGER, _SETTINGS)
 
 
 def _of_table(table: Table) -> Iterator[Part]:
@@ -187,6 +200,7 @@ PARTS: Final = (
     *_of_table(_RECURRENCES),
     _index("evsched_recurrence_epoch", "evsched_recurrence (epoch)"),
     *_of_table(_LEDGER),
+    *_of_table(_SETTINGS),
     _function("evsched_notify", f" BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END "),
     _function("evsched_changed", " BEGIN NEW.epoch := ''; RETURN NEW; END "),
     _function("evsched_job_changed", " BEGIN NEW.epoch := ''; NEW.revision := OLD.revision + 1; RETURN NEW; END "),

@@ -151,8 +151,16 @@ def read_ends(queues: Sequence[str], relay: str, limit: int, block: float | None
     )
 
 
+SETTING: Final = "setting"
+"""The outcome in an entry of the stream that is not about a job: an operator has changed a setting of the queue."""
+
+
 class Ledger(Queue):
-    """The calls of a relay."""
+    """The calls of a relay, and `note_setting`."""
+
+    def note_setting(self) -> Call[Any]:
+        """Tell the relays, if there are any, that a setting was changed, so that they copy it."""
+        return self._call(("XADD", keys.ends(self.queue), "NOMKSTREAM", "*", "outcome", SETTING), raw)
 
     def relay(self, jobs: Sequence[RowJob], *, now: float | None = None) -> Call[dict[str, str]]:
         """Put jobs of rows on the schedule; the reply is why those cannot be whose rows were refused, by their ids."""

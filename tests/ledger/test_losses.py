@@ -81,6 +81,11 @@ def insert(url: str, queue: str, count: int, due: str = NEVER, critical: int = 0
         )
 
 
+def count_settings(connection: psycopg.Connection) -> int:
+    ((count,),) = connection.execute("SELECT count(*) FROM evsched_setting").fetchall()
+    return count
+
+
 def scheduled(recorder: Recorder, *, again: bool = False) -> int:
     return sum(one.count for one in recorder.of(events.RowsScheduled) if one.again == again)
 
@@ -212,6 +217,65 @@ async def test_jobs_whose_rows_have_ended_do_not_come_back_with_older_data(
     async with relaying(recorder), relaying(recorder):
         await recorder.until(lambda: withdrawn(recorder) == 48 and client.zcard(schedule) == 57)
     assert sorted(ran) == sorted(f"j{n}" for n in range(6, 51))
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_settings_that_operators_made_are_restored(
+    relaying: Running,
+    queue: str,
+    ledger_url: str,
+    own: EmbeddedRedis,
+    client: Any,
+    recorder: Recorder,
+    before: bool,
+) -> None:
+    """Before the jobs and the recurrences that need them; what was deleted stays so.
+
+    They are copied when the relay starts, and when they are made while it runs: its safety cap is longer than the test.
+    """
+    insert(ledger_url, queue, 1)
+    program = Client(own.url)
+
+    async def settings() -> tuple[dict[str, str], dict[str, str], dict[str, Any]]:
+        return await program.calendars(queue), await program.windows(queue), (await program.limits(queue)).fields()
+
+    async def make() -> None:
+        for name in ("holidays", "gone"):
+            await program.set_calendar(queue, name, "2090-01-01 2090-12-24..2090-12-26")
+        await program.set_window(queue, "night", "22:00-06:00 UTC")
+        await program.limit(queue, concurrency=7)
+        await program.limit(queue, group="alice", rate=2.5)
+
+    if before:
+        await make()
+    async with relaying(recorder):
+        await recorder.until(lambda: scheduled(recorder) == 1)
+        if not before:
+            # By then it reads the stream of reports, to which the changes are told.
+            await program.cancel(queue, "j1")
+            await recorder.until(lambda: ended(recorder) == 1)
+            await make()
+        made = await settings()
+        with psycopg.connect(ledger_url, autocommit=True) as connection:
+            while await asyncio.to_thread(count_settings, connection) != 5:
+                pass
+            await program.remove_calendar(queue, "gone")
+            while await asyncio.to_thread(count_settings, connection) != 4:
+                pass
+    client.flushall()
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO evsched_recurrence (queue, name, rule, payload, options) "
+            "VALUES (%s, 'r', '@daily', '{\"task\":\"t\"}', '{\"skip\":\"holidays\"}')",
+            [queue],
+        )
+    async with relaying(recorder):
+        await recorder.wait(events.RowsDeclared)
+    del made[0]["gone"]
+    assert await settings() == made
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        assert connection.execute("SELECT reason FROM evsched_recurrence").fetchone() == (None,)
+    await program.close()
 
 
 async def test_critical_rows_come_back_first(
