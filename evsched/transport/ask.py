@@ -27,7 +27,7 @@ class Asker(Generic[T]):
     """Sends commands to servers until one gives an answer that is sure. That one is asked first the next time.
 
     `who`: what the servers are, for messages. `read` makes the answer of a host and its replies, or raises a
-    StoreError; a reply but the first may be an exception. `pace`: seconds between two rounds of questions.
+    StoreError; a reply but the first may be an exception. `pace`: that of the `SingleFlight`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Asker(Generic[T]):
         options: dict[str, Any],
         commands: Sequence[tuple[str, ...]],
         read: Callable[[Host, list[Any]], T],
-        pace: float = 0.0,
+        pace: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._who = who
         self._scheme = scheme
@@ -65,6 +65,10 @@ class Asker(Generic[T]):
     def outdate(self) -> int:
         """Note that answers to questions of the past are out of date; return how often this was called."""
         return self._flight.outdate()
+
+    def hurry(self) -> None:
+        """Note that the answer has changed, so the next question need not wait."""
+        self._flight.hurry()
 
     def took(self, host: Host, answer: T, began: int) -> None:
         """Note the answer. `began`: how often `outdate` had been called when the first server was asked."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import random
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future, wait
@@ -26,11 +27,13 @@ class SingleFlight(Generic[T]):
     """One attempt at a time in each event loop, and one among the threads that have none.
 
     Event loops do not wait for each other: a handler that blocks the worker's loop must not hold up the heartbeat,
-    which has a loop of its own. `pace`: seconds from the beginning of one attempt to that of the next.
+    which has a loop of its own. `pace`: the least and the most seconds from the beginning of one attempt to that of the
+    next. They double with each attempt, until `hurry` is called or there was no attempt for a while.
     """
 
-    def __init__(self, pace: float = 0.0) -> None:
-        self._pace = pace
+    def __init__(self, pace: tuple[float, float] = (0.0, 0.0)) -> None:
+        self._least, self._most = pace
+        self._pace = self._least
         self._next = 0.0
         """When the next attempt may begin, by the monotonic clock."""
         self.outdated = 0
@@ -43,6 +46,11 @@ class SingleFlight(Generic[T]):
         """Have later callers share no attempt that has begun before; return how often this was called."""
         self.outdated += 1
         return self.outdated
+
+    def hurry(self) -> None:
+        """Note that an attempt brought news, so that the next one may follow soon."""
+        self._pace = self._least
+        self._next = min(self._next, time.monotonic() + self._least)
 
     async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the value of an attempt, or raise its error. It goes on if this caller is cancelled."""
@@ -87,8 +95,11 @@ class SingleFlight(Generic[T]):
     def _turn(self) -> float:
         """Return the seconds until the next attempt may begin."""
         now = time.monotonic()
+        if now > self._next + self._most:
+            self._pace = self._least
         begin = max(now, self._next)
-        self._next = begin + self._pace
+        self._next = begin + random.uniform(self._pace / 2, self._pace)  # noqa: S311 - no secret
+        self._pace = min(2 * self._pace, self._most)
         return begin - now
 
     def _end(self, loop: asyncio.AbstractEventLoop, result: asyncio.Future[T]) -> None:

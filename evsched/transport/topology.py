@@ -22,8 +22,9 @@ from evsched.transport.open_links import OpenLinks
 
 Owners = list[Host | None]
 
-_PACE: Final = 0.1
-"""Seconds between two looks at the cluster: hundreds of loops that try a lost node again cause ten of them a second."""
+_PACE: Final = 0.05, 1.0
+"""Seconds between two questions. Until a replica takes the place of a lost primary, the answer stays the same, and
+hundreds of loops want it. While slots move, each answer is another one."""
 
 NO_SLOTS: Final = "clusterdown"
 """The kind of the StoreDown if nodes answer and none of them has a part in a cluster."""
@@ -162,6 +163,7 @@ class Topology(Asker[_View]):
         others = self._by_doubt([*sorted(self._primaries), *self._seeds])
         self.hosts = tuple(dict.fromkeys([host, *others]))
         if owners is not None and owners != self._owners:
+            self.hurry()
             self._tell()
 
     def _summary(self, failures: dict[Host, StoreError]) -> StoreError:

@@ -69,7 +69,11 @@ class Cluster(Servers):
     def _start(self) -> None:
         primaries, replicas = self._counts
         for _ in range(primaries + replicas):
-            tls = {} if self._certificates is None else {**tls_settings(self._certificates), "tls_cluster": "yes"}
+            tls = (
+                {}
+                if self._certificates is None
+                else {**tls_settings(self._certificates), "tls_cluster": "yes", "tls_replication": "yes"}
+            )
             node = EmbeddedRedis(
                 self._server,
                 port=0,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 
@@ -71,6 +73,20 @@ async def test_an_error_is_shared_and_the_next_caller_tries_again() -> None:
         errors = await asyncio.gather(*(flight.run(fail) for _ in range(5)), return_exceptions=True)
         assert [str(error) for error in errors] == ["away"] * 5
         assert len(tried) == count
+
+
+async def test_attempts_follow_each_other_more_and_more_slowly_until_one_brings_news() -> None:
+    least, most = 0.01, 0.04
+    flight, begun = SingleFlight[float]((least, most)), list[float]()
+
+    async def attempt() -> float:
+        begun.append(time.monotonic())
+        return begun[-1]
+
+    for _ in range(6):
+        await flight.run(attempt)
+    rests = [after - before for before, after in pairwise(begun)]
+    assert all(rest >= pace / 2 for rest, pace in zip(rests, (0.01, 0.02, 0.04, 0.04, 0.04), strict=True))
 
 
 def test_threads_share_an_attempt_too() -> None:
