@@ -35,6 +35,22 @@ _KEPT: Final = DEFAULT_RETENTION
 _SHARDS: Final = 4
 """Shards for each primary."""
 
+_FULL: Final = 0.5
+"""The part of what a core can do that a primary is planned for: it has to bear a burst, and clients that reconnect."""
+
+_SHARED: Final = 1.5
+"""Redis's time for a job of shards that 12 workers serve, against one worker: 50 to 57 us instead of 34 to 37, with
+0.18 to 0.20 script calls instead of 0.04. Measured with 4 shards on one server, 4,000 jobs at one instant, two rounds.
+Two dispatchers instead of one: 0.9 to 1.2 times that."""
+
+_TWO_DISPATCHERS: Final = 1.1
+
+_REPLICA: Final = 1.24
+"""The same with one replica against none: 48 us instead of 39; for each command, so for scheduling too."""
+
+_BUSIEST: Final = 1.75
+"""Shards of the busiest primary against the mean, if slots lie by chance: 7 of 60 on 15 primaries, see placement.py."""
+
 _CONNECTIONS: Final = 4
 """Connections of a worker to each primary that has some of its shards, however many."""
 
@@ -163,15 +179,15 @@ def _processes(read: Tables, rows: Iterable[Row], ms: float) -> list[str]:
 
 
 def _plan(result: Result) -> list[list[str]]:
-    """Return what larger rates need, if each primary has the load of one server with shards that was measured."""
+    """Return what larger rates need, by what a core can do at full speed and what a system in production adds."""
     high = rates(result.scale)[2]
-    needs = [_need(result, high, rate) for rate in (high, 3 * high, 50_000, ceil(_BILLIONS / _DAY))]
+    needs = [_need(result, rate) for rate in (high, 3 * high, 50_000, ceil(_BILLIONS / _DAY))]
     return [[name, *(need[name] for need in needs)] for name in needs[0]]
 
 
-def _need(result: Result, high: float, rate: float) -> dict[str, str]:
+def _need(result: Result, rate: float) -> dict[str, str]:
     """Return what so many jobs a second need, by the names of the rows."""
-    row, single = _at(SHARDS, high), ("stored", "12 shards, one by one")
+    row, single = ("burst", SHARDS), ("stored", "12 shards, one by one")
 
     def run(column: str) -> float:
         return _read(result.tables, row, column)
@@ -179,24 +195,30 @@ def _need(result: Result, high: float, rate: float) -> dict[str, str]:
     def scheduled(column: str) -> float:
         return _read(result.tables, single, column)
 
-    primaries = ceil(rate / high)
-    each = rate / primaries
-    dispatchers = ceil(rate * run("dispatcher µs/job") / 1e6 / _DISPATCHER)
-    workers = ceil(rate * (run("worker µs/job") + 1000) / 1e6 / _WORKER)
+    alone = run("Redis µs/job") + scheduled("Redis µs/job")
+    cost = run("Redis µs/job") * _SHARED * _TWO_DISPATCHERS * _REPLICA + scheduled("Redis µs/job") * _REPLICA
+    primaries = ceil(rate * cost / 1e6 / _FULL)
+    # Of the dispatcher and the worker, as at the highest rate: at full speed they take less for each job.
+    steady = _at(SHARDS, rates(result.scale)[2])
+    dispatching, working = (_read(result.tables, steady, f"{who} µs/job") for who in ("dispatcher", "worker"))
+    parts = ceil(rate * dispatching / 1e6 / _DISPATCHER)
+    workers = ceil(rate * (working + 1000) / 1e6 / _WORKER)
     stored = rate * scheduled("memory, bytes/job") / 1e9
+    sent = _read(result.tables, steady, "bytes/job") + scheduled("bytes sent/job")
     return {
         "jobs/s": f"{rate:,.0f}",
         "jobs a day": f"{rate * _DAY / 1e9:.2f} billion",
-        f"primaries, for at most {high:,.0f} jobs/s each": number(primaries),
-        "main thread of each, scheduling included: % of a core": number(
-            (run("Redis µs/job") + scheduled("Redis µs/job")) * each / 1e4
-        ),
+        "Redis µs/job at full speed, scheduling included: measured, one worker": number(alone),
+        "the same with 12 workers and 2 dispatchers for each shard, and a replica": number(cost),
+        f"primaries that use {_FULL:.0%} of a core, if shards lie evenly": number(primaries),
+        f"the same, if the busiest has {_BUSIEST:g} times the mean": number(ceil(primaries * _BUSIEST)),
+        "replicas, one for each primary, if shards lie evenly": number(primaries),
         f"shards, {_SHARDS} for each primary": number(_SHARDS * primaries),
-        "dispatchers, which divide the shards": number(dispatchers),
+        "dispatchers, two for each part of the shards": number(2 * parts),
         "worker processes, if handlers compute for 1 ms": number(workers),
         "connections of workers to each primary, if each serves all shards": number(workers * _CONNECTIONS),
         "the same, if each serves the shards of one primary": number(ceil(workers / primaries) * _CONNECTIONS),
-        "network of each primary, MB/s": number((run("bytes/job") + scheduled("bytes sent/job")) * each / 1e6),
+        "network of each primary, MB/s, without that to its replica": number(sent * rate / primaries / 1e6),
         "memory of jobs that wait for 10 minutes, GB in all": number(stored * 600),
         "memory of records of jobs that have ended, GB in all, at least": number(stored * _KEPT),
     }
