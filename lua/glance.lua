@@ -31,7 +31,9 @@ local function has_any(prefix)
     prefix .. 'moving',
     prefix .. 'recurrences',
     prefix .. 'pauses',
-    prefix .. 'limits'
+    prefix .. 'limits',
+    prefix .. 'parents',
+    prefix .. 'ends'
   ) ~= 0
 end
 

@@ -17,9 +17,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from evsched import events, keys
 from evsched.dispatcher.proof import Proof
@@ -52,17 +51,35 @@ _NEAR: Final = 0.25
 _NEVER: Final = float("inf")
 
 
+_FORGET_AFTER: Final = 86400.0
+"""Seconds of rest after which a queue is forgotten. Its next event finds it again, as it finds any new queue."""
+
+
+class Owner(Protocol):
+    """Hears which queues the loop has found, and which it looks after no more."""
+
+    def found(self, queue: str) -> None:
+        """Note that a queue is served from now on."""
+        ...
+
+    def rests(self, queue: str) -> None:
+        """Note that a queue is empty."""
+        ...
+
+    def forget(self, queues: list[str]) -> None:
+        """Forget queues that have been empty for a day."""
+        ...
+
+
 class DispatchLoop:
     """Steps and looks at the queues that are served. `dispatcher` names the canaries of this dispatcher."""
 
-    def __init__(
-        self, runtime: Runtime, dispatcher: str, redis_clock: RedisClock, proof: Proof, on_new: Callable[[str], None]
-    ) -> None:
+    def __init__(self, runtime: Runtime, dispatcher: str, redis_clock: RedisClock, proof: Proof, owner: Owner) -> None:
         self._runtime = runtime
         self._dispatcher = dispatcher
         self._redis_clock = redis_clock
         self._proof = proof
-        self._on_new = on_new
+        self._owner = owner
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("dispatcher", runtime.emit)
         self._refused = Reconnects("dispatcher", runtime.emit)
@@ -80,8 +97,8 @@ class DispatchLoop:
         """The queues to check, and why. An "event" is that of a queue without a timer."""
         self._to_step: dict[str, Reason] = {}
         """The queues that a check found to be due."""
-        self._resting: dict[str, None] = {}
-        """The queues at rest, in the order in which they were looked at: the longest ago first."""
+        self._resting: dict[str, float] = {}
+        """The queues at rest, and since when (monotonic clock). The one that was looked at longest ago comes first."""
         self._rest_at = _NEVER
         """When to glance at the next queues at rest."""
         self._urgent = 0
@@ -126,7 +143,7 @@ class DispatchLoop:
 
     def _found(self, timer: QueueTimer) -> None:
         timer.known = True
-        self._on_new(timer.store.queue)
+        self._owner.found(timer.store.queue)
 
     def _check(self, queue: str, reason: Reason) -> None:
         """Check a queue soon."""
@@ -341,7 +358,12 @@ class DispatchLoop:
         self._steps.drop(queue)
         self._looks.drop(queue)
         self._refused.forget(queue)
-        self._resting[queue] = None
+        self._owner.rests(queue)
+        now = time.monotonic()
+        since = self._resting.setdefault(queue, now)
+        if since < now - _FORGET_AFTER:
+            del self._resting[queue]
+            self._owner.forget([queue])
         self._rest_at = min(self._rest_at, time.monotonic() + self._runtime.config.safety_cap)
 
     def _next_rest(self) -> float:
@@ -364,9 +386,11 @@ class DispatchLoop:
             for queue in queues:
                 self._check(queue, "safety")
         for queue in queues:
-            if queue in self._resting:
-                del self._resting[queue]
-                self._resting[queue] = None
+            since = self._resting.pop(queue, None)
+            if since is not None:
+                self._resting[queue] = since
+                if since < sent - _FORGET_AFTER:
+                    self._check(queue, "safety")  # the glance sees its other keys too
         self._urgent = max(0, self._urgent - len(queues))
         part = min(1.0, most / len(self._resting)) if self._resting else _NEVER
         self._rest_at = sent + part * self._runtime.config.safety_cap

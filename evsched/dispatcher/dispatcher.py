@@ -33,7 +33,7 @@ class Dispatcher:
         proof = Proof(runtime)
         clock = RedisClock(runtime.emit, self._clock_jumped)
         self._emit = runtime.emit
-        self._loop = DispatchLoop(runtime, name, clock, proof, self._on_new_queue)
+        self._loop = DispatchLoop(runtime, name, clock, proof, self)
         self._watcher = Watcher(runtime, name, proof, self._loop, self)
         self._recurring = Recurring(runtime, clock, self._loop)
         self._finder = Finder(runtime, proof, self._loop)
@@ -103,11 +103,20 @@ class Dispatcher:
             self._finder.look()
         self._loop.poll()
 
-    def _on_new_queue(self, queue: str) -> None:
+    def found(self, queue: str) -> None:
+        """Have the other loops look at a new queue. Called by the dispatch loop."""
         self._emit(events.QueueFound(queue=queue))
         self._finder.found(queue)
         self._watcher.watch(queue)
         self._recurring.look_for(queue)
+
+    def rests(self, queue: str) -> None:
+        """Note that a queue is empty. Called by the dispatch loop."""
+        self._finder.rests(queue)
+
+    def forget(self, queues: list[str]) -> None:
+        """Forget queues that have been empty for long. Called by the dispatch loop."""
+        self._finder.forget(queues)
 
     def _clock_jumped(self) -> None:
         """Check everything: the times that were computed before the jump are wrong."""

@@ -74,6 +74,15 @@ class Finder:
             self._read_at = 0.0
             self._wakeup.ring()
 
+    def rests(self, queue: str) -> None:
+        """Note that a queue is empty."""
+        self._set.rest(queue)
+
+    def forget(self, queues: list[str]) -> None:
+        """Remove queues from the set."""
+        self._set.remove(queues)
+        self._wakeup.ring()
+
     def look(self) -> None:
         """Search for all queues: events may have been missed."""
         self._read_at = self._read_all_at = 0.0

@@ -7,6 +7,7 @@ and reads it again a safety cap later.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from evsched import events
@@ -24,25 +25,44 @@ class QueueSet:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._queues = set(runtime.config.queues)
-        """What belongs in the set: the queues that were found, or that the settings name."""
+        """What belongs in the set: the queues that were found and are not at rest, or that the settings name."""
         self._written = set[str]()
         """What the set contained when it was last read, and what was added since."""
+        self._to_remove = set[str]()
 
     def add(self, queue: str) -> bool:
         """Have `write` add a queue; return False if it is in the set already."""
         self._queues.add(queue)
+        self._to_remove.discard(queue)
         return queue not in self._written
 
+    def rest(self, queue: str) -> None:
+        """Add a queue no more if the set lacks it, because the queue is empty."""
+        self._queues.discard(queue)
+
+    def remove(self, queues: Iterable[str]) -> None:
+        """Have `write` remove queues, unless they are added again before that."""
+        self._to_remove.update(queues)
+
     async def write(self) -> None:
-        """Add the queues that are missing, if there are any.
+        """Add the queues that are missing and remove those that are to be removed, if there are any.
+
+        A queue that is added while it is being removed is missing afterwards, so the next `write` adds it. If another
+        dispatcher or a worker has added it meanwhile, that one adds it again when it next reads or writes the set.
 
         Raises:
             StoreRefused: the failure concerns more than the set.
         """
+        gone = sorted(self._to_remove)
+        self._to_remove.clear()
+        self._queues.difference_update(gone)
+        self._written.difference_update(gone)
         names = sorted(self._queues - self._written)
-        if not names:
+        if not names and not gone:
             return
         try:
+            for first in range(0, len(gone), _SLICE):
+                await self._runtime.sender.send(server.remove_queues(gone[first : first + _SLICE]))
             for first in range(0, len(names), _SLICE):
                 await self._runtime.sender.send(server.add_queues(names[first : first + _SLICE]))
         except StoreError as error:

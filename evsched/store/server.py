@@ -52,6 +52,11 @@ def add_queues(names: Sequence[str]) -> Call[Any]:
     return Call(("SADD", keys.QUEUES, *names), raw, near=keys.QUEUES)
 
 
+def remove_queues(names: Sequence[str]) -> Call[Any]:
+    """Remove queues from the set of all queues, as `add_queues`."""
+    return Call(("SREM", keys.QUEUES, *names), raw, near=keys.QUEUES)
+
+
 def may_wait(error: StoreError) -> bool:
     """Tell whether only this write fails: memory is full, a right is missing, the key has another type."""
     return error.kind == FULL or (isinstance(error, StoreRefused) and error.kind not in NO_ENTRY)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,11 +13,16 @@ from evsched import App, events
 from evsched.config import Config
 from evsched.dispatcher import dispatch_loop
 from evsched.dispatcher.dispatch_loop import DispatchLoop
+from evsched.dispatcher.queue_set import QueueSet
+from evsched.store import server
+from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
+from tests.support.recorder import Recorder
 from tests.support.system import System, system
 
 MANY = 400
+SET = "evsched:{}:queues"
 
 
 def schedule(queue: str) -> str:
@@ -40,7 +46,21 @@ async def at_rest(running: System, *queues: str) -> None:
     resting = loop_of(running)._resting  # pyright: ignore[reportPrivateUsage]
     async with asyncio.timeout(PATIENCE):
         while not resting.keys() >= {*queues}:
-            await running.sender.send(dispatch_loop.server.clock())
+            await running.sender.send(server.clock())
+
+
+async def in_the_set(running: System, names: set[bytes]) -> None:
+    """Wait until the set of all queues has these names and no others."""
+    async with asyncio.timeout(PATIENCE):
+        while {name.encode() for name in await running.sender.send(server.queue_names())} != names:
+            pass
+
+
+@asynccontextmanager
+async def two_dispatchers(own: EmbeddedRedis, app: App) -> AsyncGenerator[tuple[System, System]]:
+    config = Config(url=own.url, safety_cap=0.2)
+    async with system(config, app, workers=0) as first, system(config, App(queue=app.queue), workers=0) as second:
+        yield first, second
 
 
 async def test_new_queues_do_not_hold_up_a_queue_whose_job_is_due(
@@ -88,14 +108,14 @@ async def test_new_queues_that_are_empty_again_cost_few_calls_and_leave_nothing(
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == "last")
         async with asyncio.timeout(PATIENCE):
             while loop_of(running).count > 2:
-                await running.sender.send(dispatch_loop.server.clock())
+                await running.sender.send(server.clock())
         assert sorted(running.dispatcher.queues) == ["default", "last"]
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before < MANY / 4
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["its event", "the safety cap"])
 async def test_a_queue_at_rest_is_woken_by(own: EmbeddedRedis, client: Any, app: App, lost: bool) -> None:
-    client.sadd("evsched:{}:queues", *(f"old-{n}" for n in range(MANY)))
+    client.sadd(SET, *(f"old-{n}" for n in range(MANY)))
     async with system(Config(url=own.url, safety_cap=0.3 if lost else 3600), app, workers=0) as running:
         await running.recorder.wait(events.NotificationsProven)
         await running.dispatcher.find_queues()
@@ -138,8 +158,51 @@ async def test_idle_queues_are_checked_in_few_calls(own: EmbeddedRedis, client: 
         loop._glance = counted  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         async with asyncio.timeout(PATIENCE):
             while len(glances) < 8:
-                await running.sender.send(dispatch_loop.server.clock())
+                await running.sender.send(server.clock())
         assert len(running.recorder.of(events.Woken)) - steps < MANY / 10
         # A job that is due earlier than any known one still wakes its queue.
         put(client, ["far-3"], due=1)
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == "far-3")
+
+
+async def test_a_queue_that_was_empty_for_a_day_is_forgotten_and_its_next_event_finds_it_again(
+    own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = [f"old-{n}" for n in range(20)]
+    client.sadd(SET, *old)
+    client.xadd("evsched:{old-0}:ends", {"x": "1"})  # the ledger does not have it yet
+    async with two_dispatchers(own, app) as (running, other):
+        await other.recorder.wait(events.NotificationsProven)
+        for one in (running, other):
+            await at_rest(one, *old[1:])
+        monkeypatch.setattr(dispatch_loop, "_FORGET_AFTER", 0.0)
+        await in_the_set(running, {b"old-0"})
+        monkeypatch.undo()
+        put(client, ["old-3"])
+        await in_the_set(running, {b"old-0", b"old-3"})
+
+
+async def test_a_queue_whose_event_comes_while_it_is_forgotten_is_in_the_set(
+    own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each event comes before, during or after the removal."""
+    queues, runtime = ["before", "during", "after"], System(Config(url=own.url), app, Recorder()).runtime
+    client.sadd(SET, *queues)
+    send = runtime.sender.send
+
+    async def send_and_add(call: Call[Any]) -> Any:
+        reply = await send(call)
+        if call.words[0] == "SREM":
+            assert kept.add("during")
+        return reply
+
+    monkeypatch.setattr(runtime.sender, "send", send_and_add)
+    kept = QueueSet(runtime)
+    await kept.read()
+    kept.remove(queues)
+    assert not kept.add("before")
+    await kept.write()
+    assert kept.add("after")
+    await kept.write()
+    assert client.smembers(SET) == {name.encode() for name in queues}
+    await runtime.sender.close()
