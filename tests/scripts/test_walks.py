@@ -205,9 +205,11 @@ class Walk:
             lost = self.send(self.store.complete(worker, [(job, Done(b"1", 1000, False))], now=self.now))
             own = self.model.complete(worker, job.id, job.attempt, self.now)
         elif end == "retry":
-            killed = self.pick.random() < 0.3
-            lost = self.send(self.store.retry(worker, [(job, Retried(1.0, "x", killed))], now=self.now))
-            own = self.model.retry(worker, job.id, job.attempt, self.now + 1, self.now, killed=killed)
+            killed, error = self.pick.random() < 0.3, self.error()
+            outcome = Retried(1.0, "x", killed, error=error)
+            lost = self.send(self.store.retry(worker, [(job, outcome)], now=self.now))
+            at = self.now + 1
+            own = self.model.retry(worker, job.id, job.attempt, at, self.now, killed=killed, error=error or None)
         elif end == "defer":
             lost = self.send(self.store.defer(worker, [(job, Deferred(self.now + 2, "x"))], now=self.now))
             own = self.model.defer(worker, job.id, job.attempt, self.now + 2, self.now)
@@ -218,9 +220,10 @@ class Walk:
             lost = self.send(self.store.abort(worker, [(job, Aborted(1000, False))], now=self.now))
             own = self.model.abort(worker, job.id, job.attempt, self.now)
         else:
-            killed = self.pick.random() < 0.3
-            lost = self.send(self.store.bury(worker, [(job, Buried("x", False, killed=killed))], now=self.now))
-            own = self.model.bury(worker, job.id, job.attempt, self.now, killed=killed)
+            killed, error = self.pick.random() < 0.3, self.error()
+            buried = Buried("x", False, killed=killed, error=error)
+            lost = self.send(self.store.bury(worker, [(job, buried)], now=self.now))
+            own = self.model.bury(worker, job.id, job.attempt, self.now, killed=killed, error=error or None)
         assert lost == ([] if own else [job.id])
         self.done[f"{end}, {'own' if own else 'lost'}"] += 1
 
@@ -322,12 +325,12 @@ class Walk:
         self.done["depart"] += len(expected)
 
     def vacate(self, batch: Batch) -> None:
-        jobs = {job.decode(): content for job, content in batch.jobs}
+        jobs = {job.decode(): content for job, content in sorted(batch.jobs)}
         stay = {job for job in jobs if job in self.away or self.pick.random() < 0.3}
         back = {job.encode() for job in stay}
-        for job in jobs.keys() - stay:
+        for job in sorted(jobs.keys() - stay):
             self.away[job] = jobs[job], self.model.jobs[job], self.model.moving[job]
-        done = self.send(self.store.vacate(batch, Arrival(False, 0, list(back))))
+        done = self.send(self.store.vacate(batch, Arrival(False, 0, sorted(back))))
         assert (done.moved, done.back) == (len(jobs) - len(stay), len(stay))
         self.model.vacate(stay)
         self.leaving = None
@@ -343,7 +346,7 @@ class Walk:
         self.done["arrive, taken"] += len(taken)
 
     def filter(self) -> None:
-        """Change those of some jobs that are of a group."""
+        """Change those of some jobs that are of a group; and if the first is dead, that raised what it raised."""
         dead = bool(self.model.dead) and self.pick.random() < 0.8
         verb = self.pick.choice(["revive", "drop"] if dead else ["cancel", "reschedule"])
         # The first is of the group that is asked for.
@@ -354,7 +357,8 @@ class Walk:
             return
         one, due = self.model.jobs.get(jobs[0]), self.now + self.pick.choice([0, 3])
         group = one.group if one is not None else "a"
-        of, model = condition(group=group), self.model
+        error = one.error.rpartition(".")[2] if dead and one is not None and one.error else None
+        of, model = condition(group=group, error=error), self.model
         if verb == "cancel":
             changed = self.send(self.store.cancel_matching(jobs, of, now=self.now))
             expected = model.cancel_matching(jobs, group, self.now)
@@ -363,15 +367,24 @@ class Walk:
             expected = model.reschedule_matching(jobs, group, due, self.now)
         elif verb == "revive":
             changed = self.send(self.store.revive_matching(jobs, of, now=self.now))
-            expected = sum(model.revive(job, self.now) for job in jobs if self.is_dead(job, group))
+            expected = sum(model.revive(job, self.now) for job in jobs if self.is_dead(job, group, error))
         else:
             changed = self.send(self.store.drop_matching(jobs, of))
-            expected = sum(model.drop(job) for job in jobs if self.is_dead(job, group))
+            expected = sum(model.drop(job) for job in jobs if self.is_dead(job, group, error))
         assert changed == expected
         self.done["dead jobs by filter" if verb in ("revive", "drop") else f"{verb} by filter"] += changed
 
-    def is_dead(self, job: str, group: str) -> bool:
-        return job in self.model.dead and self.model.jobs[job].group == group
+    def error(self) -> str:
+        """Return what a run raises, "" = nothing."""
+        return ("E", "of.E", "")[int(self.now) % 3]
+
+    def is_dead(self, job: str, group: str, error: str | None) -> bool:
+        raised = self.model.jobs[job].error if job in self.model.dead else ""
+        return (
+            job in self.model.dead
+            and self.model.jobs[job].group == group
+            and (error is None or raised in (error, f"of.{error}"))
+        )
 
     def limit(self) -> None:
         name = self.pick.choice(list(LIMITS))
@@ -380,7 +393,7 @@ class Walk:
         self.model.limit(name, value, self.now)
 
     def pause(self) -> None:
-        until = self.pick.choice([None, self.now + 2])
+        until = self.now + 2 if int(self.now) % 2 else None
         self.send(self.store.pause(until=until, limit=999, now=self.now))
         self.model.pause(until, self.now)
 
@@ -414,6 +427,7 @@ class Walk:
             fields = records[job]
             assert int(fields.get("attempt", 0)) == record.attempt, job
             assert ("finished" in fields) is record.finished, job
+            assert fields.get("error") == record.error, job
             assert (None if record.finished else fields.get("worker")) == (None if record.finished else record.worker)
             suspicion = state.get("suspects", {}).get(job, "0 0")
             expected = "0 0" if record.finished else f"{record.deaths} {record.doubts}"

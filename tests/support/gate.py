@@ -35,6 +35,8 @@ class Record:
     stop: bool = False
     parked: str | None = None
     begun: str | None = None
+    error: str | None = None
+    """What the last failed run raised."""
     deaths: int = 0
     doubts: int = 0
     next: tuple[int, str] | None = None

@@ -171,7 +171,7 @@ class Model(Gate):
                 held.remove(job)
                 continue
             if record.finished:
-                record.attempt, record.finished, record.stop = 0, False, False
+                record.attempt, record.finished, record.stop, record.error = 0, False, False, None
                 record.deaths = record.doubts = 0
                 self.dead.discard(job)
                 record.worker = None
@@ -202,7 +202,7 @@ class Model(Gate):
         again = record.again
         (record.priority, record.group), record.next = record.next or (record.priority, record.group), None
         record.worker, record.attempt, record.again, record.stop = None, 0, None, False
-        record.begun, record.deaths, record.doubts = None, 0, 0
+        record.begun, record.error, record.deaths, record.doubts = None, None, 0, 0
         if again is not None:
             self.schedule[job] = min(again, self.schedule.get(job, again))
 
@@ -210,7 +210,7 @@ class Model(Gate):
         if self.jobs[job].again is not None or job in self.schedule:
             self._renew(job)
         else:
-            self.jobs[job].finished = True
+            self.jobs[job].finished, self.jobs[job].error = True, None
 
     def _end(self, worker: str, job: str) -> None:
         self.processing[worker].remove(job)
@@ -224,7 +224,7 @@ class Model(Gate):
             if self.jobs[job].again is not None or job in self.schedule:
                 self._renew(job)
             else:
-                self.jobs[job].finished = True
+                self.jobs[job].finished, self.jobs[job].error = True, None
         self.admit(0, now)
         return own
 
@@ -280,7 +280,9 @@ class Model(Gate):
         record.deaths, record.doubts = record.deaths + 1, 0
 
     @verb
-    def retry(self, worker: str, job: str, attempt: int, at: float, now: float, *, killed: bool) -> bool:
+    def retry(
+        self, worker: str, job: str, attempt: int, at: float, now: float, *, killed: bool, error: str | None = None
+    ) -> bool:
         own = self._own(worker, job, attempt)
         if own:
             record = self.jobs[job]
@@ -289,6 +291,7 @@ class Model(Gate):
                 attempt = record.attempt
             else:
                 record.deaths = record.doubts = 0
+            record.error = error
         return self._send_back(worker, job, attempt, at, now, counts=True)
 
     @verb
@@ -302,7 +305,7 @@ class Model(Gate):
         return self._send_back(worker, job, attempt, at, now, counts=False)
 
     @verb
-    def bury(self, worker: str, job: str, attempt: int, now: float, *, killed: bool) -> bool:
+    def bury(self, worker: str, job: str, attempt: int, now: float, *, killed: bool, error: str | None = None) -> bool:
         own = self._own(worker, job, attempt)
         if own:
             if killed:
@@ -312,7 +315,7 @@ class Model(Gate):
             elif self.jobs[job].again is not None or job in self.schedule or self.waits(job):
                 self._renew(job)
             else:
-                self.jobs[job].finished = True
+                self.jobs[job].finished, self.jobs[job].error = True, error
                 self.dead.add(job)
             self._end(worker, job)
         self.admit(0, now)
@@ -320,6 +323,7 @@ class Model(Gate):
 
     def _cut_short(self, record: Record, *, died: bool) -> None:
         begun = record.begun in ("1", "alone")
+        record.error = None if begun else record.error
         if died and record.begun == "alone":
             self._convict(record)
             record.deaths = 0
@@ -446,7 +450,7 @@ class Model(Gate):
             for job in jobs
             if job in self.schedule or job in self.dead or (job in self.jobs and not self.jobs[job].finished)
         }
-        for job in jobs.keys() - taken:
+        for job in sorted(jobs.keys() - taken):
             self.jobs[job], self.schedule[job] = jobs[job]
         return taken
 
@@ -455,7 +459,7 @@ class Model(Gate):
             return False
         record = self.jobs[job]
         record.finished, record.attempt, record.worker, record.stop = False, 0, None, False
-        record.begun, record.deaths, record.doubts = None, 0, 0
+        record.begun, record.error, record.deaths, record.doubts = None, None, 0, 0
         self.schedule[job] = now
         self.dead.remove(job)
         return True
