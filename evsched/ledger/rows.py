@@ -100,6 +100,14 @@ WHERE job.queue = %(queue)s AND job.id = ended.id AND job.number = ended.number 
 
 _ENDED: Final = "SELECT id, number FROM evsched_job WHERE queue = %(queue)s AND id = ANY (%(ids)s) AND state <> 'open'"
 
+_REVIVED: Final = """
+UPDATE evsched_job AS job SET cancelled = false FROM unnest(%(ids)s::text[], %(numbers)s::bigint[]) AS one (id, number)
+WHERE job.queue = %(queue)s AND job.id = one.id AND job.number = one.number AND job.cancelled
+    AND job.state IN ('dead', 'expired')
+"""
+"""A cancellation that came after the job had died is not for its revival. Sent apart, for few rows, since a trigger has
+the relays take them again."""
+
 _GIVE_WAY: Final = "SET LOCAL lock_timeout = '500ms'"
 """Less than the second after which PostgreSQL ends one of two transactions that wait for each other: that must not be
 the program's, which changes several rows while a relay writes the ends of the same."""
@@ -307,12 +315,16 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
         "reports": [one.order for one in found],
         "ats": [(one.order >> 20) / 1000 for one in found],
     }
+    revived = [one for one in found if one.outcome == _OPEN]
+    ids, numbers = [storable(one.id) for one in revived], [int(one.row) for one in revived]
     tries = 0
     while True:
         tries += 1
         try:
             async with connection.transaction():
                 await connection.execute(_GIVE_WAY)
+                if revived:
+                    await connection.execute(_REVIVED, {"queue": queue, "ids": ids, "numbers": numbers})
                 return (await connection.execute(_END.encode(), words)).rowcount
         except errors.LockNotAvailable:
             if tries == _TRIES:

@@ -8,11 +8,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import App, JobDead, JobMissing, current_job, events
+from evsched import App, GiveUp, JobDead, JobMissing, current_job, events
+from evsched.client.client import Client
 from evsched.config import Config
 from evsched.ledger.database import connect
 from evsched.ledger.rows import write_ends
 from evsched.store.ledger import Report
+from evsched.store.store import Store
 from tests.ledger.conftest import Running
 from tests.ledger.test_transactions import until_blocked
 from tests.support.recorder import Recorder
@@ -208,3 +210,34 @@ async def test_a_record_of_another_type_stops_no_other_cancellation(
         await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 2)
     assert raw.get(f"evsched:{{{queue}}}:job:a") == b"a string"
     assert {state for state, _ in states(ledger_url).values()} == {"cancelled"}
+
+
+async def test_a_cancellation_that_came_after_the_death_of_a_job_is_not_for_its_revival(
+    relaying: Running, config: Config, app: App, queue: str, ledger_url: str, raw: Any, recorder: Recorder
+) -> None:
+    @app.task
+    async def fail() -> None:
+        raise GiveUp("as the test wants")
+
+    schedule = f"evsched:{{{queue}}}:schedule"
+    with psycopg.connect(ledger_url) as connection:
+        fail.using(id="a", due=FAR).enqueue_in_sync(connection)
+    async with relaying(recorder):
+        await recorder.until(lambda: scheduled(recorder) == 1)
+    with psycopg.connect(ledger_url) as connection:
+        app.job("a").cancel_in_sync(connection)
+    async with system(config, app):
+        await app.job("a").reschedule()
+        with pytest.raises(JobDead, match="as the test wants"):
+            await app.job("a").result(60)
+    await app.close()
+    async with relaying(recorder):
+        await recorder.until(lambda: len(recorder.of(events.EndsWritten)) == 1)
+        assert states(ledger_url)["a"][0] == "dead"
+        client = Client(config.url)
+        await client.send(Store(queue).revive(["a"]))
+        await client.reschedule(queue, "a", FAR)
+        await recorder.until(lambda: len(recorder.of(events.EndsWritten)) == 2 and scheduled(recorder) == 2)
+        await client.close()
+    assert states(ledger_url)["a"] == ("open", None)
+    assert raw.zcard(schedule) == 1
