@@ -29,7 +29,6 @@ _REVIVE: Final = f"""
 WITH revived AS (
     UPDATE evsched_job AS job
     SET state = 'open', reason = NULL, number = DEFAULT, epoch = '', report = 0, due = now(), finished_at = NULL,
-        cancelled = false,
         cancelled = false
     FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[]) AS one (queue, id, number)
     WHERE job.queue = one.queue AND job.id = one.id AND job.number = one.number AND job.state IN ('dead', 'expired')
