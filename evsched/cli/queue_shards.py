@@ -1,4 +1,4 @@
-"""The command that changes the number of shards of a queue."""
+"""The commands about the shards of queues: how many there are, and where they lie."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from cyclopts import Parameter
 
 from evsched.cli import output
 from evsched.cli.interruption import asked_to_end
-from evsched.cli.options import Url, client, whole
+from evsched.cli.options import Json, Url, client, whole
 from evsched.cli.progress_bar import progress_bar
+from evsched.cli.table import Column, table
 from evsched.cli.unknown_queues import missing
 from evsched.cli.usage import UsageError
-from evsched.client import new_shards, reshard, retired_shards
+from evsched.client import new_shards, placement, reshard, retired_shards
 from evsched.client.new_shards import Gates
 from evsched.client.reshard import CALM, Lacking, Reshard
 from evsched.client.retired_shards import Held
@@ -90,6 +91,48 @@ def shard(
             if not _is_dispatched(redis, queue, count):
                 return 1
         return _move(redis, Reshard(Store, queue, count, was, strays, only_count=dry_run), was, strays)
+
+
+_PLACEMENT: Final = (Column("queue"), Column("node"), Column("shards", 1), Column("which", 2))
+
+
+def plan(
+    names: Annotated[list[str] | None, Parameter(help="The queues. Default: all with shards.", negative="")] = None,
+    /,
+    *,
+    json: Json = False,
+    url: Url = None,
+) -> int:
+    """Show on which nodes of a cluster the shards of queues lie, and print commands that even them out.
+
+    A slot is the hash of a shard's name, so shards lie by chance, and the busiest node limits a queue. Each move is of
+    one slot. Run its commands before those of the next one: they change the cluster, and this command changes nothing.
+    While Valkey 9 moves a slot, its queues go on. On other servers they pause until the keys have moved.
+
+    Exit code 1: there is no cluster, or a queue has no shards.
+
+    Example: evsched queues plan mail
+    """
+    with client(url) as redis:
+        found = redis.run(placement.read_nodes())
+        queues = names or sorted(queue for queue, count in redis.shards.counts.items() if count)
+        if unsharded := [queue for queue in queues if not redis.shards.counts.get(queue)]:
+            raise EvschedError(f"{_some(unsharded)}: no shards; evsched queues shard Q N gives a queue shards")
+        if not found:
+            raise EvschedError("this Redis is no cluster, so all shards are on one server")
+        places = {queue: placement.placed(found, redis.shards, queue) for queue in queues}
+        moves = [move for queue in queues for move in placement.moves(found, queue, places[queue])]
+    if json:
+        output.as_json({"queues": places, "moves": moves})
+        return 0
+    rows = [(queue, at, len(parts), " ".join(parts)) for queue in queues for at, parts in places[queue].items()]
+    table(_PLACEMENT, rows, "no queue has shards")
+    for move in moves:
+        print(f"\nmove slot {move.slot}, {move.shard}, from {move.source} to {move.to}:")
+        print("\n".join(f"  {command}" for command in move.commands))
+    if queues and not moves:
+        print("the shards lie evenly")
+    return 0
 
 
 def _strays(redis: SyncClient, queue: str, count: int) -> list[str]:

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, check_queues, client
-from evsched.cli.queue_shards import shard
+from evsched.cli.queue_shards import plan, shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
 from evsched.client import new_shards, spread
@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 app = App(name="queues", version=evsched.__version__)
 app.command(shard)
+app.command(plan)
 
 _PLACES = ("schedule", "backlog", "ready", "processing", "dead")
 

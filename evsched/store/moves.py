@@ -65,6 +65,7 @@ class Vacated(Struct, frozen=True):
 class Primary(Struct, frozen=True):
     """The primary of a cluster that has a queue."""
 
+    id: str
     address: str
     replicas: int
     """How many replicas the cluster knows of it, those that do not answer too."""
@@ -116,6 +117,7 @@ def _read_primary(reply: bytes) -> Primary:
     me = next(line for line in lines if "myself" in line[2].split(","))
     slots = [slots.partition("-") for slots in me[8:] if not slots.startswith("[")]
     return Primary(
+        id=me[0],
         address=me[1].partition("@")[0],
         replicas=sum("slave" in line[2].split(",") and line[3] == me[0] for line in lines),
         slots=[(int(first), int(last or first)) for first, _, last in slots],
