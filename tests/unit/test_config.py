@@ -28,6 +28,8 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
     given["http_networks"] = ("10.0.0.0/8", ("10.0.0.0/8",))
     given["forward_destinations"] = ("stream:a,list:b", ("stream:a", "list:b"))
     given["ledger_url"] = ("postgresql:///a", "postgresql:///a")
+    given |= {"http_nat64": ("64:ff9b::/96", ("64:ff9b::/96",)), "api_allowed_hosts": ("a,b", ("a", "b"))}
+    given["origin_concurrency"] = ("4", 4)
     given |= {f"api_{kind}_tokens": ("a,b", ("a", "b")) for kind in ("read", "write")}
     given |= {f"api_{kind}_tokens_file": ("/run/secrets/a", "/run/secrets/a") for kind in ("read", "write")}
     value, expected = given.get(name, (str(default), default))
