@@ -19,6 +19,7 @@ class Scale(Struct, frozen=True, kw_only=True):
         1_000_000
     )
     queues: Annotated[int, Meta(description="queues that one worker serves")] = 200
+    queue_names: Annotated[int, Meta(description="names of queues, most of them empty")] = 100_000
     workers: Annotated[int, Meta(description="worker processes")] = 20
     dispatchers: Annotated[int, Meta(description="dispatchers")] = 50
     payload: Annotated[int, Meta(description="bytes of a large payload")] = 20_000
@@ -42,6 +43,7 @@ QUICK: Final = Scale(
     overdue=1_000,
     scheduled=2_000,
     queues=9,
+    queue_names=2_000,
     workers=2,
     dispatchers=4,
     payload=2_000,

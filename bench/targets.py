@@ -61,6 +61,7 @@ _ALONE: Final = (
     Target("flood of far jobs: p99 of due jobs", 10, "ms", worst("flood", "due")),
     Target("1,000,000 scheduled jobs against 1,000: p50", 1.5, "x", growth("scheduled", "p50, ms")),
     Target("1,000,000 scheduled jobs against 1,000: p99", 1.5, "x", growth("scheduled", "p99, ms")),
+    Target("100,000 names of queues: sent when idle", 1, "commands/s", worst("names", "idle: commands/s sent")),
     Target("jobs overdue: scripts over 5 ms", 0, "calls", worst("overdue", "scripts over")),
     Target("beside 10,000 recurrences: p99 of sparse jobs", 10, "ms", worst("recurrences", "p99, ms")),
     Target("a job of priority 9 in a crowd: p50", 64, "ms", cell("overtaking", _CROWD, "priority 9: p50, ms")),

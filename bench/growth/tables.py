@@ -8,6 +8,7 @@ from typing import Final
 from bench.figures import Table
 from bench.growth import overdue, payloads
 from bench.growth.fleets import dispatched, served
+from bench.growth.names import named
 from bench.growth.scheduled import beside
 from bench.scale import Scale, sizes
 
@@ -55,6 +56,14 @@ def tables(scale: Scale) -> dict[str, Table]:
             "Bytes of the payload of no-op jobs",
             {f"{size:,}": partial(payloads.sized, size, scale) for size in bytes_},
             scale.rounds,
+        ),
+        "names": Table(
+            "Names of queues, of which one in a hundred has a job",
+            {
+                f"{count:,}": partial(named, count, scale)
+                for count in sizes(max(1, scale.queue_names // 100), scale.queue_names, 3)
+            },
+            note="Idle: a dispatcher and a worker. Beside: jobs of another queue while a fifth as many names are new.",
         ),
         "overdue": overdue.table(scale.overdue),
     }

@@ -115,9 +115,8 @@ class Janitor:
             StoreDown, StoreRefused: the failure concerns all queues.
         """
         if self._search.at() <= time.monotonic():
-            for queue in await self._search.find():
-                if queue not in self._queues:
-                    self._queues.plan(queue, 0.0)
+            for queue in await self._search.find(self._queues):
+                self._queues.bring_forward(queue, 0.0)
         while (queue := self._queues.take(time.monotonic())) is not None:
             rest = 0.0
             try:

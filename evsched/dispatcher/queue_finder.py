@@ -30,6 +30,10 @@ _AGAIN: Final = 2.0
 """Seconds, half of them random, after which the shards of named queues are read again while their node is away."""
 
 
+_SELDOM: Final = 10
+"""Safety caps between two readings of the set by a dispatcher that serves all queues and receives events, if no queue
+has shards. Workers write the set as often."""
+
 _READ_ALL: Final = 120
 """Safety caps between two readings of a set of the same size: an hour. Its members may have changed all the same."""
 
@@ -48,6 +52,7 @@ class Finder:
         self._set = QueueSet(runtime)
         self._scan = KeyScan(runtime, queues)
         self._read_at = 0.0
+        self._was_read = 0.0
         self._read_all_at = 0.0
         """When to read the set even if its size is the same."""
 
@@ -106,17 +111,20 @@ class Finder:
         Raises:
             StoreDown, StoreRefused
         """
+        cap = self._config.safety_cap
+        if not self._relies_on_events():  # perhaps since a moment ago
+            self._read_at = min(self._read_at, self._was_read + cap)
         if self._read_at <= time.monotonic():
             await self._read()
         await self._set.write()
         if self._scan.at <= time.monotonic():
             await self._scan.step()
-        return min(self._read_at, self._scan.at)
+        return min(self._read_at, self._scan.at, time.monotonic() + cap)
 
     async def _read(self) -> None:
         """Serve the queues in the set; scan the keys too if neither the set nor events can be relied on."""
-        now = time.monotonic()
-        self._read_at = now + self._config.safety_cap
+        self._was_read = now = time.monotonic()
+        self._read_at = now + self._config.safety_cap * (_SELDOM if self._relies_on_events() else 1)
         names, learned = await asyncio.gather(self._read_set(now), shard_map.learn(self._runtime))
         if self._config.queues:
             for name in filter(self._owns, shard_map.named(self._runtime)):
@@ -127,6 +135,7 @@ class Finder:
         for name in filter(self._owns, names or ()):
             self._queues.serve(name)
         if names is None or self._proof.failed:
+            self._read_at = min(self._read_at, now + self._config.safety_cap)
             self._scan.ensure()
 
     async def _read_set(self, now: float) -> set[str] | None:
@@ -135,3 +144,7 @@ class Finder:
             return set()
         self._read_all_at = now + _READ_ALL * self._config.safety_cap
         return await self._set.read()
+
+    def _relies_on_events(self) -> bool:
+        """Return whether new queues, and shards, are found by their events: the set is then read only to be sure."""
+        return not (self._config.queues or self._runtime.shards.counts or self._proof.failed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from evsched.dispatcher.served_queues import ServedQueues
 from evsched.errors import MOVING, StoreError
@@ -35,8 +35,8 @@ class Search:
         """Return when to call `find` next, by the monotonic clock."""
         return 0.0 if self._new else self._all_at
 
-    async def find(self) -> list[str]:
-        """Return the queues that the loop must look after.
+    async def find(self, known: Container[str] = ()) -> list[str]:
+        """Return the queues that the loop must look after, without those that it is `known` to look after.
 
         Raises:
             StoreDown, StoreRefused: the next call glances at the same queues again.
@@ -45,7 +45,8 @@ class Search:
         whole, self._new = self._all_at <= now, set[str]()
         if whole:
             self._all_at = now + self._interval
-        queues, found = self._served.queues if whole else sorted(new), list[str]()
+        queues = [queue for queue in (self._served.queues if whole else sorted(new)) if queue not in known]
+        found = list[str]()
         try:
             for first in range(0, len(queues), GLANCE_MOST):
                 found += await self._glance(queues[first : first + GLANCE_MOST])
