@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -206,3 +206,23 @@ async def test_a_queue_whose_event_comes_while_it_is_forgotten_is_in_the_set(
     await kept.write()
     assert client.smembers(SET) == {name.encode() for name in queues}
     await runtime.sender.close()
+
+
+async def test_the_janitor_surveys_only_the_queues_that_have_workers(own: EmbeddedRedis, client: Any, app: App) -> None:
+    put(client, (f"far-{n}" for n in range(MANY)), due=4e9)
+    client.zadd("evsched:{far-7}:leases", {"w": 1})
+    config = Config(url=own.url, lease=0.5, heartbeat=0.1, idle_lease=0.5, idle_heartbeat=0.1)
+    async with system(config, app, workers=0, dispatch=False) as running:
+        surveyed, send_all = list[Any](), running.sender.send_all
+
+        async def note(calls: Sequence[Call[Any]]) -> list[Any]:
+            surveyed.extend(call.near for call in calls)
+            return await send_all(calls)
+
+        running.sender.send_all = note
+        await running.dispatcher.find_queues()
+        running.dispatch()
+        async with asyncio.timeout(PATIENCE):
+            while client.exists("evsched:{far-7}:leases"):
+                await running.sender.send(server.clock())
+        assert {*surveyed} == {"evsched:{far-7}:"}
