@@ -81,8 +81,8 @@ def insert(url: str, queue: str, count: int, due: str = NEVER, critical: int = 0
         )
 
 
-def count_settings(connection: psycopg.Connection) -> int:
-    ((count,),) = connection.execute("SELECT count(*) FROM evsched_setting").fetchall()
+async def count_settings(connection: psycopg.AsyncConnection) -> int:
+    ((count,),) = await (await connection.execute("SELECT count(*) FROM evsched_setting")).fetchall()
     return count
 
 
@@ -256,11 +256,12 @@ async def test_settings_that_operators_made_are_restored(
             await recorder.until(lambda: ended(recorder) == 1)
             await make()
         made = await settings()
-        with psycopg.connect(ledger_url, autocommit=True) as connection:
-            while await asyncio.to_thread(count_settings, connection) != 5:
+        async with asyncio.timeout(PATIENCE), await psycopg.AsyncConnection.connect(ledger_url) as connection:
+            await connection.set_autocommit(True)
+            while await count_settings(connection) != 5:
                 pass
             await program.remove_calendar(queue, "gone")
-            while await asyncio.to_thread(count_settings, connection) != 4:
+            while await count_settings(connection) != 4:
                 pass
     client.flushall()
     with psycopg.connect(ledger_url, autocommit=True) as connection:
