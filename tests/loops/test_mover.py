@@ -105,6 +105,7 @@ async def test_new_shard_uses_more_of_its_limit_as_jobs_of_before_end(
     await sender.send(store.dispatch(limit=10, cap=1000))
     await sender.send(new.limit({"concurrency": 2}))
     await sender.send(new.reserve({"concurrency": Reserved(2, 4)}))
+    await sender.send(new.heartbeat("w", 600.0, fresh=True))
 
     async def reserved(value: float) -> None:
         async with asyncio.timeout(PATIENCE):
