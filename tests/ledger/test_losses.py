@@ -256,13 +256,14 @@ async def test_settings_that_operators_made_are_restored(
             await recorder.until(lambda: ended(recorder) == 1)
             await make()
         made = await settings()
-        async with asyncio.timeout(PATIENCE), await psycopg.AsyncConnection.connect(ledger_url) as connection:
+        limit = time.monotonic() + PATIENCE
+        async with await psycopg.AsyncConnection.connect(ledger_url) as connection:
             await connection.set_autocommit(True)
             while await count_settings(connection) != 5:
-                pass
+                assert time.monotonic() < limit, "not copied"
             await program.remove_calendar(queue, "gone")
             while await count_settings(connection) != 4:
-                pass
+                assert time.monotonic() < limit, "not deleted"
     client.flushall()
     with psycopg.connect(ledger_url, autocommit=True) as connection:
         connection.execute(
