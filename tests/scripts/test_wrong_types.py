@@ -115,6 +115,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "explain": lambda store, runs: store.explain("g1", now=NOW),
     "find": lambda store, runs: store.find("schedule", TASK),
     "forward": lambda store, runs: store.forward("w", [(runs[RUN], FORWARDED)], now=NOW),
+    "glance": lambda store, runs: store.glance([store.queue], now=NOW),
     "hold": lambda store, runs: store.hold("r", True, now=NOW),
     "limit": lambda store, runs: store.limit({"concurrency": 9, "concurrency:g": 2}, now=NOW),
     "look": lambda store, runs: store.look("g1", now=NOW),

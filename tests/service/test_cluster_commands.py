@@ -17,9 +17,11 @@ from evsched.client.client import Client
 from evsched.client.find_queues import find_queues
 from evsched.client.operations import Wait
 from evsched.client.sync_client import SyncClient
+from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.diagnostics.standstill import Standstill
 from evsched.errors import StoreRefused
+from evsched.jobs.tasks import define
 from evsched.process.first_check import unsafe_settings
 from evsched.process.ready_watch import ReadyWatch
 from evsched.process.reports import Ready
@@ -374,11 +376,12 @@ async def test_the_clock_of_a_test_begins_with_an_empty_cluster(
 # What cannot work.
 
 
-def forwarding(url: str, queue: str, *allowed: str, **urls: str) -> tuple[App, Any]:
+def forwarding(url: str, queue: str, *allowed: str, **urls: str) -> tuple[App, TaskHandle[..., Any]]:
     environment = {f"EVSCHED_FORWARD_URL_{name.upper()}": at for name, at in urls.items()}
     forwarder = Forwarder(read_destinations(allowed, environment), cluster=True)
     app = App(url, queue=queue, lifespan=lambda: forwarder)
-    return app, app.task(name="evsched.forward", retry=RETRY)(forwarder.forward)
+    app.tasks.add(task := define(forwarder.forward, name="evsched.forward", retry=RETRY))
+    return app, TaskHandle(app, task)
 
 
 async def test_a_message_for_another_slot_ends_with_the_reason(cluster: Cluster, queues: list[str]) -> None:

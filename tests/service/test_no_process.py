@@ -277,7 +277,7 @@ def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str
         log.until("Started", count=len(ids))
         holders = [line["worker"] for line in log.lines if line.get("event") == "Started"]
         victim = max(set(holders), key=holders.count)
-        os.kill(int(victim.split("-")[-2]), signal.SIGKILL)
+        os.kill(int(victim.split("-")[-3]), signal.SIGKILL)
         requeued = log.until("JobsRequeued")
         assert (requeued["worker"], requeued["cause"]) == (victim, "died")
         assert "died: its process was ended by SIGKILL" in requeued["reason"]
@@ -297,7 +297,7 @@ def test_a_process_counts_what_was_put_back_for_the_one_before_it(cli: Cli, queu
         url = log.until("Listening")["url"]
         raw.zadd(f"evsched:{{{queue}}}:schedule", inline("hold", "a"))
         victim = log.until("Started")["worker"]
-        os.kill(int(victim.split("-")[-2]), signal.SIGKILL)
+        os.kill(int(victim.split("-")[-3]), signal.SIGKILL)
         log.until("Started", count=2)
         page = subprocess.run(["curl", "-s", f"{url}/metrics"], capture_output=True, text=True, check=True).stdout
         assert f'evsched_jobs_requeued_total{{queue="{queue}",reason="died"}} 1.0' in page
