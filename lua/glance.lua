@@ -13,7 +13,8 @@
 -- USES   clock, seconds, rows, MEMBER_MOST
 --
 -- 1 us for each queue without anything, 6 us for any other. A queue that Redis refuses to read counts as one with a job
--- that is due: the call of that queue alone meets the error and reports it.
+-- that is due: the call of that queue alone meets the error and reports it. Each command has keys of one queue: after
+-- one with keys of several slots, a node of a cluster of Valkey 9 refuses all scripts until it restarts.
 
 local now = unpack(ARGV, 1, 1)
 now = clock(now)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from itertools import count
 from typing import Any
 
 import pytest
 
+from evsched import keys
 from evsched.store.dispatchers import Seen
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from evsched.transport.server_binary import find_server
+from evsched.transport.sync_sender import SyncSender
+from tests.support.cluster import Cluster
 
 NOTHING = Seen(None, gated=False, workers=False, recurs=False)
+REFUSED = Seen(0.0, gated=True, workers=True, recurs=True)
 
 COMMANDS = {
     "schedule": (("ZADD", "schedule", "12.5", "x"), Seen(12.5, gated=False, workers=False, recurs=False)),
@@ -50,3 +57,35 @@ async def test_it_reports_the_queues_that_have_something(client: Any, alone: Bat
 async def test_a_member_that_is_too_long_for_a_job_counts_as_due(client: Any, alone: BatchingSender) -> None:
     client.zadd("evsched:{q}:schedule", {"x" * ((1 << 20) + 1): 4e9})
     assert (await alone.send(Store("q").glance(["q"]))).seen["q"].nearest == 0.0
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_in_a_cluster_it_reads_queues_of_several_slots_and_the_other_scripts_of_the_node_still_run(
+    server: EmbeddedRedis, *, newest: bool
+) -> None:
+    """Valkey 9 refuses all scripts of a node after a command in a script that has keys of two slots."""
+    with Cluster(find_server("valkey") if newest else server.server, primaries=2) as cluster:
+        node, other = cluster.nodes
+        names = (f"q{number}" for number in count())
+        first, ready, empty, moving = (next(name for name in names if cluster.primary(name) is node) for _ in range(4))
+        elsewhere = next(name for name in names if cluster.primary(name) is other)
+        client = cluster.client(node)
+        for queue in (first, moving):
+            client.zadd(keys.schedule(queue), {"x": 12.5})
+        for queue in (ready, moving):
+            client.rpush(keys.ready(queue), "x")
+        cluster.begin_to_move(moving, other)
+        cluster.move_keys(node, other, [keys.schedule(moving)])
+        with closing(SyncSender(node.url)) as sender:
+            found = sender.send(Store(first).glance([ready, moving, empty, elsewhere, first]))
+            assert found.seen == {
+                ready: NOTHING,
+                moving: REFUSED,
+                elsewhere: REFUSED,
+                first: Seen(12.5, gated=False, workers=False, recurs=False),
+            }
+            for queue in (first, ready, empty):
+                sender.send(Store(queue).dispatch(limit=1, cap=1000))
+        with closing(SyncSender(other.url)) as sender:
+            assert sender.send(Store(elsewhere).glance([elsewhere, moving])).seen == {moving: REFUSED}
+            sender.send(Store(elsewhere).dispatch(limit=1, cap=1000))
