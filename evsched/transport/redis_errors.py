@@ -76,6 +76,15 @@ _NO_RIGHT: Final = "the ACL of this Redis user lacks a right: `evsched doctor --
 _REFUSED_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure in script")
 """How Redis's messages begin when a script runs a command that its user may not run."""
 
+_NO_SCRIPTS: Final = ("access a non local key", "keys that don't hash to the same slot")
+"""What Valkey 9 answers to all scripts of a node of a cluster after it has refused a command in one of them, of any
+program, because of keys in several slots."""
+
+_RESTART: Final = (
+    "if this node answers so to every script, restart it: in Valkey 9, a script of any program that has keys of "
+    "several slots in one command has this effect"
+)
+
 _FULL: Final = "OOM Redis's memory is full: raise `maxmemory`; jobs that are already there continue, which frees memory"
 
 
@@ -114,6 +123,8 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
         return _JOB_ERRORS[code](rest)
     if code == "MOVING":  # of fail() in the scripts, too: a job is between two shards for a moment
         return StoreDown(f"{what}: {rest}", kind=MOVING)
+    if any(words in message for words in _NO_SCRIPTS):
+        message = f"{message.partition(' script: ')[0]}; {_RESTART}"
     return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
 
 

@@ -101,3 +101,17 @@ def test_keys_of_several_slots_are_refused_with_the_form_of_the_url_of_a_cluster
     found = translate(ResponseError("CROSSSLOT Keys in request don't hash to the same slot"))
     assert isinstance(found, StoreRefused)
     assert "redis+cluster://" in str(found)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Attempted to access a non local key in a cluster node script: 5c1f, on @x:2.",
+        "Command 'time' in script attempted to access keys that don't hash to the same slot script: 5c1f, on @x:2.",
+    ],
+)
+def test_a_node_that_refuses_all_scripts_is_to_be_restarted(message: str) -> None:
+    found = translate(ResponseError(message))
+    assert isinstance(found, StoreRefused)
+    assert "restart it" in str(found)
+    assert "5c1f" not in str(found)
