@@ -14,7 +14,6 @@ import pytest
 from prometheus_client import generate_latest
 
 from evsched.telemetry.metrics import Metrics
-from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "grafana"
@@ -57,7 +56,6 @@ def test_the_dashboards_are_what_build_py_writes() -> None:
         [sys.executable, str(GRAFANA / "build.py"), "--check"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -139,6 +137,7 @@ def test_every_alert_is_tested() -> None:
     )
 
 
+@pytest.mark.extra
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")
 @pytest.mark.parametrize(
     "words",
@@ -151,12 +150,12 @@ def test_promtool_finds_nothing(words: tuple[str, ...]) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.extra
 @pytest.mark.skipif(
     not (TYPED / "node_modules/typescript").is_dir(), reason="no npm package typescript in tests/house/typed"
 )
@@ -186,7 +185,6 @@ def test_the_dashboards_match_the_types_of_grafana(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout

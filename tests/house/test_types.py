@@ -69,6 +69,7 @@ def pyright(python: Path, where: Path) -> Refused:
     return {row["range"]["start"]["line"] + 1: row["message"] for row in rows if row["severity"] == "error"}
 
 
+@pytest.mark.extra
 def test_the_package_says_that_it_is_typed(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     (sdist,) = dist.glob("*.tar.gz")
@@ -77,11 +78,13 @@ def test_the_package_says_that_it_is_typed(dist: Path) -> None:
         assert any(name.endswith("/evsched/py.typed") for name in opened.getnames())
 
 
+@pytest.mark.extra
 def test_the_program_runs(python: Path, tmp_path: Path) -> None:
     where = run(python, "-c", "import program, evsched; print(evsched.__file__)", cwd=PROGRAM.parent).strip()
     assert Path(where).is_relative_to(python.parents[1])
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("check", [mypy, pyright])
 def test_exactly_the_marked_lines_are_refused(
     check: Callable[[Path, Path], Refused], python: Path, tmp_path: Path

@@ -62,6 +62,7 @@ def insert(url: str, queue: str, *ids: str) -> None:
             )
 
 
+@pytest.mark.extra
 async def test_a_relay_under_its_own_user_serves_its_page(
     own: EmbeddedRedis, cli: Cli, queue: str, ledger_url: str, client: Any
 ) -> None:
@@ -151,6 +152,7 @@ async def test_a_transaction_that_was_open_for_long_is_no_row_that_waits(
     assert (second[0], second[1] < 3600) == (1, True)
 
 
+@pytest.mark.extra
 async def test_while_redis_is_away_rows_that_wait_are_counted(
     own: EmbeddedRedis, cli: Cli, queue: str, ledger_url: str
 ) -> None:
@@ -210,6 +212,7 @@ async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arri
     sender.close()
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("command", ["migrate", "run", "status"])
 def test_what_is_missing_is_said_in_one_line(cli: Cli, ledger_url: str, command: str) -> None:
     cli.environment["EVSCHED_LEDGER_URL"] = ""
@@ -243,6 +246,7 @@ UNREADABLE = [
 ]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("url", [*UNREADABLE, "postgresql+psycopg://shop:?s3cretPW#@127.0.0.1:1/shop"])
 def test_no_message_has_a_part_of_the_password(cli: Cli, url: str) -> None:
     cli.environment["EVSCHED_LEDGER_URL"] = url
@@ -294,6 +298,7 @@ async def test_each_reason_why_the_database_does_not_serve_is_reported_once(
     assert len(recorder.of(events.LedgerDown)) == 3
 
 
+@pytest.mark.extra
 async def test_a_relay_without_its_database_is_not_ready_and_says_why(
     cli: Cli, ledger_url: str, postgres: Postgres
 ) -> None:
@@ -399,6 +404,7 @@ async def test_status_and_the_doctor_say_that_relays_use_several_redises(
             assert "2, of 2 Redises" in cli.run("ledger", "status").stdout
 
 
+@pytest.mark.extra
 async def test_a_relay_that_waits_for_a_locked_table_says_so(cli: Cli, queue: str, ledger_url: str) -> None:
     command = cli.command("ledger", "run", "--metrics-port", "0")
     child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)

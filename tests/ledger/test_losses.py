@@ -328,6 +328,7 @@ async def test_redis_is_away_for_a_while(
     assert sorted(ran) == sorted(f"j{n}" for n in range(1, 51))
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
 async def test_postgresql_is_restarted(
     relaying: Running,

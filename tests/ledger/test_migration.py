@@ -36,6 +36,7 @@ ORDER BY 1, 2, 3
 """
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("drop", PARTS)
 async def test_what_is_missing_is_made(ledger_url: str, drop: str) -> None:
     with psycopg.connect(ledger_url, autocommit=True) as connection:

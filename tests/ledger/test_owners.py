@@ -38,6 +38,7 @@ def insert(url: str, queue: str) -> None:
         )
 
 
+@pytest.mark.extra
 async def test_the_relay_of_a_second_database_is_refused_at_its_start(
     relaying: Running, queue: str, ledger_url: str, second_url: str, client: Any, own: EmbeddedRedis, tmp_path: Any
 ) -> None:

@@ -71,6 +71,7 @@ async def test_rows_are_declared_changed_restored_and_removed(
     assert execute(ledger_url, "SELECT name FROM evsched_recurrence") == [("hourly",)]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("rule", "options", "reason"),
     [

@@ -276,6 +276,7 @@ names = st.sampled_from(
 WRITES = [one for one in OPERATIONS if one.body is not None]
 
 
+@pytest.mark.extra
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operation=st.sampled_from(WRITES), body=st.dictionaries(names, json_values, max_size=6), task=st.booleans())
 async def test_no_body_makes_the_server_fail(api: Caller, operation: Any, body: dict[str, Any], task: bool) -> None:

@@ -92,6 +92,7 @@ async def test_a_plain_function_sees_that_it_is_cancelled_and_ends_by_itself(con
         await cancelled(running, job)
 
 
+@pytest.mark.extra
 async def test_a_cancelled_task_on_a_process_ends_the_process(config: Config, queue: str, tmp_path: Path) -> None:
     async with system(config, heavy.app) as running:
         pid, job = await spinning(queue, tmp_path)
@@ -121,6 +122,7 @@ async def spinning(queue: str, folder: Path, **options: Any) -> tuple[int, Any]:
         os.close(end)
 
 
+@pytest.mark.extra
 async def test_a_timeout_ends_a_process(config: Config, queue: str, tmp_path: Path) -> None:
     async with system(config, heavy.app):
         pid, job = await spinning(queue, tmp_path, timeout=3)
@@ -130,6 +132,7 @@ async def test_a_timeout_ends_a_process(config: Config, queue: str, tmp_path: Pa
             os.kill(pid, 0)
 
 
+@pytest.mark.extra
 async def test_tasks_on_processes_run_there_and_may_retry_later_or_give_up(config: Config, queue: str) -> None:
     async with system(config, heavy.app):
 

@@ -66,6 +66,7 @@ def app(file: Path) -> App:
 
 
 # A suspect of two deaths is isolated, so it needs a fresh process too.
+@pytest.mark.extra
 @pytest.mark.parametrize(("task", "suspect"), [("on_process", "0 0"), ("in_loop", "2 0")])
 @pytest.mark.parametrize("broken", BROKEN)
 async def test_jobs_wait_until_the_code_is_corrected_and_lose_no_attempt(

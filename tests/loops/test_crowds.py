@@ -213,6 +213,7 @@ async def test_a_repeated_suspect_is_isolated_and_the_worker_survives_it(
             assert status.progress == {"done": 1, "total": 2}
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("deaths", [2, 4], ids=["isolated", "alone"])
 async def test_a_suspect_with_one_attempt_has_no_doubtful_runs(
     config: Config, findable: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch, deaths: int

@@ -153,6 +153,7 @@ async def upheaval(fleet: Fleet, released: int, pause: Callable[[str], Awaitable
             await pause(fleet.pick.choice(NAMES))
 
 
+@pytest.mark.extra
 @pytest.mark.seeded
 @pytest.mark.parametrize("given", [False, True], ids=["counted", "given"])
 @pytest.mark.parametrize("offset", range(15))
@@ -232,6 +233,7 @@ async def test_after_rollback_the_running_workers_declare_at_their_next_heartbea
     assert in_force(raw, queue) == VERSIONS[1]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(("of_old", "of_new"), [(0.1, 1.0), (1.0, 0.1)], ids=["the old first", "the new first"])
 async def test_running_workers_declare_again_after_redis_has_lost_its_data(
     own: EmbeddedRedis, client: Any, queue: str, of_old: float, of_new: float

@@ -33,6 +33,7 @@ async def wait_for_runs(running: System, kind: type[Completed | JobBuried], coun
     await running.recorder.wait(kind, lambda _: ended() == count)
 
 
+@pytest.mark.extra
 @pytest.mark.usefixtures("collector_off")
 @pytest.mark.parametrize("task", ["on_the_loop", "in_a_thread", "failing"])
 async def test_runs_leave_nothing_for_the_garbage_collector(task: str, config: Config, app: App) -> None:

@@ -44,6 +44,7 @@ async def began(running: System, raw: Any, queue: str) -> None:
         await running.sender.send(Store(queue).survey())
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("attempts", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_becomes_of_a_run_that_has_begun(

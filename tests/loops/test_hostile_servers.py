@@ -110,6 +110,7 @@ async def many_headers(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     await reader.read()
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     "protocol",
     [
@@ -148,6 +149,7 @@ async def test_a_server_does_not_decide_how_many_sent_headers_are_remembered(
         assert max(endpoint.header_tables, default=0) <= 65536
 
 
+@pytest.mark.extra
 @pytest.mark.xfail(strict=True, reason="a lookup keeps its thread until the system gives up, and 512 are the most")
 async def test_names_that_are_not_found_keep_no_other_waiting(config: Config, raw: Any, queue: str) -> None:
     """Their jobs have ended, and their lookups have not: the system takes half a minute."""

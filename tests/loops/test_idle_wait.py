@@ -219,6 +219,7 @@ async def spread(server: EmbeddedRedis, queue: str) -> AsyncGenerator[tuple[Clus
         yield cluster, shards
 
 
+@pytest.mark.extra
 async def test_a_shard_whose_slot_moves_wakes_its_workers_from_the_new_node(spread: tuple[Cluster, Shards]) -> None:
     cluster, shards = spread
     async with system(shards.config, shards.app) as running:

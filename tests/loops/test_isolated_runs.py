@@ -54,6 +54,7 @@ async def test_a_timeout_cancels_the_handler_where_it_waits(
     assert (tmp_path / "file").read_text() == "cancelled: timeout"
 
 
+@pytest.mark.extra
 async def test_a_cancelled_job_cancels_the_handler_where_it_waits(
     config: Config, app: App, queue: str, raw: Any, tmp_path: Path
 ) -> None:
@@ -65,6 +66,7 @@ async def test_a_cancelled_job_cancels_the_handler_where_it_waits(
     assert (tmp_path / "file").read_text() == "cancelled: cancelled"
 
 
+@pytest.mark.extra
 async def test_a_worker_that_stops_cancels_the_handler_and_hands_the_job_back(
     config: Config, app: App, queue: str, raw: Any, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ async def test_a_queue_that_is_empty_for_a_safety_cap_is_at_rest(own: EmbeddedRe
         await running.recorder.wait(events.Dispatched, count=3)
 
 
+@pytest.mark.extra
 async def test_idle_queues_are_checked_in_few_calls(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url, safety_cap=0.5), app, workers=0) as running:
         await running.recorder.wait(events.NotificationsProven)

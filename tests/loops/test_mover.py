@@ -95,6 +95,7 @@ async def test_a_batch_that_was_finished_meanwhile_is_no_event(
     assert [event.moved for event in recorder.of(events.MoveFinished)] == [1, 1]
 
 
+@pytest.mark.extra
 async def test_new_shard_uses_more_of_its_limit_as_jobs_of_before_end(
     runtime: Runtime, sender: BatchingSender, store: Store
 ) -> None:

@@ -280,6 +280,7 @@ async def test_a_plain_function_reports_its_progress_without_await(config: Confi
         await whole.recorder.wait(events.Completed)  # emitted after the caller that waits has its result
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("fail", [False, True])
 async def test_a_task_on_a_process_reports_its_progress_while_it_runs_and_at_its_end(
     config: Config, queue: str, tmp_path: Path, raw: Any, fail: bool

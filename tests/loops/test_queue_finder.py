@@ -112,6 +112,7 @@ async def test_a_dispatcher_of_named_queues_writes_the_set_and_serves_no_others(
         assert running.dispatcher.queues == ["mine"]
 
 
+@pytest.mark.extra
 async def test_a_worker_writes_a_lost_set_again(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url, safety_cap=0.2), app, dispatch=False) as running:
         await are_in_the_set(running, app.queue)

@@ -264,6 +264,7 @@ async def test_failures_in_a_row_pause_a_recurrence_as_its_code_declares(config:
     assert raw.hget(key, "runs") == raw.hget(key, "failed") == b"2"
 
 
+@pytest.mark.extra
 async def test_an_interval_after_the_end_of_each_run(config: Config, queue: str, raw: Any) -> None:
     app, begun, ended = App(queue=queue), list[float](), list[float]()
 

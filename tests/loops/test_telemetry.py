@@ -117,6 +117,7 @@ async def test_due_jobs_on_the_schedule_are_overdue_without_a_dispatcher(
     assert abs((figure("start_time_seconds") or 0) - now) < 60
 
 
+@pytest.mark.extra
 async def test_five_thousand_unknown_tasks_make_only_one_series_for_each_metric(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:

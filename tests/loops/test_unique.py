@@ -28,6 +28,7 @@ def page_of(page: object, version: int = 1) -> object:
     return page
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("conflict", [None, "keep", "replace"])
 @pytest.mark.parametrize("lost", ["up", "down"])
 async def test_a_thousand_producers_whose_links_are_cut_make_one_job(

@@ -175,6 +175,7 @@ def test_a_record_of_another_type_matches_nothing(send: Send, store: Store, raw:
     assert send(store.cancel_matching(["a"], condition(before=NOW))) == 0
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("place", ["schedule", "dead"])
 def test_what_stays_is_found_while_others_come_and_go(
     send: Send, store: Store, raw: Any, root: str, place: str

@@ -106,6 +106,7 @@ def schedule_good(send: Send, store: Store) -> None:
     send(store.enqueue([New(job_id, VALID, due=NOW - 1, group="g") for job_id in GOOD]))
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("limited", [False, True], ids=["", "limited"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_malformed_record_stops_one_job_only(
@@ -172,6 +173,7 @@ ENDS: dict[str, tuple[Callable[[Store], Callable[..., Any]], Outcome]] = {
 }
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("way", ON_RUNNING)
 def test_fields_written_into_the_record_of_a_run_do_not_stop_its_end(

@@ -56,6 +56,7 @@ def record_bytes(raw: Any, send: Send, call: Call[Any]) -> int:
     raise AssertionError("the monitor ended")
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("limited", [False, True], ids=["", "limited"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_reads_a_field_that_is_too_long(
@@ -86,6 +87,7 @@ ENDS: dict[str, Callable[[Store, FetchedJob], Call[Any]]] = {
 }
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("cancelled", [False, True], ids=["", "cancelled"])
 def test_no_end_of_a_run_reads_a_field_that_is_too_long(

@@ -62,6 +62,7 @@ def contents(cluster: Cluster) -> list[set[str]]:
     return found
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_script_is_answered_ask_before_it_writes(
     cluster: Cluster, moving: tuple[EmbeddedRedis, EmbeddedRedis], verb: str

@@ -485,6 +485,7 @@ def test_a_pass_brings_each_job_to_its_home(
     assert not [name for name in snapshot(raw, queue) if name == "moving"]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("lose", [False, True], ids=["before a call", "its reply is lost"])
 def test_a_pass_may_end_anywhere_and_another_goes_on(
     send: SendCall, queue: str, raw: Any, filled: set[str], shards: Callable[[str, int], None], lose: bool

@@ -105,6 +105,7 @@ def test_long_inline_jobs_are_dispatched_a_few_at_a_time(send: Send, store: Stor
     assert (calls, moved) == (4, 20)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("limit", [20, 500])
 def test_long_members_among_short_ones_are_read_one_by_one(send: Send, store: Store, raw: Any, limit: int) -> None:
     """Copying a member into a script takes Redis about 5 ms for each MB."""

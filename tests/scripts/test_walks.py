@@ -517,6 +517,7 @@ def _walk(walk: Walk, seed: int) -> Counter[str]:
     return walk.done
 
 
+@pytest.mark.extra
 def test_a_random_walk_on_a_cluster(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
 
@@ -527,6 +528,7 @@ def test_a_random_walk_on_a_cluster(server: EmbeddedRedis) -> None:
             _walk(Walk(cluster.url, seed, client_of), seed)
 
 
+@pytest.mark.extra
 def test_a_random_walk_behind_sentinels(server: EmbeddedRedis) -> None:
     with Sentinels(server.server) as sentinels:
         primary = sentinels.primary()
@@ -534,7 +536,7 @@ def test_a_random_walk_behind_sentinels(server: EmbeddedRedis) -> None:
 
 
 @pytest.mark.seeded
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.extra) for part in range(1, 4))])
 def test_random_walks(server: EmbeddedRedis, part: int) -> None:
     done = Counter[str]()
     explored = os.environ.get("EVSCHED_TEST_SEED")

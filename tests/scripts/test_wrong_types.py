@@ -202,6 +202,7 @@ def test_the_calls_cover_every_verb() -> None:
     assert set(CALLS) == {path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_")}
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("verb", [*CALLS, *BY_FILTER])
 def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
     send: Send, store: Store, state: State, raw: Any, seeded: Seeded, verb: str

@@ -62,6 +62,7 @@ def caller(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {WRITE}"}, timeout=PATIENCE)
 
 
+@pytest.mark.extra
 async def test_it_serves_until_it_is_asked_to_stop(cli: Cli, queue: str) -> None:
     with serving(cli) as (url, child, log):
         async with caller(url) as http:
@@ -77,6 +78,7 @@ async def test_it_serves_until_it_is_asked_to_stop(cli: Cli, queue: str) -> None
     assert READ not in str(log.lines)
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 async def test_requests_that_wait_are_answered_when_it_stops(cli: Cli, queue: str, raw: Any) -> None:
     with serving(cli) as (url, child, log):
@@ -92,6 +94,7 @@ async def test_requests_that_wait_are_answered_when_it_stops(cli: Cli, queue: st
         assert [line for line in log.lines if line.get("level") != "info"] == []
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 async def test_a_request_whose_caller_has_gone_waits_no_longer(cli: Cli, queue: str, raw: Any) -> None:
     with serving(cli) as (url, _, _):
@@ -126,6 +129,7 @@ async def test_a_request_that_is_under_way_is_answered_before_the_end(cli: Cli, 
         assert await asyncio.to_thread(child.wait, PATIENCE) == 0
 
 
+@pytest.mark.extra
 async def test_it_listens_while_redis_is_away(tmp_path: Path, queue: str) -> None:
     with EmbeddedRedis() as server:
         server.kill()
@@ -144,6 +148,7 @@ async def test_it_listens_while_redis_is_away(tmp_path: Path, queue: str) -> Non
             assert await asyncio.to_thread(terminate, child) == 0
 
 
+@pytest.mark.extra
 def test_it_ends_while_redis_is_away(tmp_path: Path) -> None:
     with EmbeddedRedis() as server:
         server.kill()
@@ -185,6 +190,7 @@ async def test_an_upload_that_does_not_end_is_answered_when_it_stops(cli: Cli, q
     assert "Exception" not in str(log.lines)
 
 
+@pytest.mark.extra
 def test_a_caller_that_sends_all_before_it_reads_gets_the_response(cli: Cli, queue: str) -> None:
     """As http.client of Python does, and what is built on it."""
     long, short, json_type = b" " * 10_000_000, b" " * 1_000_000, "application/json"
@@ -203,6 +209,7 @@ def test_a_caller_that_sends_all_before_it_reads_gets_the_response(cli: Cli, que
             connection.close()
 
 
+@pytest.mark.extra
 async def test_many_callers_on_many_connections(cli: Cli, queue: str, raw: Any) -> None:
     with serving(cli) as (url, _, _):
 
@@ -245,6 +252,7 @@ async def test_a_restart_of_redis_loses_and_doubles_no_request(tmp_path: Path, q
                 assert (await http.get(f"{path}/{job}")).status_code == 200
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("environment", "flags", "words"),
     [
@@ -263,6 +271,7 @@ def test_it_does_not_start_with_wrong_settings(
     assert words in done.stderr
 
 
+@pytest.mark.extra
 def test_it_does_not_start_without_tokens_unless_it_is_told_to(server: EmbeddedRedis, tmp_path: Path) -> None:
     cli = Cli(server.url, tmp_path)
     done = cli.process("api")
@@ -272,6 +281,7 @@ def test_it_does_not_start_without_tokens_unless_it_is_told_to(server: EmbeddedR
         assert httpx.get(f"{url}/v1/queues").status_code == 200
 
 
+@pytest.mark.extra
 def test_a_port_that_is_taken_is_said(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -281,6 +291,7 @@ def test_a_port_that_is_taken_is_said(cli: Cli) -> None:
     assert "or a --host of this machine" in cli.process("api", "--host", "203.0.113.7").stderr
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("library", ["starlette", "uvicorn"])
 def test_without_the_extra_it_says_what_to_install(cli: Cli, library: str) -> None:
     cli.run_first(f"import sys; sys.modules[{library!r}] = None")
@@ -290,6 +301,7 @@ def test_without_the_extra_it_says_what_to_install(cli: Cli, library: str) -> No
     assert cli.process("api", "--help").returncode == 0
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     "sent",
     [
@@ -319,6 +331,7 @@ def like(found: Any, documented: Any) -> bool:
     return found == documented
 
 
+@pytest.mark.extra
 def test_the_commands_of_the_documentation_work(cli: Cli) -> None:
     blocks = re.findall(r"^```(sh|json)\n(.*?)^```$", PAGE, re.M | re.S)
     assert len(blocks) > 15

@@ -71,6 +71,7 @@ def test_a_job_is_scheduled_moved_run_and_shown_from_the_command_line(cli: Cli, 
     assert "finished" in cli.run("show", "one", *of).stdout
 
 
+@pytest.mark.extra
 def test_explain_says_that_a_job_waits_for_a_process(cli: Cli, folder: Path, queue: str) -> None:
     of = ("--queue", queue)
     (folder / "pooled.py").write_text(POOLED)
@@ -161,6 +162,7 @@ def test_a_job_that_waits_for_a_worker_that_knows_its_task_is_explained(cli: Cli
     assert (found.returncode, "unknown-task: 1 job waits for a worker" in found.stdout) == (1, True)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(("flags", "environment"), [(("--log-jobs",), {}), ((), {"EVSCHED_LOG_JOBS": "1"}), ((), {})])
 def test_the_start_and_end_of_each_job_are_logged_when_asked_for(
     cli: Cli, queue: str, flags: tuple[str, ...], environment: dict[str, str]
@@ -174,6 +176,7 @@ def test_the_start_and_end_of_each_job_are_logged_when_asked_for(
     assert of_job == ([("Started", "add", 1), ("Completed", "add", 1)] if asked else [])
 
 
+@pytest.mark.extra
 def test_a_failure_is_shown_and_logged_with_its_traceback_wherever_the_handler_runs(
     cli: Cli, folder: Path, queue: str
 ) -> None:
@@ -258,6 +261,7 @@ def test_the_demo_runs_all_its_jobs_and_prints_how_late_they_started(folder: Pat
     assert "30 of 30" in done.stdout
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("url", ["redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/mymaster"])
 def test_the_demo_needs_one_server(cli: Cli, url: str) -> None:
     done = cli.process("demo", "--url", url)
@@ -265,6 +269,7 @@ def test_the_demo_needs_one_server(cli: Cli, url: str) -> None:
     assert "the demo needs one server, redis://HOST:PORT" in done.stderr
 
 
+@pytest.mark.extra
 def test_every_kind_of_command_has_help_with_an_example(cli: Cli) -> None:
     assert "run-now" in cli.run("--help").stdout
     for command in ("dev", "enqueue", "show", "limit", "recurrences add", "windows set", "simulate", "doctor", "top"):

@@ -141,6 +141,7 @@ def test_dead_jobs_by_their_reason(cli: Cli, queue: str, raw: Any, schedule: Any
     assert schedule().keys() == (changed if verb == "revive" else set())
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_command_after_its_slice_and_the_same_command_does_the_rest(

@@ -222,6 +222,7 @@ def test_a_lifespan_that_fails_gives_one_line_on_stderr(cli: Cli, folder: Path, 
     assert "lifespan did not begin: RuntimeError: no database" in done.stderr
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("command", ["queues --json", "top --json", "doctor", "--help", "enqueue noop"])
 @pytest.mark.parametrize(("to", "words"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")])
 def test_a_stdout_that_cannot_be_written_gives_one_line_on_stderr(cli: Cli, command: str, to: str, words: str) -> None:

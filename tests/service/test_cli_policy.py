@@ -127,6 +127,7 @@ def test_a_paused_queue_starts_no_job_until_it_is_resumed(cli: Cli, queue: str) 
     assert "completed" in cli.json("explain", "a", *of)["sentence"]
 
 
+@pytest.mark.extra
 def test_a_pause_with_an_end_and_a_reason_is_shown_wherever_one_looks(cli: Cli, queue: str) -> None:
     until, why = "2099-01-31T09:00Z", "the provider is down"
     cli.run("enqueue", "noop", "--id", "a", "--queue", queue)
@@ -261,6 +262,7 @@ def test_a_unique_job_is_met_however_it_was_enqueued(cli: Cli, queue: str) -> No
     assert (refused.returncode, "--within needs --unique" in refused.stderr) == (2, True)
 
 
+@pytest.mark.extra
 def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> None:
     """The command shows the progress that Redis publishes, and the end of the job. It polls nothing."""
     of, begun, goes_on = ("--queue", queue), tmp_path / "begun", tmp_path / "goes_on"

@@ -99,6 +99,7 @@ def _words(command: str) -> list[str]:
     return words if "QUEUE" in command else [*words, "--queue", QUEUE]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_table_leaves_out_columns_that_do_not_fit_the_terminal_and_breaks_no_word(
@@ -148,6 +149,7 @@ def test_queues_shows_when_the_next_job_is_due_and_since_when_a_queue_is_paused_
     assert cli.run("resume", "other").returncode == 0
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("command", [("jobs",), ("show", "a-job-with-a-long-name-of-fifty-characters-0123456")])
 def test_created_is_shown_in_the_whole_seconds_in_which_it_is_known(cli: Cli, command: tuple[str, ...]) -> None:
     lines = [line.split("\t") for line in cli.run(*command, "--queue", QUEUE).stdout.splitlines()]

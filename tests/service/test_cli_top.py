@@ -147,6 +147,7 @@ def test_top_says_that_a_hanging_worker_does_not_answer(cli: Cli, queue: str) ->
         assert (row["answered"], row["slots"], row["busy"], row["runs"]) == (False, None, 0, [])
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("leave", ["q", "SIGTERM"])
 def test_top_ends_on_q_or_sigterm_and_restores_the_terminal(cli: Cli, queue: str, leave: str) -> None:
     of = ("--queue", queue)
@@ -167,6 +168,7 @@ def test_top_ends_on_q_or_sigterm_and_restores_the_terminal(cli: Cli, queue: str
         assert terminal.wait() == 0
 
 
+@pytest.mark.extra
 def test_top_says_that_redis_is_down_and_continues_when_it_is_back(cli: Cli, own: EmbeddedRedis) -> None:
     cli.environment["EVSCHED_URL"] = own.url
     with cli.running("worker", "tasks:app", until="256 slots"), Terminal(cli) as terminal:

@@ -119,6 +119,7 @@ def program(client: Client, folder: Path) -> list[str]:
     return [built if word == "PROGRAM" else word for word in client.run]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
 async def test_a_client_of_another_language_schedules_cancels_and_reads_replies(
     client: Client, guarded: EmbeddedRedis, queue: str, tmp_path: Path

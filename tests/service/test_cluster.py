@@ -151,6 +151,7 @@ class SlowContexts:
         return self._make()
 
 
+@pytest.mark.extra
 async def test_over_tls_the_death_of_a_primary_does_not_stop_the_queues_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ async def test_over_tls_the_death_of_a_primary_does_not_stop_the_queues_of_the_o
         assert contexts.count == 1
 
 
+@pytest.mark.extra
 async def test_a_certificate_that_has_changed_is_read_again(tmp_path: Path) -> None:
     with tls_cluster(tmp_path) as cluster:
         sender = BatchingSender(cluster.tls_url)
@@ -221,6 +223,7 @@ def atomically(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
     cluster.until(lambda: cluster.primary(queue) is to, "the slot does not move")
 
 
+@pytest.mark.extra
 async def test_a_queue_whose_slot_moves_key_by_key_loses_no_job_and_runs_none_twice(cluster: Cluster) -> None:
     await _move_to_and_fro(cluster, Cluster.move)
 
@@ -243,6 +246,7 @@ async def test_a_foreign_client_may_follow_ask_with_its_hset_and_zadd(cluster: C
     assert max(scene.runs.values()) == 1
 
 
+@pytest.mark.extra
 async def test_a_queue_whose_slot_moves_atomically_loses_no_job_and_runs_none_twice() -> None:
     with Cluster(find_server("valkey")) as cluster:
         await _move_to_and_fro(cluster, atomically)
@@ -311,6 +315,7 @@ async def runs_of_all(scene: Scene, queues: tuple[str, ...], number: int) -> Non
         await scene.ran(queue, [number])
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("all_queues", [False, True])
 async def test_processes_that_start_while_a_slot_moves_serve_the_other_queues_and_then_that_one(
     cluster: Cluster, *, all_queues: bool
@@ -336,6 +341,7 @@ async def test_processes_that_start_while_a_slot_moves_serve_the_other_queues_an
     await asyncio.to_thread(cluster.move, beside, source)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("all_queues", [False, True])
 async def test_processes_that_start_while_a_primary_is_dead_serve_the_other_queues_and_then_those_of_that_one(
     server: EmbeddedRedis, *, all_queues: bool
@@ -378,6 +384,7 @@ async def test_a_worker_keeps_its_leases_of_the_other_queues_while_a_primary_is_
         assert not [event for event in recorder.of(events.LeaseLost) if event.queue == other]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("number", range(3))
 async def test_a_process_that_must_have_redis_starts_whichever_primary_is_dead(
     server: EmbeddedRedis, number: int

@@ -53,6 +53,7 @@ def remove(cluster: Cluster, node: EmbeddedRedis) -> None:
     cluster.client(node).execute_command("CLUSTER", "RESET", "SOFT")
 
 
+@pytest.mark.extra
 async def test_processes_that_start_do_not_believe_a_removed_node(server: EmbeddedRedis) -> None:
     with with_spare(server) as (cluster, spare, url):
         queues = queues_of_all(cluster)
@@ -136,6 +137,7 @@ async def test_a_process_is_not_ready_while_no_node_has_slots_and_its_metrics_ar
             await running.recorder.wait(events.RedisUp, lambda event: event.who == down.who)
 
 
+@pytest.mark.extra
 async def test_a_node_that_hears_no_other_node_is_not_believed() -> None:
     with Cluster(find_server("valkey"), replicas=3, enable_debug_command="yes") as cluster:
         cluster.wait_for_replicas()

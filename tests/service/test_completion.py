@@ -15,6 +15,7 @@ def cli(tmp_path: Path) -> Cli:
     return Cli("", tmp_path)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -39,6 +40,7 @@ def test_bash_completes_commands_flags_and_choices(cli: Cli, line: str, expected
     assert expected <= {*done.stdout.split()}, done
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(("shell", "head"), [("zsh", "#compdef evsched"), ("fish", "complete -c evsched")])
 def test_zsh_and_fish_have_a_completion_script(cli: Cli, shell: str, head: str) -> None:
     script = cli.run("completion", shell).stdout

@@ -65,6 +65,7 @@ PLAIN, SUSPECT, ISOLATED, ALONE = "", "1 1", "2 1", "4 1"
 begun."""
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("before", "point", "attempt", "after"),
     [

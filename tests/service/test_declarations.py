@@ -94,6 +94,7 @@ def test_old_workers_that_restart_change_nothing_until_the_rollback(cli: Cli, qu
         }
 
 
+@pytest.mark.extra
 def test_prune_deletes_what_the_newest_revision_does_not_declare(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     for version in ("old", "new"):
@@ -114,6 +115,7 @@ def test_prune_deletes_what_the_newest_revision_does_not_declare(cli: Cli, queue
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
 
 
+@pytest.mark.extra
 def test_a_rollback_finds_the_app_although_all_its_recurrences_are_pruned(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     for version in ("old", "none"):
@@ -182,6 +184,7 @@ def limits_in_force(cli: Cli, queue: str) -> dict[str, float]:
     return {row["limit"]: row["value"] for row in cli.json("limits", "--queue", queue)}
 
 
+@pytest.mark.extra
 def test_a_queue_that_the_app_no_longer_uses_is_pruned_when_no_worker_serves_it(
     cli: Cli, queue: str, left: str, raw: Any
 ) -> None:
@@ -205,6 +208,7 @@ def test_a_queue_that_the_app_no_longer_uses_is_pruned_when_no_worker_serves_it(
     assert (states(cli, left).keys(), limits_in_force(cli, left)) == ({"own"}, {"rate": 50})
 
 
+@pytest.mark.extra
 def test_what_is_in_force_is_not_pruned_while_a_worker_serves_the_queue(cli: Cli, queue: str, left: str) -> None:
     with started(cli, "worker", "before:app") as (_, log):
         log.until("WorkerStarted")
@@ -216,6 +220,7 @@ def test_what_is_in_force_is_not_pruned_while_a_worker_serves_the_queue(cli: Cli
     assert (states(cli, left).keys(), limits_in_force(cli, left)) == ({"own"}, {"rate": 50})
 
 
+@pytest.mark.extra
 def test_one_burst_on_a_queue_that_the_app_has_left_stops_what_it_declared_there(
     cli: Cli, queue: str, left: str
 ) -> None:

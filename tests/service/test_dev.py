@@ -66,6 +66,7 @@ def dev(cli: Cli, app: str = "tasks:app", **environment: str) -> Generator[tuple
         child.communicate()
 
 
+@pytest.mark.extra
 def test_dev_prints_the_same_url_at_each_start_as_a_line_to_copy(cli: Cli) -> None:
     with dev(cli) as (_, first):
         assert first.startswith("unix:///")
@@ -80,6 +81,7 @@ def test_dev_prints_the_same_url_at_each_start_as_a_line_to_copy(cli: Cli) -> No
         assert third == first
 
 
+@pytest.mark.extra
 def test_two_devs_at_the_same_time_have_two_servers(cli: Cli) -> None:
     with dev(cli) as (_, first), dev(cli) as (_, second), dev(cli, "tasks:other") as (_, other):
         assert len({first, second, other}) == 3
@@ -87,6 +89,7 @@ def test_two_devs_at_the_same_time_have_two_servers(cli: Cli) -> None:
         assert cli.run("jobs", "--json", EVSCHED_URL=second).stdout.strip() == "[]"
 
 
+@pytest.mark.extra
 def test_an_exported_url_is_used_while_it_lasts_and_ignored_when_its_server_has_ended(cli: Cli) -> None:
     with dev(cli) as (_, first), dev(cli, EVSCHED_URL=first) as (_, url):
         assert url == "", "it works with the Redis that is there"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from evsched import App, GiveUp, Retry, RetryLater, current_job, events
 from evsched.config import Config
 from evsched.diagnostics.audit import Audit
@@ -20,6 +22,7 @@ LOOKS = 25
 """How often the audit runs."""
 
 
+@pytest.mark.extra
 async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queue: str, raw: Any) -> None:
     """The audit runs again and again while jobs of all kinds are scheduled, run, retried, paused and revived."""
     app = App(queue=queue)

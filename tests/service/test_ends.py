@@ -125,6 +125,7 @@ sys.meta_path.insert(0, Held())
 """
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("words", "number", "code"),
     [
@@ -169,6 +170,7 @@ def refusing(cli: Cli) -> Generator[Cli]:
         yield cli
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("words", [*WORKERS, PARENT], ids=" ".join)
 def test_a_worker_whose_redis_refuses_ends_with_code_0_on_sigterm(refusing: Cli, words: tuple[str, ...]) -> None:
     with started(refusing, *words) as (child, log):
@@ -183,6 +185,7 @@ def test_a_child_whose_redis_refuses_ends_with_a_parent_that_is_killed(refusing:
         child.communicate(timeout=PATIENCE)  # the child writes to the same pipe: it is closed when both have ended
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("words", [("dispatcher",), PARENT], ids=" ".join)
 def test_a_service_that_waits_for_redis_ends_with_code_0_on_sigterm(cli: Cli, words: tuple[str, ...]) -> None:
     cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
@@ -210,6 +213,7 @@ def test_a_service_begins_when_redis_answers(cli: Cli, words: tuple[str, ...]) -
             assert terminate(child) == 0
 
 
+@pytest.mark.extra
 def test_a_service_begins_when_redis_has_read_its_data(cli: Cli) -> None:
     """It reads for as long as the service takes to look, on a machine of any speed."""
     with EmbeddedRedis(key_load_delay="1000") as server:  # µs for each command of the AOF
@@ -231,6 +235,7 @@ def test_a_service_begins_when_redis_has_read_its_data(cli: Cli) -> None:
             loading.join()
 
 
+@pytest.mark.extra
 def test_a_service_that_requires_redis_exits_with_code_1_without_it(cli: Cli) -> None:
     cli.environment["EVSCHED_REQUIRE_REDIS"] = "true"
     done = cli.run("worker", "tasks:app", "--processes", "2", "--url", "redis://127.0.0.1:1/0")
@@ -256,6 +261,7 @@ app = App(lifespan=never)
 # While it works.
 
 
+@pytest.mark.extra
 def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli) -> None:
     with EmbeddedRedis() as server:
         cli.environment["EVSCHED_URL"] = server.url
@@ -267,6 +273,7 @@ def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli)
             assert terminate(child) == 0
 
 
+@pytest.mark.extra
 def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue: str, raw: Any) -> None:
     with cli.running("dispatcher", until="NotificationsProven"), started(cli, *PARENT) as (child, log):
         schedule(raw, queue, "hold", "other")
@@ -308,6 +315,7 @@ def ends(child: subprocess.Popen[str], log: Log) -> dict[str, dict[str, Any]]:
     return found | {job: line for line in requeued for job in line["ids"]}
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("task", ["block", "sleep"])
 def test_a_worker_that_ends_since_a_job_hangs_logs_what_became_of_each_job(
     cli: Cli, queue: str, raw: Any, task: str
@@ -331,6 +339,7 @@ def test_a_worker_that_ends_since_a_job_hangs_logs_what_became_of_each_job(
     assert raw.zrange(f"evsched:{{{queue}}}:dead", 0, -1) == [b"only"]
 
 
+@pytest.mark.extra
 def test_the_job_that_blocks_the_loop_fails_and_not_one_whose_timeout_passes_meanwhile(
     cli: Cli, queue: str, raw: Any
 ) -> None:
@@ -345,6 +354,7 @@ def test_the_job_that_blocks_the_loop_fails_and_not_one_whose_timeout_passes_mea
     assert "in block\n" in lines["bad"]["traceback"]
 
 
+@pytest.mark.extra
 def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment |= {"EVSCHED_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_HEARTBEAT": "0.5"}
     with cli.running("dispatcher", until="NotificationsProven"), started(cli, "worker", "tasks:app") as (child, log):
@@ -361,6 +371,7 @@ def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, q
     assert b"did not yield" in raw.hget(f"evsched:{{{queue}}}:job:bad", "reason")
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(("task", "blocker"), [("block", "bad"), ("start", "")])
 def test_a_worker_that_is_stopped_while_a_job_blocks_it_logs_what_became_of_each_job(
     cli: Cli, queue: str, raw: Any, task: str, blocker: str
@@ -465,6 +476,7 @@ def test_the_processes_of_a_pool_end_with_a_worker_that_is_killed(cli: Cli, queu
             assert pipe.read() == ""  # it is closed when the handler's process has ended
 
 
+@pytest.mark.extra
 def test_a_signal_to_the_whole_group_leaves_the_processes_of_a_pool_to_the_worker(
     cli: Cli, queue: str, raw: Any
 ) -> None:
@@ -474,6 +486,7 @@ def test_a_signal_to_the_whole_group_leaves_the_processes_of_a_pool_to_the_worke
     assert cli.json("show", "one", "--queue", queue)["result"] == "still there"
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals) -> None:
     del cli.environment["EVSCHED_URL"]
@@ -488,6 +501,7 @@ def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals)
         assert child.returncode == (-9 if number == signal.SIGKILL else 0)
 
 
+@pytest.mark.extra
 def test_settings_of_redis_that_may_lose_jobs_are_reported_once_at_the_start(cli: Cli) -> None:
     with EmbeddedRedis(appendonly="no", maxmemory="100mb", maxmemory_policy="allkeys-lru") as unsafe:
         done = cli.run("worker", "tasks:app", "--burst", EVSCHED_URL=unsafe.url)

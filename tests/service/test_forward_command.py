@@ -36,6 +36,7 @@ def schedule(raw: Any, queue: str, **kwargs: Any) -> str:
     return record
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("to", "words"),
     [
@@ -71,6 +72,7 @@ def test_a_message_is_forwarded_by_a_worker_without_the_libraries_of_other_targe
     assert [fields for _, fields in raw.xrange(news)] == [{b"id": b"one", b"message": b'{"n":1}'}]
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 def test_a_process_for_one_run_may_forward_too(cli: Cli, raw: Any, queue: str, news: str) -> None:
     record = schedule(raw, queue, to=f"list:{news}", message=1, bare=True)
@@ -81,6 +83,7 @@ def test_a_process_for_one_run_may_forward_too(cli: Cli, raw: Any, queue: str, n
     assert raw.lrange(news, 0, -1) == [b"1"]
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 @pytest.mark.parametrize("words", [("worker", APP, "--processes", "1"), ("dev", APP)], ids=" ".join)
 async def test_each_process_has_the_flags(cli: Cli, raw: Any, queue: str, news: str, words: tuple[str, ...]) -> None:

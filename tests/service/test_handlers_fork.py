@@ -134,6 +134,7 @@ def test_a_process_that_a_handler_left_behind_ends_with_the_worker(
         os.kill(left, 0)
 
 
+@pytest.mark.extra
 def test_the_death_of_a_pool_process_is_noticed_while_it_has_children(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str
 ) -> None:

@@ -140,6 +140,7 @@ async def at_work(folder: Path) -> AsyncGenerator[tuple[Site, Tiles, EmbeddedRed
             raw.close()
 
 
+@pytest.mark.extra
 async def test_an_incident_of_redis_or_of_the_queue_is_on_the_first_screen(tmp_path: Path) -> None:
     """The tile turns bad within ten seconds, and is green again when the incident is over."""
     async with at_work(tmp_path) as (running, tiles, server, clock, raw):
@@ -169,6 +170,7 @@ async def redis_and_queue(running: Site, tiles: Tiles, server: EmbeddedRedis, cl
     await tiles.until_well()
 
 
+@pytest.mark.extra
 async def test_an_incident_of_a_job_or_a_process_is_on_the_first_screen(tmp_path: Path) -> None:
     """The tile turns bad within ten seconds. Some tiles stay bad for a while after the incident is over."""
     async with at_work(tmp_path) as (running, tiles, _, _, raw):

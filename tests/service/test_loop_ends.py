@@ -44,6 +44,7 @@ def step_of_thread(*_): raise KeyError("a bug")
 """
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("words", "module", "name", "function", "loop"),
     [
@@ -66,6 +67,7 @@ def test_a_loop_that_ends_ends_the_process_with_a_log_line_and_code_70(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("task", "message"),
     [

@@ -149,6 +149,7 @@ def assert_one_process_runs_a_job(cli: Cli, queue: str, raw: Any, until: str) ->
         assert len(found) == times, (one.lines, two.lines)
 
 
+@pytest.mark.extra
 def test_one_job_starts_one_process_of_two_parents_however_late_its_first_fetch_is(
     cli: Cli, queue: str, raw: Any
 ) -> None:
@@ -174,6 +175,7 @@ async def short() -> None:
 """
 
 
+@pytest.mark.extra
 def test_a_process_that_still_ends_does_not_end_the_claim_for_the_next_one(cli: Cli, queue: str, raw: Any) -> None:
     (cli.folder / "tasks.py").write_text(SLOW_END)
     cli.run_first(SLOW_FIRST_FETCH)
@@ -181,6 +183,7 @@ def test_a_process_that_still_ends_does_not_end_the_claim_for_the_next_one(cli: 
     assert_one_process_runs_a_job(cli, queue, raw, "WorkerDraining")
 
 
+@pytest.mark.extra
 def test_a_reload_to_code_with_another_queue_has_the_parent_wait_for_that_one(cli: Cli, queue: str, raw: Any) -> None:
     del cli.environment["EVSCHED_QUEUES"]
     (cli.folder / "tasks.py").write_text(ELSEWHERE.replace("QUEUE", queue))
@@ -199,6 +202,7 @@ def test_a_reload_to_code_with_another_queue_has_the_parent_wait_for_that_one(cl
     assert not raw.exists(f"evsched:{{{queue}}}:parents")
 
 
+@pytest.mark.extra
 def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: str, raw: Any) -> None:
     with (
         cli.running("dispatcher", until="NotificationsProven"),
@@ -216,6 +220,7 @@ def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: 
         log.until("Completed", where=lambda line: line["id"] == "a")
 
 
+@pytest.mark.extra
 def test_what_redis_has_lost_is_declared_again_although_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_IDLE_HEARTBEAT"] = "0.5"
     with parent(cli, "0:8") as (_, log):
@@ -229,6 +234,7 @@ def test_what_redis_has_lost_is_declared_again_although_no_process_runs(cli: Cli
     assert raw.zcard(f"evsched:{{{queue}}}:recurrences") == 1
 
 
+@pytest.mark.extra
 def test_a_job_that_other_workers_do_not_know_wakes_the_parent_whose_app_has_its_task(
     cli: Cli, queue: str, raw: Any
 ) -> None:
@@ -287,6 +293,7 @@ def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str
         }
 
 
+@pytest.mark.extra
 def test_a_process_counts_what_was_put_back_for_the_one_before_it(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_METRICS_PORT"] = "0"
     cli.run_first("from evsched.process import children\nchildren._COUNTED = 600.0\n")
@@ -303,6 +310,7 @@ def test_a_process_counts_what_was_put_back_for_the_one_before_it(cli: Cli, queu
         assert f'evsched_jobs_requeued_total{{queue="{queue}",reason="died"}} 1.0' in page
 
 
+@pytest.mark.extra
 def test_processes_connect_to_the_redis_that_the_app_names(cli: Cli, queue: str) -> None:
     url = cli.environment.pop("EVSCHED_URL")
     (cli.folder / "tasks.py").write_text(TASKS.replace("App()", f"App({url!r})"))

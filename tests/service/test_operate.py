@@ -125,6 +125,7 @@ async def test_a_password_is_rotated_while_processes_run(own: EmbeddedRedis, cli
 # --- certificates
 
 
+@pytest.mark.extra
 async def test_a_certificate_and_its_ca_are_rotated_while_processes_run(queue: str, tmp_path: Path) -> None:
     old, new, bundle = tmp_path / "old", tmp_path / "new", tmp_path / "ca.crt"
     for folder in (old, new):

@@ -66,6 +66,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.extra
 async def test_each_process_has_a_metrics_port_and_a_file_lists_the_ports(cli: Cli, queue: str, folder: Path) -> None:
     targets = folder / "targets.json"
     child = start(
@@ -94,6 +95,7 @@ async def test_each_process_has_a_metrics_port_and_a_file_lists_the_ports(cli: C
     assert not any(alive(line["pid"]) for line in log.lines if line.get("event") == "ChildStarted")
 
 
+@pytest.mark.extra
 def test_another_process_starts_when_all_slots_are_in_use_and_ends_when_idle(
     cli: Cli, queue: str, raw: Any, folder: Path
 ) -> None:
@@ -119,6 +121,7 @@ def test_another_process_starts_when_all_slots_are_in_use_and_ends_when_idle(
         assert terminate(child) == 0
 
 
+@pytest.mark.extra
 def test_another_process_starts_when_short_jobs_keep_one_busy(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_BATCH"] = "5"  # so that after each exchange some slots are free for a moment
     child = start(cli, "--queue", queue, "--processes", "1:2", "--concurrency", "8")
@@ -143,6 +146,7 @@ def test_children_end_with_a_parent_that_is_killed(cli: Cli, queue: str) -> None
     child.communicate(timeout=PATIENCE)  # which is closed when it has ended
 
 
+@pytest.mark.extra
 def test_a_child_that_hangs_is_killed_after_its_time_limit(cli: Cli, queue: str) -> None:
     cli.environment["EVSCHED_REPLY_TIMEOUT"] = "0.1"
     child = start(cli, "--queue", queue, "--processes", "1")
@@ -156,6 +160,7 @@ def test_a_child_that_hangs_is_killed_after_its_time_limit(cli: Cli, queue: str)
     assert child.returncode == 70
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -169,6 +174,7 @@ def test_flags_that_contradict_each_other_are_refused(cli: Cli, words: tuple[str
     assert (done.returncode, message in done.stderr) == (2, True)
 
 
+@pytest.mark.extra
 def test_the_parent_ends_if_its_first_child_cannot_start(cli: Cli) -> None:
     done = cli.run("worker", "nowhere:app", "--processes", "2")
     assert done.returncode == 1
@@ -196,6 +202,7 @@ else:
         assert terminate(child) == 0
 
 
+@pytest.mark.extra
 def test_the_death_of_a_child_is_noticed_while_a_process_that_it_started_holds_its_link(
     cli: Cli, queue: str, folder: Path
 ) -> None:
@@ -233,6 +240,7 @@ time.sleep(1000)
         log.rest()  # the process has the same stderr, which is closed when it has ended
 
 
+@pytest.mark.extra
 async def test_the_ports_of_processes_that_do_not_run_refuse_a_scrape(cli: Cli, queue: str) -> None:
     child = start(cli, "--queue", queue, "--processes", "0:2", "--metrics-port", "0")
     log = Log(child)

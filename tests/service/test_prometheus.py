@@ -148,6 +148,7 @@ def filled(expr: str) -> str:
     return expr
 
 
+@pytest.mark.extra
 @pytest.mark.skipif(PROGRAM is None, reason="no prometheus (Debian: prometheus)")
 async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)

@@ -71,6 +71,7 @@ def started(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log
             child.kill()
 
 
+@pytest.mark.extra
 def test_services_whose_release_is_removed_lose_nothing_and_end_in_order(
     cli: Cli, raw: Any, queue: str, release: Path
 ) -> None:

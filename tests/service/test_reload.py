@@ -61,6 +61,7 @@ def parent(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]
             child.kill()
 
 
+@pytest.mark.extra
 def test_a_reload_replaces_one_process_after_the_other_and_each_is_ready_before_the_old_one_ends(cli: Cli) -> None:
     with parent(cli, "--processes", "2") as (child, log):
         log.until("WorkerStarted", count=2)
@@ -89,6 +90,7 @@ def test_jobs_that_run_during_a_reload_are_handed_back_and_none_is_lost(cli: Cli
         log.until("Reloaded")
 
 
+@pytest.mark.extra
 def test_broken_code_leaves_the_old_processes_running_until_it_is_corrected(cli: Cli) -> None:
     with parent(cli, "--processes", "2") as (child, log):
         log.until("WorkerStarted", count=2)
@@ -114,6 +116,7 @@ async def lifespan():
 """
 
 
+@pytest.mark.extra
 def test_a_second_sighup_begins_anew_if_the_new_process_does_not_become_ready(cli: Cli) -> None:
     with parent(cli, "--processes", "1") as (child, log):
         log.until("WorkerStarted")
@@ -126,6 +129,7 @@ def test_a_second_sighup_begins_anew_if_the_new_process_does_not_become_ready(cl
         assert log.until("WorkerStarted", count=2)["tasks"] == ["hold", "third"]
 
 
+@pytest.mark.extra
 async def test_the_old_process_answers_on_the_metrics_port_until_it_has_ended(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "60"
     with (
@@ -163,6 +167,7 @@ def test_sighup_ends_a_worker_without_a_parent(cli: Cli) -> None:
         assert child.returncode == -signal.SIGHUP
 
 
+@pytest.mark.extra
 def test_sighup_ends_a_parent_whose_terminal_has_hung_up(cli: Cli) -> None:
     ours, its = os.openpty()
     command = cli.command("worker", "tasks:app", "--processes", "1")
@@ -185,6 +190,7 @@ signal.signal(signal.SIGUSR1, lambda *_: print('{"event": "User"}', file=sys.std
 """
 
 
+@pytest.mark.extra
 def test_a_signal_that_the_app_handles_does_not_end_its_worker(cli: Cli, queue: str, raw: Any) -> None:
     write(cli, "one", HANDLES + TASKS)
     command = cli.command("worker", "tasks:app")
@@ -201,6 +207,7 @@ def test_a_signal_that_the_app_handles_does_not_end_its_worker(cli: Cli, queue: 
         assert terminate(child) == 0
 
 
+@pytest.mark.extra
 def test_children_run_in_the_directory_to_which_a_link_leads_now(cli: Cli, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -144,6 +144,7 @@ def kill_in_the_middle(cli: Cli, raw: Any, count: int, leaving: list[str]) -> bo
     return child.wait() == -signal.SIGKILL
 
 
+@pytest.mark.extra
 def test_each_job_runs_once_while_the_number_of_shards_changes(cli: Cli, url: str, raw: Any) -> None:
     killed, was = 0, 0
     with ExitStack() as stack:
@@ -216,6 +217,7 @@ def test_a_dispatcher_finishes_what_an_interrupted_command_has_begun(cli: Cli, u
     client.close()
 
 
+@pytest.mark.extra
 def test_no_job_moves_to_a_shard_that_a_dispatcher_of_named_queues_does_not_know(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
@@ -231,6 +233,7 @@ def test_no_job_moves_to_a_shard_that_a_dispatcher_of_named_queues_does_not_know
     assert raw.zcard(keys.schedule("mail")) == 0
 
 
+@pytest.mark.extra
 def test_the_command_ends_between_two_steps_when_it_is_asked_to(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job(f"j{number}") for number in range(3000)])
@@ -298,6 +301,7 @@ def test_the_command_says_what_it_would_do_and_what_hinders_it(cli: Cli, url: st
     client.close()
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("by", ["command", "worker"])
 def test_a_pause_and_the_limits_that_were_set_by_hand_hold_for_new_shards(
     cli: Cli, url: str, raw: Any, by: str, tmp_path: Path
@@ -319,6 +323,7 @@ def test_a_pause_and_the_limits_that_were_set_by_hand_hold_for_new_shards(
     client.close()
 
 
+@pytest.mark.extra
 def test_a_worker_that_is_refused_has_not_changed_the_number(cli: Cli, url: str, raw: Any, tmp_path: Path) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
@@ -354,6 +359,7 @@ def deploy(cli: Cli, count: int) -> None:
         pass
 
 
+@pytest.mark.extra
 def test_the_limits_of_the_code_are_whole_again_at_an_earlier_number(cli: Cli, url: str, raw: Any) -> None:
     (cli.folder / "grown.py").write_text(GROWN)
     for count in (3, 7, 3):
@@ -366,6 +372,7 @@ def test_the_limits_of_the_code_are_whole_again_at_an_earlier_number(cli: Cli, u
     assert not raw.exists("evsched:{mail:5}:declared_limits")
 
 
+@pytest.mark.extra
 def test_a_limit_that_was_changed_by_hand_is_kept_whatever_the_number(cli: Cli, url: str, raw: Any) -> None:
     (cli.folder / "grown.py").write_text(GROWN)
     deploy(cli, 3)

@@ -118,6 +118,7 @@ async def test_dispatcher_keeps_a_batch_until_a_replica_of_its_destination_has_i
     assert places(client) == {f"j{number}": [TO] for number in range(JOBS)}
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("lost", [SOURCE, TO])
 def test_no_job_leaves_while_a_replica_does_not_answer(
     cluster: Cluster, client: SyncClient, tmp_path: Path, lost: str

@@ -356,6 +356,7 @@ async def test_passwords_of_redis_and_of_the_sentinels(server: EmbeddedRedis, qu
         assert "secret" not in str(raised.value)
 
 
+@pytest.mark.extra
 async def test_tls_to_redis_and_to_the_sentinels(queue: str, tmp_path: Path) -> None:
     make_certificates(tmp_path, "DNS:localhost,IP:127.0.0.1")
     try:

@@ -131,6 +131,7 @@ def ran(cli: Cli) -> list[list[str]]:
     return [line.split() for line in (cli.folder / "ran").read_text().splitlines()]
 
 
+@pytest.mark.extra
 async def test_jobs_are_spread_over_all_shards_and_each_runs_once(cli: Cli, program: Program) -> None:
     with serving(cli, workers=2):
         mails = await enqueue(program.send, 600)
@@ -144,6 +145,7 @@ async def test_jobs_are_spread_over_all_shards_and_each_runs_once(cli: Cli, prog
     assert set(begun.values()) == {1}
 
 
+@pytest.mark.extra
 async def test_a_limit_holds_over_all_shards_and_all_workers(cli: Cli, program: Program) -> None:
     with serving(cli, workers=2):
         for job in await enqueue(program.send, 400):
@@ -156,6 +158,7 @@ async def test_a_limit_holds_over_all_shards_and_all_workers(cli: Cli, program: 
     assert 13 < most <= 26
 
 
+@pytest.mark.extra
 async def test_a_limit_that_cannot_be_divided_is_a_message_at_the_start(cli: Cli) -> None:
     text = TASKS.replace("concurrency=26", "concurrency=12")
     (cli.folder / "tasks.py").write_text(text)
@@ -164,6 +167,7 @@ async def test_a_limit_that_cannot_be_divided_is_a_message_at_the_start(cli: Cli
     assert "limit concurrency of queue mail is 12: it is divided among 12 shards" in done.stderr
 
 
+@pytest.mark.extra
 async def test_a_job_runs_in_whichever_shard_a_client_chose_and_is_found_there(
     cli: Cli, raw: Any, program: Program
 ) -> None:
@@ -186,6 +190,7 @@ async def test_a_job_runs_in_whichever_shard_a_client_chose_and_is_found_there(
         assert await app.job("order-3").result() == "mail"
 
 
+@pytest.mark.extra
 async def test_a_recurrence_lives_in_the_queue_itself_and_each_of_its_runs_is_one(cli: Cli, program: Program) -> None:
     ticks = list[list[str]]()
     with serving(cli, workers=2):
@@ -197,6 +202,7 @@ async def test_a_recurrence_lives_in_the_queue_itself_and_each_of_its_runs_is_on
     assert len({words[2] for words in ticks}) == len(ticks) >= 3
 
 
+@pytest.mark.extra
 async def test_shards_have_no_series_of_their_own(cli: Cli, program: Program) -> None:
     with serving(cli) as (log, _):
         for job in [*await enqueue(program.send, 60), *await enqueue(program.text, 20)]:
@@ -209,6 +215,7 @@ async def test_shards_have_no_series_of_their_own(cli: Cli, program: Program) ->
         assert found("queue_workers", queue="mail") == 1
 
 
+@pytest.mark.extra
 async def test_a_dispatcher_that_names_a_queue_serves_its_shards(cli: Cli, raw: Any, program: Program) -> None:
     cli.environment["EVSCHED_QUEUES"] = "mail"
     raw.zadd(keys.SHARDS, {"mail": 12})
@@ -217,6 +224,7 @@ async def test_a_dispatcher_that_names_a_queue_serves_its_shards(cli: Cli, raw: 
             assert await job.result() == "mail"
 
 
+@pytest.mark.extra
 async def test_a_queue_that_is_only_named_like_a_shard_is_a_queue(cli: Cli, url: str, raw: Any) -> None:
     app = App(url, queue="news:0")
     with serving(cli), cli.running("worker", "tasks:other", "--queue", "news:0", until="WorkerStarted"):

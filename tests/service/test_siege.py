@@ -13,6 +13,7 @@ from tests.support.cli import Cli
 from tests.support.siege import siege
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 def test_each_known_attack_costs_one_job_only(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
     with siege(Cli(server.url, tmp_path), queue, raw, server.url) as besieged:
@@ -20,6 +21,7 @@ def test_each_known_attack_costs_one_job_only(server: EmbeddedRedis, tmp_path: P
             besieged.round(write(queue))
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 def test_what_any_producer_may_write_costs_one_job_only(
     server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any

@@ -112,6 +112,7 @@ async def until_waiting(raw: Any, workers: int) -> None:
             waiting = sum(one["cmd"] == "blmove" and "b" in one["flags"] for one in clients)
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 @pytest.mark.parametrize("after", [0.0, 0.005])
 @pytest.mark.parametrize("slots", [8, 256])
@@ -131,6 +132,7 @@ async def test_jobs_that_keep_the_event_loop_busy_are_shared(
     assert (len(ran), min(ran) >= 20) == (2, True), ran
 
 
+@pytest.mark.extra
 async def test_no_job_waits_while_a_slot_is_free_in_a_large_or_a_small_worker(
     cli: Cli, app: App, queue: str, raw: Any, tmp_path: Path
 ) -> None:

@@ -299,6 +299,7 @@ async def test_a_key_of_the_wrong_type_is_left_to_the_audit(sender: BatchingSend
     assert await watch(sender, queue) == []
 
 
+@pytest.mark.extra
 def test_the_command_reports_a_standstill_and_nothing_once_the_system_works(
     server: EmbeddedRedis, queue: str, raw: Any, tmp_path: Path
 ) -> None:

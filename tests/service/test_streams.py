@@ -21,6 +21,7 @@ def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
     return Cli(server.url, tmp_path)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("columns", ["0", "1", "2"])
 def test_help_is_drawn_however_few_columns_there_are(cli: Cli, columns: str) -> None:
     done = cli.process("worker", "--help", COLUMNS=columns)
@@ -34,6 +35,7 @@ def test_help_is_drawn_on_a_terminal_of_two_columns(cli: Cli) -> None:
     assert max(map(cell_len, Text.from_ansi(drawn).plain.splitlines())) == 20
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:strict"])
 def test_what_the_encoding_lacks_is_printed_as_an_escape(cli: Cli, queue: str, encoding: str) -> None:
     of = ("--queue", queue)
@@ -47,6 +49,7 @@ def test_what_the_encoding_lacks_is_printed_as_an_escape(cli: Cli, queue: str, e
     assert "\N{EURO SIGN}" not in printed.stdout
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     "words", [("--help",), ("completion", "bash"), ("limit", "--help"), ("queues",), ("queues", "--json"), ("top",)]
 )
@@ -67,6 +70,7 @@ def test_a_reader_that_has_ended_is_no_failure(cli: Cli, words: tuple[str, ...])
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("words", [("worker", "tasks:app"), ("dev", "tasks:app")])
 def test_a_folder_that_has_been_deleted_is_named_in_one_line(cli: Cli, words: tuple[str, ...]) -> None:
     gone = cli.folder / "gone"

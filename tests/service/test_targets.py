@@ -45,6 +45,7 @@ def schedule(raw: Any, queue: str, job: str = "one", **kwargs: Any) -> str:
     return record
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("words", [(), ("--burst",), ("--processes", "1")], ids=" ".join)
 def test_without_an_allowed_host_it_does_not_start(cli: Cli, words: tuple[str, ...]) -> None:
     done = cli.run("worker", APP, *words, "--http-network", "10.0.0.0/8")
@@ -53,6 +54,7 @@ def test_without_an_allowed_host_it_does_not_start(cli: Cli, words: tuple[str, .
     assert "none is allowed: name each with --http-host or in EVSCHED_HTTP_HOSTS" in line
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -75,6 +77,7 @@ def test_a_secret_that_is_not_valid_is_named_and_not_shown(cli: Cli) -> None:
     assert "hidden" not in done.stderr
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("missing", ["h11", "h2", "standardwebhooks"])
 def test_without_its_libraries_it_says_what_to_install(cli: Cli, missing: str) -> None:
     cli.run_first(f"import sys; sys.modules[{missing!r}] = None")
@@ -90,6 +93,7 @@ async def test_a_request_is_sent(cli: Cli, raw: Any, queue: str, endpoint: Endpo
     assert json.loads(raw.hget(record, "result"))["body"] == "hello"
 
 
+@pytest.mark.extra
 async def test_more_hosts_than_files(cli: Cli, raw: Any, queue: str) -> None:
     cli.run_first("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))")
     hosts = tuple(f"127.0.1.{n}" for n in range(1, 251))
@@ -102,6 +106,7 @@ async def test_more_hosts_than_files(cli: Cli, raw: Any, queue: str) -> None:
     assert len(endpoint.requests) == len(hosts)
 
 
+@pytest.mark.extra
 async def test_a_process_for_one_run_may_send_it_too(cli: Cli, raw: Any, queue: str, endpoint: Endpoint) -> None:
     record = schedule(raw, queue, url=endpoint.url, response=True)
     raw.hset(f"evsched:{{{queue}}}:suspects", "one", "2 0")  # two workers have died that held it
@@ -110,6 +115,7 @@ async def test_a_process_for_one_run_may_send_it_too(cli: Cli, raw: Any, queue: 
     assert json.loads(raw.hget(record, "result"))["body"] == "hello"
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("words", [("worker", APP, "--processes", "1"), ("dev", APP)], ids=" ".join)
 async def test_each_process_has_the_flags(
     cli: Cli, raw: Any, queue: str, endpoint: Endpoint, words: tuple[str, ...]
@@ -123,6 +129,7 @@ async def test_each_process_has_the_flags(
         assert json.loads(reply[1])["outcome"] == "done"
 
 
+@pytest.mark.extra
 async def test_a_receiver_in_node_accepts_the_signature(cli: Cli, raw: Any, queue: str, endpoint: Endpoint) -> None:
     if not (NODE / "node_modules/standardwebhooks").is_dir():
         pytest.skip("not installed: npm install --prefix tests/service/node standardwebhooks")

@@ -226,6 +226,7 @@ async def test_a_limit_of_the_code_holds_in_the_past(evsched_server: EmbeddedRed
     clock.close()
 
 
+@pytest.mark.extra
 def test_a_conftest_may_import_the_clock(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('from evsched.testing import Clock\n\npytest_plugins = ["evsched.testing"]\n')
     (tmp_path / "test_it.py").write_text("def test_it(clock) -> None:\n    assert clock.now\n")

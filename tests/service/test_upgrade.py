@@ -175,6 +175,7 @@ def test_the_other_release_goes_on_with_every_job(
     assert sorted(name for name in ran if name != "tick") == sorted(RAN), "each ran once"
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("words", [("dispatcher",), ("worker", "tasks:app")], ids=" ".join)
 def test_a_service_does_not_start_with_the_keys_of_a_newer_release(
     own: EmbeddedRedis, client: Any, tmp_path: Path, words: tuple[str, ...]

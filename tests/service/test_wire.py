@@ -143,6 +143,7 @@ async def test_blpop_receives_the_outcome_of_a_job_with_a_reply(send: Send, runn
     assert record(reply)["reason"] == "the account is closed"
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 async def test_hset_and_zadd_make_a_recurrence(send: Send, running: System, queue: str) -> None:
     name, root = "clock", f"evsched:{{{queue}}}:"

@@ -99,6 +99,7 @@ def ten_years(zone: str) -> tuple[float, float]:
     return first.timestamp(), last.timestamp() - 1
 
 
+@pytest.mark.extra
 @settings(max_examples=10, deadline=None)
 @given(st.lists(EVENTS, min_size=1, max_size=5), st.sampled_from(["Europe/Berlin", "America/New_York", "UTC"]))
 def test_a_daily_rule_runs_on_the_open_days_of_ten_years(
@@ -121,6 +122,7 @@ def without_calendar(rule: str, zone: str) -> list[float]:
     return between(recurrence(rule, zone, ""), *ten_years(zone))
 
 
+@pytest.mark.extra
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(RULES), st.sampled_from(ZONES), CLOSED)
 def test_of_any_rule_the_times_on_closed_days_are_left_out_and_no_other(

@@ -107,6 +107,7 @@ CLASSES = {
 """What the record says of the errors of `charge_card`."""
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(("how", "policy", "refused"), BY_EXCEPTION)
 @pytest.mark.parametrize("on", ["loop", "thread", "process"])
 async def test_a_policy_retries_or_gives_up_by_what_the_handler_raised(
@@ -280,6 +281,7 @@ async def wait_for_file_in_loop(how: str) -> None:
     wait_for_file(how)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("how", "outcome"),
     [
@@ -433,6 +435,7 @@ async def test_a_result_that_is_too_long_buries_the_job() -> None:
     assert outcome.reason == f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: return a reference"
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("on", ["loop", "thread", "process"])
 @pytest.mark.parametrize(
     ("result", "reason"),

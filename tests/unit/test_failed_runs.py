@@ -56,6 +56,7 @@ async def fail(running: Executor, task: str) -> None:
         assert not isinstance(outcome, Done)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("task", IN_WORKER)
 async def test_nothing_is_left_of_a_handler_that_fails_in_the_worker(task: str) -> None:
     await fail(executor(), task)
@@ -90,6 +91,7 @@ async def test_nothing_is_left_of_a_handler_that_fails_through_a_middleware_whic
     assert len(alive) <= 1
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("handler", PLAIN, ids=[one.__name__ for one in PLAIN])
 async def test_nothing_is_left_of_a_handler_that_fails_in_a_process(handler: Callable[[], None]) -> None:
     running = executor()

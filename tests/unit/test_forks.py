@@ -115,6 +115,7 @@ def test_a_signal_in_the_instant_of_the_fork_ends_the_child_alone(number: signal
     assert output_of(TOO_EARLY, str(int(number))) == str(-number)
 
 
+@pytest.mark.extra
 def test_a_child_has_no_wakeup_descriptor_and_no_sockets_of_its_parent() -> None:
     assert output_of(DESCRIPTORS) == "0 [True, True]"
 

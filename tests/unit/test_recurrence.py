@@ -93,6 +93,7 @@ def clock_is_set(zone: str, first: float, last: float) -> bool:
     return False
 
 
+@pytest.mark.extra
 @given(RULES, st.sampled_from(ZONES), MOMENTS)
 def test_the_next_occurrence_is_the_one_that_a_search_minute_by_minute_finds(text: str, zone: str, after: int) -> None:
     found, most = parse_rule(text, zone).next(after), 3 * 24 * 60

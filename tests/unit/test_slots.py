@@ -29,6 +29,7 @@ def run(slots: Slots, shares: dict[Share, float], until: float) -> dict[Share, f
     return used
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("total", [1, 4, 16, 64])
 @pytest.mark.parametrize("seconds", [(0.1, 0.1), (1.0, 1.0), (0.1, 1.0), (1.0, 0.1)])
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (1.0, 5.0)])

@@ -77,6 +77,7 @@ async def test_when_the_system_allows_no_more_files_idle_connections_are_closed(
             await send(pool, f"http://host0.test:{endpoint.port}/")
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(("before", "after"), [("(256, 4096)", "(4096, 4096)"), ("(256, 256)", "(256, 256)")])
 def test_a_worker_raises_its_limit(before: str, after: str) -> None:
     program = f"""

@@ -145,6 +145,7 @@ async def test_an_answer_of_too_many_parts_is_cut(tls: Tls, protocol: str, head:
         await asyncio.wait_for(server.ended.wait(), PATIENCE)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("protocol", "part"),
     [("http/1.1", HINT), ("h2", EARLY), ("h2", PRIORITY), ("h2", PING), ("h2", SETTINGS)],

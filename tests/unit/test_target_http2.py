@@ -30,6 +30,7 @@ async def test_requests_at_the_same_time_share_a_connection_of_http2(tls: Tls) -
     assert {len(received.body) for received in endpoint.requests} == {600}
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(("streams", "connections"), [(None, 2), (100, 2), (1000, 2), (10, 15), (3, 50), (1, 150)])
 async def test_a_request_that_no_connection_has_room_for_gets_another_one(
     tls: Tls, streams: int | None, connections: int

@@ -142,6 +142,7 @@ async def test_requests_whose_connection_another_one_has_ended_are_sent_again(tl
         assert Counter(received.path for received in endpoint.requests) == {"/fine": 40, "/bad": 1}
 
 
+@pytest.mark.extra
 async def test_answers_that_go_on_after_they_were_cut_cost_the_connection(tls: Tls) -> None:
     """Each costs the worker time, even if requests are sent meanwhile."""
     parts = ((HEADERS, HEAD, FINE), *((DATA, 0, b"") for _ in range(5000)))

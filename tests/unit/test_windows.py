@@ -74,6 +74,7 @@ CHANGES = {  # When the clock of a zone changes, in UTC.
 MINUTE, HOUR = 60, 3600
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("zone", CHANGES)
 @pytest.mark.parametrize("span", SPANS.values(), ids=SPANS)
 def test_on_the_days_of_a_clock_change_a_window_opens_at_its_first_open_minute(span: str, zone: str) -> None:
@@ -136,6 +137,7 @@ def test_the_next_opening_is_the_first_open_minute(span: str, zone: str, at: int
         moment, tries = moment + MINUTE, tries + 1
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("text", "words"),
     [

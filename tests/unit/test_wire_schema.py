@@ -173,6 +173,7 @@ def test_the_schema_allows_what_dispatchers_accept(more: dict[str, str]) -> None
     assert (errors("recurrence", REPORT | more) == []) is (recurs(REPORT | more) is not None)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("left_out", ["rule", "payload"])
 def test_a_record_needs_a_rule_and_a_payload(left_out: str) -> None:
     assert errors("recurrence", REPORT) == []

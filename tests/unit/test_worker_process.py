@@ -11,6 +11,7 @@ from evsched.process.worker_process import NOT_STARTED, Launch, WorkerProcess, w
 from tests.support.recorder import Recorder
 
 
+@pytest.mark.extra
 @pytest.mark.anyio
 async def test_a_process_that_the_system_cannot_start_is_reported_and_does_not_end_its_parent(
     recorder: Recorder, tmp_path: Path
@@ -23,6 +24,7 @@ async def test_a_process_that_the_system_cannot_start_is_reported_and_does_not_e
     assert not child.alive
 
 
+@pytest.mark.extra
 def test_the_working_directory_has_the_name_that_leads_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "link").symlink_to("one")
