@@ -370,7 +370,7 @@ async def test_a_worker_keeps_its_leases_of_the_other_queues_while_a_primary_is_
         async def hold() -> None:
             await gate.wait()
 
-        config = Config(url=cluster.url, queues=(dead, other), lease=1.5, heartbeat=0.3)
+        config = Config(url=cluster.url, queues=(dead, other), lease=6, heartbeat=0.5)
         async with system(config, app) as running:
             recorder, worker = running.recorder, running.workers[0].id
             await hold.enqueue()
@@ -378,7 +378,7 @@ async def test_a_worker_keeps_its_leases_of_the_other_queues_while_a_primary_is_
             raw, leases = cluster.client(cluster.primary(other)), f"{keys.root(other)}leases"
             cluster.primary(dead).kill()
             ends = raw.zscore(leases, worker)
-            await recorder.until(lambda: raw.zscore(leases, worker) > ends + 2 * config.lease)
+            await recorder.until(lambda: raw.zscore(leases, worker) > ends + config.lease)
             gate.set()
             await recorder.wait(events.Completed)
         assert not [event for event in recorder.of(events.LeaseLost) if event.queue == other]

@@ -31,6 +31,7 @@ NOT_COUNTED = {
         events.LimitDeclared,
         events.RedisUnsafe,
         events.RevisionOutdated,
+        events.ShardsFound,
         events.Rewound,
         events.SubscriptionLost,
         events.TaskUnknown,
