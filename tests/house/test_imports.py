@@ -59,6 +59,7 @@ def test_a_mistyped_command_imports_no_command() -> None:
     assert families(imported) == set()
 
 
+@pytest.mark.extra
 def test_a_mistyped_command_of_a_family_imports_that_family() -> None:
     assert families(modules(RUN, "dead", "lst")) == {"evsched.cli.dead"}
 

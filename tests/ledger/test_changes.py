@@ -46,6 +46,7 @@ def scheduled(recorder: Recorder) -> int:
     return sum(one.count for one in recorder.of(events.RowsScheduled))
 
 
+@pytest.mark.extra
 async def test_jobs_that_wait_are_moved_and_cancelled_after_the_commit(
     relaying: Running, app: App, send: Any, queue: str, ledger_url: str, raw: Any, recorder: Recorder
 ) -> None:
@@ -111,6 +112,7 @@ async def test_a_job_that_runs_is_stopped_and_not_moved(
     await app.close()
 
 
+@pytest.mark.extra
 async def test_a_job_that_has_ended_when_the_relay_sees_its_change_stays_as_it_ended(
     relaying: Running, config: Config, app: App, send: Any, ledger_url: str, recorder: Recorder
 ) -> None:
@@ -133,6 +135,7 @@ async def test_a_job_that_has_ended_when_the_relay_sees_its_change_stays_as_it_e
     await app.close()
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("was_scheduled", [True, False])
 async def test_changes_survive_a_loss_of_redis(
     relaying: Running,
@@ -162,6 +165,7 @@ async def test_changes_survive_a_loss_of_redis(
     assert states(ledger_url) == {"a": ("cancelled", "cancelled in a transaction"), "b": ("open", None)}
 
 
+@pytest.mark.extra
 async def test_the_result_of_a_job_that_was_cancelled_before_it_came_to_redis(
     relaying: Running, app: App, send: Any, ledger_url: str
 ) -> None:
@@ -198,6 +202,7 @@ async def test_a_transaction_that_changes_several_jobs_never_ends_by_a_deadlock_
     assert states(ledger_url) == {"a": ("done", None), "b": ("done", None)}
 
 
+@pytest.mark.extra
 async def test_a_record_of_another_type_stops_no_other_cancellation(
     relaying: Running, app: App, send: Any, queue: str, ledger_url: str, raw: Any, recorder: Recorder
 ) -> None:

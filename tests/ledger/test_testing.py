@@ -142,6 +142,7 @@ def handle(app: App) -> Any:
     return AsyncTask[..., Any](app, app.tasks["send"])
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_test_without_an_event_loop_as_django_needs_it(
     app: App, clock: Clock, ledger_url: str, commits: bool

@@ -32,6 +32,7 @@ def jobs(queue: str) -> str:
     return f"/v1/queues/{queue}/jobs"
 
 
+@pytest.mark.extra
 async def test_the_document_is_openapi_and_has_every_operation(api: Caller) -> None:
     found = await api.ask("GET", "/openapi.json", token=None)
     document = found.json()
@@ -293,6 +294,7 @@ async def test_no_bytes_make_the_server_fail(api: Caller, content: bytes) -> Non
     assert answer.status_code in (400, 422)
 
 
+@pytest.mark.extra
 async def test_many_callers_at_once(api: Caller, jobs: str, queue: str, raw: Any) -> None:
     async def one(n: int) -> int:
         made = await api.ask("POST", jobs, {"task": "t", "id": f"j{n % 150}", "due": LATER})

@@ -105,6 +105,7 @@ async def test_the_commands_of_a_sparse_job(own: EmbeddedRedis, client: Any, que
     assert sent("evalsha") <= 6 * count
 
 
+@pytest.mark.extra
 async def test_a_worker_keeps_nothing_of_runs_that_have_ended(own: EmbeddedRedis, queue: str, app: App) -> None:
     def objects() -> list[Any]:
         return [one for one in gc.get_objects() if isinstance(one, Run | Prepared | CurrentJob)]

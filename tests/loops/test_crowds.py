@@ -51,6 +51,7 @@ def lock(tmp_path: Path) -> Generator[TextIO]:
         yield file
 
 
+@pytest.mark.extra
 async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_cost_no_attempt(
     small: Config, queue: str, raw: Any, lock: TextIO
 ) -> None:

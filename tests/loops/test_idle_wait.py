@@ -232,6 +232,7 @@ async def test_a_shard_whose_slot_moves_wakes_its_workers_from_the_new_node(spre
         await shards.all_wait(running)
 
 
+@pytest.mark.extra
 async def test_shards_of_a_primary_that_dies_wake_their_workers_from_the_replica(
     spread: tuple[Cluster, Shards],
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, closing
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from evsched import App, events, keys
@@ -133,6 +134,7 @@ async def limited(sender: BatchingSender, queue: str, value: float) -> None:
             pass
 
 
+@pytest.mark.extra
 async def test_worker_writes_its_number_of_shards_once_it_can(own: EmbeddedRedis, recorder: Recorder) -> None:
     app = App(own.url, queue="big", shards=2)
     app.task(name="note")(_note)

@@ -196,6 +196,7 @@ async def test_occurrences_that_were_scheduled_before_the_downtime_are_missed_to
     assert raw.hget(f"{root(queue)}recurrence:t", "missed") == b"2"
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("overlap", ["allow", "skip", "wait"])
 async def test_an_occurrence_due_while_the_one_before_runs_follows_the_overlap_policy(
     config: Config, queue: str, raw: Any, overlap: Any

@@ -123,6 +123,7 @@ async def test_a_job_that_is_met_again_in_another_place_is_rescheduled_once(
     sender.close()
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("before", ["find", "cancel"])
 async def test_no_job_is_missed_when_redis_restarts_in_the_middle(own: EmbeddedRedis, queue: str, before: str) -> None:
     """A scan that another server began passes over jobs."""

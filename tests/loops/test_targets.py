@@ -270,6 +270,7 @@ async def test_a_secret_that_the_worker_does_not_have_ends_the_job(run: Run, nam
         assert shop.endpoint.connections == 0
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [

@@ -177,6 +177,7 @@ async def test_metrics_show_an_outage_and_its_end(config: Config, app: App, serv
                     pass  # the loops notice it one after the other, and the scrape's own connection does too
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_cut_off(
     config: Config, app: App, server: EmbeddedRedis, queue: str

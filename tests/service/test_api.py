@@ -109,6 +109,7 @@ async def test_a_request_whose_caller_has_gone_waits_no_longer(cli: Cli, queue: 
                     await asyncio.to_thread(raw.ping)
 
 
+@pytest.mark.extra
 async def test_a_request_that_is_under_way_is_answered_before_the_end(cli: Cli, queue: str) -> None:
     """Its body is sent after SIGTERM."""
     with serving(cli) as (url, child, _):
@@ -159,12 +160,14 @@ def test_it_ends_while_redis_is_away(tmp_path: Path) -> None:
     assert (done.returncode, "no Redis at" in done.stderr, "ApiStarted" in done.stderr) == (1, True, False)
 
 
+@pytest.mark.extra
 def test_a_redis_that_refuses_ends_it(cli: Cli, server: EmbeddedRedis) -> None:
     done = cli.process("api", "--port", "0", "--url", f"{server.url}?db=99")
     assert done.returncode == 1
     assert "refuses" in done.stderr
 
 
+@pytest.mark.extra
 async def test_an_upload_that_does_not_end_is_answered_when_it_stops(cli: Cli, queue: str) -> None:
     cli.run_first("import evsched.process.api_server as server; server.GRACE = 1.0")
     with serving(cli) as (url, child, log):
@@ -351,6 +354,7 @@ def test_the_commands_of_the_documentation_work(cli: Cli) -> None:
             assert '"code":' not in printed or "no-such-job" in text, printed
 
 
+@pytest.mark.extra
 def test_the_program_of_the_documentation_works(cli: Cli) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
     words = [sys.executable, "-W", "error", "-c", program]

@@ -44,18 +44,21 @@ def held(queue: str, raw: Any) -> Callable[[float], str]:
     return leave
 
 
+@pytest.mark.extra
 def test_a_burst_runs_what_a_dead_worker_held(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
     record = held(-1)
     assert cli.run("worker", "tasks:app", "--burst").returncode == 0
     assert raw.hget(record, "outcome") == b"done"
 
 
+@pytest.mark.extra
 def test_a_burst_does_not_run_what_a_live_worker_holds(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
     record = held(60)
     assert cli.run("worker", "tasks:app", "--burst").returncode == 0
     assert raw.hget(record, "outcome") is None
 
 
+@pytest.mark.extra
 def test_the_app_has_the_flags_of_its_worker(cli: Cli) -> None:
     (cli.folder / "tasks.py").write_text(f"{TASKS}\nprint(app.payload_cap)")
     assert cli.run("worker", "tasks:app", "--burst", "--payload-cap", "5000").stdout == "5000\n"

@@ -53,6 +53,7 @@ def cli(server: EmbeddedRedis, folder: Path) -> Cli:
     return Cli(server.url, folder)
 
 
+@pytest.mark.extra
 def test_a_job_is_scheduled_moved_run_and_shown_from_the_command_line(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     assert cli.run("enqueue", "add", "1", "--in", "1h", "--id", "one", *of).stdout == "one\n"
@@ -88,6 +89,7 @@ def test_explain_says_that_a_job_waits_for_a_process(cli: Cli, folder: Path, que
         (folder / "go").touch()
 
 
+@pytest.mark.extra
 def test_enqueue_takes_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     options = ("--window", "00:00-24:00 UTC", "--timeout", "2m")
@@ -132,6 +134,7 @@ def test_enqueue_says_nothing_if_a_parent_stands_by(cli: Cli, queue: str, raw: A
     assert "no worker serves" in cli.run("enqueue", "add", "1", "--queue", queue).stderr
 
 
+@pytest.mark.extra
 def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     for job in ("a", "b", "c"):
@@ -148,6 +151,7 @@ def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
     assert (missing.returncode, missing.stderr) == (1, "evsched: a is not dead\n")
 
 
+@pytest.mark.extra
 def test_a_job_that_waits_for_a_worker_that_knows_its_task_is_explained(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     cli.run("enqueue", "ad", "--id", "a", *of)
@@ -214,6 +218,7 @@ def test_a_failure_is_shown_and_logged_with_its_traceback_wherever_the_handler_r
         assert "\n    json.loads('{')\n" in cli.run("show", task, *of).stdout
 
 
+@pytest.mark.extra
 def test_show_prints_results_that_are_false_or_empty(cli: Cli, folder: Path, queue: str) -> None:
     of = ("--queue", queue)
     (folder / "echo.py").write_text(
@@ -246,6 +251,7 @@ def test_a_worker_is_listed_while_it_runs_and_not_after_it_has_stopped(cli: Cli,
     assert cli.json("workers", *of) == []
 
 
+@pytest.mark.extra
 def test_dev_starts_a_private_redis_and_runs_jobs(folder: Path) -> None:
     cli = Cli("", folder)
     del cli.environment["EVSCHED_URL"]
@@ -289,6 +295,7 @@ def test_json_output_escapes_control_characters(cli: Cli) -> None:
     assert json.loads(done.stdout)["payload"]["args"] == [words]
 
 
+@pytest.mark.extra
 def test_the_flags_of_services_are_read_where_pydantic_was_imported_first(cli: Cli) -> None:
     pytest.importorskip("pydantic")
     cli.run_first("import pydantic")  # cyclopts then checks values, and defaults, with it

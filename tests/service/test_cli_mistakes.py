@@ -115,6 +115,7 @@ UNKNOWN = [
 ]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("command", [*(f"{command} --queue" for command in UNKNOWN), "limit"])
 def test_a_queue_that_does_not_exist_is_named_with_the_nearest(cli: Cli, queue: str, command: str) -> None:
     cli.run("enqueue", "add", "1", "--queue", queue)
@@ -125,6 +126,7 @@ def test_a_queue_that_does_not_exist_is_named_with_the_nearest(cli: Cli, queue: 
     assert (known.returncode, known.stderr) == (0, "")
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     "command",
     [
@@ -183,6 +185,7 @@ def test_an_empty_queue_that_redis_knows_is_no_mistake(cli: Cli, queue: str) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.extra
 def test_a_variable_that_is_not_a_setting_causes_a_warning_and_no_error(cli: Cli) -> None:
     done = cli.process("queues", EVSCHED_SAFTY_CAP="3", EVSCHED_REDIS_SERVICE_HOST="10.0.0.1")
     assert done.returncode == 0
@@ -191,6 +194,7 @@ def test_a_variable_that_is_not_a_setting_causes_a_warning_and_no_error(cli: Cli
     assert "Kubernetes" in done.stderr
 
 
+@pytest.mark.extra
 async def test_a_redis_that_is_too_old_is_refused(cli: Cli) -> None:
     async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(1000):
@@ -207,6 +211,7 @@ async def test_a_redis_that_is_too_old_is_refused(cli: Cli) -> None:
     assert "needs redis 7.0 or newer" in done.stderr
 
 
+@pytest.mark.extra
 def test_a_lifespan_that_fails_gives_one_line_on_stderr(cli: Cli, folder: Path, queue: str) -> None:
     (folder / "shared.py").write_text(
         "from contextlib import asynccontextmanager\n"

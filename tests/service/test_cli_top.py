@@ -139,6 +139,7 @@ def test_top_prints_one_page_as_json(cli: Cli, queue: str) -> None:
         assert "\x1b" not in printed.stdout
 
 
+@pytest.mark.extra
 def test_top_says_that_a_hanging_worker_does_not_answer(cli: Cli, queue: str) -> None:
     with cli.running("worker", "tasks:app", "--queue", queue, until="256 slots") as worker:
         worker.send_signal(signal.SIGSTOP)
@@ -192,6 +193,7 @@ def test_top_names_the_right_that_its_user_lacks(cli: Cli, own: EmbeddedRedis) -
     assert "the rights of the user `observer` in redis.conf" in done.stderr
 
 
+@pytest.mark.extra
 def test_top_ends_at_once_if_redis_cannot_be_reached(cli: Cli) -> None:
     with Terminal(cli, "--url", "redis://127.0.0.1:1/0") as terminal:
         assert terminal.process.wait(PATIENCE) == 1

@@ -361,6 +361,7 @@ async def test_processes_that_start_while_a_primary_is_dead_serve_the_other_queu
         assert max(scene.runs.values()) == 1
 
 
+@pytest.mark.extra
 async def test_a_worker_keeps_its_leases_of_the_other_queues_while_a_primary_is_dead(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
         dead, other, _ = queues_of_all(cluster)
@@ -396,6 +397,7 @@ async def test_a_process_that_must_have_redis_starts_whichever_primary_is_dead(
         await sender.close()
 
 
+@pytest.mark.extra
 async def test_each_role_works_as_its_own_user_on_all_nodes(cluster: Cluster) -> None:
     for node in cluster.nodes:
         for name, rules in USERS:

@@ -67,6 +67,7 @@ async def test_processes_that_start_do_not_believe_a_removed_node(server: Embedd
                 await scene.all_ran(queue, 1)
 
 
+@pytest.mark.extra
 async def test_running_processes_do_not_believe_a_node_that_is_removed(server: EmbeddedRedis) -> None:
     with with_spare(server) as (cluster, spare, url):
         queues, known = queues_of_all(cluster), topology(url)
@@ -169,6 +170,7 @@ async def test_a_slot_without_an_owner_is_looked_for_at_other_nodes(server: Embe
         assert await known.owner(keys.root(queue)) == ("127.0.0.1", owner.port)
 
 
+@pytest.mark.extra
 def test_the_doctor_examines_the_cluster_as_a_whole(server: EmbeddedRedis, tmp_path: Path) -> None:
     with with_spare(server) as (cluster, spare, url):
         for node in cluster.nodes:

@@ -137,6 +137,7 @@ def test_after_a_flush_an_idle_worker_declares_again_and_its_recurrences_run(cli
     assert {name: rule for name, (rule, *_) in states(cli, queue).items()} == VERSIONS["new"]
 
 
+@pytest.mark.extra
 def test_a_worker_serves_the_queues_of_its_tasks_and_sets_their_limits(cli: Cli, queue: str) -> None:
     own = f"{queue}-own"
     limited = f'@app.task(queue="{own}", concurrency=2)\nasync def limited() -> None: ...\n'

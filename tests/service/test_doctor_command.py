@@ -54,6 +54,7 @@ def test_the_command_refuses_an_unknown_role_and_fails_without_a_redis(cli: Cli)
     assert cli.run("doctor", "--queue", "a b").returncode == 2
 
 
+@pytest.mark.extra
 def test_a_node_of_a_cluster_is_named_as_such(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         bus = free.getsockname()[1]

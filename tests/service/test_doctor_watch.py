@@ -66,6 +66,7 @@ def lose(raw: Any, queue: str) -> str:
     return key
 
 
+@pytest.mark.extra
 def test_changes_alone_are_printed_and_ctrl_c_ends_it_with_0(cli: Cli, queue: str, raw: Any) -> None:
     raw.set(f"evsched:{{{queue}}}:arrival", 1)
     with watching(cli, "--queue", queue) as watch:
@@ -80,6 +81,7 @@ def test_changes_alone_are_printed_and_ctrl_c_ends_it_with_0(cli: Cli, queue: st
     assert "Traceback" not in err
 
 
+@pytest.mark.extra
 def test_a_queue_that_does_not_exist_is_reported_until_it_does(cli: Cli, queue: str, raw: Any) -> None:
     raw.set(f"evsched:{{{queue}}}:arrival", 1)
     with watching(cli, "--queue", f"{queue}x") as watch:
@@ -89,6 +91,7 @@ def test_a_queue_that_does_not_exist_is_reported_until_it_does(cli: Cli, queue: 
         assert "gone warning no-queue" in watch.next_with("no-queue")
 
 
+@pytest.mark.extra
 def test_a_reader_that_has_ended_ends_it_with_0(cli: Cli, queue: str, raw: Any) -> None:
     with watching(cli, "--queue", queue) as watch:
         watch.next_with("appendfsync")
@@ -100,6 +103,7 @@ def test_a_reader_that_has_ended_ends_it_with_0(cli: Cli, queue: str, raw: Any) 
         assert "Error" not in watch.child.stderr.read()
 
 
+@pytest.mark.extra
 def test_json_has_a_line_for_each_change(cli: Cli, queue: str, raw: Any) -> None:
     lose(raw, queue)
     with watching(cli, "--queue", queue, "--json") as watch:
@@ -115,6 +119,7 @@ def metrics(url: str) -> str:
         return page.read().decode()
 
 
+@pytest.mark.extra
 def test_a_metric_counts_the_findings_by_check(cli: Cli, queue: str, raw: Any) -> None:
     key = lose(raw, queue)
     with watching(cli, "--queue", queue, "--metrics-port", "0") as watch:

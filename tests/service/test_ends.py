@@ -153,6 +153,7 @@ if "_EVSCHED_LINK_FD" in os.environ:
 """
 
 
+@pytest.mark.extra
 def test_a_child_that_is_asked_to_end_while_python_starts_ends_in_order(cli: Cli) -> None:
     cli.run_first(TERMINATED)
     with started(cli, *PARENT) as (child, log):
@@ -242,6 +243,7 @@ def test_a_service_that_requires_redis_exits_with_code_1_without_it(cli: Cli) ->
     assert (done.returncode, "no Redis at redis://127.0.0.1:1/0" in done.stderr) == (1, True)
 
 
+@pytest.mark.extra
 def test_a_lifespan_that_does_not_begin_is_cancelled(cli: Cli) -> None:
     lifespan = """
 import contextlib
@@ -391,6 +393,7 @@ def test_a_worker_that_is_stopped_while_a_job_blocks_it_logs_what_became_of_each
     }
 
 
+@pytest.mark.extra
 def test_a_worker_whose_lifespan_does_not_end_is_ended_by_force(cli: Cli) -> None:
     lifespan = """
 import contextlib
@@ -409,6 +412,7 @@ app = App(lifespan=endless)
         assert child.returncode == 70
 
 
+@pytest.mark.extra
 def test_signal_handlers_of_the_app_do_not_replace_ours(cli: Cli) -> None:
     lifespan = """
 import contextlib
@@ -424,6 +428,7 @@ app = App(lifespan=minding)
         assert terminate(child) == 0
 
 
+@pytest.mark.extra
 async def test_a_worker_that_drains_is_live_but_not_ready(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "30"
     with started(cli, "dev", "tasks:app", "--metrics-port", "0") as (child, log):
@@ -467,6 +472,7 @@ def test_a_second_signal_ends_the_service_at_once(cli: Cli, words: tuple[str, ..
 # What ends with it.
 
 
+@pytest.mark.extra
 def test_the_processes_of_a_pool_end_with_a_worker_that_is_killed(cli: Cli, queue: str, raw: Any) -> None:
     with started(cli, "worker", "tasks:app", "--burst") as (child, _):
         schedule(raw, queue, "spin", "endless")

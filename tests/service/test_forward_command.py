@@ -51,6 +51,7 @@ def test_a_destination_that_is_not_valid_is_named(cli: Cli, to: str, words: str)
     assert words in done.stderr
 
 
+@pytest.mark.extra
 def test_without_its_library_it_says_what_to_install(cli: Cli) -> None:
     cli.run_first("import sys; sys.modules['aiormq'] = None")
     rabbit = {"EVSCHED_FORWARD_URL_RABBIT": "amqp://localhost/"}
@@ -59,6 +60,7 @@ def test_without_its_library_it_says_what_to_install(cli: Cli) -> None:
     assert "pip install '.[amqp]'" in done.stderr
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 def test_a_message_is_forwarded_by_a_worker_without_the_libraries_of_other_targets(
     cli: Cli, raw: Any, queue: str, news: str

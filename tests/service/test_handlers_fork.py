@@ -121,6 +121,7 @@ def test_a_process_that_a_handler_starts_harms_neither_the_pool_nor_the_worker(
     assert terminate(child) == 0
 
 
+@pytest.mark.extra
 def test_a_process_that_a_handler_left_behind_ends_with_the_worker(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str
 ) -> None:

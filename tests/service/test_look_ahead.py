@@ -37,6 +37,7 @@ def waiting(raw: Any, queue: str, until: float) -> bool:
     return any(int(job_id.removeprefix("r@")) <= until for job_id in ids)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("overlap", ["skip", "wait", "allow"])
 async def test_of_the_planned_times_that_wait_for_an_opening_those_run_that_the_commands_list(
     tmp_path: Path, queue: str, overlap: Overlap

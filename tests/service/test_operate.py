@@ -50,6 +50,7 @@ def restored(own: EmbeddedRedis) -> Generator[EmbeddedRedis]:
     server.close()
 
 
+@pytest.mark.extra
 async def test_a_copy_of_the_append_only_folder_is_a_backup(
     own: EmbeddedRedis, restored: EmbeddedRedis, client: Any, queue: str, tmp_path: Path
 ) -> None:

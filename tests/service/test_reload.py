@@ -157,6 +157,7 @@ def hang_up() -> Generator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.extra
 @pytest.mark.usefixtures("hang_up")
 def test_sighup_ends_a_worker_without_a_parent(cli: Cli) -> None:
     command = cli.command("worker", "tasks:app")

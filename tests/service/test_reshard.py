@@ -387,6 +387,7 @@ def test_a_limit_that_was_changed_by_hand_is_kept_whatever_the_number(cli: Cli, 
     assert limits(raw, 3) == ["8", "8", "7", "7"]
 
 
+@pytest.mark.extra
 def test_a_shard_that_was_there_before_has_what_the_queue_has(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
@@ -425,6 +426,7 @@ def test_what_is_no_whole_number_is_refused(cli: Cli, url: str, raw: Any, count:
     assert cli.run("jobs", "--limit", count).returncode == 2
 
 
+@pytest.mark.extra
 def test_a_dry_run_that_is_refused_moves_nothing_and_says_so(cli: Cli, url: str, raw: Any) -> None:
     refused = cli.run("queues", "shard", "unknown", "3", "--announce", "--dry-run")
     assert (refused.returncode, "queue unknown has no jobs" in refused.stderr) == (1, True)

@@ -100,6 +100,7 @@ def test_batch_stays_until_a_replica_of_its_destination_has_it(cluster: Cluster,
     assert places(client) == {f"j{number}": ["moving"] for number in range(JOBS)}
 
 
+@pytest.mark.extra
 async def test_dispatcher_keeps_a_batch_until_a_replica_of_its_destination_has_it(
     cluster: Cluster, client: SyncClient, recorder: Recorder
 ) -> None:

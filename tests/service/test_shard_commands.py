@@ -123,6 +123,7 @@ def test_who_enqueues_hears_that_no_worker_serves_the_shard(redis: SyncClient, c
     assert cli.run("enqueue", "t", "--id", "a", "--queue", "mail", "--on-conflict", "keep").stderr == ""
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("at_home", [True, False])
 def test_a_job_is_found_in_whichever_shard_it_is(redis: SyncClient, cli: Cli, at_home: bool) -> None:
     shard = SHARDS.home("mail", "a") if at_home else elsewhere("a")

@@ -131,7 +131,6 @@ def ran(cli: Cli) -> list[list[str]]:
     return [line.split() for line in (cli.folder / "ran").read_text().splitlines()]
 
 
-@pytest.mark.extra
 async def test_jobs_are_spread_over_all_shards_and_each_runs_once(cli: Cli, program: Program) -> None:
     with serving(cli, workers=2):
         mails = await enqueue(program.send, 600)

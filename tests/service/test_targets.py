@@ -70,6 +70,7 @@ def test_a_flag_that_is_not_valid_is_named(cli: Cli, flags: tuple[str, ...], wor
     assert words in done.stderr
 
 
+@pytest.mark.extra
 def test_a_secret_that_is_not_valid_is_named_and_not_shown(cli: Cli) -> None:
     done = cli.run("worker", APP, "--http-host", "a", EVSCHED_SECRET_ORDERS="hidden")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -86,6 +87,7 @@ def test_without_its_libraries_it_says_what_to_install(cli: Cli, missing: str) -
     assert "pip install '.[http]'" in done.stderr
 
 
+@pytest.mark.extra
 async def test_a_request_is_sent(cli: Cli, raw: Any, queue: str, endpoint: Endpoint) -> None:
     record = schedule(raw, queue, url=endpoint.url, response=True)
     done = await asyncio.to_thread(cli.run, "worker", APP, "--burst", *allowed(endpoint))

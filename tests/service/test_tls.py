@@ -52,6 +52,7 @@ def port(certificates: Path) -> Generator[int]:
     server.close()
 
 
+@pytest.mark.extra
 async def test_a_system_works_over_tls(port: int, certificates: Path, queue: str) -> None:
     url = f"rediss://localhost:{port}/0?ssl_ca_certs={certificates / 'ca.crt'}"
     app = App(url, queue=queue)
@@ -66,6 +67,7 @@ async def test_a_system_works_over_tls(port: int, certificates: Path, queue: str
         assert client.enqueue(add, 1).id
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"], ids=["unknown CA", "another name"])
 async def test_a_server_that_is_not_trusted_is_refused(port: int, certificates: Path, host: str) -> None:
     ca = f"?ssl_ca_certs={certificates / 'ca.crt'}" if host == "127.0.0.1" else ""

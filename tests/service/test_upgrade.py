@@ -188,6 +188,7 @@ def test_a_service_does_not_start_with_the_keys_of_a_newer_release(
     assert "docs/upgrade.md" in done.stderr
 
 
+@pytest.mark.extra
 def test_workers_of_several_releases_are_listed_and_found_by_the_doctor(
     own: EmbeddedRedis, client: Any, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ async def ended(running: System, job_id: str) -> None:
     await running.recorder.wait(events.Completed, lambda event: job_id in event.ids)
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 async def test_one_zadd_schedules_a_job_that_runs_when_it_is_due(send: Send, running: System, queue: str) -> None:
     member = job(args=[])
@@ -94,6 +95,7 @@ async def test_one_zadd_schedules_a_job_that_runs_when_it_is_due(send: Send, run
     assert float(found["started"]) >= float(found["due"]) == pytest.approx(due, abs=1e-5)
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 async def test_hset_and_zadd_schedule_a_job_whose_record_has_its_outcome(
     send: Send, running: System, queue: str
@@ -126,6 +128,7 @@ async def test_zadd_xx_reschedules_a_job_and_zrem_cancels_it(send: Send, running
     assert raw.zscore(schedule, "later") > time.time() + 3600
 
 
+@pytest.mark.extra
 @pytest.mark.one_server
 async def test_blpop_receives_the_outcome_of_a_job_with_a_reply(send: Send, running: System, queue: str) -> None:
     schedule = f"evsched:{{{queue}}}:schedule"

@@ -120,6 +120,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.extra
 @given(
     st.sampled_from(SHAPES),
     st.text(st.sampled_from("Zq7/#?@:%&=+[]\\;, \n\t\u2100") | st.characters(categories=["L", "N", "P"]), min_size=1),

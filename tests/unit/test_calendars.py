@@ -138,6 +138,7 @@ def test_of_any_rule_the_times_on_closed_days_are_left_out_and_no_other(
     assert between(recurrence(rule, zone, stored), *span) == expected
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("zone", ["America/St_Johns", "Pacific/Apia", "America/Havana"])
 def test_days_that_begin_twice_or_never_are_left_out_once(zone: str) -> None:
     """In St. John's, clocks were set back at 00:01, into the day before; Apia has no 30 December 2011."""

@@ -199,6 +199,7 @@ def steer_by_a_subclass(how: str) -> None:
     raise Busy if how == "busy" else Missing
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("on", ["thread", "process"])
 async def test_a_subclass_steers_even_if_it_does_not_call_the_constructor(on: Any) -> None:
     outcome = await run(steer_by_a_subclass, b'{"task":"t","args":["busy"]}', on=on)

@@ -102,6 +102,7 @@ async def test_nothing_is_left_of_a_handler_that_fails_in_a_process(handler: Cal
     assert found.result == b"0"
 
 
+@pytest.mark.extra
 async def test_nothing_is_left_of_a_handler_that_fails_in_isolation(tmp_path: Path) -> None:
     running = executor()
     for _ in range(4):  # one after the other in one process of the pool

@@ -131,6 +131,7 @@ async def test_the_parts_of_an_answer_are_read_in_many_turns(
     assert max(seen.values()) <= connection._TURN  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("protocol", "head", "part"),
     [("http/1.1", CHUNKED, CHUNK), ("h2", FINE, BYTE), ("h2", FINE, EMPTY)],

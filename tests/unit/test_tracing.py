@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 _JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
 
 
+@pytest.mark.extra
 @given(
     parent=st.from_regex(r"\A[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.?\Z") | _JSON,
     state=st.text("a=,@1 \t\x00é") | _JSON,
@@ -51,6 +52,7 @@ def test_only_evsched_tracing_imports_opentelemetry() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.trace"])
 def test_the_error_for_a_missing_package_says_what_to_install(missing: str) -> None:
     done = python(

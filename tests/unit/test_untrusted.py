@@ -187,6 +187,7 @@ def test_a_line_of_the_log_is_bounded_whatever_is_in_it(
     assert all(len(line) <= 8192 and line.isprintable() for line in lines)
 
 
+@pytest.mark.extra
 @pytest.mark.usefixtures("in_time")
 def test_a_terminal_shows_the_beginning_of_a_long_value(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

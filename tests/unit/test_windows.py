@@ -124,6 +124,7 @@ def test_a_window_that_closes_in_the_repeated_hour_opens_again() -> None:
     assert window.next_open(set_back + 1800) == berlin("2032-11-07T01:30")
 
 
+@pytest.mark.extra
 @given(st.sampled_from(list(SPANS.values())), st.sampled_from([*CHANGES, "UTC"]), MOMENTS)
 def test_the_next_opening_is_the_first_open_minute(span: str, zone: str, at: int) -> None:
     first, *rest = span.split(";")
