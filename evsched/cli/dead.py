@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from types import ModuleType
 from typing import Annotated, Any, TypeVar
@@ -11,7 +12,7 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
-from evsched.cli.bulk import Bulk, by_filter, change
+from evsched.cli.bulk import Bulk, BulkFlags, by_filter, change
 from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, settings, whole
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, client_of_job, note_if_unknown
@@ -117,6 +118,16 @@ def _revive_lost(url: str | None, queue: str | None, ids: Sequence[str] | None) 
     return revived
 
 
+def _count_lost(url: str | None, queue: str, bulk: BulkFlags) -> int:
+    count = _ask_ledger(
+        url, lambda revival, database, redis: revival.count_lost_dead(database, redis, queue, math.inf), 0
+    )
+    if count:
+        say = output.note if bulk.json else print
+        say(f"{count} would be revived by the ledger, because Redis does not have them")
+    return count
+
+
 @app.command
 def revive(
     ids: Ids = None,
@@ -135,10 +146,12 @@ def revive(
     """
     matching = by_filter("dead revive", ids, bulk, all_)
     if matching is not None:
-        code = change(url, queue or DEFAULT_QUEUE, lambda store: reviving(store, matching), "revived", bulk)
-        if code < 128 and all_ and not (bulk and bulk.dry_run) and _revive_lost(url, queue or DEFAULT_QUEUE, None):
-            return 0
-        return code
+        queue = queue or DEFAULT_QUEUE
+        code = change(url, queue, lambda store: reviving(store, matching), "revived", bulk)
+        if code >= 128 or not all_:
+            return code
+        found = _count_lost(url, queue, bulk) if bulk and bulk.dry_run else _revive_lost(url, queue, None)
+        return 0 if found else code
     lost = set(_revive_lost(url, queue, ids))
     left = [one for one in ids or () if one not in lost]
     return _each(url, queue, left, SyncClient.revive, "revived") if left else 0

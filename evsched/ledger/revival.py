@@ -40,16 +40,20 @@ SELECT id FROM revived, notified
 
 
 async def lost_dead(
-    connection: AsyncConnection, sender: BatchingSender, queue: str | None, ids: Sequence[str] | None = None
+    connection: AsyncConnection,
+    sender: BatchingSender,
+    queue: str | None,
+    ids: Sequence[str] | None = None,
+    most: float = MOST,
 ) -> list[Row]:
-    """Return dead and expired rows whose jobs Redis does not have, at most 1,000. None: of all queues, of all ids.
+    """Return dead and expired rows whose jobs Redis does not have, at most `most`. None: of all queues, of all ids.
 
     Raises:
         psycopg.Error, StoreDown, StoreRefused
     """
     found, last = list[Row](), ("", "")
     words = {"queue": queue, "ids": None if ids is None else list(ids), "limit": MOST}
-    while len(found) < MOST:
+    while len(found) < most:
         cursor = await connection.execute(_DEAD.encode(), {**words, "after_queue": last[0], "after_id": last[1]})
         some = [Row(*row) for row in await cursor.fetchall()]
         marks = await sender.send_all([Store(row.queue).mark(row.id) for row in some])
@@ -57,15 +61,15 @@ async def lost_dead(
         if len(some) < MOST:
             break
         last = some[-1].queue, some[-1].id
-    return found[:MOST]
+    return found if len(found) <= most else found[: int(most)]
 
 
-async def count_lost_dead(database: str | None, redis: str, queue: str) -> int:
-    """Count these rows of a queue, up to 1,000. Raises as `revive_lost_dead`."""
+async def count_lost_dead(database: str | None, redis: str, queue: str, most: float = MOST) -> int:
+    """Count these rows of a queue, up to `most`. Raises as `revive_lost_dead`."""
     sender = BatchingSender(redis)
     try:
         async with transaction(check_url(database)) as connection:
-            return len(await lost_dead(connection, sender, queue))
+            return len(await lost_dead(connection, sender, queue, None, most))
     except psycopg.Error as error:
         raise CannotStart(f"the database of the ledger: {explain(error)}") from None
     finally:

@@ -460,6 +460,12 @@ async def test_dead_jobs_that_redis_has_lost_are_revived_by_the_ledger(
     assert "3 more are dead in the ledger" in cli.run("dead", "--queue", queue).stderr
     done = cli.run("dead", "revive", "a")
     assert (done.returncode, done.stdout) == (0, f"1 {by_ledger}")
+    done = cli.run("dead", "revive", "--all", "--dry-run", "--queue", queue)
+    would = "2 would be revived by the ledger, because Redis does not have them"
+    assert (done.returncode, done.stdout) == (0, f"0 would be revived\n{would}\n")
+    done = cli.run("dead", "revive", "--all", "--dry-run", "--json", "--queue", queue)
+    assert (done.returncode, done.stdout) == (0, "[]\n")
+    assert done.stderr.endswith(f"evsched: {would}\n")
     done = cli.run("dead", "revive", "--all", "--queue", queue)
     assert (done.returncode, done.stdout) == (0, f"0 revived\n2 {by_ledger}")
     assert cli.run("dead", "revive", "open", "--queue", queue).returncode == 1
