@@ -198,6 +198,7 @@ class WrittenRows:
                 texts = await database.execute(_look_for(numbers))
                 await self._take(texts, numbers, database.execute)
                 numbers &= {_read(text).number for text in texts}  # the others were rolled back
+        await self._write_ends()  # of jobs that were just cancelled
 
     async def _take(self, texts: Sequence[str], numbers: set[int], execute: Callable[[Statement], Any]) -> None:
         rows = {row.number: row for row in map(_read, texts)}

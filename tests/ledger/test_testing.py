@@ -210,6 +210,26 @@ async def test_jobs_are_moved_and_cancelled_and_their_ids_used_again(app: App, c
         assert results(await clock.advance(hours=1)) == ["again", "b"]
 
 
+@pytest.mark.parametrize("autocommit", [False, True])
+@pytest.mark.parametrize("between", ["nothing", "advance", "reschedule"])
+async def test_a_cancelled_row_has_its_end_and_its_id_is_free(
+    app: App, clock: Clock, ledger_url: str, between: str, autocommit: bool
+) -> None:
+    send = handle(app)
+    with psycopg.connect(ledger_url, autocommit=autocommit) as connection:
+        send.using(id="tz", delay=3600).enqueue_in_sync(connection, "bob")
+        if between != "nothing":
+            await clock.advance()
+        if between == "reschedule":
+            app.job("tz").reschedule_in_sync(connection, delay=7200)
+        app.job("tz").cancel_in_sync(connection)
+        assert await clock.advance() == []
+        ended = connection.execute("SELECT state, cancelled FROM evsched_job").fetchall()
+        assert ended == [("cancelled", True)]
+        await send.using(id="tz").enqueue("again")
+        assert results(await clock.advance(hours=3)) == ["again"]
+
+
 async def test_the_clock_ends_the_time_in_which_a_row_is_unique(app: App, clock: Clock, ledger_url: str) -> None:
     once = handle(app).using(unique=Unique(within=3600))
     clock.start(1_000_000_000)
