@@ -164,15 +164,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Setting("For evsched.targets: how many redirects of a request are followed", _WORKERS, Range(0, 20))
     ] = 0
     origin_concurrency: Annotated[
-        int | None,
+        int,
         Setting(
             "For evsched.targets: how many jobs for one origin (scheme, host and port, or a server of messages) run at "
-            "the same time, over all workers of a queue; default a quarter of --concurrency",
+            "the same time, over all workers of a queue; the worker that starts last sets it",
             _WORKERS,
             Range(1, 1_000_000),
         ),
-    ] = None
-    """So that an origin that does not answer leaves slots for the others."""
+    ] = 64
+    """A quarter of the default concurrency: an origin that does not answer leaves slots for the others."""
     forward_destinations: Annotated[
         tuple[str, ...],
         Setting(

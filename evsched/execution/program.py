@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from hashlib import sha256
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evsched.jobs import groups
 from evsched.jobs.current_job import CurrentJob
@@ -43,7 +43,7 @@ class Program(Struct, frozen=True):
     recurrences: list[tuple[str, Declared]] = []
     """(queue, recurrence)."""
     limits: list[tuple[str, str, float]] = []
-    """(queue, field of the limit, value); "" = every queue."""
+    """(queue, field of the limit, value); "" = every queue, by a setting of the worker, and in no revision."""
     shards: Shards = NONE
     """How many shards the queues have."""
 
@@ -80,5 +80,6 @@ class Program(Struct, frozen=True):
         return found | {limit: value for name, limit, value in self.limits if name in ("", whole)}
 
     def content_in(self, queue: str) -> str:
-        """Return the digest of all that it declares in a queue: with another number of shards, it is the same."""
-        return content_of(self.recurrences_in(queue), self.wholes_in(queue))
+        """Return the digest of all that its code declares in a queue: with another number of shards, it is the same."""
+        of_code = structs.replace(self, limits=[one for one in self.limits if one[0]])
+        return content_of(self.recurrences_in(queue), of_code.wholes_in(queue))

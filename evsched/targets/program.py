@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from evsched.app import App
 from evsched.client.target_tasks import QUEUE
@@ -20,9 +20,6 @@ from evsched.transport.topology import topology
 
 if TYPE_CHECKING:
     from evsched.targets.names import Resolve
-
-_ORIGINS: Final = 4
-"""How many origins must stop answering to hold all slots of a worker."""
 
 
 def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | None = None) -> App:
@@ -45,7 +42,7 @@ def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | 
 
     app = App(queue=QUEUE, name="evsched.targets", lifespan=lifespan)
     # An origin that never answers holds its slots until the jobs time out: the gate leaves the rest to others.
-    at_once = config.origin_concurrency or max(1, config.concurrency // _ORIGINS)
+    at_once = config.origin_concurrency
     app.program.limits.append(("", field("concurrency", groups.EACH_ORIGIN, at_once), float(at_once)))
     if sends:
         from evsched.targets.http import http

@@ -123,7 +123,9 @@ async def test_a_server_that_does_not_answer_leaves_slots_to_other_messages(
         writer.close()
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
-        slots = structs.replace(config, concurrency=8, forward_destinations=(to, f"stream:{queue}:s"))
+        slots = structs.replace(
+            config, concurrency=8, origin_concurrency=2, forward_destinations=(to, f"stream:{queue}:s")
+        )
         variables = {"EVSCHED_FORWARD_URL_SILENT": f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
         app = make_app(slots, variables)
         async with system(slots, app):

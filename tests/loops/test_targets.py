@@ -17,13 +17,16 @@ from evsched import App, BadArguments, events
 from evsched.client import target_tasks
 from evsched.config import Config
 from evsched.errors import ConfigError
+from evsched.store.store import Store
 from evsched.targets.destinations import Destinations
 from evsched.targets.forward import Forwarder
 from evsched.targets.http import http
 from evsched.targets.program import make_app
+from evsched.transport.senders import BatchingSender
 from tests.support.endpoint import Received, Reply, always, in_turn
 from tests.support.patience import PATIENCE
 from tests.support.site import Site, site
+from tests.support.system import system
 
 ORDERS = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 NEXT = "whsec_bmV4dF9zZWNyZXRfb2ZfMjRfYnl0ZXMh"
@@ -65,7 +68,7 @@ async def test_an_origin_that_does_not_answer_leaves_slots_to_the_others(config:
             await released.wait()
         return Reply()
 
-    async with site(replace(config, concurrency=8), raw, answer) as shop:
+    async with site(replace(config, concurrency=8, origin_concurrency=2), raw, answer) as shop:
         silent = [shop.requests.schedule(f"silent-{n}", url=shop.url.replace("shop", "silent")) for n in range(20)]
         await asked.wait()
         for n in range(8):
@@ -76,6 +79,36 @@ async def test_an_origin_that_does_not_answer_leaves_slots_to_the_others(config:
         for name in silent:
             assert await shop.requests.end(name) is None
     assert not shop.requests.recorder.of(events.Retrying)
+
+
+async def test_the_worker_that_starts_last_sets_the_concurrency_of_an_origin(
+    config: Config, queue: str, sender: BatchingSender
+) -> None:
+    """It is a setting, and no revision of the code: an earlier number can be set again."""
+    found = list[float | None]()
+    for number in (64, 500, 64, 500):
+        app = make_app(replace(config, http_hosts=("a",), origin_concurrency=number), {})
+        async with system(config, app, dispatch=False) as running:
+            found.append((await sender.send(Store(queue).limits())).fields()["concurrency:origin:*"])
+            assert not running.recorder.of(events.RevisionOutdated)
+    assert found == [64, 500, 64, 500]
+
+
+async def test_a_change_by_hand_holds_until_a_worker_starts_with_another_concurrency_of_an_origin(
+    config: Config, queue: str, sender: BatchingSender
+) -> None:
+    found = list[float | None]()
+    for number in (64, 64, 32):
+        app = make_app(replace(config, http_hosts=("a",), origin_concurrency=number), {})
+        async with system(config, app, dispatch=False):
+            found.append((await sender.send(Store(queue).limits())).fields()["concurrency:origin:*"])
+            await sender.send(Store(queue).limit({"concurrency:origin:*": 5}))
+    assert found == [64, 5, 32]
+
+
+def test_the_concurrency_of_an_origin_does_not_depend_on_the_slots_of_one_worker() -> None:
+    small, large = (make_app(Config(http_hosts=("a",), concurrency=slots), {}) for slots in (4, 256))
+    assert small.program.limits == large.program.limits == [("", "concurrency:origin:*", 64.0)]
 
 
 async def test_a_program_in_python_enqueues_a_request_without_a_task_of_its_own(
