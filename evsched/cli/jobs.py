@@ -94,13 +94,13 @@ def enqueue(
         job = replace(job, id=id_of_arguments(task, args, kwargs))
     with client(url) as redis:
         (when,) = redis.enqueue(queue, [job], on_conflict, options["unique"])
-        unserved = not_served(redis, queue, job.id)
-    if json:
-        output.as_json({"id": job.id, "queue": queue, "due": when})
-    else:
-        print(job.id)
-    if unserved:
-        output.note(unserved)
+        # Before the search for workers: whatever fails from here on, the job has been accepted.
+        if json:
+            output.as_json({"id": job.id, "queue": queue, "due": when})
+        else:
+            print(job.id, flush=True)
+        if unserved := not_served(redis, queue, job.id):
+            output.note(unserved)
 
 
 def _unique(asked: bool, within: str | None) -> Unique | None:

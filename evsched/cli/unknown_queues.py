@@ -17,7 +17,7 @@ from evsched.client import spread
 from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import EvschedError, JobMissing, StoreRefused
+from evsched.errors import EvschedError, JobMissing, StoreError, StoreRefused
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
@@ -60,7 +60,7 @@ def not_served(redis: SyncClient, queue: str, job_id: str) -> str | None:
         queue_stats = redis.send(Store(home).queue_stats())
         if queue_stats.workers or queue_stats.parents:
             return None
-    except StoreRefused:  # a key of the wrong type, or no right to read it
+    except StoreError:  # its node does not answer, a key of the wrong type, or no right to read it
         return None
     if home != queue:
         return (
@@ -80,7 +80,7 @@ def _others(redis: SyncClient, queue: str) -> list[str]:
     """Return the queues that there are, without this one, which may have keys such as limits."""
     try:
         return [name for name in redis.run(spread.listed(redis.shards, redis.store)) if name != queue]
-    except StoreRefused:  # the ACL user `client` may not look for queues
+    except StoreError:  # a node does not answer, or the ACL user `client` may not look for queues
         return []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from itertools import count
@@ -419,3 +421,38 @@ async def test_a_database_that_a_cluster_does_not_have_is_refused(cluster: Clust
         await sender.send(about.size())
     assert refused.value.kind == "database"
     await sender.close()
+
+
+# A primary that does not answer.
+
+
+@pytest.fixture(params=["dead", pytest.param("hung", marks=pytest.mark.extra)])
+def without_one(
+    server: EmbeddedRedis, tmp_path: Path, request: pytest.FixtureRequest
+) -> Generator[tuple[Cluster, Cli]]:
+    """A cluster whose last primary is dead or hangs."""
+    with Cluster(server.server) as cluster:
+        lost = cluster.nodes[-1]
+        assert lost.pid
+        hung = request.param == "hung"
+        os.kill(lost.pid, signal.SIGSTOP) if hung else lost.kill()
+        try:
+            yield cluster, Cli(cluster.url, tmp_path)
+        finally:
+            if hung:
+                os.kill(lost.pid, signal.SIGCONT)
+
+
+def healthy(cluster: Cluster, number: int = 0) -> str:
+    """Return a queue on a node that answers."""
+    return queue_on(cluster, cluster.nodes[number])
+
+
+def test_an_accepted_job_is_printed_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    queue = healthy(cluster)
+    done = cli.process("enqueue", "rec", "1", "--queue", queue, "--in", "999s")
+    assert done.returncode == 0, done.stderr
+    (record,) = cluster.client(cluster.nodes[0]).keys(f"{keys.root(queue)}job:*")
+    assert record.endswith(f"job:{done.stdout.strip()}")
+    assert f"no worker serves queue {queue} now" in done.stderr
