@@ -26,6 +26,7 @@ PYTEST_DONT_REWRITE: a conftest.py may import `Clock` before pytest loads this p
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -34,6 +35,7 @@ from typing import Any, Final, Literal
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evsched import App
 from evsched.client.client import Client
@@ -41,19 +43,26 @@ from evsched.client.find_queues import find_queues
 from evsched.client.kept_recurrences import kept
 from evsched.client.operations import Send, Step, nodes
 from evsched.client.sync_client import SyncClient
+from evsched.client.target_tasks import HttpResponse
+from evsched.client.task_handle import TaskHandle
 from evsched.client.times import unix
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.execution.executor import Executor
+from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
 from evsched.execution.run_store import NoRunStore
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
+from evsched.jobs.policies import task_of
+from evsched.jobs.tasks import Tasks
 from evsched.recurrence.calendars import CALENDAR_NAME, just_before, names_of, parse_calendar
 from evsched.recurrence.recurrence import Plan, Recurrence, read_declared, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.store.dispatchers import Agenda
 from evsched.store.server import flush
 from evsched.store.store import Store
+from evsched.targets.answer import Answer, judge
+from evsched.targets.forward import RETRY
 from evsched.testing_ledger import WrittenRows
 from evsched.transport.embedded import EmbeddedRedis
 
@@ -156,7 +165,13 @@ class Clock:
         self._config = Config(url=url)
         self._program = app.program
         self._sender = SyncClient(url)
-        self._executor = Executor(app.program, 1, 1, _Windows(self._sender))
+        windows = _Windows(self._sender)
+        self._executor = Executor(app.program, 1, 1, windows)
+        self._targets = Tasks()
+        """They run the jobs of `app.http` and `app.forward`, without the app's middleware, as in production."""
+        self._target_executor = Executor(Program(self._targets), 1, 1, windows)
+        for handle in (app.http, app.forward):
+            self.answer(handle, _accept)
         self._own_queues = {*app.queues, *(queue for queue, *_ in app.program.limits if queue)}
         self.written = WrittenRows(self._sender, self.store, lambda: self.now)
         """What the test has written to the ledger."""
@@ -254,6 +269,43 @@ class Clock:
                 pass
             self._replan(store, lambda fields: name in window_names(fields.get("window"), fields.get("payload", b"")))
 
+    def answer(self, task: TaskHandle[..., Any], handler: Callable[..., Any]) -> None:
+        """Choose what requests of `app.http`, or messages of `app.forward`, come to: `handler` runs instead.
+
+        It is called with the arguments of `enqueue` by their names, may be async, and may raise `RetryLater` or
+        `GiveUp`. For `app.http` it returns an `HttpResponse`, or None for a 200; its status decides as in production.
+
+        Raises:
+            ConfigError: it is another task.
+        """
+        if task.name not in ("evsched.http", "evsched.forward"):
+            raise ConfigError(
+                f"clock.answer takes app.http or app.forward, not task {task.name}: that task itself runs"
+            )
+        signature = inspect.signature(task.handler)
+
+        async def run(*args: Any, **kwargs: Any) -> HttpResponse | None:
+            given = signature.bind(*args, **kwargs).arguments
+            answer = handler(**given)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            return self._judged(answer, given) if task.name == "evsched.http" else None
+
+        policy = RETRY if task.name == "evsched.forward" else task.task.retry
+        self._targets[task.name] = replace(task.task, handler=run, retry=policy)
+
+    def _judged(self, answer: HttpResponse | None, given: dict[str, Any]) -> HttpResponse | None:
+        """Return the result of a request that was answered."""
+        if answer is None:
+            answer = HttpResponse(200, {}, "", False)
+        elif not isinstance(answer, HttpResponse):  # pyright: ignore[reportUnnecessaryIsInstance] - what a test returns
+            raise TypeError(
+                f"the handler of clock.answer(app.http, ...) returns an HttpResponse or None, not {answer!r}"
+            )
+        headers = [(name.lower(), value) for name, value in answer.headers.items()]
+        judge(Answer(answer.status, headers, answer.body.encode(), not answer.cut), given["url"], self.now)
+        return answer if given.get("response") else None
+
     def store(self, queue: str) -> Store:
         """Return the calls of a queue, on this clock."""
         self._used = True
@@ -289,7 +341,9 @@ class Clock:
         while jobs := self._sender.send(store.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
             (job,) = jobs
             run = Run(job, Delivery(queue, self.now, time.monotonic()))
-            await self._executor.run(run)
+            task = task_of(job.payload)
+            is_target = task in self._targets and task not in self._program.tasks
+            await (self._target_executor if is_target else self._executor).run(run)
             self._end(store, run)
             if run.outcome is not None and (words := _words_of(run.outcome)) is not None:
                 ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, *words))
@@ -340,6 +394,10 @@ class Clock:
                 return None
 
         return read
+
+
+def _accept(**arguments: Any) -> None:
+    """Answer as a server that accepts everything."""
 
 
 def _words_of(outcome: Outcome) -> tuple[RunOutcome, Any, str | None] | None:

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from evsched import App, ConfigError, EndedJob, JobExists, Retry, Snooze, Unique, current_job
+from evsched import App, ConfigError, EndedJob, GiveUp, HttpResponse, JobExists, Retry, Snooze, Unique, current_job
 from evsched.client.new_job import new_job
 from evsched.jobs.job import Message
 from evsched.store.store import Store
@@ -190,6 +190,51 @@ async def test_calendars_and_windows_are_given_and_changed(office: tuple[App, Cl
     ):
         with pytest.raises(ConfigError):
             wrong()
+
+
+async def test_requests_and_messages_are_accepted_unless_the_test_answers_them(clock: Clock) -> None:
+    job = await app.http.using(delay=60).enqueue("https://a.example/", json={"order": 7}, response=True)
+    await app.forward.enqueue("stream:orders", {"order": 7})
+    runs = await clock.advance(minutes=1)
+    assert [(run.task, run.outcome) for run in runs] == [("evsched.forward", "done"), ("evsched.http", "done")]
+    assert await job.result() == HttpResponse(200, {}, "", False)
+
+
+async def test_the_test_answers_requests_and_messages(clock: Clock) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def busy_once(**arguments: Any) -> HttpResponse:
+        asked.append(arguments)
+        again = len(asked) > 1
+        return HttpResponse(201 if again else 503, {} if again else {"Retry-After": "90"}, "made", False)
+
+    def refuse(to: str, **_: Any) -> None:
+        raise GiveUp(f"there is no {to}")
+
+    clock.answer(app.http, busy_once)
+    clock.answer(app.forward, refuse)
+    began = clock.now
+    job = await app.http.enqueue("https://a.example/", "PUT", json=7, response=True)
+    await app.forward.using(delay=100).enqueue("list:orders", 1)
+    runs = await clock.advance(hours=1)
+    assert [(run.outcome, run.at - began) for run in runs] == [("retry", 0), ("done", 90), ("dead", 100)]
+    assert asked == [{"url": "https://a.example/", "method": "PUT", "json": 7, "response": True}] * 2
+    assert await job.result() == HttpResponse(201, {}, "made", False)
+    assert [run.reason is not None and "503" in run.reason for run in runs] == [True, False, False]
+    assert runs[2].reason == "there is no list:orders"
+    with pytest.raises(ConfigError, match=r"app\.http"):
+        clock.answer(remind, refuse)
+
+
+async def test_an_answer_of_the_wrong_type_is_an_error_of_the_run(clock: Clock) -> None:
+    def wrong(url: str) -> int:
+        return 204
+
+    clock.answer(app.http, wrong)
+    await app.http.enqueue("https://a.example/")
+    (run,) = await clock.advance()
+    assert run.reason is not None
+    assert "returns an HttpResponse or None, not 204" in run.reason
 
 
 @pytest.mark.parametrize("year", [2020, 2040])
