@@ -20,7 +20,7 @@ from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
 from evsched.jobs import options as check
-from evsched.jobs.tasks import TaskOptions, Tasks, check_task_options, define
+from evsched.jobs.tasks import RESERVED, TaskOptions, Tasks, check_task_options, define
 from evsched.keys import check_queue
 from evsched.shards import check_count, check_shards
 from evsched.store.limits import field
@@ -28,10 +28,6 @@ from evsched.transport import scripts
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_RESERVED: Final = "evsched."
-"""How the tasks that come with evsched begin. A worker with a task of its own by such a name would run their jobs, send
-nothing, and mark them done."""
 
 _SETTINGS: Final = ("EVSCHED_URL", "EVSCHED_PAYLOAD_CAP")
 
@@ -216,9 +212,9 @@ class App:
             ConfigError: the name is taken or begins with `evsched.`, or an option is not valid.
         """
         check_task_options(options)
-        if (options.get("name") or "").startswith(_RESERVED):
+        if (options.get("name") or "").startswith(RESERVED):
             raise ConfigError(
-                f"task {options.get('name')}: the names that begin with {_RESERVED} are evsched's own: to schedule "
+                f"task {options.get('name')}: the names that begin with {RESERVED} are evsched's own: to schedule "
                 "requests and messages, use app.http.enqueue(...) and app.forward.enqueue(...)"
             )
 

@@ -11,6 +11,7 @@ from evsched.diagnostics.finding import Finding
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
 from evsched.jobs.job import JobStatus
+from evsched.jobs.tasks import RESERVED
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
@@ -55,8 +56,9 @@ def _describe(queue: str, task: str, jobs: list[JobStatus], now: float) -> Findi
     since = format_duration(max(0.0, now - (first.unknown_since or now)))
     count = f"{len(jobs)} job{' waits' if len(jobs) == 1 else 's wait'}"
     what = f"{count} for a worker that knows task {task!r}, the first for {since}: {first.reason}"
+    deploy = "do as the reason says" if task.startswith(RESERVED) else "deploy the task to a worker of this queue"
     mend = (
-        f"deploy the task to a worker of this queue; or, if the name is wrong: evsched cancel {first.id} --queue "
+        f"{deploy}; or, if the name is wrong: evsched cancel {first.id} --queue "
         f"{queue}. If no worker has it for EVSCHED_UNKNOWN_TASK_GRACE (10 minutes by default), they are dead"
     )
     return Finding("unknown-task", "warning", what, f"queue {queue}", mend)

@@ -26,6 +26,13 @@ DEFAULT_TIMEOUT: Final = 1800.0
 DEFAULT_RETENTION: Final = 300.0
 """Seconds: long enough to read a result; at 1,000 jobs/s results take about 100 MB."""
 
+RESERVED: Final = "evsched."
+"""How the tasks that come with evsched begin. A worker with a task of its own by such a name would run their jobs, send
+nothing, and mark them done."""
+
+_ALLOWING: Final = {"evsched.http": "--http-host HOST", "evsched.forward": "--forward-destination KIND:NAME"}
+"""The flag with which a worker of evsched.targets has a task."""
+
 _CONCURRENCY_MOST: Final = 1_000_000
 """As of every limit, see `store/limits.py`."""
 
@@ -242,8 +249,20 @@ class Tasks(dict[str, Task]):
             near = difflib.get_close_matches(name[:200], self, n=1)
             hint = f"did you mean {near[0]!r}? This" if near else "this"
             known = f"{hint} worker has {_list(sorted(self)) or 'none'}"
-            raise UnknownTask(f"unknown task {name[:200]!r}: {known}. Register it with @app.task, or correct the name")
+            raise UnknownTask(f"unknown task {name[:200]!r}: {known}. {_advise(name)}")
         return task
+
+
+def _advise(name: str) -> str:
+    """Return what to do about an unknown task."""
+    if name in _ALLOWING:
+        return (
+            "It is a task of evsched.targets: use a queue that no other app serves, and start its worker: evsched "
+            f"worker evsched.targets:app {_ALLOWING[name]} --queue targets"
+        )
+    if name.startswith(RESERVED):
+        return f"evsched has the tasks {' and '.join(_ALLOWING)}: correct the name"
+    return "Register it with @app.task, or correct the name"
 
 
 def _list(names: Iterable[str], most: int = 10) -> str:

@@ -235,3 +235,15 @@ async def test_the_doctor_reports_such_jobs_and_no_others(
     assert first.what.startswith("2 jobs wait for a worker that knows task 'new', the first for ")
     assert "did you mean 'old'" in second.what
     raw.flushall()
+
+
+async def test_the_doctor_says_which_worker_has_a_task_of_evsched(
+    config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unknown_tasks, "_FIRST", 20.0)
+    async with system(config, app) as running:
+        schedule(raw, queue, "a", "evsched.http")
+        await deferred(running, "a")
+        (found,) = await doctor.unknown_tasks(running.sender, [queue])
+    assert "evsched worker evsched.targets:app --http-host HOST" in found.what
+    assert found.mend.startswith("do as the reason says; or, if the name is wrong: evsched cancel a ")

@@ -197,6 +197,23 @@ def test_the_error_for_an_unknown_task_lists_the_known_ones() -> None:
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("evsched.http", "evsched worker evsched.targets:app --http-host HOST --queue targets"),
+        ("evsched.forward", "evsched worker evsched.targets:app --forward-destination KIND:NAME --queue targets"),
+        ("evsched.htpp", "evsched has the tasks evsched.http and evsched.forward: correct the name"),
+    ],
+)
+def test_the_error_for_an_unknown_task_of_evsched_names_its_worker(name: str, words: str) -> None:
+    tasks = Tasks()
+    tasks.add(define(lambda: None, name="pay"))
+    with pytest.raises(UnknownTask, match="this worker has 'pay'") as caught:
+        tasks.find(name)
+    assert words in str(caught.value)
+    assert "@app.task" not in str(caught.value), "an app may not register it"
+
+
 def bind_json(payload: bytes, handler: Any) -> Any:
     return define(handler).bind(decode_payload(payload))
 
