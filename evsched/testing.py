@@ -41,6 +41,7 @@ from evsched import App
 from evsched.client.client import Client
 from evsched.client.find_queues import find_queues
 from evsched.client.kept_recurrences import kept
+from evsched.client.named_times import calendar_text
 from evsched.client.operations import Send, Step, nodes
 from evsched.client.sync_client import SyncClient
 from evsched.client.target_tasks import HttpResponse
@@ -55,7 +56,7 @@ from evsched.execution.run_store import NoRunStore
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
 from evsched.jobs.policies import task_of
 from evsched.jobs.tasks import Tasks
-from evsched.recurrence.calendars import CALENDAR_NAME, just_before, names_of, parse_calendar
+from evsched.recurrence.calendars import just_before, names_of
 from evsched.recurrence.recurrence import Plan, Recurrence, read_declared, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.store.dispatchers import Agenda
@@ -242,12 +243,9 @@ class Clock:
         `days`: dates, or a text such as "2030-01-01 2030-12-24..2030-12-26". `queue`: else all queues of the app.
 
         Raises:
-            ConfigError: the name or a day is not valid.
+            ConfigError: the name or a day is not valid, or there is no day.
         """
-        text = days if isinstance(days, str) else " ".join(f"{day:%Y-%m-%d}" for day in days)
-        parse_calendar(text)
-        if not CALENDAR_NAME.fullmatch(name):
-            raise ConfigError(f"calendar name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
+        text = calendar_text(name, days)
         for store in self._stores(queue):
             self._sender.send(store.set_calendar(name, text))
             self._replan(store, lambda fields: name in names_of(fields.get("skip")))

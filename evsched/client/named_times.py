@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import date
-from typing import Final
+from typing import Any, Final
 
 from evsched import keys
 from evsched.client.gate import note_setting
@@ -21,6 +21,27 @@ _SHOWN: Final = 5
 """Recurrences that a message names."""
 
 
+def calendar_text(name: str, days: str | Iterable[date]) -> str:
+    """Return a calendar as it is stored.
+
+    Raises:
+        ConfigError: the name or the days are not valid, or there is no day.
+    """
+    if not CALENDAR_NAME.fullmatch(name):
+        raise ConfigError(f"calendar name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
+    if not isinstance(days, str):
+        listed: list[Any] = list(days) if isinstance(days, Iterable) else [days]  # pyright: ignore[reportUnnecessaryIsInstance] - what a program passes
+        if wrong := [day for day in listed if not isinstance(day, date)]:
+            raise ConfigError(
+                f"calendar {name}: {wrong[0]!r:.40} is not a date: write date(2030, 1, 1), or all days as one text: "
+                '"2030-01-01 2030-12-24..2030-12-26"'
+            )
+        days = " ".join(f"{day:%Y-%m-%d}" for day in listed)
+    if not parse_calendar(days):
+        raise ConfigError(f"calendar {name} has no days: to delete it, remove it")
+    return days
+
+
 def set_calendar(store: Store, name: str, days: str | Iterable[date]) -> Operation[int]:
     """Create or change a calendar; return how many recurrences were planned anew.
 
@@ -29,12 +50,7 @@ def set_calendar(store: Store, name: str, days: str | Iterable[date]) -> Operati
     Raises:
         ConfigError: the name or the days are not valid, or there is no day.
     """
-    if not CALENDAR_NAME.fullmatch(name):
-        raise ConfigError(f"calendar name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
-    text = days if isinstance(days, str) else " ".join(f"{day:%Y-%m-%d}" for day in days)
-    if not parse_calendar(text):
-        raise ConfigError(f"calendar {name} has no days: to delete it, remove it")
-    yield from send(store.set_calendar(name, text))
+    yield from send(store.set_calendar(name, calendar_text(name, days)))
     yield from note_setting(store)
     planned = 0
     for recurrence in (yield from _users_of_calendar(store, name)):

@@ -180,6 +180,9 @@ async def test_the_same_in_python(server: EmbeddedRedis, queue: str, raw: Any) -
     await client.remove_calendar(queue, "de")
     with pytest.raises(ConfigError, match="has no days"):
         await client.set_calendar(queue, "de", [])
+    for wrong in (["2096-12-26"], [date(2096, 12, 26), 5], 5):
+        with pytest.raises(ConfigError, match=r"write date\(2030, 1, 1\)"):
+            await client.set_calendar(queue, "de", wrong)  # pyright: ignore[reportArgumentType] - the mistake
     assert await client.set_window(queue, "nights", "22:00-06:00 UTC") == 0
     assert await client.windows(queue) == {"nights": "22:00-06:00 UTC"}
     raw.hset(f"evsched:{{{queue}}}:recurrence:r", mapping={"rule": "@daily", "window": "nights", "payload": "{}"})

@@ -185,6 +185,8 @@ async def test_calendars_and_windows_are_given_and_changed(office: tuple[App, Cl
     for wrong in (
         lambda: clock.set_calendar("holidays", "first of May"),
         lambda: clock.set_calendar("my holidays", "2030-05-01"),
+        lambda: clock.set_calendar("holidays", ""),
+        lambda: clock.set_calendar("holidays", [5]),  # pyright: ignore[reportArgumentType] - the mistake
         lambda: clock.set_window("hours", "always"),
         lambda: clock.set_window("my hours", "10:00-11:00 UTC"),
     ):
