@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -136,10 +136,18 @@ class _Queue:
 
 
 class Audit:
-    """One audit of the queues that are named, or of all."""
+    """One audit of the queues that are named, or of all. `down`: the primaries of a cluster that are not asked."""
 
-    def __init__(self, sender: BatchingSender, queues: Sequence[str] = (), *, pause: float = PAUSE) -> None:
+    def __init__(
+        self,
+        sender: BatchingSender,
+        queues: Sequence[str] = (),
+        *,
+        pause: float = PAUSE,
+        down: Collection[Host] = (),
+    ) -> None:
         self._sender = sender
+        self._down = down
         self._named = frozenset(queues)
         self._queues = {name: _Queue(name) for name in queues}
         self._pause = pause
@@ -187,7 +195,7 @@ class Audit:
 
     async def _walk(self, on_progress: OnProgress) -> None:
         # Each job is checked twice: by its record, and in its place.
-        nodes = await self._sender.nodes()
+        nodes = [node for node in await self._sender.nodes() if node not in self._down]
         total = 2 * sum(await self._sender.send_all([server.size().at(node) for node in nodes]))
         for node in nodes:
             await self._walk_keys(node, lambda: on_progress(self.seen, total))

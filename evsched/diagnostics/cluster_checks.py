@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from evsched import keys
 from evsched.diagnostics.finding import Finding
-from evsched.errors import StoreError
+from evsched.errors import StoreDown, StoreError
 from evsched.shards import Shards, shard
 from evsched.store import server
 from evsched.transport.address import Host
@@ -35,16 +35,24 @@ def no_slots(error: StoreError) -> Finding:
     return Finding("cluster", "fault", str(error), _CLUSTER, mend)
 
 
-async def cluster_checks(sender: BatchingSender, topology: Topology, shards: Shards) -> list[Finding]:
-    """Check a cluster.
+async def unanswered(sender: BatchingSender, nodes: Sequence[Host | None]) -> set[Host]:
+    """Return the primaries that do not answer."""
+    asked = [node for node in nodes if node is not None]
+    replies = await sender.attempt_all([server.info().at(node) for node in asked])
+    return {node for node, reply in zip(asked, replies, strict=True) if isinstance(reply, StoreDown)}
+
+
+async def cluster_checks(sender: BatchingSender, topology: Topology, shards: Shards, down: set[Host]) -> list[Finding]:
+    """Check a cluster. `down`: the primaries that do not answer.
 
     Raises:
         StoreDown, StoreRefused
     """
     ranges = await sender.send(server.slot_ranges())
-    found = [_doubtful(host, why) for host, why in await topology.doubtful()]
+    found = without_answer(ranges, down)
+    found += [_doubtful(host, why) for host, why in await topology.doubtful() if host not in down]
     found += without_owner(ranges) + without_replica(ranges)
-    found += different_versions(await _read_versions(sender, ranges))
+    found += different_versions(await _read_versions(sender, ranges, down))
     found += crowded(shards.counts, await topology.owners())
     return found
 
@@ -56,6 +64,21 @@ def _doubtful(host: Host, why: str) -> Finding:
     )
     what = f"the URL names a node that cannot tell where queues are, so others are asked: {why}"
     return Finding("cluster-node", "warning", what, f"{host[0]}:{host[1]}", mend)
+
+
+def without_answer(ranges: list[server.SlotRange], down: set[Host]) -> list[Finding]:
+    """Report the primaries that do not answer, with their slots."""
+    mend = (
+        "start it again; if that fails, promote one of its replicas: redis-cli -h HOST -p PORT of the replica "
+        "CLUSTER FAILOVER TAKEOVER"
+    )
+    found = list[Finding]()
+    for host in sorted(down):
+        slots = ", ".join(f"{one.first}-{one.last}" for one in ranges if one.primary == host)
+        address = f"{host[0]}:{host[1]}"
+        what = f"primary {address} of slots {slots} does not answer: its queues stand still, and were not checked"
+        found.append(Finding("cluster-down", "fault", what, address, mend))
+    return found
 
 
 def without_owner(ranges: list[server.SlotRange]) -> list[Finding]:
@@ -83,9 +106,9 @@ def without_replica(ranges: list[server.SlotRange]) -> list[Finding]:
     return [Finding("cluster-replicas", "warning", what, f"{host}:{port}", mend) for host, port in lone]
 
 
-async def _read_versions(sender: BatchingSender, ranges: list[server.SlotRange]) -> dict[Host, str]:
+async def _read_versions(sender: BatchingSender, ranges: list[server.SlotRange], down: set[Host]) -> dict[Host, str]:
     """Return the versions of the nodes that answer."""
-    nodes = sorted({host for one in ranges for host in (one.primary, *one.replicas) if host[0]})
+    nodes = sorted({host for one in ranges for host in (one.primary, *one.replicas) if host[0]} - down)
     read = await asyncio.gather(*(sender.send(server.info().at(node)) for node in nodes), return_exceptions=True)
     found = dict[Host, str]()
     for node, info in zip(nodes, read, strict=True):

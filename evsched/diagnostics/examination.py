@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import Struct
 
+from evsched import keys
 from evsched.diagnostics import server_checks
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.audit import Audit, OnProgress
 from evsched.diagnostics.broken_recurrences import broken_recurrences
-from evsched.diagnostics.cluster_checks import cluster_checks, no_slots
+from evsched.diagnostics.cluster_checks import cluster_checks, no_slots, unanswered
 from evsched.diagnostics.doctor import Doctor, queue_at
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.ledger_checks import ledger
@@ -20,7 +21,7 @@ from evsched.diagnostics.releases import releases
 from evsched.diagnostics.standstill import Standstill
 from evsched.diagnostics.stray_jobs import stray_jobs
 from evsched.diagnostics.unknown_tasks import unknown_tasks
-from evsched.errors import StoreDown, StoreError, StoreRefused
+from evsched.errors import StoreDown, StoreError
 from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.transport.routes import primary
@@ -77,8 +78,6 @@ async def examine(
         StoreDown, StoreRefused
     """
     found = list[Finding]()
-    shards = await _read_shards(sender)
-    parts = [part for name in queues for part in shards.all_of(name)]
     cluster = topology(url)
     try:
         nodes = await sender.nodes()
@@ -87,13 +86,19 @@ async def examine(
             raise
         return Examined([no_slots(error)], [], 0)
     found += [server_checks.sentinel(*one) for one in await primary(url).doubtful_sentinels()]
+    down = await unanswered(sender, nodes)
+    shards = await _read_shards(sender)
     if cluster is not None:
-        found += await cluster_checks(sender, cluster, shards)
+        found += await cluster_checks(sender, cluster, shards, down)
+    nodes = [node for node in nodes if node not in down]
+    parts = [part for name in queues for part in shards.all_of(name) if await sender.node_of(keys.root(part)) in nodes]
+    if queues and not parts:
+        return Examined(found, [], 0)
     for node in nodes:
         # Of a cluster, only the nodes of the queues that are named.
         if (queue := await queue_at(sender, node, parts)) is not None:
             found += await Doctor(url, sender, queue, node=node, repair=repair).run(role, all_queues=not queues)
-    audit = Audit(sender, parts)
+    audit = Audit(sender, parts, down=down)
     try:
         if not any(finding.check == "cluster" for finding in found):
             with show() as report:
@@ -108,8 +113,10 @@ async def examine(
             found += violations
             if ledger_url is not None:
                 found += await ledger(ledger_url, sender, repair=repair)
-    except StoreRefused as error:
+    except StoreError as error:
+        if isinstance(error, StoreDown) and not down:
+            raise
         what = f"the queues were not checked: {error}"
-        mend = "use an administrator, or the user `doctor` of redis.conf"
+        mend = "fix the faults above; or use an administrator, or the user `doctor` of redis.conf"
         found.append(Finding("audit", "warning", what, "Redis", mend))
     return Examined(found, audit.queues, audit.seen)

@@ -46,7 +46,7 @@ from evsched.transport.subscription import Subscription
 from evsched.worker.status_reporter import StatusReporter
 from tests.service.test_rights import USERS, words_of
 from tests.support.cli import Cli
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, slot_of
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
@@ -456,3 +456,36 @@ def test_an_accepted_job_is_printed_though_another_node_does_not_answer(without_
     (record,) = cluster.client(cluster.nodes[0]).keys(f"{keys.root(queue)}job:*")
     assert record.endswith(f"job:{done.stdout.strip()}")
     assert f"no worker serves queue {queue} now" in done.stderr
+
+
+def test_the_doctor_names_a_primary_that_does_not_answer_and_checks_the_others(
+    without_one: tuple[Cluster, Cli],
+) -> None:
+    cluster, cli = without_one
+    first, second, lost = cluster.nodes
+    slots = next(
+        f"{low}-{high}"
+        for low, high, (_, port, *_) in cluster.client(first).execute_command("CLUSTER", "SLOTS")
+        if port == lost.port
+    )
+    cluster.client(second).hset(f"{keys.root(healthy(cluster, 1))}job:gone", "payload", JOB)
+    found = doctor(cli)
+    (down,) = [one for one in found if one["check"] == "cluster-down"]
+    assert (down["level"], down["where"]) == ("fault", f"127.0.0.1:{lost.port}")
+    assert f"of slots {slots} does not answer: its queues stand still" in down["what"]
+    assert [one["where"] for one in found if one["where"].endswith("job gone")] == [
+        f"queue {healthy(cluster, 1)}, job gone"
+    ]
+    assert {one["where"] for one in found if one["check"] == "appendfsync"} == {
+        f"Redis, appendfsync, {at(node)}" for node in (first, second)
+    }
+
+
+def test_the_doctor_checks_a_named_queue_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    schedule(cluster, healthy(cluster))
+    lost = next(name for name in map("x{}".format, count()) if slot_of(name) > 2 * 16384 // 3 + 1)
+    for named, checked in ((healthy(cluster), {f"Redis, appendfsync, {at(cluster.nodes[0])}"}), (lost, set[str]())):
+        found = doctor(cli, "--queue", named)
+        assert {one["where"] for one in found if one["check"] == "appendfsync"} == checked
+        assert [one["where"] for one in found if one["level"] == "fault"] == [f"127.0.0.1:{cluster.nodes[-1].port}"]
