@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
-from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
 import evsched
-from evsched.cli import output
+from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, BulkFlags, by_filter, change
-from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, settings, whole
+from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, whole
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, client_of_job, note_if_unknown
 from evsched.client.sweep import dropping, reviving
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import CannotStart, StoreRefused
+from evsched.errors import StoreRefused
 from evsched.store.store import Store
+
+if TYPE_CHECKING:
+    from evsched.ledger.lost import Change  # needs psycopg
 
 app = App(
     name="dead",
@@ -28,9 +29,8 @@ app = App(
     version=evsched.__version__,
 )
 
-_Change = Callable[[SyncClient, str, Sequence[str]], int]
-
-T = TypeVar("T")
+_DONE: Final[dict[Change, str]] = {"revive": "revived", "drop": "dropped"}
+"""What the jobs are then."""
 
 All = Annotated[bool, Parameter(name="--all", negative="", help="All dead jobs of the queue.")]
 
@@ -57,7 +57,7 @@ def list_dead(
         front = sorted(front, key=lambda entry: -entry[2])[:limit]
         rows = [(job, died, *_read(redis, store, job)) for store, job, died in front]
         unknown = note_if_unknown(redis, queue, there)
-    if lost := _ask_ledger(url, lambda revival, database, redis: revival.count_lost_dead(database, redis, queue), 0):
+    if lost := ledger_rows.ask(url, lambda lost, database, redis: lost.count_lost_dead(database, redis, queue), 0):
         count = "1,000 or more" if lost >= 1000 else lost
         output.note(
             f"{count} more are dead in the ledger, and Redis does not have them: evsched dead revive ID, or --all"
@@ -92,42 +92,6 @@ def _read(redis: SyncClient, store: Store, job: str) -> tuple[str | None, str | 
     return (status.task, status.reason or "its record has no reason that can be read") if status else (None, None)
 
 
-def _ask_ledger(url: str | None, ask: Callable[[ModuleType, str, str], Coroutine[Any, Any, T]], default: T) -> T:
-    """Return what the ledger says of dead jobs that Redis lacks; `default` without a ledger, or if it is away."""
-    config = settings(url)
-    if config.ledger_url is None:
-        return default
-    try:
-        from evsched.ledger import revival
-
-        return asyncio.run(ask(revival, config.ledger_url, config.url))
-    except ImportError:
-        reason = "pip install 'evsched[ledger]'"
-    except CannotStart as error:
-        reason = str(error)
-    output.note(f"the ledger was not asked for dead jobs that Redis does not have: {reason}")
-    return default
-
-
-def _revive_lost(url: str | None, queue: str | None, ids: Sequence[str] | None) -> list[str]:
-    revived = _ask_ledger(
-        url, lambda revival, database, redis: revival.revive_lost_dead(database, redis, queue, ids), list[str]()
-    )
-    if revived:
-        print(f"{len(revived)} revived by the ledger, because Redis does not have them: a relay schedules them")
-    return revived
-
-
-def _count_lost(url: str | None, queue: str, bulk: BulkFlags) -> int:
-    count = _ask_ledger(
-        url, lambda revival, database, redis: revival.count_lost_dead(database, redis, queue, math.inf), 0
-    )
-    if count:
-        say = output.note if bulk.json else print
-        say(f"{count} would be revived by the ledger, because Redis does not have them")
-    return count
-
-
 @app.command
 def revive(
     ids: Ids = None,
@@ -146,15 +110,10 @@ def revive(
     """
     matching = by_filter("dead revive", ids, bulk, all_)
     if matching is not None:
-        queue = queue or DEFAULT_QUEUE
-        code = change(url, queue, lambda store: reviving(store, matching), "revived", bulk)
-        if code >= 128 or not all_:
-            return code
-        found = _count_lost(url, queue, bulk) if bulk and bulk.dry_run else _revive_lost(url, queue, None)
+        code = change(url, queue or DEFAULT_QUEUE, lambda store: reviving(store, matching), "revived", bulk)
+        found = all_ and code < 128 and _change_all_lost(url, queue or DEFAULT_QUEUE, "revive", bulk)
         return 0 if found else code
-    lost = set(_revive_lost(url, queue, ids))
-    left = [one for one in ids or () if one not in lost]
-    return _each(url, queue, left, SyncClient.revive, "revived") if left else 0
+    return _each(url, queue, ids or (), "revive")
 
 
 @app.command
@@ -169,17 +128,47 @@ def drop(
 ) -> int:
     """Delete dead jobs: by id, by a filter, or all.
 
+    With EVSCHED_LEDGER_URL, an id or --all also drops dead jobs of the ledger that Redis does not have.
+
     Examples: evsched dead drop report-17; evsched dead drop --task report --older 7d --dry-run
     """
     matching = by_filter("dead drop", ids, bulk, all_)
     if matching is not None:
-        return change(url, queue or DEFAULT_QUEUE, lambda store: dropping(store, matching), "dropped", bulk)
-    return _each(url, queue, ids or (), SyncClient.drop, "dropped")
+        code = change(url, queue or DEFAULT_QUEUE, lambda store: dropping(store, matching), "dropped", bulk)
+        found = all_ and code < 128 and _change_all_lost(url, queue or DEFAULT_QUEUE, "drop", bulk)
+        return 0 if found else code
+    return _each(url, queue, ids or (), "drop")
 
 
-def _each(url: str | None, queue: str | None, ids: Sequence[str], change: _Change, done: str) -> int:
+def _change_all_lost(url: str | None, queue: str, what: Change, bulk: BulkFlags | None) -> int:
+    """Change all dead jobs of a queue that Redis does not have, or with --dry-run, count them; return how many."""
+    if not bulk or not bulk.dry_run:
+        return len(_change_lost(url, queue, what, None))
+    count = ledger_rows.ask(
+        url, lambda lost, database, redis: lost.count_lost_dead(database, redis, queue, math.inf), 0
+    )
+    if count:
+        say = output.note if bulk.json else print
+        say(f"{count} would be {_DONE[what]} by the ledger, because Redis does not have them")
+    return count
+
+
+def _change_lost(url: str | None, queue: str | None, what: Change, ids: Sequence[str] | None) -> list[str]:
+    changed = ledger_rows.ask(
+        url, lambda lost, database, redis: lost.change_lost_dead(database, redis, what, queue, ids), list[str]()
+    )
+    if changed:
+        then = ": a relay schedules them" if what == "revive" else ""
+        print(f"{len(changed)} {_DONE[what]} by the ledger, because Redis does not have them{then}")
+    return changed
+
+
+def _each(url: str | None, queue: str | None, ids: Sequence[str], what: Change) -> int:
     """Handle the jobs that are named, all of the queue of the first, and print how many; return the exit code."""
-    with client_of_job(url, queue, ids[0]) as (redis, queue):
-        count = change(redis, queue, ids)
-    print(f"{count} {done}")
+    lost = set(_change_lost(url, queue, what, ids))
+    left = [one for one in ids if one not in lost]
+    if left:
+        with client_of_job(url, queue, left[0]) as (redis, queue):
+            count = (redis.revive if what == "revive" else redis.drop)(queue, left)
+        print(f"{count} {_DONE[what]}")
     return 0

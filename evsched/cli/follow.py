@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from evsched import keys
-from evsched.cli import output, table
+from evsched.cli import ledger_rows, output, table
 from evsched.cli.jobs import Id
 from evsched.cli.options import Json, QueueOfJob, Url, settings
 from evsched.cli.table import Moment
@@ -46,6 +46,8 @@ def show(
 ) -> None:
     """Show a job: where it is, when it ran, its arguments, result and last error.
 
+    With EVSCHED_LEDGER_URL, a job of the ledger that Redis does not have is shown as its row says.
+
     Example: evsched show report-17 --follow
     """
     named = queue
@@ -55,7 +57,10 @@ def show(
             asyncio.run(_follow(settings(url).url, status.queue, job))
             status = redis.status(queue, job)
         if status is None:
-            raise JobMissing(missing(job, named))
+            if (row := ledger_rows.find(url, named, job)) is None:
+                raise JobMissing(missing(job, named))
+            _show_row(ledger_rows.fields(row), json)
+            return
         if status.window is not None:
             opens = opening(status, redis.run(window_of(redis.shards, status)), redis.now(status.queue))
     if json:
@@ -85,8 +90,18 @@ def show(
         print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
 
 
+def _show_row(fields: dict[str, Any], json: bool) -> None:
+    """Show a job of the ledger that Redis does not have."""
+    if json:
+        output.as_json(fields)
+        return
+    table.fields((name, Moment(value) if isinstance(value, float) else value) for name, value in fields.items())
+
+
 def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Url = None) -> None:
     """Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.
+
+    With EVSCHED_LEDGER_URL, it explains a job of the ledger that Redis does not have by its row.
 
     Given the name of a recurrence, it explains what the recurrence does next, or why it makes no jobs.
 
@@ -99,6 +114,9 @@ def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Ur
         if reading.facts.status is None:
             if (found := redis.run(read_recurrence(reading.store, job))) is not None:
                 _print(job, found, json)
+                return
+            if (row := ledger_rows.find(url, named, job)) is not None:
+                _print(job, ledger_rows.explain(row), json)
                 return
             answer = explain_job(job, named, reading.facts, _similar(redis, queue, job))
             if json:

@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from evsched.cli import output
+from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show
 from evsched.cli.options import Json, Queue, QueueOfJob, Url, check_limit, client, whole
 from evsched.cli.time_args import parse_due, parse_length
@@ -24,7 +24,7 @@ from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
 from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique, id_of_arguments
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.job import OnConflict
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
@@ -154,6 +154,8 @@ def cancel(
 
     If a running job was scheduled again, its next run is cancelled too.
 
+    With EVSCHED_LEDGER_URL, a job of the ledger that Redis does not have is cancelled in its row.
+
     With a filter: delete all waiting jobs that match. Jobs that workers have fetched go on.
 
     Examples: evsched cancel report-17 --queue mail; evsched cancel --task report --older 2h --dry-run
@@ -162,8 +164,14 @@ def cancel(
     if matching is not None:
         return change(url, queue or DEFAULT_QUEUE, lambda store: cancelling(store, matching), "cancelled", bulk)
     assert job is not None
-    with client_of_job(url, queue, job) as (redis, queue):
-        done = redis.run(spread.cancel(redis.parts_of(queue, job), job))
+    named = queue
+    try:
+        with client_of_job(url, queue, job) as (redis, queue):
+            done = redis.run(spread.cancel(redis.parts_of(queue, job), job))
+    except JobMissing:
+        if ledger_rows.cancel(url, named, job):
+            return 0
+        raise
     if done.place == "processing":
         print(f"{job} is running: its worker was asked to stop it" + ("; its next run is cancelled" * done.next_too))
     else:

@@ -14,8 +14,8 @@ from evsched.ledger.audit import Row
 from evsched.ledger.database import check_url, explain, transaction
 from evsched.ledger.epoch import OTHER, known_epoch
 from evsched.ledger.identity import read_identity
+from evsched.ledger.lost import lost_dead
 from evsched.ledger.presence import read_present
-from evsched.ledger.revival import lost_dead
 from evsched.ledger.rows import Backlog
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender

@@ -481,3 +481,78 @@ def test_without_its_database_dead_jobs_of_redis_are_revived(cli: Cli, queue: st
     done = cli.run("dead", "revive", "a", "--queue", queue)
     assert (done.returncode, done.stdout) == (0, "1 revived\n")
     assert "the ledger was not asked" in done.stderr
+
+
+def test_a_row_that_no_relay_has_scheduled_is_explained_shown_and_cancelled(
+    cli: Cli, queue: str, ledger_url: str
+) -> None:
+    insert(ledger_url, queue, "a")
+    done = cli.run("explain", "a")
+    assert done.returncode == 0
+    assert "a: its row in the ledger has waited for a relay for" in done.stdout
+    assert "no relay is connected: start one with `evsched ledger run`" in done.stdout
+    shown = cli.json("show", "a", "--queue", queue)
+    assert {**shown, "created": 0} == {
+        "place": "ledger",
+        "id": "a",
+        "queue": queue,
+        "state": "open",
+        "task": "t",
+        "due": None,
+        "created": 0,
+    }
+    assert "due\tnever" in cli.run("show", "a").stdout
+    done = cli.run("cancel", "a")
+    assert (done.returncode, done.stdout.partition(",")[0]) == (0, "a cancelled in the ledger")
+    with psycopg.connect(ledger_url) as connection:
+        assert connection.execute("SELECT state, cancelled FROM evsched_job").fetchall() == [("open", True)]
+    done = cli.run("cancel", "a", "--queue", queue)
+    assert done.returncode == 1
+    assert "a relay has yet to note" in done.stderr
+    assert "never existed" in cli.run("explain", "b").stderr
+    insert(ledger_url, f"{queue}-2", "a")
+    done = cli.run("explain", "a")
+    assert (done.returncode, f"{queue}, {queue}-2 of the ledger: name one by --queue" in done.stderr) == (2, True)
+
+
+async def test_dead_jobs_that_redis_has_lost_are_explained_shown_and_dropped(
+    relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any
+) -> None:
+    insert(ledger_url, queue, "a", "b", "c", "open")
+    async with relaying() as recorder:
+        await recorder.wait(events.RowsScheduled, lambda event: event.count == 4)
+        for job in ("a", "b", "c"):
+            kill(cli, queue, job)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 3)
+    assert cli.json("show", "a", "--queue", queue)["place"] == "dead"
+    raw.flushall()
+    assert "`evsched dead revive a` schedules it again" in cli.run("explain", "a").stdout
+    assert "a relay scheduled its row in the ledger" in cli.run("explain", "open").stdout
+    shown = cli.json("show", "a")
+    assert (shown["state"], shown["reason"]) == ("dead", "x")
+    done = cli.run("cancel", "a", "--queue", queue)
+    assert done.returncode == 1
+    assert done.stderr.startswith("evsched: a: dead for ")
+    by_ledger = "by the ledger, because Redis does not have them\n"
+    done = cli.run("dead", "drop", "a")
+    assert (done.returncode, done.stdout) == (0, f"1 dropped {by_ledger}")
+    assert cli.run("dead", "drop", "open", "--queue", queue).returncode == 1
+    done = cli.run("dead", "drop", "--all", "--dry-run", "--queue", queue)
+    assert (done.returncode, done.stdout) == (0, f"0 would be dropped\n2 would be dropped {by_ledger}")
+    done = cli.run("dead", "drop", "--all", "--queue", queue)
+    assert (done.returncode, done.stdout) == (0, f"0 dropped\n2 dropped {by_ledger}")
+    assert cli.json("ledger", "status")["states"] == {"dropped": 3, "open": 1}
+    assert "dropped from the ledger" in cli.run("explain", "a").stdout
+
+
+@pytest.mark.parametrize("command", [("explain",), ("show",), ("cancel",), ("dead", "drop")])
+def test_without_its_database_a_command_says_that_the_ledger_was_not_asked(cli: Cli, command: tuple[str, ...]) -> None:
+    cli.environment["EVSCHED_LEDGER_URL"] = "postgresql://nobody@127.0.0.1:1/nothing"
+    away = cli.run(*command, "a")
+    cli.run_first(NO_PSYCOPG)
+    missing = cli.process(*command, "a")
+    for done, why in ((away, "the database of the ledger: "), (missing, "it needs psycopg: pip install ")):
+        assert done.returncode == 1
+        asked, answer = done.stderr.splitlines()
+        assert asked.startswith(f"evsched: the ledger was not asked for jobs that Redis does not have: {why}")
+        assert answer.startswith("evsched: ")
