@@ -5,7 +5,9 @@ Redis may be away, or may refuse to say it. Then a process serves the shards tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from msgspec import structs
 
@@ -14,25 +16,58 @@ from evsched.config import Config
 from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
+from evsched.transport.address import Host
+
+_PAUSE: Final = 0.01
+"""Seconds between two slices of a scan for shards."""
 
 
 async def learn(runtime: Runtime) -> bool:
     """Read how many shards queues have; return False if that is not possible now."""
     try:
         counts = await runtime.sender.send(server.shards())
+        runtime.shards.learned = True
         grown = more(runtime, counts)
         runtime.shards.grow(counts)
         for queue, (_, count) in grown.items():
             runtime.emit(events.ShardsFound(queue=queue, count=count))
     except StoreError as error:
         runtime.emit(events.RedisFailed(kind=error.kind))
-        return isinstance(error, StoreRefused)  # a right is missing: it would be refused again
+        if isinstance(error, StoreRefused):  # a right is missing: it would be refused again
+            runtime.shards.learned = True
+            return True
+        if runtime.shards.learned is None:
+            runtime.shards.learned = False
+            runtime.emit(events.ShardsUnknown(reason=str(error)))
+        return False
     return True
 
 
+async def find(runtime: Runtime, node: Host, found: Callable[[], None]) -> None:
+    """Find the shards of the named queues whose keys a node of a cluster has, as long as the numbers are not known.
+
+    `found()` is called after each slice of the keys that has new ones.
+    """
+    cursor = None
+    try:
+        while cursor != 0 and not runtime.shards.learned:
+            keys = await runtime.sender.send(server.scan(cursor or 0).at(node))
+            if runtime.shards.find(runtime.config.queues, keys.queues):
+                found()
+            cursor = keys.next
+            await asyncio.sleep(_PAUSE)
+    except StoreError as error:
+        runtime.emit(events.RedisFailed(kind=error.kind))
+
+
 def named(runtime: Runtime) -> list[str]:
-    """Return the queues that the settings name, with the shards that they have by now; none = all queues."""
-    return list(dict.fromkeys(part for queue in runtime.config.queues for part in runtime.shards.all_of(queue)))
+    """Return the queues that the settings name, with the shards that they have by now; none = all queues.
+
+    While the numbers cannot be read, these are the shards that were found.
+    """
+    shards = runtime.shards
+    names = [part for queue in runtime.config.queues for part in shards.all_of(queue)]
+    return list(dict.fromkeys(names if shards.learned else [*names, *sorted(shards.found)]))
 
 
 def more(runtime: Runtime, counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:

@@ -38,6 +38,10 @@ class Shards:
         self.counts: dict[str, int] = {}
         self._wholes: dict[str, str] = {}
         """The queue of each shard."""
+        self.learned: bool | None = None
+        """Whether this process has read the numbers from Redis; None = it has not tried."""
+        self.found = set[str]()
+        """Shards whose keys were found while the numbers could not be read."""
         self.grow(counts or {})
 
     def all_of(self, queue: str) -> list[str]:
@@ -60,6 +64,12 @@ class Shards:
     def may_lack(self, queue: str) -> bool:
         """Return whether a queue has the name of a shard that is not known here."""
         return queue not in self._wholes and _SHARD.fullmatch(queue) is not None
+
+    def find(self, queues: Iterable[str], names: Iterable[str]) -> bool:
+        """Note which of the names are those of shards of these queues; return whether one of them is new."""
+        had, wholes = len(self.found), set(queues)
+        self.found.update(name for name in names if _SHARD.fullmatch(name) and name.rpartition(":")[0] in wholes)
+        return len(self.found) > had
 
     def beyond(self, queue: str, names: Iterable[str]) -> list[str]:
         """Return those of the names that shards of a queue would have that had more of them, by their numbers.

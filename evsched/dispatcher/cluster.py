@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections import defaultdict
 
@@ -17,6 +18,7 @@ from msgspec import structs
 from evsched import events, keys, shard_map
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
+from evsched.errors import StoreError
 from evsched.events import Emit, Event
 from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
@@ -136,6 +138,10 @@ class ClusterDispatcher:
         Raises:
             LoopEnded
         """
+        await run_loops({"topology": self._follow(), "shards": self._find_shards()})
+
+    async def _follow(self) -> None:
+        """Run a dispatcher for each primary, as the slots are at the time."""
         loop = asyncio.get_running_loop()
 
         def ring() -> None:
@@ -153,6 +159,17 @@ class ClusterDispatcher:
         finally:
             end()
             await self._stop(list(self._nodes))
+
+    async def _find_shards(self) -> None:
+        """Search the nodes for shards of named queues, as often as for queues, while the numbers cannot be read."""
+        while True:
+            if self._runtime.config.queues and not (
+                self._runtime.shards.learned or await shard_map.learn(self._runtime)
+            ):
+                with contextlib.suppress(StoreError):  # it concerns the other loop as well, which reports it
+                    nodes = await self._topology.primaries()
+                    await asyncio.gather(*(shard_map.find(self._runtime, node, self._wakeup.ring) for node in nodes))
+            await asyncio.sleep(self._runtime.config.safety_cap * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
 
     async def _adapt(self) -> None:
         """Run a dispatcher for each primary, as the slots are now, and the shards of the queues that are named."""

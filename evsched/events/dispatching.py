@@ -25,6 +25,12 @@ class ShardsFound(Event, frozen=True, kw_only=True):
     count: int
 
 
+class ShardsUnknown(Event, frozen=True, kw_only=True):
+    """A process that started cannot read how many shards queues have. It tries again."""
+
+    reason: str
+
+
 class Subscribed(Event, frozen=True, kw_only=True):
     """Redis confirmed the subscription to keyspace events."""
 

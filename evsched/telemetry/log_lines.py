@@ -15,6 +15,10 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.RedisUnsafe: (logging.WARNING, "Redis may lose jobs: {what}. {mend}"),
     events.QueueFound: (logging.INFO, "queue {queue} found"),
     events.ShardsFound: (logging.INFO, "queue {queue} has {count} shards"),
+    events.ShardsUnknown: (
+        logging.WARNING,
+        "the numbers of shards cannot be read: {reason}. Until they are, dispatchers serve shards whose keys they find",
+    ),
     events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
     events.NotificationsMissing: (logging.ERROR, "Redis sends no keyspace events, so jobs start late: {mend}"),
     events.NotificationsProven: (logging.INFO, "keyspace events arrive"),

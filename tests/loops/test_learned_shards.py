@@ -20,7 +20,7 @@ from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import topology
+from evsched.transport.topology import Topology, topology
 from evsched.worker.worker import Worker
 from tests.support.cluster import Cluster
 from tests.support.recorder import Recorder
@@ -66,19 +66,58 @@ async def test_named_dispatcher_learns_of_shards_when_the_node_of_their_number_i
             raw.zadd(keys.SHARDS, {queue: 6})
         victim.kill()
         recorder, sender = Recorder(), BatchingSender(cluster.url)
-        heard = events.Events(recorder)
-        runtime = Runtime(Config(url=cluster.url, queues=(queue,)), sender, heard.emit)
-        dispatcher = ClusterDispatcher(runtime, cluster_topology)
-        heard.subscribe(dispatcher.on_event)
-        running = asyncio.create_task(dispatcher.run())
-        await recorder.until(lambda: dispatcher.queues == [queue])
-        await asyncio.to_thread(victim.start)
-        await asyncio.to_thread(cluster.until_ready)
-        await recorder.wait(events.ShardsFound, for_shard(queue))
-        await recorder.until(lambda: dispatcher.queues == sorted([queue, *parts]))
+        async with dispatching(cluster_topology, sender, Config(url=cluster.url, queues=(queue,)), recorder) as found:
+            await recorder.until(lambda: found.queues == [queue])
+            await asyncio.to_thread(victim.start)
+            await asyncio.to_thread(cluster.until_ready)
+            await recorder.wait(events.ShardsFound, for_shard(queue))
+            await recorder.until(lambda: found.queues == sorted([queue, *parts]))
+
+
+@asynccontextmanager
+async def dispatching(
+    of: Topology, sender: BatchingSender, config: Config, recorder: Recorder
+) -> AsyncGenerator[ClusterDispatcher]:
+    heard = events.Events(recorder)
+    dispatcher = ClusterDispatcher(Runtime(config, sender, heard.emit), of)
+    heard.subscribe(dispatcher.on_event)
+    running = asyncio.create_task(dispatcher.run())
+    try:
+        yield dispatcher
+    finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await sender.close()
+
+
+async def test_named_dispatcher_serves_shards_that_it_finds_while_their_number_cannot_be_read(
+    server: EmbeddedRedis,
+) -> None:
+    """The queue itself is on the node that is lost, too."""
+    with Cluster(server.server) as cluster:
+        cluster_topology = topology(cluster.url)
+        assert cluster_topology is not None
+        _, port = await cluster_topology.owner(keys.SHARDS)
+        victim = next(node for node in cluster.nodes if node.port == port)
+        queue = next(f"q{n}" for n in range(99) if cluster.primary(f"q{n}") is victim)
+        healthy = [part for n in range(12) if cluster.primary(part := f"{queue}:{n}") is not victim]
+        sender = BatchingSender(cluster.url)
+        late = healthy.pop()
+        for name in (*healthy, f"other{queue}:1"):
+            await sender.send(Store(name).enqueue([New("x", b'{"task":"t"}', delay=0.05)]))
+        victim.kill()
+        recorder = Recorder()
+        config = Config(url=cluster.url, queues=(queue,), safety_cap=2.0)
+        async with dispatching(cluster_topology, sender, config, recorder) as found:
+            for part in healthy:
+                await recorder.wait(events.Dispatched, for_shard(part))
+            # One that gets its first job later is found as a queue is: in a safety cap.
+            await sender.send(Store(late).enqueue([New("x", b'{"task":"t"}', delay=0.05)]))
+            await recorder.wait(events.Dispatched, for_shard(late))
+            # From then on it serves it by its events.
+            await subscribed(sender, late)
+            assert set(found.queues) == {queue, *healthy, late}
+            assert len(recorder.of(events.ShardsUnknown)) == 1
 
 
 @asynccontextmanager

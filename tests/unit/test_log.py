@@ -51,6 +51,7 @@ EVENTS = [
     events.DispatcherStarted(server="7.0.15", queues=["a", "b"]),
     events.QueueFound(queue="q"),
     events.ShardsFound(queue="q", count=3),
+    events.ShardsUnknown(reason="no answer"),
     events.DoctorStarted(interval=300.0),
     events.ApiStarted(url="http://127.0.0.1:8420"),
     events.RedisUnsafe(what="the append-only log is off", mend="CONFIG SET appendonly yes"),

@@ -32,6 +32,7 @@ NOT_COUNTED = {
         events.RedisUnsafe,
         events.RevisionOutdated,
         events.ShardsFound,
+        events.ShardsUnknown,
         events.Rewound,
         events.SubscriptionLost,
         events.TaskUnknown,
