@@ -36,6 +36,7 @@ from evsched.api.replies import (
     WindowSet,
 )
 from evsched.api.requests import (
+    CreateQuery,
     DeadJobs,
     EnqueueJob,
     EnqueueJobs,
@@ -210,6 +211,7 @@ OPERATIONS: Final = (
         handler=operator_handlers.pause,
         needs="write",
         body=Pause,
+        query=CreateQuery,
         replies={200: QueuePaused},
     ),
     Operation(
@@ -232,6 +234,7 @@ OPERATIONS: Final = (
         handler=operator_handlers.limit,
         needs="write",
         body=NewLimits,
+        query=CreateQuery,
         replies={200: QueueLimits},
     ),
     Operation(
@@ -263,6 +266,7 @@ OPERATIONS: Final = (
         handler=operator_handlers.put_calendar,
         needs="write",
         body=NewCalendar,
+        query=CreateQuery,
         replies={200: CalendarSet},
     ),
     Operation(
@@ -285,6 +289,7 @@ OPERATIONS: Final = (
         handler=operator_handlers.put_window,
         needs="write",
         body=NewWindow,
+        query=CreateQuery,
         replies={200: WindowSet},
     ),
     Operation(

@@ -8,7 +8,7 @@ from typing import Any, cast
 from msgspec import UNSET
 
 from evsched.api.asked import EXAMINED_MOST, Asked
-from evsched.api.problem import invalid
+from evsched.api.problem import Problem, invalid
 from evsched.api.replies import (
     CalendarDays,
     Calendars,
@@ -23,9 +23,9 @@ from evsched.api.replies import (
     Windows,
     WindowSet,
 )
-from evsched.api.requests import DeadJobs, NewCalendar, NewLimits, NewWindow, Pause
+from evsched.api.requests import CreateQuery, DeadJobs, NewCalendar, NewLimits, NewWindow, Pause
 from evsched.client.gate import LimitOptions
-from evsched.client.spread import ChangeDead, change_dead
+from evsched.client.spread import ChangeDead, change_dead, never_used
 from evsched.client.sweep import Filter, dropping, reviving
 from evsched.client.sweeps import Sweeps
 from evsched.client.unfinished_moves import finish_moves
@@ -33,14 +33,30 @@ from evsched.store.limits import Limits
 from evsched.store.store import Store
 
 
-async def pause(asked: Asked[Pause, None]) -> Reply:
+async def _check_used(asked: Asked[Any, Any], *, create: bool) -> None:
+    """Refuse a queue that has never been used: its name is probably misspelt.
+
+    Raises:
+        Problem
+    """
+    client = asked.client
+    if create or asked.config.queues:  # an API that serves only some queues has refused other names already
+        return
+    if unknown := await client.run(never_used(client.shards, client.store, asked.queue)):
+        hint = "" if asked.query is None else "; add ?create=true to do this before its first job"
+        raise Problem(HTTPStatus.NOT_FOUND, "no-such-queue", unknown + hint)
+
+
+async def pause(asked: Asked[Pause, CreateQuery]) -> Reply:
     """Pause a queue, until a moment or until it is resumed: running jobs finish, and no other starts."""
+    await _check_used(asked, create=asked.query.create)
     since = await asked.client.pause(asked.queue, until=asked.body.until, why=asked.body.why)
     return Reply(HTTPStatus.OK, QueuePaused(asked.queue, since))
 
 
 async def resume(asked: Asked[None, None]) -> Reply:
     """Resume a queue."""
+    await _check_used(asked, create=False)
     return Reply(HTTPStatus.OK, QueueResumed(asked.queue, await asked.client.resume(asked.queue)))
 
 
@@ -49,18 +65,20 @@ async def limits(asked: Asked[None, None]) -> Reply:
     return _listed(asked, await asked.client.limits(asked.queue))
 
 
-async def limit(asked: Asked[NewLimits, None]) -> Reply:
+async def limit(asked: Asked[NewLimits, CreateQuery]) -> Reply:
     """Set limits of a queue, of a group or of a task, and list all."""
     given = asked.body
     names = {"concurrency": given.concurrency, "rate": given.rate, "burst": given.burst, "weight": given.weight}
     fields = {name: value for name, value in names.items() if value is not UNSET}
     if not fields:
         raise invalid("give concurrency, rate, burst or weight: a number, or null to remove the limit")
+    present = await asked.client.limits(asked.queue)
+    await _check_used(asked, create=asked.query.create or bool(present.queue or present.groups))
     options = cast("LimitOptions", fields)
     return _listed(asked, await asked.client.limit(asked.queue, group=given.group, task=given.task, **options))
 
 
-def _listed(asked: Asked[Any, None], found: Limits) -> Reply:
+def _listed(asked: Asked[Any, Any], found: Limits) -> Reply:
     rows = list[QueueLimit]()
     for field, value in found.fields().items():
         name, _, group = field.partition(":")
@@ -109,8 +127,10 @@ async def list_calendars(asked: Asked[None, None]) -> Reply:
     return Reply(HTTPStatus.OK, Calendars([CalendarDays(name, days.split()) for name, days in sorted(found.items())]))
 
 
-async def put_calendar(asked: Asked[NewCalendar, None]) -> Reply:
+async def put_calendar(asked: Asked[NewCalendar, CreateQuery]) -> Reply:
     """Create or change a calendar. The recurrences that skip its days are planned anew at once."""
+    present = await asked.client.calendars(asked.queue)
+    await _check_used(asked, create=asked.query.create or bool(present))
     planned = await asked.client.set_calendar(asked.queue, asked.name, " ".join(asked.body.days))
     return Reply(HTTPStatus.OK, CalendarSet(asked.name, planned))
 
@@ -127,8 +147,10 @@ async def list_windows(asked: Asked[None, None]) -> Reply:
     return Reply(HTTPStatus.OK, Windows([NamedWindow(name, window) for name, window in sorted(found.items())]))
 
 
-async def put_window(asked: Asked[NewWindow, None]) -> Reply:
+async def put_window(asked: Asked[NewWindow, CreateQuery]) -> Reply:
     """Create or change a named window. Jobs that wait for it are checked again at once."""
+    present = await asked.client.windows(asked.queue)
+    await _check_used(asked, create=asked.query.create or bool(present))
     back = await asked.client.set_window(asked.queue, asked.name, asked.body.window)
     return Reply(HTTPStatus.OK, WindowSet(asked.name, back))
 

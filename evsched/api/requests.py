@@ -169,6 +169,12 @@ class NewWindow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     window: Annotated[str, Meta(min_length=1, description="Such as mon-fri 22:00-06:00 Europe/Berlin.")]
 
 
+class CreateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether the queue may be a new one."""
+
+    create: Annotated[bool, Meta(description="Do it even if the queue has never been used.")] = False
+
+
 class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much to list."""
 

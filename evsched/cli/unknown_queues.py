@@ -6,7 +6,6 @@ A name that Redis has nothing of is probably misspelt.
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -34,20 +33,7 @@ _SLICES: Final = 100
 
 def missing(redis: SyncClient, queue: str) -> str | None:
     """Return a message if a queue has never been used, None if it has."""
-    try:
-        queue_stats = redis.run(spread.queue_stats(redis.stores(queue)))
-    except StoreRefused:  # a key of the wrong type: so the queue has been used
-        return None
-    if (
-        queue in redis.shards.counts
-        or any(queue_stats.places.values())
-        or queue_stats.workers
-        or queue_stats.parents
-        or queue_stats.paused
-        or redis.send(Store(queue).recurrences(0, 1))
-    ):
-        return None
-    return f"queue {queue} has no jobs, no workers and no recurrences{_hint(redis, queue)}"
+    return redis.run(spread.never_used(redis.shards, redis.store, queue))
 
 
 def not_served(redis: SyncClient, queue: str, job_id: str) -> str | None:
@@ -67,21 +53,8 @@ def not_served(redis: SyncClient, queue: str, job_id: str) -> str | None:
             f"no worker serves {home}, a shard of queue {queue}, now, so the job waits until one does: workers serve "
             f"the shards that there were when they started, so restart those of queue {queue}"
         )
-    return f"no worker serves queue {queue} now, so the job waits until one does{_hint(redis, queue)}"
-
-
-def _hint(redis: SyncClient, queue: str) -> str:
-    """Suggest the names of queues that are like this one, if there are any."""
-    near = difflib.get_close_matches(queue, _others(redis, queue), n=3)
-    return f": did you mean {', '.join(near)}?" if near else ""
-
-
-def _others(redis: SyncClient, queue: str) -> list[str]:
-    """Return the queues that there are, without this one, which may have keys such as limits."""
-    try:
-        return [name for name in redis.run(spread.listed(redis.shards, redis.store)) if name != queue]
-    except StoreError:  # a node does not answer, or the ACL user `client` may not look for queues
-        return []
+    similar = redis.run(spread.similar(redis.shards, redis.store, queue))
+    return f"no worker serves queue {queue} now, so the job waits until one does{similar}"
 
 
 def _are(count: int) -> str:
@@ -111,7 +84,7 @@ def note_if_unknown(redis: SyncClient, queue: str, found: object) -> int:
     if queue != DEFAULT_QUEUE:
         return note_unknown(redis, [queue])
     # A queue that nobody named is empty before its first job; or the flag was forgotten.
-    if (unknown := missing(redis, queue)) and (others := _others(redis, queue)):
+    if (unknown := missing(redis, queue)) and (others := redis.run(spread.others(redis.shards, redis.store, queue))):
         named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         output.note(f"{unknown.partition(':')[0]}; give --queue for another: there {_are(len(others))} {named}")
     return 0

@@ -7,6 +7,7 @@ whether the queue has shards after all.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -198,6 +199,33 @@ def listed(shards: Shards, make: MakeStore) -> Operation[list[str]]:
             if (yield from _is_empty(make(name))):
                 gone.add(name)
     return [name for name in names if name not in gone]
+
+
+def never_used(shards: Shards, make: MakeStore, queue: str) -> Operation[str | None]:
+    """Return a message if a queue has never been used, None if it has."""
+    try:
+        stats = yield from queue_stats([make(name) for name in shards.all_of(queue)])
+    except StoreRefused:  # a key of the wrong type: so the queue has been used
+        return None
+    if queue in shards.counts or any(stats.places.values()) or stats.workers or stats.parents or stats.paused:
+        return None
+    if (yield from operations.send(make(queue).recurrences(0, 1))):
+        return None
+    return f"queue {queue} has no jobs, no workers and no recurrences{(yield from similar(shards, make, queue))}"
+
+
+def similar(shards: Shards, make: MakeStore, queue: str) -> Operation[str]:
+    """Suggest the names of queues that are like this one, as the end of a message; "" if there are none."""
+    near = difflib.get_close_matches(queue, (yield from others(shards, make, queue)), n=3)
+    return f": did you mean {', '.join(near)}?" if near else ""
+
+
+def others(shards: Shards, make: MakeStore, queue: str) -> Operation[list[str]]:
+    """Return the queues that there are, without this one, which may have keys such as limits."""
+    try:
+        return [name for name in (yield from listed(shards, make)) if name != queue]
+    except StoreRefused:  # the ACL user `client` may not look for queues
+        return []
 
 
 def _is_empty(store: Store) -> Operation[bool]:

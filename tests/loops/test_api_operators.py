@@ -13,11 +13,14 @@ from evsched import App, InUse, JobMissing
 from evsched.errors import ConfigError
 from evsched.store.limits import Limits
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.api import LATER, READ, Caller
+from tests.support.api import LATER, READ, Caller, calling
+from tests.support.snapshot import snapshot
 
 
 @pytest.fixture
-def path(queue: str) -> str:
+def path(queue: str, raw: Any) -> str:
+    """Return the path of a queue that is in use."""
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"later": LATER})
     return f"/v1/queues/{queue}"
 
 
@@ -116,6 +119,39 @@ async def test_a_queue_is_paused_and_resumed(api: Caller, path: str) -> None:
     for body in ({"until": 5}, {"why": "x" * 501}):
         assert (await api.ask("POST", f"{path}/pause", body)).status_code == 422
     assert (await api.ask("GET", path)).json()["paused"] is None
+
+
+@pytest.mark.parametrize(
+    ("method", "of", "body"),
+    [
+        ("POST", "pause", {}),
+        ("PATCH", "limits", {"rate": 1}),
+        ("PUT", "calendars/de", {"days": ["2096-12-26"]}),
+        ("PUT", "windows/nights", {"window": "22:00-06:00 UTC"}),
+    ],
+)
+async def test_a_queue_that_was_never_used_is_refused_unless_the_request_creates_it(
+    api: Caller, path: str, raw: Any, queue: str, method: str, of: str, body: Any
+) -> None:
+    before, misspelt = snapshot(raw, queue), f"{path[:-1]}xx"
+    refused = await api.ask(method, f"{misspelt}/{of}", body)
+    assert (refused.status_code, refused.json()["code"]) == (404, "no-such-queue")
+    assert f"has no jobs, no workers and no recurrences: did you mean {queue}?" in refused.json()["detail"]
+    assert "?create=true" in refused.json()["detail"]
+    assert snapshot(raw, queue) == before
+    assert not raw.keys(f"*{misspelt.rpartition('/')[2]}*")
+    assert (await api.ask(method, f"{misspelt}/{of}?create=true", body)).status_code == 200
+    assert (await api.ask(method, f"{misspelt}/{of}", body)).status_code == 200, "it can be changed"
+
+
+async def test_a_queue_that_was_never_used_is_not_resumed(api: Caller) -> None:
+    refused = await api.ask("POST", "/v1/queues/defualt/resume")
+    assert (refused.status_code, refused.json()["code"]) == (404, "no-such-queue")
+
+
+async def test_a_queue_that_the_server_is_started_for_need_not_be_created(server: EmbeddedRedis, queue: str) -> None:
+    async with calling(server.url, queues=(queue,)) as api:
+        assert (await api.ask("POST", f"/v1/queues/{queue}/pause", {})).status_code == 200
 
 
 async def test_limits_are_set_listed_and_removed(api: Caller, path: str) -> None:
