@@ -34,10 +34,16 @@ class Pace:
         self._gap = _GAP
         self._fruitful = 0
         """Steps in a row that answered events and found due jobs."""
+        self._found = False
+        """The last step found due jobs."""
 
     def prefers_step(self, now: float) -> bool:
         """Return whether an event should be answered by a step rather than by a look."""
         return now - self._touched >= _SILENCE or self._fruitful >= _FRUITFUL
+
+    def guesses(self, now: float) -> bool:
+        """Return whether only the silence before an event suggests a due job: the last step found none."""
+        return now - self._touched >= _SILENCE and not self._found
 
     def next_step(self, at: float) -> float:
         """Return when a step that answers an event may be sent: at `at`, or later."""
@@ -53,6 +59,7 @@ class Pace:
 
     def stepped(self, *, by_event: bool, found: bool) -> None:
         """Note what a step found."""
+        self._found = found
         if by_event:
             self._fruitful = self._fruitful + 1 if found else 0
         if found:

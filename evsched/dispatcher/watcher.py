@@ -60,6 +60,12 @@ class Listener(Poller, Protocol):
 Kind = Literal["schedule", "recurrences", "gate", "canary event", "canary message", "foreign"]
 
 
+_REMOVALS: Final = frozenset(
+    (b"zrem", b"del", b"zremrangebyscore", b"zremrangebyrank", b"zremrangebylex", b"zpopmin", b"zpopmax")
+)
+"""Events that bring no due nearer. The last job that leaves a schedule causes `del` too."""
+
+
 _CHANNELS: Final = 1000
 """Names of channels whose meaning is remembered, so that the messages of a flood are read quickly."""
 
@@ -208,8 +214,7 @@ class Watcher:
         kind, queue = self._channels.read(channel)
         if kind == "schedule":
             if flood.event():
-                # A removal, most often by this dispatcher, brings no due nearer.
-                (self._schedules.removed if message == b"zrem" else self._schedules.changed)(queue)
+                (self._schedules.removed if message in _REMOVALS else self._schedules.changed)(queue)
         elif kind == "recurrences":
             self._listener.recurs(queue)
         elif kind == "gate":

@@ -93,6 +93,77 @@ async def test_new_queues_do_not_hold_up_a_queue_whose_job_is_due(
     assert len(before) >= 2
 
 
+async def test_events_of_many_known_queues_do_not_hold_up_a_queue_whose_job_is_due(
+    own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed, before = DispatchLoop.changed, list[int]()
+    far = [f"far-{n}" for n in range(MANY)]
+    async with system(Config(url=own.url), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        put(client, far, due=4e9)
+        put(client, ["known"])
+        await running.recorder.wait(events.QueueFound, count=MANY + 1)
+        await running.recorder.wait(events.Dispatched)
+
+        def note(loop: DispatchLoop, queue: str) -> None:
+            if queue == "known":
+                before.append(len(running.recorder.of(events.Woken)))
+            changed(loop, queue)
+
+        monkeypatch.setattr(DispatchLoop, "changed", note)
+        put(client, far, due=3e9)
+        client.zadd(schedule("known"), {'{"task":"t","id":"2"}': 0})
+        await running.recorder.wait(events.Dispatched, count=2)
+        woken = [event.queue for event in running.recorder.of(events.Woken)]
+    steps = woken[before[0] : woken.index("known", before[0])]
+    # Those of the round trip that was under way, and those of its own.
+    assert len(steps) <= 2 * dispatch_loop._TOGETHER  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_jobs_that_are_removed_cause_no_steps(own: EmbeddedRedis, client: Any, app: App) -> None:
+    far = [f"far-{n}" for n in range(MANY)]
+    async with system(Config(url=own.url), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        put(client, far, due=4e9)
+        put(client, ["known"])
+        await running.recorder.wait(events.QueueFound, count=MANY + 1)
+        await running.recorder.wait(events.Dispatched)
+        before = len(running.recorder.of(events.Woken))
+        pipe = client.pipeline(transaction=False)
+        for queue in far:
+            pipe.zrem(schedule(queue), '{"task":"t"}')
+        pipe.execute()
+        client.zadd(schedule("known"), {'{"task":"t","id":"2"}': 0})
+        await running.recorder.wait(events.Dispatched, count=2)
+        woken = [event.queue for event in running.recorder.of(events.Woken)[before:]]
+    assert not {*woken} & {*far}
+
+
+async def test_one_turn_looks_at_some_queues_and_checks_some(
+    own: EmbeddedRedis, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch_loop, "_LOOKS", 10)
+    monkeypatch.setattr(dispatch_loop, "_NEAR_MOST", 10)
+    async with system(Config(url=own.url), app, workers=0, dispatch=False) as running:
+        loop = loop_of(running)
+        for n in range(25):
+            timer = loop.timer(f"reserve-{n}")
+            timer.look_by(0.0, "event")
+            loop._plan(timer)  # pyright: ignore[reportPrivateUsage]
+        taken = [len(loop._take_looks(1.0)) for _ in range(3)]  # pyright: ignore[reportPrivateUsage]
+        assert taken == [10, 10, 5]
+        loop._unchecked.clear()  # pyright: ignore[reportPrivateUsage]
+        for n in range(25):
+            timer = loop.timer(f"far-{n}")
+            timer.step_by(0.5, "safety")
+            loop._plan(timer)  # pyright: ignore[reportPrivateUsage]
+        unchecked = list[int]()
+        for _ in range(3):
+            assert not loop._take_due(1.0)  # pyright: ignore[reportPrivateUsage]
+            unchecked.append(len(loop._unchecked))  # pyright: ignore[reportPrivateUsage]
+        assert unchecked == [10, 20, 25]
+
+
 async def test_new_queues_that_are_empty_again_cost_few_calls_and_leave_nothing(
     own: EmbeddedRedis, client: Any, app: App
 ) -> None:
