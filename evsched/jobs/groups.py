@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from evsched.errors import ConfigError
@@ -18,6 +19,14 @@ _TASK: Final = "task:"
 _ORIGIN: Final = "origin:"
 """Before where a job sends its request or message: scheme, host and port, or the name of a server (lua/_in_flight.lua
 finds it in the payload)."""
+
+_ORIGIN_MOST: Final = 200 - len(_ORIGIN)
+"""Bytes of an origin: the end of a longer one stands for all of it."""
+
+_URL: Final = re.compile(r"(https?://)([a-z0-9.:_\[\]-]+)/?")
+_DEFAULT_PORTS: Final = {"http://": ":80", "https://": ":443"}
+_SERVER: Final = re.compile(r"[a-z][a-z0-9_]*")
+"""The name of a server of messages."""
 
 EACH_ORIGIN: Final = f"{_ORIGIN}{EACH}"
 """Stands for each origin that has no limit of its own."""
@@ -55,6 +64,27 @@ def is_made(group: str) -> bool:
 def is_origin(group: str) -> bool:
     """Return whether a group is an origin, or stands for each."""
     return group.startswith(_ORIGIN)
+
+
+def as_counted(group: str, *, lenient: bool) -> str:
+    """Return a group as the jobs have in which it counts: lua/_in_flight.lua writes origins in one form.
+
+    `lenient`: return a group of another form as it is, so that its limits can be removed.
+
+    Raises:
+        ConfigError: it is the origin of no job.
+    """
+    origin = group.removeprefix(_ORIGIN)
+    if origin in (group, EACH) or len(origin.encode()) == _ORIGIN_MOST:  # then it may be the end of a longer one
+        return group
+    if url := _URL.fullmatch(origin.lower()):
+        return f"{_ORIGIN}{url[1]}{url[2].removesuffix(_DEFAULT_PORTS[url[1]])}"
+    if not lenient and not _SERVER.fullmatch(origin):
+        raise ConfigError(
+            f"group {group!r} is the origin of no job: write {_ORIGIN}https://HOST or {_ORIGIN}http://HOST, with :PORT "
+            f"unless it is the default one; {_ORIGIN}SERVER for messages; or {EACH_ORIGIN} for each"
+        )
+    return group
 
 
 def describe(group: str) -> str:

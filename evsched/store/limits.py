@@ -161,6 +161,7 @@ def field(name: str, group: str | None, value: float | None) -> str:
         )
     if group is not None:
         options.group("group", group)
+        group = groups.as_counted(group, lenient=value is None)
     if name == "weight" and group is not None and (group == groups.EACH or groups.is_made(group)):
         raise ConfigError("weight compares a group of jobs with the others: name one, such as alice")
     if value is not None:

@@ -170,7 +170,8 @@ async def test_limits_are_set_listed_and_removed(api: Caller, path: str) -> None
     assert rows(every) == rows(await api.ask("GET", f"{path}/limits", token=READ)) == wanted
     left = await api.ask("PATCH", f"{path}/limits", {"concurrency": None})
     assert rows(left) == wanted - {(None, "concurrency", 20)}
-    for body in ({}, {"group": "a"}, {"rate": -1}, {"weight": 2}, {"task": "t", "group": "g", "rate": 1}):
+    elsewhere = {"group": "origin:127.0.0.1:8002", "rate": 1}
+    for body in ({}, {"group": "a"}, {"rate": -1}, {"weight": 2}, {"task": "t", "group": "g", "rate": 1}, elsewhere):
         assert (await api.ask("PATCH", f"{path}/limits", body)).status_code == 422
     assert rows(await api.ask("GET", f"{path}/limits")) == rows(left)
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from evsched.diagnostics.explain import explain
+from evsched.errors import ConfigError
 from evsched.jobs.job import Done
 from evsched.store.clients import New
+from evsched.store.limits import field
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 
@@ -115,3 +117,40 @@ def test_jobs_in_flight_are_counted_when_the_limit_is_set(send: Send, store: Sto
     assert state()["limits"]["origins"] == "1"
     send(store.limit({"rate:origin:http://a.test": None}, now=NOW))
     assert state()["limits"] == {"concurrency": "99"}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("HTTP://API.example.com:80", "http://api.example.com"),
+        ("https://api.example.com:443/", "https://api.example.com"),
+        ("https://api.example.com:80", "https://api.example.com:80"),
+        ("http://[2001:DB8::1]:8080/", "http://[2001:db8::1]:8080"),
+        (f"http://{'a.' * 80}test", f"http://{'a.' * 80}test"),
+        (("x" * 200)[-193:], ("x" * 200)[-193:]),
+        ("rabbit", "rabbit"),
+        ("*", "*"),
+    ],
+)
+def test_the_group_of_an_origin_is_written_as_its_jobs_have_it(given: str, wanted: str) -> None:
+    assert field("rate", f"origin:{given}", 5) == f"rate:origin:{wanted}"
+    assert field("rate", f"origin:{wanted}", 5) == f"rate:origin:{wanted}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "127.0.0.1:8002",
+        "api.example.com",
+        "http://",
+        "http://a.test/x",
+        "http://u@a.test",
+        "ftp://a.test",
+        "",
+        "http://*",
+    ],
+)
+def test_a_group_that_is_the_origin_of_no_job_is_refused_and_can_be_removed(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"write origin:https://HOST"):
+        field("rate", f"origin:{given}", 5)
+    assert field("rate", f"origin:{given}", None) == f"rate:origin:{given}"
