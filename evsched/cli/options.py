@@ -124,5 +124,8 @@ def _read_shards(redis: SyncClient) -> Shards:
     except StoreDown as error:
         if topology(redis.url) is None:
             raise
-        print(f"evsched: queues are shown without their shards, which cannot be read now: {error}", file=sys.stderr)
+        print(
+            f"evsched: the numbers of shards cannot be read, so queues are taken without shards: {error}",
+            file=sys.stderr,
+        )
         return NONE

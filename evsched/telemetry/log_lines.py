@@ -17,7 +17,7 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.ShardsFound: (logging.INFO, "queue {queue} has {count} shards"),
     events.ShardsUnknown: (
         logging.WARNING,
-        "the numbers of shards cannot be read: {reason}. Until they are, dispatchers serve shards whose keys they find",
+        "the numbers of shards cannot be read; until they are, dispatchers serve shards whose keys they find: {reason}",
     ),
     events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
     events.NotificationsMissing: (logging.ERROR, "Redis sends no keyspace events, so jobs start late: {mend}"),
