@@ -30,7 +30,7 @@ from evsched.api.known_shards import KnownShards
 from evsched.api.operations import OPERATIONS, Operation
 from evsched.api.problem import Problem, invalid, of_error
 from evsched.api.replies import Reply
-from evsched.api.requests import NAME_IN_PATH
+from evsched.api.requests import NAME_IN_PATH, NAME_RULE
 from evsched.api.unread_body import UnreadBody
 from evsched.client.client import Client
 from evsched.config import DEFAULT_QUEUE, Config
@@ -92,7 +92,7 @@ class _Server:
         for name, value in path.items():
             if not re.fullmatch(NAME_IN_PATH, value) or len(value) > 200:
                 what = _NAMED[name]
-                raise invalid(f"{what} is 1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or ..")
+                raise invalid(f"{what} is {NAME_RULE}")
         queue = path.get("queue")
         whole = queue and self.client.shards.whole(queue)
         if queue is not None and self.config.queues and not {queue, whole} & {*self.config.queues}:

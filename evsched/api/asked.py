@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
+from starlette.datastructures import Headers
 
 from evsched.api.problem import Problem
 from evsched.client.client import Client
@@ -70,7 +71,7 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
     waiters: Waiters
     base: str
     path: Mapping[str, str]
-    headers: Mapping[str, str]
+    headers: Headers
     caller: str
     """A digest of the caller's token; "" = it needs none."""
     gone: Callable[[], Coroutine[Any, Any, None]]

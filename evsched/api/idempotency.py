@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
+from starlette.datastructures import Headers
 
 from evsched.api.problem import Problem, invalid
 from evsched.store.request import Request
@@ -21,7 +21,7 @@ _DIGITS: Final = 32
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-def read(headers: Mapping[str, str], caller: str, path: str, body: Any) -> Request | None:
+def read(headers: Headers, caller: str, path: str, body: Any) -> Request | None:
     """Return the key of a request with what it asks for; None if it has no key. A key belongs to its `caller`.
 
     Two requests ask for the same if their paths and the values in their bodies are the same; the order of fields and
@@ -39,16 +39,18 @@ def read(headers: Mapping[str, str], caller: str, path: str, body: Any) -> Reque
         raise invalid("the body is nested too deeply") from None
 
 
-def read_key(headers: Mapping[str, str]) -> str | None:
+def read_key(headers: Headers) -> str | None:
     """Return the key of a request; None if it has none.
 
     Raises:
         Problem: it is not valid.
     """
-    key = headers.get("idempotency-key")
-    if key is None:
+    keys = headers.getlist("idempotency-key")
+    if not keys:
         return None
-    key = key.strip().removeprefix('"').removesuffix('"')
+    if len(keys) > 1:
+        raise Problem(HTTPStatus.BAD_REQUEST, "invalid", "the header Idempotency-Key is there twice: send one")
+    key = keys[0].strip().removeprefix('"').removesuffix('"')
     if not key or len(key) > _MOST:
         raise Problem(
             HTTPStatus.BAD_REQUEST, "invalid", f"Idempotency-Key: send 1 to {_MOST} characters, such as a UUID"

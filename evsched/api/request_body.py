@@ -10,7 +10,11 @@ import msgspec
 from starlette.requests import Request
 
 from evsched.api.problem import Problem, invalid
+from evsched.api.requests import NAME_IN_PATH, NAME_RULE
 from evsched.jobs import json_errors
+
+_NAME_RULE: Final = f"matching regex {NAME_IN_PATH!r}"
+"""How msgspec says that a name has other characters."""
 
 _PATIENCE: Final = 30.0
 """Seconds that a caller has to send a body."""
@@ -37,14 +41,25 @@ async def read(request: Request, kind: Any, cap: int) -> Any:
         raise _too_long(cap)
     text = await _receive(request, cap)
     try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.ValidationError as error:
-        raise invalid(f"the body does not fit: {error}") from None
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.ValidationError as error:
+            _check_json(text)  # a value that does not fit may come before the place where the text is not JSON
+            why = str(error).replace(_NAME_RULE, f"of {NAME_RULE}")
+            raise invalid(f"the body does not fit: {why}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         why = json_errors.describe(text, error)
         raise Problem(HTTPStatus.BAD_REQUEST, "not-json", f"the body is not JSON in UTF-8: {why}") from None
     except RecursionError:
         raise Problem(HTTPStatus.BAD_REQUEST, "not-json", "the body is nested too deeply") from None
+
+
+def _check_json(text: bytes) -> None:
+    """Raise as msgspec's decoder, but for a value that no type holds, such as a number that is too large."""
+    try:
+        msgspec.json.decode(text)
+    except msgspec.ValidationError:
+        pass
 
 
 async def _receive(request: Request, cap: int) -> bytes:

@@ -22,6 +22,9 @@ Moment = (
 NAME_IN_PATH: Final = r"^(\.*[A-Za-z0-9_:@-][A-Za-z0-9._:@-]*|\.{3,})$"
 """The form of a name of which a path is made: not `.` or `..`, which clients take out of paths, even as `%2E`."""
 
+NAME_RULE: Final = "1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or .."
+"""The same in words."""
+
 JobId = Annotated[str, Meta(pattern=NAME_IN_PATH, max_length=200, description="Else a random one.")]
 Task = Annotated[str, Meta(min_length=1, description="The name of the task.")]
 Delay = Annotated[float, Meta(description="Seconds from now, by Redis's clock. Give `due` or `delay`.")]
@@ -178,7 +181,13 @@ class CreateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much to list."""
 
-    limit: Annotated[int, Meta(ge=1, description="How many at most; the server has a limit of its own.")] = 100
+    limit: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="How many at most; a number above the server's limit, 1,000 by default, counts as that limit.",
+        ),
+    ] = 100
 
 
 class JobsQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):

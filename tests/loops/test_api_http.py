@@ -90,6 +90,10 @@ async def test_head_answers_as_get_does(api: Caller, jobs: str) -> None:
     [
         (b"", 400),
         (b"{", 400),
+        (b"[1", 400),
+        (b'{"task":5', 400),
+        (b'{"no-field":1', 400),
+        (b'{"no-field":' + b"[" * 100_000, 400),
         (b"\xff\xfe", 400),
         (b'{"task":"\xff"}', 400),
         (b'{"task":"\\ud800"}', 400),
@@ -101,7 +105,7 @@ async def test_head_answers_as_get_does(api: Caller, jobs: str) -> None:
         (b'"task"', 422),
         (b'{"task":"t","args":[' + b"9" * 5000 + b"]}", 422),
     ],
-    ids=range(12),
+    ids=range(16),
 )
 async def test_a_body_that_is_not_json_is_refused(
     api: Caller, jobs: str, content: bytes, status: int, raw: Any
@@ -109,6 +113,14 @@ async def test_a_body_that_is_not_json_is_refused(
     refused = await api.ask("POST", jobs, content=content, headers=JSON)
     assert refused.status_code == status
     assert raw.dbsize() == 0
+
+
+async def test_an_id_that_is_not_valid_is_refused_in_words(api: Caller, jobs: str) -> None:
+    refused = await api.ask("POST", jobs, {"task": "t", "id": "a/b"})
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == (
+        "the body does not fit: Expected `str` of 1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or .. - at `$.id`"
+    )
 
 
 @pytest.mark.parametrize(

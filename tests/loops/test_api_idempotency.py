@@ -147,6 +147,13 @@ async def test_a_key_that_is_not_valid_is_refused(api: Caller, jobs: str, raw: A
     assert raw.dbsize() == 0
 
 
+async def test_a_key_that_is_sent_twice_is_refused(api: Caller, jobs: str, raw: Any) -> None:
+    headers = [("Authorization", f"Bearer {WRITE}"), ("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
+    refused = await api.client.post(jobs, json={"task": "t"}, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid")
+    assert raw.dbsize() == 0
+
+
 REFUSED = {"Idempotency-Key": "x" * 256}
 
 
