@@ -15,7 +15,7 @@ from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show
 from evsched.cli.options import Json, Queue, QueueOfJob, Url, check_limit, client, whole
 from evsched.cli.time_args import parse_due, parse_length
-from evsched.cli.unknown_queues import client_of_job, not_served, note_if_unknown
+from evsched.cli.unknown_queues import client_of_job, no_window, not_served, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client import spread
 from evsched.client.front import front
@@ -74,8 +74,8 @@ def enqueue(
 ) -> None:
     """Schedule a job, and print its id. Without --in or --at, it is due now.
 
-    If no worker serves the queue at present, and no parent stands by to start one, a line on stderr says so; the exit
-    code is 0.
+    If no worker serves the queue at present, and no parent stands by to start one, or if the queue has no window of the
+    name that you gave, a line on stderr says so; the exit code is 0.
 
     Example: evsched enqueue send_mail '"ann@example.org"' --arg 'subject="hello"' --in 10m
     """
@@ -99,8 +99,9 @@ def enqueue(
             output.as_json({"id": job.id, "queue": queue, "due": when})
         else:
             print(job.id, flush=True)
-        if unserved := not_served(redis, queue, job.id):
-            output.note(unserved)
+        for note in (no_window(redis, queue, window), not_served(redis, queue, job.id)):
+            if note:
+                output.note(note)
 
 
 def _unique(asked: bool, within: str | None) -> Unique | None:

@@ -17,6 +17,7 @@ from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreError, StoreRefused
+from evsched.recurrence.windows import WINDOW_NAME
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
@@ -55,6 +56,23 @@ def not_served(redis: SyncClient, queue: str, job_id: str) -> str | None:
         )
     similar = redis.run(spread.similar(redis.shards, redis.store, queue))
     return f"no worker serves queue {queue} now, so the job waits until one does{similar}"
+
+
+def no_window(redis: SyncClient, queue: str, window: str | None) -> str | None:
+    """Return a message if a job names a window that its queue does not have; None if it does, or that is not known."""
+    if window is None or not WINDOW_NAME.fullmatch(window):
+        return None
+    whole = redis.shards.whole(queue)
+    try:
+        if redis.send(Store(whole).window(window)) is not None:
+            return None
+    except StoreError:  # as above
+        return None
+    return (
+        f"queue {whole} has no window {window!r} now, and without it the job will be dead: create it "
+        f"with evsched windows set {window}, or write the window itself, as "
+        "--window 'mon-fri 09:00-17:00 Europe/Berlin'"
+    )
 
 
 def _are(count: int) -> str:

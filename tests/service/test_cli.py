@@ -127,6 +127,17 @@ def test_enqueue_says_that_no_worker_serves_the_queue(cli: Cli, queue: str, raw:
     )
 
 
+def test_enqueue_says_that_a_queue_has_no_window_of_a_name(cli: Cli, queue: str, raw: Any) -> None:
+    raw.zadd(f"evsched:{{{queue}}}:leases", {"w": 4e9})
+    done = cli.run("enqueue", "add", "1", "--window", "09-17", "--queue", queue)
+    assert (done.returncode, done.stdout.count("\n"), done.stderr.count("\n")) == (0, 1, 1)
+    assert f"queue {queue} has no window '09-17' now" in done.stderr
+    assert "mon-fri 09:00-17:00 Europe/Berlin" in done.stderr
+    raw.hset(f"evsched:{{{queue}}}:windows", "09-17", "09:00-17:00 UTC")
+    for window in ("09-17", "09:00-17:00 UTC"):
+        assert cli.run("enqueue", "add", "1", "--window", window, "--queue", queue).stderr == ""
+
+
 def test_enqueue_says_nothing_if_a_parent_stands_by(cli: Cli, queue: str, raw: Any) -> None:
     raw.zadd(f"evsched:{{{queue}}}:parents", {"p": 4e9})
     assert cli.run("enqueue", "add", "1", "--queue", queue).stderr == ""
