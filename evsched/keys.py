@@ -186,5 +186,6 @@ def check_queue(name: Any) -> str:
         ConfigError: the name is not valid.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ConfigError(f"queue {name!r}: {QUEUE_RULE}")
+        weight = "; only `evsched worker` takes a weight such as =3" if "=" in str(name) else ""
+        raise ConfigError(f"queue {name!r}: {QUEUE_RULE}{weight}")
     return name
