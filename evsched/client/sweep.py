@@ -71,6 +71,11 @@ class Filter(Struct, frozen=True, kw_only=True):
         for name, moment in (("since", self.since), ("until", self.until)):
             if moment is not None and not isinstance(moment, timedelta) and math.isinf(unix(name, moment)):
                 raise check.invalid(name, moment, "a finite time")
+        if self.since is not None and self.until is not None:
+            lengths = [isinstance(moment, timedelta) for moment in (self.since, self.until)]
+            # A length is compared with a moment only in Redis, by its clock.
+            if lengths[0] == lengths[1] and _moment("since", self.since, 0.0) > _moment("until", self.until, 0.0):
+                raise ConfigError("since is after until, so no job matches: exchange them")
 
     @property
     def is_empty(self) -> bool:

@@ -123,6 +123,10 @@ def test_dead_jobs_of_a_span_by_what_they_raised(cli: Cli, queue: str, raw: Any)
     wrong = cli.run("cancel", "--queue", queue, "--since", "soon")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "or 2h for two hours ago" in wrong.stderr
+    for since, until in (("1m", "5m"), ("1998-07-09T16:00:02Z", "900000001")):
+        wrong = cli.run("dead", "revive", "--queue", queue, "--since", since, "--until", until)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert "since is after until" in wrong.stderr
 
 
 @pytest.mark.parametrize("verb", ["revive", "drop"])
