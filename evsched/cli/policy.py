@@ -11,8 +11,9 @@ from cyclopts import Parameter
 from evsched.cli import output
 from evsched.cli.limits import COLUMNS, by_part, rows_of
 from evsched.cli.options import Json, Url, client
+from evsched.cli.pauses import end_of_pause
 from evsched.cli.table import table
-from evsched.cli.time_args import parse_time
+from evsched.cli.time_args import parse_future
 from evsched.cli.unknown_queues import missing, note_unknown
 from evsched.cli.usage import UsageError
 from evsched.client import gate
@@ -48,8 +49,8 @@ def pause(
     until: Annotated[
         str | None,
         Parameter(
-            help="When the pause ends by itself: 2030-01-31T09:00, in your time zone, or Unix seconds. Default: when "
-            "you resume the queue."
+            help="When the pause ends by itself: 10m for ten minutes from now, 17:00 for the next 17:00, "
+            "2030-01-31T09:00, in your time zone, or Unix seconds. Default: when you resume the queue."
         ),
     ] = None,
     why: Annotated[str, Parameter(help="A sentence for whoever looks at it later.")] = "",
@@ -65,10 +66,11 @@ def pause(
     Example: evsched pause mail --until 2030-01-31T09:00 --why "the provider is down"
     """
     queue = _queue("pause", queue, named)
-    ends = None if until is None else parse_time(until)
+    at = None if until is None else parse_future(until)
     with client(url) as redis:
         if not create and (unknown := missing(redis, queue)):
             raise EvschedError(f"{unknown}; --create pauses it before its first job")
+        ends = end_of_pause(redis, queue, at)
         try:
             since, back = redis.run(gate.pause(redis.stores(queue), ends, why))
         except ConfigError as error:

@@ -57,23 +57,43 @@ def parse_past(text: str) -> float | timedelta:
     Raises:
         UsageError: it is neither.
     """
+    return _near(text, None, -1, "2h for two hours ago")
+
+
+def parse_future(text: str, zone: str | None = None) -> float | timedelta:
+    """Return the Unix seconds of a time, as `parse_time`, or the length of "10m", which is that long from now.
+
+    A time of day without a date, such as 17:00, is the next one on this machine's clock.
+
+    Raises:
+        UsageError: it is neither.
+        ConfigError: there is no such zone.
+    """
+    return _near(text, zone, 1, "10m for ten minutes from now")
+
+
+def _near(text: str, zone: str | None, direction: int, example: str) -> float | timedelta:
     text = text.strip()
     if re.fullmatch(r"[\d.]+\s*(ms|s|m|h|d)", text):
         try:
             return timedelta(seconds=parse_length(text))
         except OverflowError:
-            raise UsageError(f"{text!r} is too long: write 2h for two hours ago, or a time such as 14:00") from None
+            raise UsageError(f"{text!r} is too long: write {example}, or a time such as 14:00") from None
     if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
-        now = datetime.now()  # noqa: DTZ005 - this machine's zone, in which the time of day was written
+        now = datetime.now(None if zone is None else find_zone(zone))
         try:
-            moment = datetime.combine(now, time.fromisoformat(text if text[2] == ":" else f"0{text}"))
+            of_day = time.fromisoformat(text if text[2] == ":" else f"0{text}")
         except ValueError:
-            raise UsageError(f"{text!r} is not a time of day: write one such as 14:00 or 14:00:30") from None
-        return (moment if moment <= now else moment - timedelta(days=1)).timestamp()
+            raise UsageError(
+                f"{text!r} is not a time of day: write one such as 14:00 or 14:00:30, or {example}"
+            ) from None
+        moment = datetime.combine(now, of_day, now.tzinfo)
+        passed = moment.timestamp() <= now.timestamp()
+        return (moment if passed == (direction < 0) else moment + timedelta(days=direction)).timestamp()
     try:
-        return parse_time(text)
+        return parse_time(text, zone)
     except UsageError as error:
-        raise UsageError(f"{error}; or 14:00; or 2h for two hours ago") from None
+        raise UsageError(f"{error}; or 14:00; or {example}") from None
 
 
 def parse_due(at: str | None, after: str | None) -> tuple[float | None, float | None]:

@@ -147,9 +147,25 @@ def test_a_pause_with_an_end_and_a_reason_is_shown_wherever_one_looks(cli: Cli, 
     assert cli.json("queues", queue)[0]["paused_why"] is None
 
 
+def test_a_pause_ends_after_a_length_or_at_the_next_time_of_day(cli: Cli, queue: str, raw: Any) -> None:
+    cli.run("enqueue", "noop", "--in", "1h", "--queue", queue)
+    cli.run("recurrences", "add", "r", "noop", "--rule", "@daily", "--queue", queue)
+    for pause, key, name in (
+        (("pause", queue), "limits", "paused_until"),
+        (("recurrences", "pause", "r", "--queue", queue), "recurrence:r", "paused_until"),
+    ):
+        began = raw.time()[0]
+        for until, most in (("10m", 600), ("17:00", 25 * 3600)):
+            done = cli.run(*pause, "--until", until)
+            assert (done.returncode, done.stderr) == (0, "")
+            ends = float(raw.hget(f"evsched:{{{queue}}}:{key}", name))
+            assert began + (600 if until == "10m" else -1) <= ends <= raw.time()[0] + 1 + most
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("pause", "{q}", "--until", "soon"), "10m for ten minutes from now"),
         (("pause",), "pause: name one queue: evsched pause mail"),
         (("limit", "a", "--queue", "b"), "limit: name one queue: evsched limit mail"),
         (("resume", "a b"), "a queue's name is"),

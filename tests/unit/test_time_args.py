@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 
-from evsched.cli.time_args import parse_length, parse_past, parse_time
+from evsched.cli.time_args import parse_future, parse_length, parse_past, parse_time
 from evsched.cli.usage import UsageError
 
 
@@ -40,3 +41,22 @@ def test_a_time_of_day_is_the_latest_that_has_passed(text: str) -> None:
     assert isinstance(found, float)
     assert before - 25 * 3600 - 1 <= found <= datetime.now(UTC).timestamp()  # a day has 25 hours when a summer ends
     assert datetime.fromtimestamp(found).strftime("%H:%M:%S").startswith(text.zfill(5))  # noqa: DTZ006 - this machine's zone
+
+
+def test_a_time_in_the_future_is_a_moment_or_a_length_from_now() -> None:
+    assert (parse_future("10m"), parse_future("1.5d")) == (timedelta(minutes=10), timedelta(days=1.5))
+    assert parse_future("2030-01-31T09:00", "Asia/Tokyo") == datetime(2030, 1, 31, 0, tzinfo=UTC).timestamp()
+    for invalid in ("soon", "25:00", "-2h", "9" * 20 + "d"):
+        with pytest.raises(UsageError, match="from now"):
+            parse_future(invalid)
+
+
+@pytest.mark.parametrize("text", ["00:00", "9:30", "23:59", "23:59:59"])
+@pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
+def test_a_time_of_day_in_the_future_is_the_next(text: str, zone: str | None) -> None:
+    before = datetime.now(UTC).timestamp()
+    found = parse_future(text, zone)
+    assert isinstance(found, float)
+    assert before < found <= datetime.now(UTC).timestamp() + 25 * 3600 + 1
+    shown = datetime.fromtimestamp(found, None if zone is None else ZoneInfo(zone))
+    assert shown.strftime("%H:%M:%S").startswith(text.zfill(5))
