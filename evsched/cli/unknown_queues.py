@@ -16,7 +16,7 @@ from evsched.client import spread
 from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import EvschedError, JobMissing, StoreError, StoreRefused
+from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
 from evsched.recurrence.windows import WINDOW_NAME
 from evsched.store import server
 from evsched.store.store import Store
@@ -143,7 +143,11 @@ def client_of_job(url: str | None, queue: str | None, job: str) -> Generator[tup
         try:
             yield redis, queue
         except JobMissing:
-            if redis.status(queue, job) is not None or not (others := queues_of(redis, job)) or queue in others:
+            try:
+                others = [] if redis.status(queue, job) is not None else queues_of(redis, job)
+            except StoreDown:  # a node of other queues does not answer
+                others = []
+            if not others or queue in others:
                 raise
             raise JobMissing(f"no job {job} in queue {queue}: {_have(job, others)}: give --queue {others[0]}") from None
 
@@ -208,7 +212,10 @@ async def _with_traces(url: str, names: Sequence[str], job: str) -> list[str]:
 
 
 def _is_listed(redis: SyncClient, queue: str) -> bool:
+    """Return whether a queue is known to Redis; True also if a node does not answer, since nothing is certain then."""
     try:
         return queue in redis.run(find_queues())
     except StoreRefused:  # the ACL user `client` may not look for queues
         return False
+    except StoreDown:
+        return True

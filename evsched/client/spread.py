@@ -224,7 +224,7 @@ def others(shards: Shards, make: MakeStore, queue: str) -> Operation[list[str]]:
     """Return the queues that there are, without this one, which may have keys such as limits."""
     try:
         return [name for name in (yield from listed(shards, make)) if name != queue]
-    except StoreRefused:  # the ACL user `client` may not look for queues
+    except StoreError:  # a node does not answer, or the ACL user `client` may not look for queues
         return []
 
 

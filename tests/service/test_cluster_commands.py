@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from evsched import App, JobDead, Retry, events, keys
+from evsched.client import operations
 from evsched.client.client import Client
 from evsched.client.find_queues import find_queues
 from evsched.client.operations import Wait
@@ -428,9 +429,10 @@ async def test_a_database_that_a_cluster_does_not_have_is_refused(cluster: Clust
 
 @pytest.fixture(params=["dead", pytest.param("hung", marks=pytest.mark.extra)])
 def without_one(
-    server: EmbeddedRedis, tmp_path: Path, request: pytest.FixtureRequest
+    server: EmbeddedRedis, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Generator[tuple[Cluster, Cli]]:
-    """A cluster whose last primary is dead or hangs."""
+    """A cluster whose last primary is dead or hangs. Calls to it are not sent again for long."""
+    monkeypatch.setattr(operations, "_PATIENCE", 0.1)
     with Cluster(server.server) as cluster:
         lost = cluster.nodes[-1]
         assert lost.pid
@@ -451,7 +453,7 @@ def healthy(cluster: Cluster, number: int = 0) -> str:
 def test_an_accepted_job_is_printed_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
     cluster, cli = without_one
     queue = healthy(cluster)
-    done = cli.process("enqueue", "rec", "1", "--queue", queue, "--in", "999s")
+    done = cli.run("enqueue", "rec", "1", "--queue", queue, "--in", "999s")
     assert done.returncode == 0, done.stderr
     (record,) = cluster.client(cluster.nodes[0]).keys(f"{keys.root(queue)}job:*")
     assert record.endswith(f"job:{done.stdout.strip()}")
@@ -489,3 +491,14 @@ def test_the_doctor_checks_a_named_queue_though_another_node_does_not_answer(wit
         found = doctor(cli, "--queue", named)
         assert {one["where"] for one in found if one["check"] == "appendfsync"} == checked
         assert [one["where"] for one in found if one["level"] == "fault"] == [f"127.0.0.1:{cluster.nodes[-1].port}"]
+
+
+def test_commands_about_a_queue_need_its_node_alone(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    queue = healthy(cluster)
+    unused = cli.run("queues", queue, "--json")
+    assert [row["queue"] for row in json.loads(unused.stdout)] == [queue], unused.stderr
+    missing = cli.run("show", "x", "--queue", queue)
+    assert missing.returncode == 1
+    assert "no job x" in missing.stderr
+    assert "connecting" not in missing.stderr.splitlines()[-1]
