@@ -78,9 +78,13 @@ RETURNING queue, id, priority, grp, extract(epoch FROM due)::float8, number, rev
 
 _REFUSE: Final = """
 UPDATE evsched_job AS job SET state = 'dead', reason = refused.reason, finished_at = clock_timestamp()
-FROM unnest(%(ids)s::text[], %(numbers)s::bigint[], %(reasons)s::text[]) AS refused (id, number, reason)
-WHERE job.queue = %(queue)s AND job.id = refused.id AND job.number = refused.number AND job.state = 'open'
+FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[], %(reasons)s::text[])
+    AS refused (queue, id, number, reason)
+WHERE job.queue = refused.queue AND job.id = refused.id AND job.number = refused.number
+    AND job.state NOT IN ('done', 'dead', 'expired', 'cancelled', 'dropped')
 """
+"""No condition of this and the next two compares a queue or a state with a constant by `=`: while PostgreSQL has no
+statistics, it takes these for 1 row of 200, and compares each row of the queue with each one that is given."""
 
 _ANY_WAITING: Final = "SELECT EXISTS (SELECT FROM evsched_job WHERE {waiting})"
 
@@ -92,18 +96,19 @@ _END: Final = """
 UPDATE evsched_job AS job
 SET state = ended.state, reason = nullif(ended.reason, ''), report = ended.report,
     finished_at = CASE WHEN ended.state <> 'open' THEN to_timestamp(ended.at) END
-FROM unnest(%(ids)s::text[], %(numbers)s::bigint[], %(states)s::text[], %(reasons)s::text[], %(reports)s::bigint[],
-            %(ats)s::float8[]) AS ended (id, number, state, reason, report, at)
-WHERE job.queue = %(queue)s AND job.id = ended.id AND job.number = ended.number AND job.report < ended.report
-    AND job.state IN ('open', 'dead', 'expired')
+FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[], %(states)s::text[], %(reasons)s::text[],
+            %(reports)s::bigint[], %(ats)s::float8[]) AS ended (queue, id, number, state, reason, report, at)
+WHERE job.queue = ended.queue AND job.id = ended.id AND job.number = ended.number AND job.report < ended.report
+    AND job.state NOT IN ('done', 'cancelled', 'dropped')
 """
 
 _ENDED: Final = "SELECT id, number FROM evsched_job WHERE queue = %(queue)s AND id = ANY (%(ids)s) AND state <> 'open'"
 
 _REVIVED: Final = """
-UPDATE evsched_job AS job SET cancelled = false FROM unnest(%(ids)s::text[], %(numbers)s::bigint[]) AS one (id, number)
-WHERE job.queue = %(queue)s AND job.id = one.id AND job.number = one.number AND job.cancelled
-    AND job.state IN ('dead', 'expired')
+UPDATE evsched_job AS job SET cancelled = false
+FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[]) AS one (queue, id, number)
+WHERE job.queue = one.queue AND job.id = one.id AND job.number = one.number AND job.cancelled
+    AND job.state NOT IN ('open', 'done', 'cancelled', 'dropped')
 """
 """A cancellation that came after the job had died is not for its revival. Sent apart, for few rows, since a trigger has
 the relays take them again."""
@@ -282,7 +287,7 @@ async def refuse(connection: AsyncConnection, queue: str, refused: Sequence[Refu
     if not refused:
         return
     words = {
-        "queue": queue,
+        "queues": [queue] * len(refused),
         "ids": [one.id for one in refused],
         "numbers": [one.number for one in refused],
         "reasons": [one.reason for one in refused],
@@ -307,7 +312,7 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
     if not found:
         return 0
     words = {
-        "queue": queue,
+        "queues": [queue] * len(found),
         "ids": [storable(one.id) for one in found],
         "numbers": [int(one.row) for one in found],
         "states": [one.outcome for one in found],
@@ -324,7 +329,7 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
             async with connection.transaction():
                 await connection.execute(_GIVE_WAY)
                 if revived:
-                    await connection.execute(_REVIVED, {"queue": queue, "ids": ids, "numbers": numbers})
+                    await connection.execute(_REVIVED, {"queues": [queue] * len(ids), "ids": ids, "numbers": numbers})
                 return (await connection.execute(_END.encode(), words)).rowcount
         except errors.LockNotAvailable:
             if tries == _TRIES:

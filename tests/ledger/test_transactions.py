@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from evsched import App, BadArguments, Unique
 from evsched.client.transaction import Insertion
 from evsched.errors import ConfigError, JobExists, JobMissing
+from evsched.ledger import rows as rows_of_ledger
 from evsched.store.clients import New
 from tests.support.patience import PATIENCE
 
@@ -459,3 +460,36 @@ def test_many_jobs_are_looked_up_by_their_ids_however_long_the_queue_is(
         explained = replace(statement, text=f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.text}")
         ((found,),) = explained.by(connection)
     assert rows_read(found["Plan"]) < 1500
+
+
+def compared(plan: dict[str, Any]) -> int:
+    """Return how many pairs of rows the joins of a plan have compared in vain."""
+    own = round(plan.get("Rows Removed by Join Filter", 0) * plan["Actual Loops"])
+    return own + sum(compared(part) for part in plan.get("Plans", ()))
+
+
+@pytest.mark.parametrize("name", ["_END", "_REFUSE", "_REVIVED"])
+def test_ends_are_written_by_their_ids_while_the_length_of_the_queue_is_not_known(
+    ledger_url: str, queue: str, name: str
+) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        connection.execute(
+            "INSERT INTO evsched_job (queue, id, payload) SELECT %s, 'j' || n, '{\"task\":\"t\"}' "
+            "FROM generate_series(1, 7000) AS n",
+            [queue],
+        )
+        words = {
+            "queue": queue,
+            "queues": [queue] * 20,
+            "ids": [f"j{n}" for n in range(20)],
+            "numbers": [*range(20)],
+            "states": ["done"] * 20,
+            "reasons": [""] * 20,
+            "reports": [1] * 20,
+            "ats": [1.0] * 20,
+        }
+        statement = f"EXPLAIN (ANALYZE, FORMAT JSON) {getattr(rows_of_ledger, name)}"
+        row = connection.execute(statement.encode(), words).fetchone()
+    assert row is not None
+    plan = row[0][0]["Plan"]
+    assert rows_read(plan) + compared(plan) < 200
