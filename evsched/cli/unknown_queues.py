@@ -17,7 +17,6 @@ from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
-from evsched.recurrence.windows import WINDOW_NAME
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
@@ -60,7 +59,11 @@ def not_served(redis: SyncClient, queue: str, job_id: str) -> str | None:
 
 def no_window(redis: SyncClient, queue: str, window: str | None) -> str | None:
     """Return a message if a job names a window that its queue does not have; None if it does, or that is not known."""
-    if window is None or not WINDOW_NAME.fullmatch(window):
+    if window is None:
+        return None
+    from evsched.recurrence.windows import WINDOW_NAME  # slow to import: `evsched queues` does not need it
+
+    if not WINDOW_NAME.fullmatch(window):
         return None
     whole = redis.shards.whole(queue)
     try:
