@@ -85,9 +85,10 @@ async def examine(
         if error.kind != NO_SLOTS:
             raise
         return Examined([no_slots(error)], [], 0)
-    found += [server_checks.sentinel(*one) for one in await primary(url).doubtful_sentinels()]
     down = await unanswered(sender, nodes)
     shards = await _read_shards(sender)
+    # After the first call, by which the primary was found.
+    found += [server_checks.sentinel(*one) for one in await primary(url).doubtful_sentinels()]
     if cluster is not None:
         found += await cluster_checks(sender, cluster, shards, down)
     nodes = [node for node in nodes if node not in down]
