@@ -433,8 +433,7 @@ def without_one(
 ) -> Generator[tuple[Cluster, Cli]]:
     """A cluster whose last primary is dead or hangs. Calls to it are not sent again for long."""
     monkeypatch.setattr(operations, "_PATIENCE", 0.1)
-    # Else the other nodes serve nothing once they have agreed, after 15 s, that it has failed.
-    with Cluster(server.server, **{"cluster-require-full-coverage": "no"}) as cluster:
+    with Cluster(server.server) as cluster:
         lost = cluster.nodes[-1]
         assert lost.pid
         hung = request.param == "hung"
