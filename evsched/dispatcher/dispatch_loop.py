@@ -7,7 +7,7 @@ queue is stepped or looked at.
 
 There may be a hundred thousand queues, most of them empty. So the loop glances at many queues in one call to check
 them: new ones, all after a gap in the events, and each once in a safety cap. Only those with a due job are stepped. An
-empty queue is *at rest*: it has no timer, and no other loop looks at it, until it has a schedule again.
+empty queue is *at rest* (`resting_queues.py`).
 
 Checks never hold up due jobs: a round trip has a few of them beside the queues whose jobs are due.
 """
@@ -24,6 +24,7 @@ from evsched import events, keys
 from evsched.dispatcher.proof import Proof
 from evsched.dispatcher.queue_timer import QueueTimer
 from evsched.dispatcher.redis_clock import RedisClock
+from evsched.dispatcher.resting_queues import RestingQueues
 from evsched.errors import MOVING, StoreError
 from evsched.events import Reason
 from evsched.runtime.pulse import Pulse
@@ -48,17 +49,10 @@ _LOOKS: Final = 100
 _NEAR_MOST: Final = 1000
 """Queues whose safety caps end together, at most: to find them takes 3 ms of this process's time."""
 
-_AT_REST: Final = 6000
-"""Queues at rest that one call looks at: about 1 ms of Redis's time, and 5 ms of this process's."""
-
 _NEAR: Final = 0.25
 """Queues are checked together if their safety caps end within this part of a safety cap."""
 
 _NEVER: Final = float("inf")
-
-
-_FORGET_AFTER: Final = 86400.0
-"""Seconds of rest after which a queue is forgotten. Its next event finds it again, as it finds any new queue."""
 
 
 class Owner(Protocol):
@@ -106,12 +100,7 @@ class DispatchLoop:
         self._guesses = set[str]()
         """The queues that are to be stepped because of an event after a silence. If there are many, others are checked:
         a step for each would hold up due jobs."""
-        self._resting: dict[str, float] = {}
-        """The queues at rest, and since when (monotonic clock). The one that was looked at longest ago comes first."""
-        self._rest_at = _NEVER
-        """When to glance at the next queues at rest."""
-        self._urgent = 0
-        """How many of them to glance at without a pause, because events may have been missed."""
+        self._resting = RestingQueues(runtime)
 
     @property
     def queues(self) -> list[str]:
@@ -144,7 +133,7 @@ class DispatchLoop:
         """Return the timer of a queue; one that had none is served from now on."""
         timer = self._timers.get(queue)
         if timer is None:
-            self._resting.pop(queue, None)
+            self._resting.discard(queue)
             timer = self._timers[queue] = QueueTimer(queue, self._runtime.config.batch)
         if not timer.known:
             self._found(timer)
@@ -219,7 +208,7 @@ class DispatchLoop:
     def check_all(self, reason: Reason) -> None:
         """Check every queue at once."""
         self._unchecked |= dict.fromkeys(self._timers, reason)
-        self._urgent = len(self._resting)
+        self._resting.look_soon()
         self._wakeup.ring()
 
     def _plan(self, timer: QueueTimer) -> None:
@@ -242,11 +231,11 @@ class DispatchLoop:
             if looks := self._take_looks(now):
                 await self._look(looks)
             now = time.monotonic()
-            if self._to_step or self._unchecked or min(self._steps.next(), self._next_rest()) <= now:
+            if self._to_step or self._unchecked or min(self._steps.next(), self._resting.next()) <= now:
                 async with self._reconnect:
                     await self._round(now)
             step = 0.0 if self._to_step or self._unchecked else self._steps.next()
-            look = min(self._proof.at(), self._looks.next(), self._next_rest())
+            look = min(self._proof.at(), self._looks.next(), self._resting.next())
             self.pulse.expect(max(0.0, min(step, look) - time.monotonic()))
             await self._wakeup.sleep(step, roughly=look)
 
@@ -269,7 +258,7 @@ class DispatchLoop:
             if timer not in due:
                 timer.step_now(reason)
                 due.append(timer)
-        resting = self._next_rest() <= now
+        resting = self._resting.next() <= now
         if len(due) == 1 and not self._unchecked and not resting:  # the usual case, without an asyncio task of its own
             await self._pass(due[0])
             return
@@ -277,7 +266,7 @@ class DispatchLoop:
         if self._unchecked:
             passes.append(self._glance())
         if resting:
-            passes.append(self._glance_at_rest())
+            passes.append(self._look_at_rest())
         for failure in await asyncio.gather(*passes, return_exceptions=True):
             if failure is not None:
                 raise failure
@@ -376,41 +365,17 @@ class DispatchLoop:
         self._looks.drop(queue)
         self._refused.forget(queue)
         self._owner.rests(queue)
-        now = time.monotonic()
-        since = self._resting.setdefault(queue, now)
-        if since < now - _FORGET_AFTER:
-            del self._resting[queue]
+        if not self._resting.add(queue):
             self._owner.forget([queue])
-        self._rest_at = min(self._rest_at, time.monotonic() + self._runtime.config.safety_cap)
 
-    def _next_rest(self) -> float:
-        return 0.0 if self._urgent and self._resting else self._rest_at
-
-    async def _glance_at_rest(self) -> None:
-        """Look whether one of some queues at rest has a schedule: each is looked at once in a safety cap.
-
-        If one has, its event was lost, and a check of all these finds it. In a cluster no command takes keys of several
-        queues, so all are checked there.
+    async def _look_at_rest(self) -> None:
+        """Look at some queues at rest, and check those that may not be empty any more.
 
         Raises:
             StoreDown, StoreRefused: the next call looks at the same queues.
         """
-        cluster = self._runtime.part.node is not None
-        most = GLANCE_MOST if cluster else _AT_REST
-        queues = list(islice(self._resting, most))
-        sent = time.monotonic()
-        if cluster or await self._runtime.sender.send(server.any_scheduled(queues)):
-            for queue in queues:
-                self._check(queue, "safety")
-        for queue in queues:
-            since = self._resting.pop(queue, None)
-            if since is not None:
-                self._resting[queue] = since
-                if since < sent - _FORGET_AFTER:
-                    self._check(queue, "safety")  # the glance sees its other keys too
-        self._urgent = max(0, self._urgent - len(queues))
-        part = min(1.0, most / len(self._resting)) if self._resting else _NEVER
-        self._rest_at = sent + part * self._runtime.config.safety_cap
+        for queue in await self._resting.look():
+            self._check(queue, "safety")
 
     async def _pass(self, timer: QueueTimer) -> None:
         """Step a queue. If this queue alone fails, it is tried again later, and the others go on.

@@ -11,7 +11,7 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.dispatcher import dispatch_loop
+from evsched.dispatcher import dispatch_loop, resting_queues
 from evsched.dispatcher.dispatch_loop import DispatchLoop
 from evsched.dispatcher.queue_set import QueueSet
 from evsched.store import server
@@ -45,7 +45,7 @@ async def at_rest(running: System, *queues: str) -> None:
     """Wait until these queues are at rest."""
     resting = loop_of(running)._resting  # pyright: ignore[reportPrivateUsage]
     async with asyncio.timeout(PATIENCE):
-        while not resting.keys() >= {*queues}:
+        while not {*queues}.issubset(resting):
             await running.sender.send(server.clock())
 
 
@@ -247,7 +247,7 @@ async def test_a_queue_that_was_empty_for_a_day_is_forgotten_and_its_next_event_
         await other.recorder.wait(events.NotificationsProven)
         for one in (running, other):
             await at_rest(one, *old[1:])
-        monkeypatch.setattr(dispatch_loop, "_FORGET_AFTER", 0.0)
+        monkeypatch.setattr(resting_queues, "_FORGET_AFTER", 0.0)
         await in_the_set(running, {b"old-0"})
         monkeypatch.undo()
         put(client, ["old-3"])
