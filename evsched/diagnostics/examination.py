@@ -16,11 +16,10 @@ from evsched.diagnostics.broken_recurrences import broken_recurrences
 from evsched.diagnostics.cluster_checks import cluster_checks, no_slots, unanswered
 from evsched.diagnostics.doctor import Doctor, queue_at
 from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.incomplete_deploys import incomplete_deploys
 from evsched.diagnostics.ledger_checks import ledger
-from evsched.diagnostics.releases import releases
 from evsched.diagnostics.standstill import Standstill
 from evsched.diagnostics.stray_jobs import stray_jobs
-from evsched.diagnostics.unknown_tasks import unknown_tasks
 from evsched.errors import StoreDown, StoreError
 from evsched.shards import NONE, Shards
 from evsched.store import server
@@ -106,8 +105,7 @@ async def examine(
                 violations = await audit.run(repair=repair, on_progress=report)
             found += await Standstill(sender, audit.queues, shards).run()
             found += await stray_jobs(sender, queues, shards, audit.met)
-            found += await unknown_tasks(sender, audit.queues)
-            found += await releases(sender, audit.queues)
+            found += await incomplete_deploys(sender, audit.queues)
             found += await broken_recurrences(sender, audit.queues)
             unused = [name for name in sorted({*queues}) if {*shards.all_of(name)} <= {*audit.empty}]
             found += [_no_queue(name, shards.wholes(audit.met)) for name in unused]

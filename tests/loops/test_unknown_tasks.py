@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from evsched import App, Retry, RetryLater, current_job, events
 from evsched.config import Config
-from evsched.diagnostics import unknown_tasks as doctor
 from evsched.diagnostics.explain import explain
+from evsched.diagnostics.incomplete_deploys import incomplete_deploys
 from evsched.execution import unknown_tasks
 from evsched.jobs.job import encode
 from evsched.store.announced import Announced
@@ -221,16 +221,16 @@ async def test_the_doctor_reports_such_jobs_and_no_others(
     async with system(config, app) as running:
         raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"new","id":"later"}': 4e9})
         schedule(raw, queue, "closed", "old", due=4e9)
-        assert await doctor.unknown_tasks(running.sender, [queue]) == []
+        assert await incomplete_deploys(running.sender, [queue]) == []
         for job_id in "ab":
             schedule(raw, queue, job_id)
             await deferred(running, job_id)
         schedule(raw, queue, "c", "odd")
         await deferred(running, "c")
-        first, second = await doctor.unknown_tasks(running.sender, [queue])
+        first, second = await incomplete_deploys(running.sender, [queue])
         raw.delete(f"evsched:{{{queue}}}:schedule")
         raw.set(f"evsched:{{{queue}}}:schedule", "x")
-        assert await doctor.unknown_tasks(running.sender, [queue]) == []
+        assert await incomplete_deploys(running.sender, [queue]) == []
     assert (first.check, first.level) == ("unknown-task", "warning")
     assert first.what.startswith("2 jobs wait for a worker that knows task 'new', the first for ")
     assert "did you mean 'old'" in second.what
@@ -244,6 +244,6 @@ async def test_the_doctor_says_which_worker_has_a_task_of_evsched(
     async with system(config, app) as running:
         schedule(raw, queue, "a", "evsched.http")
         await deferred(running, "a")
-        (found,) = await doctor.unknown_tasks(running.sender, [queue])
+        (found,) = await incomplete_deploys(running.sender, [queue])
     assert "evsched worker evsched.targets:app --http-host HOST" in found.what
     assert found.mend.startswith("do as the reason says; or, if the name is wrong: evsched cancel a ")

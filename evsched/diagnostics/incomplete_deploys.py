@@ -1,7 +1,10 @@
-"""Jobs that wait because no worker of their queue knows their task: a deploy that is not complete, or a wrong name."""
+"""Deploys that are not complete: jobs that wait because no worker of their queue knows their task, and workers of
+several releases of evsched.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
@@ -12,32 +15,50 @@ from evsched.durations import format_duration
 from evsched.errors import StoreRefused
 from evsched.jobs.job import JobStatus
 from evsched.jobs.tasks import RESERVED
+from evsched.runtime.new_id import release_of
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 
 _LOOKED_AT: Final = 100
-"""Jobs of a queue that are looked at: the next ones that are due. Workers offer such a job again within 36 s."""
+"""Jobs of a queue that are examined: the next ones that are due. Workers offer such a job again within 36 s."""
 
 
-async def unknown_tasks(sender: BatchingSender, queues: Sequence[str]) -> list[Finding]:
-    """Return a finding for each task of which a queue has such jobs among the next ones that are due.
+async def incomplete_deploys(sender: BatchingSender, queues: Sequence[str]) -> list[Finding]:
+    """Return a finding for each unknown task among the next jobs of each queue, and one if several releases run.
 
     Raises:
         StoreDown, StoreRefused
     """
-    found = list[Finding]()
+    found, members = list[Finding](), set[str]()
     for queue in queues:
+        store = Store(queue)
         try:
-            waiting = await _waiting(sender, Store(queue))
+            found += await _unknown_tasks(sender, store)
+            survey, parents = await sender.send_all([store.survey(), store.parents()])
         except StoreRefused as error:
             if error.kind != "wrongtype":  # the audit reports that
                 raise
             continue
-        now = await sender.send(server.clock(keys.root(queue)))
-        by_task = groupby(sorted(waiting, key=_task), _task)
-        found += [_describe(queue, task, list(jobs), now) for task, jobs in by_task]
-    return found
+        members |= {lease.worker for lease in survey.leases} | {parent for parent, _ in parents}
+    return found + _releases(members)
+
+
+async def _unknown_tasks(sender: BatchingSender, store: Store) -> list[Finding]:
+    waiting = await _waiting(sender, store)
+    now = await sender.send(server.clock(keys.root(store.queue)))
+    by_task = groupby(sorted(waiting, key=_task), _task)
+    return [_describe(store.queue, task, list(jobs), now) for task, jobs in by_task]
+
+
+def _releases(members: set[str]) -> list[Finding]:
+    """Report that workers, and parents that stand by, run several releases."""
+    found = Counter(release_of(member) or "unknown" for member in members)
+    if len(found) < 2:
+        return []
+    what = "workers of several releases run: " + ", ".join(f"{found[name]} of {name}" for name in sorted(found))
+    mend = "restart those of the older release; `evsched workers` lists them, and docs/upgrade.md has the order"
+    return [Finding("releases", "warning", what, "workers", mend)]
 
 
 async def _waiting(sender: BatchingSender, store: Store) -> list[JobStatus]:
