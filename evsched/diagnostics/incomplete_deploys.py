@@ -1,6 +1,4 @@
-"""Deploys that are not complete: jobs that wait because no worker of their queue knows their task, and workers of
-several releases of evsched.
-"""
+"""Deploys that are not complete: workers that do not know the task of a job, or run another release of evsched."""
 
 from __future__ import annotations
 
