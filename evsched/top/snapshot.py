@@ -92,6 +92,8 @@ class QueueRow(Struct, frozen=True):
     """None: this is the first look, and a rate needs two."""
     parents: int = 0
     """Parents that stand by: they have no worker process, and start one when a job waits."""
+    paused_until: float | None = None
+    """When the pause ends by itself."""
 
 
 class JobRow(Struct, frozen=True):
@@ -211,6 +213,7 @@ def _queue(queue: str, queue_stats: QueueStats, rates: Rates | None) -> QueueRow
         paused=queue_stats.paused,
         rates=rates,
         parents=queue_stats.parents,
+        paused_until=queue_stats.paused_until,
     )
 
 

@@ -73,6 +73,12 @@ def test_the_first_page_has_no_rates() -> None:
     assert history == History(1, {("w", "q"): Count(10.0, 100, 100, 0)}, [])
 
 
+def test_a_paused_queue_has_the_end_of_its_pause() -> None:
+    paused = replace(STATS, paused=990.0, paused_until=1060.0)
+    page, _ = compose(Look(10.0, {"q": paused}, {}, []), History())
+    assert (page.queues[0].paused, page.queues[0].paused_until) == (990.0, 1060.0)
+
+
 def test_rates_and_lateness_count_what_is_new_since_the_last_look() -> None:
     _, history = compose(look(10.0, status("w", 100, [9.0, 9.0])), History())
     page, history = compose(look(12.0, status("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
