@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from evsched import environment
-from evsched.client import target_tasks
 from evsched.client.client import Client
 from evsched.client.declared import RecurringOptions, check_recurring_options, declared
 from evsched.client.job_handle import Job
 from evsched.client.new_job import Sending
 from evsched.client.sync_session import SyncSession
-from evsched.client.target_tasks import target
+from evsched.client.target_tasks import ForwardJob, HttpJob, target
 from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
@@ -78,9 +77,9 @@ class App:
         self.origin: str | None = None
         """MODULE:APP, if the app was found by that name: another process can then find it too."""
         self._client: Client | None = None
-        self.http = target(self, target_tasks.http)
+        self.http = target(self, "evsched.http", HttpJob)
         """Requests as jobs: `await app.http.enqueue(url, json=...)`. Workers of evsched.targets send them."""
-        self.forward = target(self, target_tasks.forward)
+        self.forward = target(self, "evsched.forward", ForwardJob)
         """Messages as jobs: `await app.forward.enqueue("stream:orders", ...)`, for the same workers."""
 
     @property

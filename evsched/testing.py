@@ -290,7 +290,7 @@ class Clock:
             return self._judged(answer, given) if task.name == "evsched.http" else None
 
         policy = RETRY if task.name == "evsched.forward" else task.task.retry
-        self._targets[task.name] = replace(task.task, handler=run, retry=policy)
+        self._targets[task.name] = replace(task.task, handler=run, on="loop", retry=policy)
 
     def _judged(self, answer: HttpResponse | None, given: dict[str, Any]) -> HttpResponse | None:
         """Return the result of a request that was answered."""

@@ -1,21 +1,23 @@
-"""The tasks of evsched.targets as programs enqueue them: their names, arguments and results, without their code.
+"""The tasks of evsched.targets as programs enqueue them: their arguments and results, without their code.
 
-Workers of evsched.targets run their jobs. The handles are not registered in the app: a worker that serves it must not
-run the functions here in place of the tasks.
+Workers of evsched.targets run their jobs. The handles are not registered in the app, whose workers cannot run them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Final, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, ParamSpec, TypeVar, get_args
 
 from msgspec import UNSET, Meta, Struct
+from msgspec.structs import replace
 
 from evsched.client.task_handle import Outlet, TaskHandle
-from evsched.jobs.tasks import define
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import Task, define
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A", bound=Struct)
 
 QUEUE: Final = "targets"
 """A queue of its own: workers of other apps do not know these tasks."""
@@ -45,32 +47,55 @@ class HttpResponse(Struct, frozen=True):
     """There was more of the body, or it broke off, or it did not end in time."""
 
 
-async def http(
-    url: str,
-    method: HttpMethod = "POST",
-    headers: dict[str, str] | None = None,
-    body: str | None = None,
-    json: Any = UNSET,
-    timeout: Seconds = TIMEOUT,
-    sign: str | None = None,
-    response: bool = False,
-) -> HttpResponse | None:
-    """Have the arguments and the result of the task `evsched.http` (targets/http.py)."""
-    raise NotImplementedError("only workers of evsched.targets run this task")
+class TargetJob(Struct, Generic[R], frozen=True):
+    """The arguments of a task of evsched.targets, whose result is an R."""
 
 
-async def forward(
-    to: str,
-    message: Any,
-    most: Most | None = None,
-    end: Literal["left", "right"] | None = None,
-    bare: bool | None = None,
-    routing_key: str | None = None,
-) -> None:
-    """Have the arguments of the task `evsched.forward` (targets/forward.py)."""
-    raise NotImplementedError("only workers of evsched.targets run this task")
+class HttpJob(TargetJob[HttpResponse | None], frozen=True):
+    """The arguments of the task `evsched.http` (targets/http.py)."""
+
+    url: str
+    method: HttpMethod = "POST"
+    headers: dict[str, str] | tuple[()] | None = None
+    """PHP writes an empty object as an empty array."""
+    body: str | None = None
+    json: Any = UNSET
+    timeout: Seconds = TIMEOUT
+    """Seconds for all of it."""
+    sign: str | None = None
+    """The name of the secret."""
+    response: bool = False
+    """Return the answer."""
 
 
-def target(app: Outlet, function: Callable[P, Coroutine[Any, Any, R]]) -> TaskHandle[P, R]:
+class ForwardJob(TargetJob[None], frozen=True):
+    """The arguments of the task `evsched.forward` (targets/forward.py)."""
+
+    to: str
+    message: Any
+    most: Most | None = None
+    """About how many entries a stream keeps."""
+    end: Literal["left", "right"] | None = None
+    """Of a list, where the message is added."""
+    bare: bool | None = None
+    """A list or a channel gets the message alone, without the job's id."""
+    routing_key: str | None = None
+    """For an exchange."""
+
+
+def target(app: Outlet, name: str, arguments: Callable[P, TargetJob[R]]) -> TaskHandle[P, R]:
     """Return a handle of one of these tasks, which is not registered in the app."""
-    return TaskHandle(app, define(function, name=f"evsched.{function.__name__}", queue=QUEUE))
+    task = define(arguments, name=name, queue=QUEUE)
+    (returns,) = get_args(vars(arguments)["__orig_bases__"][0])
+    return TaskHandle(app, replace(task, signature=replace(task.signature, returns=returns)))
+
+
+def target_task(
+    name: str, arguments: Callable[..., A], run: Callable[[A], Coroutine[Any, Any, Any]], retry: Retry | None = None
+) -> Task:
+    """Return one of these tasks for a worker. `run` gets the arguments of a job."""
+
+    async def handler(*args: Any, **kwargs: Any) -> Any:
+        return await run(arguments(*args, **kwargs))
+
+    return replace(define(arguments, name=name, retry=retry), on="loop", handler=handler)

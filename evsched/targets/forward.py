@@ -7,10 +7,10 @@ once. To any other server it is sent first, and then the run ends: at least once
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from evsched import keys
-from evsched.client.target_tasks import Most
+from evsched.client.target_tasks import ForwardJob
 from evsched.errors import FULL, ConfigError, StoreError
 from evsched.jobs.current_job import current_job
 from evsched.jobs.job import Into, Message, encode
@@ -64,19 +64,8 @@ class Forwarder:
         for broker in self._brokers.values():
             await broker.close()
 
-    async def forward(
-        self,
-        to: str,
-        message: Any,
-        most: Most | None = None,
-        end: Literal["left", "right"] | None = None,
-        bare: bool | None = None,
-        routing_key: str | None = None,
-    ) -> Message | None:
+    async def forward(self, given: ForwardJob) -> Message | None:
         """Forward a message to a destination.
-
-        `most`: about how many entries a stream keeps. `end`: of a list, where the message is added. `bare`: a list or a
-        channel gets the message alone, without the job's id. `routing_key`: for an exchange.
 
         Raises:
             RetryLater: the server cannot be reached, or refuses the message.
@@ -84,21 +73,21 @@ class Forwarder:
             GiveUp: the destination is not valid or not allowed, or in another slot of the cluster than the queue; or
                 an option does not belong to it.
         """
-        found = self._destinations.find(to)
-        _check_options(found, most=most, end=end, bare=bare, routing_key=routing_key)
+        found = self._destinations.find(given.to)
+        _check_options(found, given)
         job = current_job()
-        text = encode(message)
-        if found.kind in ("list", "channel") and not bare:
-            text = encode({"id": job.id, "message": message})
+        text = encode(given.message)
+        if found.kind in ("list", "channel") and not given.bare:
+            text = encode({"id": job.id, "message": given.message})
         if found.kind in AMQP:
-            exchange, key = (found.name, routing_key or "") if found.kind == "exchange" else ("", found.name)
+            exchange, key = (found.name, given.routing_key or "") if found.kind == "exchange" else ("", found.name)
             check_length("routing_key" if exchange else "the name of the queue", key)
             check_length("the id of the job", job.id)
             all_attempts = f"{job.queue}:{job.idempotency_key}"
             await self._brokers[found.server].publish(exchange, key, job.id, all_attempts, text)
             return None
-        into: Into = "stream" if found.kind == "stream" else "channel" if found.kind == "channel" else end or "right"
-        sent = Message(into, found.name, text, most)
+        into: Into = found.kind if found.kind in ("stream", "channel") else given.end or "right"
+        sent = Message(into, found.name, text, given.most)
         if not found.server:
             if self._cluster:
                 _check_slot(found, job.queue)
@@ -129,16 +118,16 @@ def _broker(name: str, url: str) -> Broker:
     return Broker(name, url)
 
 
-def _check_options(to: Destination, **given: object) -> None:
+def _check_options(to: Destination, given: ForwardJob) -> None:
     """Refuse options that the destination does not have: most likely the producer means another one.
 
     Raises:
         GiveUp: it has one of them.
     """
     known = {"most": ("stream",), "end": ("list",), "bare": ("list", "channel"), "routing_key": ("exchange",)}
-    for name, value in given.items():
-        if value is not None and to.kind not in known[name]:
-            raise GiveUp(f"a {to.kind} has no option {name}: only {' and '.join(known[name])} has")
+    for name, kinds in known.items():
+        if getattr(given, name) is not None and to.kind not in kinds:
+            raise GiveUp(f"a {to.kind} has no option {name}: only {' and '.join(kinds)} has")
 
 
 def _check_slot(to: Destination, queue: str) -> None:

@@ -7,12 +7,10 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Final, cast
-
-from msgspec import UNSET, Meta
+from typing import Final, cast
 
 from evsched import __version__
-from evsched.client.target_tasks import TIMEOUT, HttpMethod, HttpResponse, Seconds
+from evsched.client.target_tasks import HttpJob, HttpResponse
 from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed import Allowed
@@ -23,9 +21,6 @@ from evsched.targets.request import REDIRECTS, Request, read_request, redirected
 from evsched.targets.signature import Secrets, signature
 from evsched.targets.url import Target
 
-_Empty = Annotated[list[Any], Meta(max_length=0)]
-"""PHP writes an empty object as an empty array."""
-
 Sign = Callable[[bytes], dict[str, str]]
 """Returns the headers that sign a body."""
 
@@ -33,17 +28,8 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f
 _TRACESTATE: Final = re.compile(r"[!-~][ -~]{0,511}")
 
 
-async def http(
-    url: str,
-    method: HttpMethod = "POST",
-    headers: dict[str, str] | _Empty | None = None,
-    body: str | None = None,
-    json: Any = UNSET,
-    timeout: Seconds = TIMEOUT,
-    sign: str | None = None,
-    response: bool = False,
-) -> HttpResponse | None:
-    """Send a request. `timeout`: seconds for all of it. `sign`: the name of a secret. `response`: return the answer.
+async def http(given: HttpJob) -> HttpResponse | None:
+    """Send a request; return the answer if the job asks for it.
 
     Raises:
         RetryLater: no answer came, or one that asks for another attempt.
@@ -51,12 +37,12 @@ async def http(
     """
     job = current_job()
     sender = cast("Sender", job.state)
-    request = read_request(url, method, headers if isinstance(headers, dict) else {}, body, json)
-    signed = _unsigned if sign is None else partial(signature, sender.secrets, sign, job)
+    request = read_request(given.url, given.method, given.headers or {}, given.body, given.json)
+    signed = _unsigned if given.sign is None else partial(signature, sender.secrets, given.sign, job)
     clock = _clock(job)
-    answer, target = await sender.send(request, _headers(job), signed, timeout)
+    answer, target = await sender.send(request, _headers(job), signed, given.timeout)
     judge(answer, target.origin, clock())
-    return as_result(answer) if response else None
+    return as_result(answer) if given.response else None
 
 
 def _clock(job: CurrentJob) -> Callable[[], float]:

@@ -7,12 +7,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from evsched.app import App
-from evsched.client.target_tasks import QUEUE
+from evsched.client.target_tasks import QUEUE, ForwardJob, HttpJob, target_task
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, no_lifespan
 from evsched.jobs import groups
-from evsched.jobs.tasks import define
 from evsched.store.limits import field
 from evsched.targets.destinations import read_destinations
 from evsched.targets.forward import RETRY, Forwarder
@@ -47,9 +46,9 @@ def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | 
     if sends:
         from evsched.targets.http import http
 
-        app.tasks.add(define(http, name="evsched.http"))
+        app.tasks.add(target_task("evsched.http", HttpJob, http))
     if forwards:
-        app.tasks.add(define(forwarder.forward, name="evsched.forward", retry=RETRY))
+        app.tasks.add(target_task("evsched.forward", ForwardJob, forwarder.forward, RETRY))
     return app
 
 

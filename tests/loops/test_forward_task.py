@@ -12,10 +12,10 @@ import pytest
 from msgspec import structs
 
 from evsched import App, JobDead, Retry, events
+from evsched.client.target_tasks import ForwardJob, target_task
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.errors import ConfigError
-from evsched.jobs.tasks import define
 from evsched.targets.destinations import Destinations, read_destinations
 from evsched.targets.forward import RETRY, Forwarder
 from evsched.targets.program import make_app
@@ -32,7 +32,7 @@ def forward_to(queue: str, *allowed: str, **urls: str) -> tuple[App, Forward]:
     environment = {f"EVSCHED_FORWARD_URL_{name.upper()}": url for name, url in urls.items()}
     forwarder = Forwarder(read_destinations(allowed, environment))
     app = App(queue=queue, lifespan=lambda: forwarder)
-    app.tasks.add(task := define(forwarder.forward, name="evsched.forward", retry=RETRY))
+    app.tasks.add(task := target_task("evsched.forward", ForwardJob, forwarder.forward, RETRY))
     return app, TaskHandle(app, task)
 
 

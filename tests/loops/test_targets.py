@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -14,13 +13,9 @@ from msgspec.structs import replace
 from standardwebhooks import Webhook
 
 from evsched import App, BadArguments, events
-from evsched.client import target_tasks
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.store.store import Store
-from evsched.targets.destinations import Destinations
-from evsched.targets.forward import Forwarder
-from evsched.targets.http import http
 from evsched.targets.program import make_app
 from evsched.transport.senders import BatchingSender
 from tests.support.endpoint import Received, Reply, always, in_turn
@@ -132,18 +127,6 @@ async def test_a_program_in_python_enqueues_a_request_without_a_task_of_its_own(
     ]
     assert shop.received[0].headers["idempotency-key"].startswith("invoice-7:")
     assert "evsched.http" not in app.tasks, "a worker of the app would run it and send nothing"
-
-
-@pytest.mark.parametrize(
-    ("declared", "real"),
-    [(target_tasks.http, http), (target_tasks.forward, Forwarder(Destinations((), {})).forward)],
-    ids=["http", "forward"],
-)
-def test_programs_see_the_arguments_that_the_task_has(declared: Callable[..., Any], real: Callable[..., Any]) -> None:
-    found, wanted = ({**signature(one).parameters} for one in (declared, real))
-    assert {name: (one.kind, one.default) for name, one in found.items()} == {
-        name: (one.kind, one.default) for name, one in wanted.items()
-    }
 
 
 def test_no_app_of_a_user_may_have_a_task_of_evsched() -> None:
