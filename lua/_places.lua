@@ -1,5 +1,25 @@
 -- Places: where a job is, and how a due job is taken out of the place where it waits.
 
+-- Whether a queue, by the prefix of its keys, has any place, worker, recurrence or limit. A queue that Redis refuses to
+-- read has.
+local function has_any(prefix)
+  return redis.pcall(
+    'EXISTS',
+    prefix .. 'schedule',
+    prefix .. 'backlog',
+    prefix .. 'throttled',
+    prefix .. 'ready',
+    prefix .. 'dead',
+    prefix .. 'leases',
+    prefix .. 'moving',
+    prefix .. 'recurrences',
+    prefix .. 'pauses',
+    prefix .. 'limits',
+    prefix .. 'parents',
+    prefix .. 'ends'
+  ) ~= 0
+end
+
 -- Does the worker hold the job? Only its list proves it: a record may contain anything.
 -- USES processing
 local function holds(worker, id)

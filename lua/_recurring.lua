@@ -7,6 +7,7 @@
 --                          moved, when it was last moved on
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
 -- revisions:<owner>  zset  digest of what an app declared -> its revision; the newest revision is in force
+-- apps               set   the owners that have registered revisions
 
 -- The refusal of a name that no recurrence has.
 -- USES fail
@@ -87,6 +88,9 @@ end
 local function revisions_of(owner)
   return root .. 'revisions:' .. owner
 end
+
+-- The apps that have registered revisions, by which `forget` finds those.
+local apps = root .. 'apps'
 
 -- The newest revision of what an app declares; minus infinity when there is none.
 -- USES revisions_of

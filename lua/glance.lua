@@ -10,7 +10,7 @@
 --        between shards, else '0'; '1' when it has recurrences, else '0'
 -- FAILS  none
 -- TWICE  it only reads
--- USES   clock, seconds, rows, MEMBER_MOST
+-- USES   clock, seconds, rows, has_any, MEMBER_MOST
 --
 -- 1 us for each queue without anything, 6 us for any other. A queue that Redis refuses to read counts as one with a job
 -- that is due: the call of that queue alone meets the error and reports it. Each command has keys of one queue: after
@@ -18,25 +18,6 @@
 
 local now = unpack(ARGV, 1, 1)
 now = clock(now)
-
--- Whether the queue of these keys' prefix has anything.
-local function has_any(prefix)
-  return redis.pcall(
-    'EXISTS',
-    prefix .. 'schedule',
-    prefix .. 'backlog',
-    prefix .. 'throttled',
-    prefix .. 'ready',
-    prefix .. 'dead',
-    prefix .. 'leases',
-    prefix .. 'moving',
-    prefix .. 'recurrences',
-    prefix .. 'pauses',
-    prefix .. 'limits',
-    prefix .. 'parents',
-    prefix .. 'ends'
-  ) ~= 0
-end
 
 local function flag(...)
   return redis.pcall('EXISTS', ...) ~= 0 and '1' or '0'

@@ -11,7 +11,7 @@
 -- REPLY  the revision; the newest revision of the app; the names of the recurrences that it declares so far
 -- FAILS  none
 -- TWICE  the second call finds the same
--- USES   clock, expect, declared_by, revisions_of, newest_of
+-- USES   clock, expect, declared_by, revisions_of, newest_of, apps
 --
 -- A new content gets a revision that is higher than all that are known: the time minus 1e11. Being the time, it is also
 -- higher than those that Redis had before it lost its data. Being negative, it is lower than any that an app gives,
@@ -38,4 +38,5 @@ if not revision then
 end
 redis.call('ZADD', revisions, 'GT', string.format('%.17g', revision), content)
 redis.call('ZREMRANGEBYRANK', revisions, 0, -1 - CONTENTS_MOST)
+redis.pcall('SADD', apps, owner) -- pcall: the key may be of another type
 return { string.format('%.17g', revision), string.format('%.17g', newest_of(owner)), redis.call('SMEMBERS', declared) }

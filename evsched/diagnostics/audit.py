@@ -42,6 +42,7 @@ _LEASE: Final = 14.0
 """Seconds of the lease that a worker without one is given. When it ends, a janitor puts the worker's jobs back."""
 
 _TYPES: Final = {
+    "apps": "set",
     "arrival": "string",
     "canary": "zset",
     "calendars": "hash",
@@ -89,8 +90,8 @@ _TYPES_OF_MANY: Final = {
 """The types of the keys that a queue may have many of, by their prefixes. The script checks `job:` itself."""
 
 _OF_NO_JOB: Final = (
-    *("arrival", "calendars", "canary", "declared_limits", "newly_paused", "parents", "pauses", "programs", "sought"),
-    *("starting", "tasks", "windows", "moving", "arrived"),
+    *("apps", "arrival", "calendars", "canary", "declared_limits", "newly_paused", "parents", "pauses", "programs"),
+    *("sought", "starting", "tasks", "windows", "moving", "arrived"),
 )
 """The keys of a queue that its jobs do not depend on as a whole."""
 

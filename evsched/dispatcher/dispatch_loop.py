@@ -67,7 +67,7 @@ class Owner(Protocol):
         ...
 
     def forget(self, queues: list[str]) -> None:
-        """Forget queues that have been empty for a day."""
+        """Forget queues that have been empty for long."""
         ...
 
 
@@ -100,7 +100,7 @@ class DispatchLoop:
         self._guesses = set[str]()
         """The queues that are to be stepped because of an event after a silence. If there are many, others are checked:
         a step for each would hold up due jobs."""
-        self._resting = RestingQueues(runtime)
+        self._resting = RestingQueues(runtime, owner.forget)
 
     @property
     def queues(self) -> list[str]:
@@ -365,11 +365,10 @@ class DispatchLoop:
         self._looks.drop(queue)
         self._refused.forget(queue)
         self._owner.rests(queue)
-        if not self._resting.add(queue):
-            self._owner.forget([queue])
+        self._resting.add(queue)
 
     async def _look_at_rest(self) -> None:
-        """Look at some queues at rest, and check those that may not be empty any more.
+        """Look at some queues at rest, and check them if one is not empty any more.
 
         Raises:
             StoreDown, StoreRefused: the next call looks at the same queues.

@@ -84,7 +84,7 @@ class Finder:
         self._set.rest(queue)
 
     def forget(self, queues: list[str]) -> None:
-        """Remove queues from the set."""
+        """Forget queues that have been empty for long, unless workers served them in the last day."""
         self._set.remove(queues)
         self._wakeup.ring()
 
@@ -116,7 +116,8 @@ class Finder:
             self._read_at = min(self._read_at, self._was_read + cap)
         if self._read_at <= time.monotonic():
             await self._read()
-        await self._set.write()
+        for name in await self._set.write():
+            self._queues.serve(name)
         if self._scan.at <= time.monotonic():
             await self._scan.step()
         return min(self._read_at, self._scan.at, time.monotonic() + cap)

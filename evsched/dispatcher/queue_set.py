@@ -14,6 +14,8 @@ from evsched import events
 from evsched.errors import StoreError
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
+from evsched.store.dispatchers import GLANCE_MOST
+from evsched.store.store import Store
 
 _SLICE: Final = 1000
 """Names that one call reads or writes: about 0.3 ms of Redis's time."""
@@ -44,8 +46,11 @@ class QueueSet:
         """Have `write` remove queues, unless they are added again before that."""
         self._to_remove.update(queues)
 
-    async def write(self) -> None:
-        """Add the queues that are missing and remove those that are to be removed, if there are any.
+    async def write(self) -> list[str]:
+        """Add the queues that are missing and forget those that are to be removed, if there are any.
+
+        Return those that stay, because they have something, or had workers in the last day. What former workers wrote
+        about their apps is deleted with a queue.
 
         A queue that is added while it is being removed is missing afterwards, so the next `write` adds it. If another
         dispatcher or a worker has added it meanwhile, that one adds it again when it next reads or writes the set.
@@ -58,18 +63,23 @@ class QueueSet:
         self._queues.difference_update(gone)
         self._written.difference_update(gone)
         names = sorted(self._queues - self._written)
-        if not names and not gone:
-            return
+        send, kept = self._runtime.sender.send, set(gone)
         try:
-            for first in range(0, len(gone), _SLICE):
-                await self._runtime.sender.send(server.remove_queues(gone[first : first + _SLICE]))
+            for first in range(0, len(gone), GLANCE_MOST):
+                forgotten = await send(Store(gone[first]).forget(gone[first : first + GLANCE_MOST]))
+                if forgotten:
+                    await send(server.remove_queues(forgotten))
+                    kept.difference_update(forgotten)
             for first in range(0, len(names), _SLICE):
-                await self._runtime.sender.send(server.add_queues(names[first : first + _SLICE]))
+                await send(server.add_queues(names[first : first + _SLICE]))
         except StoreError as error:
             if not server.set_may_wait(error):
+                self._to_remove |= kept - self._queues
                 raise
             self._runtime.emit(events.RedisFailed(kind=error.kind))
-        self._written.update(names)  # failed ones too: the next `read` corrects this, and they are added again
+        # Failed ones too: the next `read` corrects this, and they are added again.
+        self._written.update(names, kept)
+        return sorted(kept)
 
     async def read(self) -> set[str] | None:
         """Return the queues in the set; None if it cannot be read: its node is away, or Redis refuses."""

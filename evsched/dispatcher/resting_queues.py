@@ -6,7 +6,7 @@ An event ends the rest. If it was lost, a look at many of these queues in one ca
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -17,17 +17,20 @@ from evsched.store.dispatchers import GLANCE_MOST
 _AT_REST: Final = 6000
 """Queues at rest that one call looks at: about 1 ms of Redis's time, and 5 ms of this process's."""
 
-_FORGET_AFTER: Final = 86400.0
-"""Seconds of rest after which a queue is forgotten. Its next event finds it again, as it finds any new queue."""
+_FORGET_AFTER: Final = 3600.0
+"""Seconds of rest after which a queue is forgotten, if no worker has served it for a day. Redis knows the time of the
+last worker; the rest is counted in memory, so it is short enough for dispatchers that restart each day. The queue's
+next event finds it again, as it finds any new queue."""
 
 _NEVER: Final = float("inf")
 
 
 class RestingQueues:
-    """Looks at each queue at rest once in a safety cap."""
+    """Looks at each queue at rest once in a safety cap. `forget`: receives those that have been at rest for long."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, forget: Callable[[list[str]], None]) -> None:
         self._runtime = runtime
+        self._forget = forget
         self._since: dict[str, float] = {}
         """Since when each queue rests (monotonic clock). The one that was looked at longest ago comes first."""
         self._look_at = _NEVER
@@ -44,14 +47,11 @@ class RestingQueues:
     def __len__(self) -> int:
         return len(self._since)
 
-    def add(self, queue: str) -> bool:
-        """Put an empty queue at rest; return False if it is to be forgotten, because it has been at rest for a day."""
+    def add(self, queue: str) -> None:
+        """Put an empty queue at rest."""
         now = time.monotonic()
         self._look_at = min(self._look_at, now + self._runtime.config.safety_cap)
-        if self._since.setdefault(queue, now) >= now - _FORGET_AFTER:
-            return True
-        del self._since[queue]
-        return False
+        self._since.setdefault(queue, now)
 
     def discard(self, queue: str) -> None:
         """End the rest of a queue, if it is at rest."""
@@ -69,7 +69,7 @@ class RestingQueues:
         """Look whether one of some queues has a schedule; return the queues to check.
 
         If one has, its event was lost, and a check of all these finds it. In a cluster no command takes keys of several
-        queues, so all are checked there. A queue is checked too before it is forgotten: a check sees its other keys.
+        queues, so all are checked there.
 
         Raises:
             StoreDown, StoreRefused: the next call looks at the same queues.
@@ -79,14 +79,16 @@ class RestingQueues:
         queues = list(islice(self._since, most))
         sent = time.monotonic()
         found = cluster or await self._runtime.sender.send(server.any_scheduled(queues))
-        to_check = queues if found else list[str]()
+        old = list[str]()
         for queue in queues:
             since = self._since.pop(queue, None)
-            if since is not None:
+            if since is not None and (found or since >= sent - _FORGET_AFTER):
                 self._since[queue] = since
-                if not found and since < sent - _FORGET_AFTER:
-                    to_check.append(queue)
+            elif since is not None:
+                old.append(queue)
+        if old:
+            self._forget(old)
         self._urgent = max(0, self._urgent - len(queues))
         part = min(1.0, most / len(self._since)) if self._since else _NEVER
         self._look_at = sent + part * self._runtime.config.safety_cap
-        return to_check
+        return queues if found else []

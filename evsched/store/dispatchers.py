@@ -101,7 +101,7 @@ class Agenda(Struct, frozen=True):
 
 
 GLANCE_MOST: Final = 250
-"""Queues that one glance reads: under 2 ms of Redis's time, if all have something."""
+"""Queues that one glance or `forget` is about: under 2 ms of Redis's time, if all have something."""
 
 _MEMBER_MOST: Final = 1 << 20
 """Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_members.lua."""
@@ -150,6 +150,13 @@ class Dispatchers(Queue):
             return Glance(float(reply[0]), seen)
 
         return self._verb("glance", read, self._stamp(now), *queues)
+
+    def forget(self, queues: Sequence[str], *, now: float | None = None) -> Call[list[str]]:
+        """Delete what former workers wrote about their apps, for those of many queues that have nothing else.
+
+        The reply: the names of these queues. In a cluster, all are on the node of this one.
+        """
+        return self._verb("forget", texts, self._stamp(now), *queues)
 
     def recur(
         self,

@@ -92,6 +92,7 @@ class QueueSetup:
         try:
             await self._announce(store)
             await self._declarations.write(store)
+            await self._describe_tasks(store)
             await self._runtime.sender.send_all(last)
         except StoreError as error:
             return reconnect.failed(error)
@@ -101,14 +102,21 @@ class QueueSetup:
     async def _announce(self, store: Store) -> None:
         """Let dispatchers find the queue: at once by a message, or later in the set of all queues.
 
-        Also write the retry policies of the tasks, for those who make recurrences of them without their code, and the
-        names of the tasks, for workers that do not know one of them.
-
         Raises:
             StoreDown, StoreRefused
         """
         await self._runtime.sender.send(store.wake())
         await self._try(server.add_queues([store.queue]), server.set_may_wait)
+
+    async def _describe_tasks(self, store: Store) -> None:
+        """Write the retry policies of the tasks, for clients that make recurrences of them without their code.
+
+        Also write the names of the tasks, for workers that do not know one of them. Both come after the declarations:
+        if `forget` deletes the policies, it deletes the revision too, and a heartbeat tells that this was lost.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
         if self._policies:
             await self._try(store.set_policies(self._policies), server.may_wait)
             await self._try(store.set_program(self._digest, sorted(self._policies)), server.may_wait)

@@ -16,6 +16,7 @@ from evsched import App, Retry, events
 from evsched.config import Config
 from evsched.errors import JobMissing
 from evsched.runtime.runtime import Runtime
+from evsched.store import server
 from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
@@ -231,6 +232,32 @@ async def test_after_rollback_the_running_workers_declare_at_their_next_heartbea
     async with system(quick, new, dispatch=False) as running:
         assert not outdated(running.recorder)
     assert in_force(raw, queue) == VERSIONS[1]
+
+
+@pytest.mark.parametrize("after", ["tasks", "revisions:app"])
+async def test_a_worker_that_starts_while_its_queue_is_forgotten_writes_its_keys_again(
+    config: Config, queue: str, raw: Any, after: str
+) -> None:
+    app, root, store = App(queue=queue, name="app"), f"evsched:{{{queue}}}:", Store(queue)
+    app.task(name="t")(lambda: None)
+    quick, deleted = structs.replace(config, idle_heartbeat=0.1, heartbeat=0.1), list[list[str]]()
+    async with system(quick, app, workers=0, dispatch=False) as running:
+        send = running.sender.send
+
+        async def send_and_forget(call: Call[Any]) -> Any:
+            reply = await send(call)
+            if not deleted and raw.exists(root + after):
+                deleted.append(await send(store.forget([queue])))
+                assert not raw.exists(root + after)
+            return reply
+
+        running.sender.send = send_and_forget
+        running.work()
+        await running.recorder.wait(events.WorkerStarted)
+        async with asyncio.timeout(PATIENCE):
+            while raw.exists(*(root + key for key in ("apps", "programs", "revisions:app", "tasks"))) < 4:
+                await send(server.clock())
+    assert deleted == [[queue]]
 
 
 @pytest.mark.extra

@@ -237,7 +237,7 @@ async def test_idle_queues_are_checked_in_few_calls(own: EmbeddedRedis, client: 
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == "far-3")
 
 
-async def test_a_queue_that_was_empty_for_a_day_is_forgotten_and_its_next_event_finds_it_again(
+async def test_a_queue_that_was_empty_for_long_is_forgotten_and_its_next_event_finds_it_again(
     own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = [f"old-{n}" for n in range(20)]
@@ -252,6 +252,28 @@ async def test_a_queue_that_was_empty_for_a_day_is_forgotten_and_its_next_event_
         monkeypatch.undo()
         put(client, ["old-3"])
         await in_the_set(running, {b"old-0", b"old-3"})
+
+
+async def test_what_workers_wrote_is_forgotten_a_day_after_the_last_one_whenever_the_dispatcher_started(
+    own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting_queues, "_FORGET_AFTER", 0.0)
+    now, day = client.time()[0], 86400
+    for queue, ended in (("old", now - day - 9), ("new", now - day + 900)):
+        client.sadd(SET, queue)
+        client.sadd(f"evsched:{{{queue}}}:apps", "app")
+        client.zadd(f"evsched:{{{queue}}}:revisions:app", {"content": 1})
+        client.zadd(f"evsched:{{{queue}}}:programs", {"digest": ended})
+        client.hset(f"evsched:{{{queue}}}:tasks", "t", "{}")
+    kept = set(client.keys("evsched:{new}:*"))
+    async with system(Config(url=own.url, safety_cap=0.2), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        await in_the_set(running, {b"new"})
+        assert {*client.keys("evsched:{old}:*"), *client.keys("evsched:{new}:*")} == kept
+        # It was to be forgotten too, so it is known still: its lost event is found.
+        client.config_set("notify-keyspace-events", "")
+        put(client, ["new"])
+        await running.recorder.wait(events.Dispatched, lambda event: event.queue == "new")
 
 
 async def test_a_queue_whose_event_comes_while_it_is_forgotten_is_in_the_set(

@@ -75,7 +75,15 @@ async def test_a_recurrence_that_is_removed_while_its_backfill_runs_stops_it(
     assert len(ran) == 1
     left = {key.decode().partition("}:")[2] for key in raw.scan_iter(match=f"evsched:{{{queue}}}:*", count=1000)}
     digest = app.program.digest
-    assert left <= {"leases", "tasks", "programs", f"program:{digest}", f"workers:{digest}", "revisions:" + queue}
+    assert left <= {
+        "leases",
+        "tasks",
+        "programs",
+        "apps",
+        f"program:{digest}",
+        f"workers:{digest}",
+        "revisions:" + queue,
+    }
 
 
 async def test_the_client_triggers_a_run_and_returns_its_id(config: Config, queue: str) -> None:

@@ -84,6 +84,9 @@ def test_in_a_cluster_it_reads_queues_of_several_slots_and_the_other_scripts_of_
                 elsewhere: REFUSED,
                 first: Seen(12.5, gated=False, workers=False, recurs=False),
             }
+            client.hset(keys.root(empty) + "tasks", "t", "{}")
+            assert sender.send(Store(first).forget([ready, moving, empty, elsewhere, first])) == [empty]
+            assert not client.keys(keys.root(empty) + "*")
             for queue in (first, ready, empty):
                 sender.send(Store(queue).dispatch(limit=1, cap=1000))
         with closing(SyncSender(other.url)) as sender:

@@ -115,6 +115,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "explain": lambda store, runs: store.explain("g1", now=NOW),
     "find": lambda store, runs: store.find("schedule", TASK),
     "forward": lambda store, runs: store.forward("w", [(runs[RUN], FORWARDED)], now=NOW),
+    "forget": lambda store, runs: store.forget([store.queue], now=NOW),
     "glance": lambda store, runs: store.glance([store.queue], now=NOW),
     "hold": lambda store, runs: store.hold("r", True, now=NOW),
     "limit": lambda store, runs: store.limit({"concurrency": 9, "concurrency:g": 2}, now=NOW),
@@ -190,7 +191,7 @@ NAMED = [
 ]
 REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
-OF_APP = ["declared:app", "revisions:app", "recurrence:retired", "declared_limits"]
+OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
 OF_ONE = {"cancel", "ask", "reschedule", "look", "explain", "enqueue", "revive", "drop"}
 OF_APPS = {"declare", "declare_limits", "register", "retire"}

@@ -1,0 +1,88 @@
+"""The script `forget`: of a queue that has nothing else, what former workers wrote about their apps is deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evsched.store.announced import Announced
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
+
+DAY = 86400.0
+APP = Announced("app", "content", "digest")
+
+
+def serve(send: Send, store: Store) -> None:
+    """Write what a worker of the app writes, and end its lease in order."""
+    send(store.register("app", "content", now=NOW))
+    send(store.set_policies({"t": "{}"}))
+    send(store.heartbeat("w", 15.0, fresh=True, announced=APP, now=NOW))
+    send(store.requeue("w", "x", now=NOW + 16))
+
+
+def keys_of(raw: Any, store: Store) -> set[str]:
+    root = f"evsched:{{{store.queue}}}:"
+    return {key.decode().removeprefix(root) for key in raw.scan_iter(match=root + "*", count=1000)}
+
+
+def test_nothing_is_left_of_a_queue_that_no_worker_has_served_for_a_day(send: Send, store: Store, raw: Any) -> None:
+    serve(send, store)
+    assert keys_of(raw, store) == {"apps", "programs", "revisions:app", "tasks", "workers:digest"}
+    assert send(store.forget([store.queue, "other"], now=NOW + 16 + DAY)) == [store.queue, "other"]
+    assert keys_of(raw, store) == {"workers:digest"}  # it expires
+    assert send(store.forget([store.queue], now=NOW + 16 + DAY)) == [store.queue]
+
+
+def test_a_queue_that_a_worker_has_served_within_a_day_is_kept(send: Send, store: Store, state: State) -> None:
+    serve(send, store)
+    before = state()
+    assert send(store.forget([store.queue], now=NOW + 14 + DAY)) == []
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("ZADD", place, "1", "x") for place in ("schedule", "backlog", "throttled", "dead", "leases", "parents")),
+        *(("ZADD", place, "1", "x") for place in ("recurrences", "pauses")),
+        *(("HSET", place, "x", "1") for place in ("moving", "limits", "declared_limits")),
+        ("RPUSH", "ready", "x"),
+        ("XADD", "ends", "*", "x", "1"),
+        ("SET", "schedule", "x"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_a_queue_that_has_anything_else_is_kept(
+    send: Send, store: Store, state: State, raw: Any, command: tuple[str, ...]
+) -> None:
+    serve(send, store)
+    verb, key, *words = command
+    raw.execute_command(verb, f"evsched:{{{store.queue}}}:{key}", *words)
+    before, there = state(), keys_of(raw, store)
+    assert send(store.forget([store.queue], now=NOW + 9 * DAY)) == []
+    assert (state(), keys_of(raw, store)) == (before, there)
+
+
+def test_windows_and_calendars_are_kept(send: Send, store: Store, raw: Any) -> None:
+    serve(send, store)
+    send(store.set_window("night", "{}"))
+    send(store.set_calendar("holidays", "[]"))
+    assert send(store.forget([store.queue], now=NOW + 9 * DAY)) == [store.queue]
+    assert keys_of(raw, store) == {"calendars", "windows", "workers:digest"}
+
+
+def test_many_apps_of_a_queue_are_forgotten_in_several_calls(send: Send, store: Store, raw: Any) -> None:
+    for n in range(25):
+        send(store.register(f"app-{n}", "content", now=NOW))
+    replies = [send(store.forget([store.queue], now=NOW)) for _ in range(3)]
+    assert replies == [[], [], [store.queue]]
+    assert keys_of(raw, store) == set()
+
+
+@pytest.mark.parametrize("key", ["programs", "tasks", "apps"])
+def test_a_key_of_another_type_is_deleted_too(send: Send, store: Store, raw: Any, key: str) -> None:
+    raw.set(f"evsched:{{{store.queue}}}:{key}", "x")
+    assert send(store.forget([store.queue], now=NOW)) == [store.queue]
+    assert keys_of(raw, store) == set()
