@@ -116,7 +116,7 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
 
     Return the exit code: 1 if nothing matched because there is no such queue.
     """
-    with client_of(url, queue) as redis:
+    with client_of(url, queue, changes_queue=True) as redis:
         stores = redis.stores(queue)
         sweep = Sweeps(map(plan, stores))
         if bulk is not None and bulk.dry_run:

@@ -82,7 +82,7 @@ def set_window(
 
     Example: evsched windows set nights '22:00-06:00 Europe/Berlin'
     """
-    with client(url) as redis:
+    with client(url, changes_queue=True) as redis:
         try:
             back = redis.set_window(queue, name, window)
         except ConfigError as error:
@@ -98,7 +98,7 @@ def remove_window(
 
     Example: evsched windows remove nights
     """
-    with client_of(url, queue) as redis:
+    with client_of(url, queue, changes_queue=True) as redis:
         back = redis.remove_window(queue, name)
     print(f"{name} removed" + (f"; {back} jobs that waited for it go to dead" if back else ""))
 

@@ -42,7 +42,7 @@ def prune(
     """
     if all and app is None:
         raise UsageError("prune: --all needs --app NAME")
-    with client_of(url, queue) as redis:
+    with client_of(url, queue, changes_queue=True) as redis:
         if app is not None and not (redis.send(Store(queue).known_revisions(app)) or app in _owners(redis, queue)):
             raise JobMissing(_no_app(redis, queue, app))
         if all and app is not None:
@@ -122,7 +122,7 @@ def rollback(*, app: OneApp = None, queue: Queue = DEFAULT_QUEUE, url: Url = Non
 
     Example: evsched recurrences rollback --queue reports
     """
-    with client_of(url, queue) as redis:
+    with client_of(url, queue, changes_queue=True) as redis:
         apps = [app] if app is not None else _apps(redis, queue)
         forgotten = [name for name in apps if _forget_revisions(redis, queue, name)]
         if not forgotten:

@@ -10,7 +10,7 @@ from evsched.cli.options import Json, Queues, Url, client
 from evsched.cli.queues import each, read_limits, report
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError
 from evsched.store.limits import Limits, merged, own, shown
 from evsched.store.store import Store
 
@@ -57,8 +57,9 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """
     rows, listed, refused = list[tuple[str, str, str, object, str]](), list[dict[str, Any]](), dict[str, str]()
     with client(url) as redis:
-        for name, found in each(redis, queue, lambda stores: by_part(stores, read_limits(redis, stores))):
-            if isinstance(found, StoreRefused):
+        read, down = each(redis, queue, lambda stores: by_part(stores, read_limits(redis, stores)))
+        for name, found in read:
+            if isinstance(found, StoreError):
                 refused[name] = str(found)
                 continue
             for part, limited in found:
@@ -74,4 +75,4 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
         output.as_json(listed)
     else:
         table((Column("queue"), *COLUMNS), rows, "no limits")
-    return report(refused) or unknown
+    return report(refused, down) or unknown

@@ -14,12 +14,13 @@ from cyclopts import Parameter, Token
 
 from evsched import environment
 from evsched.cli.usage import UsageError
+from evsched.client.operations import once
 from evsched.client.spread import read_shards
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError, StoreDown
 from evsched.keys import check_queue
-from evsched.shards import NONE, Shards
+from evsched.shards import Shards
 from evsched.telemetry.printable import escape
 from evsched.transport import address
 from evsched.transport.topology import topology
@@ -107,25 +108,30 @@ def _warn() -> None:
 
 
 @contextmanager
-def client(url: str | None) -> Generator[SyncClient]:
-    """Yield a client of the Redis that the command is about. It knows how many shards queues have."""
+def client(url: str | None, *, changes_queue: bool = False) -> Generator[SyncClient]:
+    """Yield a client of the Redis that the command is about. It knows how many shards queues have.
+
+    `changes_queue`: the command changes a queue with all its shards, so it is worth waiting for their number.
+    """
     found = SyncClient(settings(url).url)
     try:
-        found.shards = _read_shards(found)
+        found.shards = _read_shards(found, changes_queue)
         yield found
     finally:
         found.close()
 
 
-def _read_shards(redis: SyncClient) -> Shards:
-    """Read how many shards queues have. In a cluster, a node that is away must not hide the queues of the others."""
-    try:
+def _read_shards(redis: SyncClient, wait: bool) -> Shards:
+    """Read how many shards queues have. In a cluster, a node that is down must not hide the queues of the others."""
+    if topology(redis.url) is None:
         return redis.run(read_shards())
+    try:
+        return redis.run(read_shards() if wait else once(read_shards()))
     except StoreDown as error:
-        if topology(redis.url) is None:
-            raise
         print(
             f"evsched: the numbers of shards cannot be read, so queues are taken without shards: {error}",
             file=sys.stderr,
         )
-        return NONE
+        unknown = Shards()
+        unknown.learned = False
+        return unknown

@@ -67,7 +67,7 @@ def pause(
     """
     queue = _queue("pause", queue, named)
     at = None if until is None else parse_future(until)
-    with client(url) as redis:
+    with client(url, changes_queue=True) as redis:
         if not create and (unknown := missing(redis, queue)):
             raise EvschedError(f"{unknown}; --create pauses it before its first job")
         ends = end_of_pause(redis, queue, at)
@@ -85,7 +85,7 @@ def resume(queue: Q = None, /, *, named: Flag = None, url: Url = None) -> None:
     Example: evsched resume mail
     """
     queue = _queue("resume", queue, named)
-    with client(url) as redis:
+    with client(url, changes_queue=True) as redis:
         if unknown := missing(redis, queue):
             raise EvschedError(unknown)
         since = redis.resume(queue)
@@ -131,7 +131,7 @@ def limit(
     """
     fields = _fields(group, task, {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight})
     queue = _queue("limit", queue, named)
-    with client(url) as redis:
+    with client(url, changes_queue=True) as redis:
         # Limits that a queue already has can be changed, and those of a misspelt queue removed, without --create.
         if fields and not create and (unknown := missing(redis, queue)):
             present = redis.send(Store(queue).limit())

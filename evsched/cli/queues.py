@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter
 
 import evsched
+from evsched import keys
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, check_queues, client
 from evsched.cli.queue_shards import plan, shard
 from evsched.cli.table import Column, Moment, table
-from evsched.cli.unknown_queues import note_unknown
+from evsched.cli.unknown_queues import nodes_down, note_unknown
 from evsched.client import new_shards, spread
+from evsched.client.find_queues import find_queues_once
 from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
-from evsched.errors import StoreRefused
+from evsched.errors import StoreDown, StoreError, StoreRefused
 from evsched.runtime.new_id import release_of
 from evsched.store.limits import Limits, merged
 from evsched.store.store import Store
+from evsched.transport.address import Host
+from evsched.transport.topology import topology
 
 T = TypeVar("T")
 
@@ -63,15 +68,27 @@ Named = Annotated[list[str] | None, Parameter(help="The queues. Default: all que
 
 def each(
     redis: SyncClient, named: list[str] | None, read: Callable[[list[Store]], T]
-) -> list[tuple[str, T | StoreRefused]]:
-    """Read each queue with its shards by itself: one that cannot be read does not hide the others."""
-    found = list[tuple[str, T | StoreRefused]]()
-    for name in named or redis.run(spread.listed(redis.shards, redis.store)):
+) -> tuple[list[tuple[str, T | StoreError]], list[Host]]:
+    """Read each queue with its shards by itself: one that cannot be read does not hide the others.
+
+    Also return the primaries of a cluster that do not answer: they may have queues that are not listed.
+    """
+    found, down, cluster = list[tuple[str, T | StoreError]](), list[Host](), topology(redis.url)
+    if named or cluster is None:
+        names = named or redis.run(spread.listed(redis.shards, redis.store))
+    else:
+        known, down = find_queues_once(redis.url)
+        lost = {name for name in known if down and cluster.owner_sync(keys.root(name)) in down}
+        names = redis.run(spread.shown(redis.shards, redis.store, [name for name in known if name not in lost]))
+        unread = redis.shards.wholes(lost)
+        names = [name for name in names if name not in unread]
+        found += [(name, StoreDown(nodes_down(down), kind="connection")) for name in unread]
+    for name in names:
         try:
             found.append((name, read(redis.stores(name))))
         except StoreRefused as error:
             found.append((name, error))
-    return found
+    return sorted(found, key=itemgetter(0)) if down else found, down
 
 
 def read_limits(redis: SyncClient, stores: Sequence[Store]) -> list[Limits]:
@@ -95,11 +112,12 @@ def queues(names: Named = None, /, *, queue: Queues = None, json: Json = False, 
     check_queues(queue)
     rows = list[dict[str, Any]]()
     with client(url) as redis:
-        for name, found in each(
+        read, down = each(
             redis, queue, lambda stores: (redis.run(spread.queue_stats(stores)), read_limits(redis, stores))
-        ):
+        )
+        for name, found in read:
             row: dict[str, Any] = {"queue": name, **dict.fromkeys(_FIELDS)}
-            if isinstance(found, StoreRefused):
+            if isinstance(found, StoreError):
                 row["error"] = str(found)
             else:
                 queue_stats, parts = found
@@ -129,7 +147,7 @@ def queues(names: Named = None, /, *, queue: Queues = None, json: Json = False, 
             for row in rows
         ]
         table(_QUEUE_COLUMNS, shown, "no queues: nothing has been scheduled yet")
-    return report(refused) or unknown
+    return report(refused, down) or unknown
 
 
 def _count_workers(workers: int, parents: int) -> str:
@@ -153,8 +171,9 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
     """
     rows, refused = list[dict[str, Any]](), dict[str, str]()
     with client(url) as redis:
-        for name, found in each(redis, queue, lambda stores: _serving(redis, stores)):
-            if isinstance(found, StoreRefused):
+        read, down = each(redis, queue, lambda stores: _serving(redis, stores))
+        for name, found in read:
+            if isinstance(found, StoreError):
                 refused[name] = str(found)
             else:
                 rows += [
@@ -177,7 +196,7 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
         ]
         names = ("worker", "queue", "release", "holds", "lease left")
         table(list(map(Column, names, (0, 1, 4, 2, 3))), shown, "no workers")
-    return report(refused) or unknown
+    return report(refused, down) or unknown
 
 
 def _serving(redis: SyncClient, stores: Sequence[Store]) -> list[tuple[str, dict[str, Any]]]:
@@ -197,8 +216,10 @@ def _serving(redis: SyncClient, stores: Sequence[Store]) -> list[tuple[str, dict
     return [(name, row) for (_, name), row in sorted(found.items(), key=lambda item: item[0][0])]
 
 
-def report(refused: dict[str, str]) -> int:
-    """Print which queues cannot be read, and why; return the exit code."""
+def report(refused: dict[str, str], down: Sequence[Host]) -> int:
+    """Print which queues cannot be read, and why, and which primaries do not answer; return the exit code."""
     for name, reason in refused.items():
         output.note(f"queue {name} cannot be read: {reason}")
-    return int(bool(refused))
+    if down:
+        output.note(f"{nodes_down(down)}: other queues there may be missing from the list")
+    return int(bool(refused or down))

@@ -10,16 +10,20 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from evsched import keys
 from evsched.cli import output
 from evsched.cli.options import client
 from evsched.client import spread
-from evsched.client.find_queues import find_queues
+from evsched.client.find_queues import find_queues, find_queues_once
+from evsched.client.operations import once
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
 from evsched.store import server
 from evsched.store.store import Store
+from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
+from evsched.transport.topology import topology
 
 _ASKED_MOST: Final = 10_000
 """Queues that are asked for a job: three commands each, together about 30 ms of Redis's time."""
@@ -89,9 +93,9 @@ def note_unknown(redis: SyncClient, named: Iterable[str]) -> int:
     """
     code = 0
     for queue in named:
-        if (unknown := missing(redis, queue)) and not _is_listed(redis, queue):
+        if (unknown := missing(redis, queue)) and not (listed := _is_listed(redis, queue)):
             output.note(unknown)
-            code = 1
+            code = max(code, int(listed is False))
     return code
 
 
@@ -105,20 +109,29 @@ def note_if_unknown(redis: SyncClient, queue: str, found: object) -> int:
     if queue != DEFAULT_QUEUE:
         return note_unknown(redis, [queue])
     # A queue that nobody named is empty before its first job; or the flag was forgotten.
-    if (unknown := missing(redis, queue)) and (others := redis.run(spread.others(redis.shards, redis.store, queue))):
+    try:
+        others = (
+            redis.run(spread.others(redis.shards, redis.store, queue)) if (unknown := missing(redis, queue)) else []
+        )
+    except StoreDown as error:
+        output.note(f"other queues were not looked for: {error}")
+        return 0
+    if unknown and others:
         named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         output.note(f"{unknown.partition(':')[0]}; give --queue for another: there {_are(len(others))} {named}")
     return 0
 
 
 @contextmanager
-def client_of(url: str | None, queue: str) -> Generator[SyncClient]:
+def client_of(url: str | None, queue: str, *, changes_queue: bool = False) -> Generator[SyncClient]:
     """Yield a client of the Redis that has the queue. An error that something is missing says so if the queue is too.
+
+    `changes_queue`: see `client`.
 
     Raises:
         JobMissing: from the block.
     """
-    with client(url) as redis:
+    with client(url, changes_queue=changes_queue) as redis:
         try:
             yield redis
         except JobMissing as error:
@@ -145,25 +158,42 @@ def client_of_job(url: str | None, queue: str | None, job: str) -> Generator[tup
     with client_of(url, queue) as redis:
         try:
             yield redis, queue
-        except JobMissing:
-            try:
-                others = [] if redis.status(queue, job) is not None else queues_of(redis, job)
-            except StoreDown:  # a node of other queues does not answer
-                others = []
-            if not others or queue in others:
+        except JobMissing as error:
+            if redis.status(queue, job) is not None:
                 raise
-            raise JobMissing(f"no job {job} in queue {queue}: {_have(job, others)}: give --queue {others[0]}") from None
+            others, down = queues_of(redis, job)
+            if queue in others or not (others or down):
+                raise
+            if others:
+                missing_there = f"no job {job} in queue {queue}: {_have(job, others)}: give --queue {others[0]}"
+                raise JobMissing(missing_there) from None
+            raise JobMissing(f"{error}; {_not_searched(down)}") from None
 
 
 def only_queue_of(redis: SyncClient, job: str) -> str | None:
     """Return the queue that has a job of this id; None if none has.
 
     Raises:
-        EvschedError: several have.
+        EvschedError: several have; or none has, and a node of a cluster does not answer.
     """
-    if len(found := queues_of(redis, job)) > 1:
+    found, down = queues_of(redis, job)
+    if len(found) > 1:
         raise EvschedError(f"{_have(job, found)}: say which with --queue")
+    if down:
+        if not found:
+            raise StoreDown(f"no job {job} was found, but {_not_searched(down)}", kind="connection")
+        output.note(_not_searched(down))
     return found[0] if found else None
+
+
+def _not_searched(down: Sequence[Host]) -> str:
+    return f"{nodes_down(down)}, so queues there were not searched"
+
+
+def nodes_down(down: Sequence[Host]) -> str:
+    """Return the words that name primaries of a cluster that do not answer."""
+    named = ", ".join(f"{host}:{port}" for host, port in down)
+    return f"primary {named} does not answer" if len(down) == 1 else f"primaries {named} do not answer"
 
 
 def _have(job: str, queues: Sequence[str]) -> str:
@@ -171,13 +201,18 @@ def _have(job: str, queues: Sequence[str]) -> str:
     return f"queue {named} has a job {job}" if len(queues) == 1 else f"queues {named} have a job {job} each"
 
 
-def queues_of(redis: SyncClient, job: str) -> list[str]:
+def queues_of(redis: SyncClient, job: str) -> tuple[list[str], list[Host]]:
     """Return the queues that have a job of this id; if none has, those with a recurrence of this name.
 
-    Each is asked for its keys, in batches. At most `_ASKED_MOST` queues are.
+    Each is asked for its keys, in batches. At most `_ASKED_MOST` queues are. Also return the primaries of a cluster
+    that do not answer.
     """
+    down = list[Host]()
     try:
-        names = redis.run(find_queues(_SLICES))
+        if topology(redis.url) is None:
+            names = redis.run(find_queues(_SLICES))
+        else:
+            names, down = find_queues_once(redis.url, _SLICES)
     except StoreRefused:  # the ACL user `client` may not look for queues by their keys
         try:
             names = redis.send(server.queue_names())
@@ -187,21 +222,23 @@ def queues_of(redis: SyncClient, job: str) -> list[str]:
     asked = sorted({*names, *parts})
     if len(asked) > _ASKED_MOST:
         output.note(f"there are {len(asked)} queues: {_ASKED_MOST} are asked for {job}; name one with --queue")
-    found = {redis.shards.whole(name) for name in asyncio.run(_with_traces(redis.url, asked[:_ASKED_MOST], job))}
+    traces = asyncio.run(_with_traces(redis.url, asked[:_ASKED_MOST], job, down))
+    found = {redis.shards.whole(name) for name in traces}
     if len(found) < 2:
-        return list(found)
+        return list(found), down
     # A record may be left of a job that is gone, and a recurrence may have the name of a job.
     with_job = [name for name in sorted(found) if redis.status(name, job) is not None]
-    return with_job or sorted(found)
+    return with_job or sorted(found), down
 
 
-async def _with_traces(url: str, names: Sequence[str], job: str) -> list[str]:
-    """Return those of some queues that may have a job, or a recurrence. A queue whose node is away is left out."""
+async def _with_traces(url: str, names: Sequence[str], job: str, down: Sequence[Host]) -> list[str]:
+    """Return those of some queues that may have a job, or a recurrence. A queue whose node is down is left out."""
     sender, found = BatchingSender(url), list[str]()
     owner = job.rpartition("@")[0] or job  # the id of an occurrence begins with the name of its recurrence
     try:
         for at in range(0, len(names), _AT_ONCE):
-            stores = [Store(name) for name in names[at : at + _AT_ONCE]]
+            some = names[at : at + _AT_ONCE]
+            stores = [Store(name) for name in some if not down or await sender.node_of(keys.root(name)) not in down]
             calls = [(store, call) for store in stores for call in (*store.traces(job), store.next_planned(owner))]
             replies = await sender.attempt_all([call for _, call in calls])
             found += [
@@ -214,11 +251,11 @@ async def _with_traces(url: str, names: Sequence[str], job: str) -> list[str]:
     return found
 
 
-def _is_listed(redis: SyncClient, queue: str) -> bool:
-    """Return whether a queue is known to Redis; True also if a node does not answer, since nothing is certain then."""
+def _is_listed(redis: SyncClient, queue: str) -> bool | None:
+    """Return whether a queue is known to Redis; None if a node does not answer, since nothing is certain then."""
     try:
-        return queue in redis.run(find_queues())
+        return queue in redis.run(once(find_queues()))
     except StoreRefused:  # the ACL user `client` may not look for queues
         return False
     except StoreDown:
-        return True
+        return None

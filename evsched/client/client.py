@@ -18,6 +18,7 @@ from evsched.client.sweeps import sweep_all
 from evsched.client.sync_client import SyncClient
 from evsched.client.times import unix
 from evsched.client.unique import Unique
+from evsched.errors import StoreDown
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.recurrence.recurrence import Declared
 from evsched.shards import NONE, Shards
@@ -78,7 +79,13 @@ class Client:
         """Perform one step."""
         if isinstance(step, Send):
             send = self._sender
-            return await (send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call))
+            if step.limit is None:
+                return await (send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call))
+            try:
+                async with asyncio.timeout(step.limit):
+                    return await send.send(step.call)
+            except TimeoutError:
+                raise StoreDown(f"Redis gave no answer within {step.limit:g} s", kind="timeout") from None
         if isinstance(step, Nodes):
             return await self._sender.nodes()
         if isinstance(step, Pause):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from typing import Any, NamedTuple
 
-from evsched.client.operations import Operation, nodes, send
-from evsched.errors import StoreRefused
+from evsched.client import operations
+from evsched.client.operations import ONCE_LIMIT, Operation, Send, Step, nodes, send
+from evsched.errors import StoreDown, StoreRefused
 from evsched.store import server
 from evsched.transport.address import Host
+from evsched.transport.senders import BatchingSender
 
 
 def find_queues(slices: float = math.inf) -> Operation[list[str]]:
@@ -29,6 +33,58 @@ def find_queues(slices: float = math.inf) -> Operation[list[str]]:
         if not (served and (yield from _has_dispatcher(node))):
             yield from _scan(node, found, slices)
     return sorted(found)
+
+
+class Answered(NamedTuple):
+    """The queues that nodes know, and the primaries of a cluster that did not answer."""
+
+    names: list[str]
+    down: list[Host]
+
+
+def find_queues_once(url: str, slices: float = math.inf) -> Answered:
+    """Return the queues of the nodes that answer: all are asked at the same time, once. For a cluster.
+
+    Raises:
+        StoreDown: no node answers.
+        StoreRefused
+    """
+    return asyncio.run(_ask_all(url, slices))
+
+
+async def _ask_all(url: str, slices: float) -> Answered:
+    sender, found = BatchingSender(url, reply_timeout=ONCE_LIMIT), set[str]()
+
+    async def perform(step: Step) -> Any:
+        assert isinstance(step, Send)
+        return await sender.send(step.call)
+
+    async def read_set() -> bool:
+        try:
+            names = await sender.send(server.queue_names())
+        except (StoreDown, StoreRefused):
+            return False
+        found.update(names)
+        return bool(names)
+
+    async def ask(node: Host) -> Host | None:
+        """Add the queues of which a node has keys; return the node if it does not answer."""
+        try:
+            dispatched = await operations.run(operations.once(_has_dispatcher(node)), perform)
+            if not (await served and dispatched):
+                await operations.run(operations.once(_scan(node, found, slices)), perform)
+        except StoreDown:
+            return node
+        return None
+
+    try:
+        primaries = [node for node in await sender.nodes() if node is not None]
+        served = asyncio.ensure_future(read_set())
+        down = await asyncio.gather(*map(ask, primaries))
+        await served
+    finally:
+        await sender.close()
+    return Answered(sorted(found), [node for node in down if node is not None])
 
 
 def _has_dispatcher(node: Host | None) -> Operation[bool]:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evsched.client.times import due_and_delay, seconds
 from evsched.client.unique import Unique
@@ -32,6 +33,9 @@ MANY: Final = 1000
 _PATIENCE: Final = 5.0
 """Seconds for which a call is sent again while Redis is away: a failover takes about that long."""
 
+ONCE_LIMIT: Final = 1.0
+"""Seconds within which a call that is sent only once must be answered: hundreds of times what a healthy Redis takes."""
+
 _BLOCK: Final = 10.0
 """Seconds of one blocking call. Then the waiter asks again, so a connection that died silently costs no more."""
 
@@ -44,10 +48,14 @@ REPLY_TIMEOUT: Final = 1.5
 
 
 class Send(Struct, frozen=True):
-    """Send a call; returns its value. With `wait`, a call that waits for its write, a pair: see `send_and_wait`."""
+    """Send a call; returns its value. With `wait`, a call that waits for its write, a pair: see `send_and_wait`.
+
+    `limit`: seconds within which it must be answered; None = the sender's own limit.
+    """
 
     call: Call[Any]
     wait: Call[Any] | None = None
+    limit: float | None = None
 
 
 class Nodes(Struct, frozen=True):
@@ -83,6 +91,27 @@ async def run(operation: Operation[T], perform: Callable[[Step], Awaitable[Any]]
             return end.value
         try:
             value, error = await perform(step), None
+        except EvschedError as failure:
+            value, error = None, failure
+
+
+def once(operation: Operation[T]) -> Operation[T]:
+    """Perform an operation, but send each call only once and wait at most 1 s for its reply. For optional answers.
+
+    Raises:
+        StoreDown: a node did not answer; at once.
+    """
+    value: Any = None
+    error: EvschedError | None = None
+    while True:
+        try:
+            step = operation.send(value) if error is None else operation.throw(error)
+        except StopIteration as end:
+            return end.value
+        if isinstance(step, Pause) and error is not None:  # before the next attempt
+            continue
+        try:
+            value, error = (yield replace(step, limit=ONCE_LIMIT) if isinstance(step, Send) else step), None
         except EvschedError as failure:
             value, error = None, failure
 

@@ -16,7 +16,7 @@ from evsched.client.find_queues import find_queues
 from evsched.client.operations import Operation
 from evsched.client.sweep import Filter
 from evsched.client.unique import Unique
-from evsched.errors import JobMissing, StoreError, StoreRefused
+from evsched.errors import JobMissing, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import JobStatus, OnConflict
 from evsched.shards import NONE, Shards
 from evsched.store import server
@@ -40,12 +40,15 @@ class Parts(NamedTuple):
     make: MakeStore
     stores: list[Store]
     """Those of the queue and its shards, as far as they are known here, that of the job's home first."""
+    unreadable: bool = False
+    """The numbers of shards could not be read."""
 
 
 def parts_of(shards: Shards, make: MakeStore, queue: str, job_id: str) -> Parts:
     """Return where a job may be."""
     home = shards.home(queue, job_id)
-    return Parts(queue, make, [make(home), *(make(name) for name in shards.all_of(queue) if name != home)])
+    stores = [make(home), *(make(name) for name in shards.all_of(queue) if name != home)]
+    return Parts(queue, make, stores, shards.learned is False)
 
 
 def enqueue(
@@ -95,8 +98,9 @@ def unknown_parts(parts: Parts) -> Operation[list[Store]]:
 
     The queue may have more shards by now, and there may be shards beyond their number: see `stray_shards.py`.
     """
+    reading = operations.send(server.shards())
     try:
-        shards = Shards((yield from operations.send(server.shards())))
+        shards = Shards((yield from operations.once(reading) if parts.unreadable else reading))
         if parts.queue not in shards.counts:
             return []
         names = yield from operations.send(server.queue_names())
@@ -188,11 +192,16 @@ def queue_stats(stores: Sequence[Store]) -> Operation[QueueStats]:
 
 
 def listed(shards: Shards, make: MakeStore) -> Operation[list[str]]:
-    """Return the names of all queues, as a person sees them: sorted, with the queue in place of its shards.
+    """Return the names of all queues, as a person sees them. Raises as `find_queues`."""
+    return (yield from shown(shards, make, (yield from find_queues())))
+
+
+def shown(shards: Shards, make: MakeStore, queues: Sequence[str]) -> Operation[list[str]]:
+    """Return queues as a person sees them: sorted, with the queue in place of its shards.
 
     A name that is that of a shard beyond their number is listed while it holds jobs.
     """
-    names = shards.wholes((yield from find_queues()))
+    names = shards.wholes(queues)
     gone = set[str]()
     for queue in shards.counts:
         for name in shards.beyond(queue, names):
@@ -216,15 +225,23 @@ def never_used(shards: Shards, make: MakeStore, queue: str) -> Operation[str | N
 
 def similar(shards: Shards, make: MakeStore, queue: str) -> Operation[str]:
     """Suggest the names of queues that are like this one, as the end of a message; "" if there are none."""
-    near = difflib.get_close_matches(queue, (yield from others(shards, make, queue)), n=3)
+    try:
+        there = yield from others(shards, make, queue)
+    except StoreDown:
+        return "; similar names were not looked for, because a node of the cluster does not answer"
+    near = difflib.get_close_matches(queue, there, n=3)
     return f": did you mean {', '.join(near)}?" if near else ""
 
 
 def others(shards: Shards, make: MakeStore, queue: str) -> Operation[list[str]]:
-    """Return the queues that there are, without this one, which may have keys such as limits."""
+    """Return the queues that there are, without this one, which may have keys such as limits; none if Redis refuses.
+
+    Raises:
+        StoreDown: a node does not answer.
+    """
     try:
-        return [name for name in (yield from listed(shards, make)) if name != queue]
-    except StoreError:  # a node does not answer, or the ACL user `client` may not look for queues
+        return [name for name in (yield from operations.once(listed(shards, make))) if name != queue]
+    except StoreRefused:  # the ACL user `client` may not look for queues
         return []
 
 

@@ -71,7 +71,7 @@ class SyncClient:
         """Perform one step, without waiting for an event loop."""
         if isinstance(step, Send):
             send = self._sender
-            return send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call)
+            return send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call, limit=step.limit)
         if isinstance(step, Nodes):
             return self._sender.nodes()
         if isinstance(step, Pause):

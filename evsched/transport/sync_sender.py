@@ -32,20 +32,24 @@ class SyncSender:
         self._url = url
         self._reply_timeout = reply_timeout
         self._cluster = topology(url)
-        self._idle: defaultdict[Host | None, list[SyncConnection]] = defaultdict(list)
-        """Free connections, by the node of a cluster. The one that was used last is used next, so that as few as
-        possible are in use."""
+        self._idle: defaultdict[tuple[Host | None, float], list[SyncConnection]] = defaultdict(list)
+        """Free connections, by the node of a cluster and their time limit. The one that was used last is used next, so
+        that as few as possible are in use."""
 
-    def send(self, call: Call[T], block: float = 0.0) -> T:
-        """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does."""
+    def send(self, call: Call[T], block: float = 0.0, limit: float | None = None) -> T:
+        """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does.
+
+        `limit`: seconds to wait for the reply, if it is not the sender's own `reply_timeout`.
+        """
+        limit = self._reply_timeout if limit is None else limit
         if self._cluster is None:
-            return self._send(call, block, None)
+            return self._send(call, block, limit, None)
         try:
-            return self._send(call, block, call.node or self._cluster.owner_sync(call.near))
+            return self._send(call, block, limit, call.node or self._cluster.owner_sync(call.near))
         except StoreDown as error:
             if error.kind != MOVED:
                 raise
-        return self._send(call, block, call.node or self._cluster.owner_sync(call.near))
+        return self._send(call, block, limit, call.node or self._cluster.owner_sync(call.near))
 
     def send_and_wait(self, call: Call[T], wait: Call[W]) -> tuple[T, W | EvschedError]:
         """Send a call and, on the same connection, one that waits for its write; an error of the second is returned.
@@ -53,25 +57,25 @@ class SyncSender:
         Raises as `send` does.
         """
         host = None if self._cluster is None else call.node or self._cluster.owner_sync(call.near)
-        value, waited = self._send_all([call, wait], 0.0, host)
+        value, waited = self._send_all([call, wait], 0.0, self._reply_timeout, host)
         if isinstance(value, EvschedError):
             raise value
         return value, waited
 
-    def _send(self, call: Call[T], block: float, host: Host | None) -> T:
-        (value,) = self._send_all([call], block, host)
+    def _send(self, call: Call[T], block: float, limit: float, host: Host | None) -> T:
+        (value,) = self._send_all([call], block, limit, host)
         if isinstance(value, EvschedError):
             raise value
         return value
 
-    def _send_all(self, calls: Sequence[Call[Any]], block: float, host: Host | None) -> list[Any]:
+    def _send_all(self, calls: Sequence[Call[Any]], block: float, limit: float, host: Host | None) -> list[Any]:
         """Send calls on one connection, one after the other; return their values, errors in the place of values."""
         all_idle = self._idle
-        idle = all_idle[host]
+        idle = all_idle[host, limit]
         try:
             connection = idle.pop()  # atomic, as is append
         except IndexError:
-            connection = SyncConnection(self._url, self._reply_timeout, host)
+            connection = SyncConnection(self._url, limit, host)
         replies = list[Any]()
         try:
             for call in calls:

@@ -502,3 +502,41 @@ def test_commands_about_a_queue_need_its_node_alone(without_one: tuple[Cluster, 
     assert missing.returncode == 1
     assert "no job x" in missing.stderr
     assert "connecting" not in missing.stderr.splitlines()[-1]
+
+
+def test_lists_name_the_primary_that_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    queue, port = healthy(cluster), cluster.nodes[-1].port
+    schedule(cluster, queue)
+    for command in ("queues", "limits", "workers"):
+        done = cli.run(command)
+        assert done.returncode == 1
+        assert f"primary 127.0.0.1:{port} does not answer: other queues there may be missing" in done.stderr
+    assert queue in cli.run("queues").stdout
+
+
+def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    away = f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer, so queues there were not searched"
+    queue = healthy(cluster)
+    assert cli.run("enqueue", "rec", "1", "--queue", queue, "--in", "999s", "--id", "one").returncode == 0
+    for command in ("show", "explain", "cancel"):
+        done = cli.run(command, "one")
+        assert done.returncode == 0, done.stderr
+        assert away in done.stderr
+        missing = cli.run(command, "two")
+        assert missing.returncode == 1
+        assert away in missing.stderr
+
+
+def test_optional_answers_are_asked_for_once(without_one: tuple[Cluster, Cli], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "_PATIENCE", 2 * PATIENCE)  # a call that is sent again outlasts the test
+    cluster, cli = without_one
+    queue = healthy(cluster)
+    done = cli.run("enqueue", "rec", "1", "--queue", queue, "--in", "999s")
+    assert done.returncode == 0, done.stderr
+    assert "similar names were not looked for, because a node of the cluster does not answer" in done.stderr
+    assert cli.run("dead", "list", "--queue", queue).returncode == 0
+    for command in ("show", "cancel", "explain"):
+        assert "queues there were not searched" in cli.run(command, "two", "--queue", queue).stderr
+    assert cli.run("queues").returncode == 1
