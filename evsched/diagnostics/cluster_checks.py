@@ -48,12 +48,13 @@ async def cluster_checks(sender: BatchingSender, topology: Topology, shards: Sha
     Raises:
         StoreDown, StoreRefused
     """
+    owners = await topology.owners()  # then the node that gave them is asked for the rest: others may know fewer slots
     ranges = await sender.send(server.slot_ranges())
     found = without_answer(ranges, down)
     found += [_doubtful(host, why) for host, why in await topology.doubtful() if host not in down]
     found += without_owner(ranges) + without_replica(ranges)
     found += different_versions(await _read_versions(sender, ranges, down))
-    found += crowded(shards.counts, await topology.owners())
+    found += crowded(shards.counts, owners)
     return found
 
 

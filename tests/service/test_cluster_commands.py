@@ -483,6 +483,21 @@ def test_the_doctor_names_a_primary_that_does_not_answer_and_checks_the_others(
     }
 
 
+def test_the_doctor_asks_a_node_that_knows_all_slots(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    first, second, lost = cluster.nodes
+    slots = next(
+        (low, high)
+        for low, high, (_, port, *_) in cluster.client(first).execute_command("CLUSTER", "SLOTS")
+        if port == lost.port
+    )
+    cluster.client(second).execute_command("CLUSTER", "DELSLOTSRANGE", *slots)
+    found = doctor(cli)
+    assert [one for one in found if one["check"] == "cluster-slots"] == []
+    (down,) = [one["what"] for one in found if one["check"] == "cluster-down"]
+    assert f"of slots {slots[0]}-{slots[1]} does not answer" in down
+
+
 def test_the_doctor_checks_a_named_queue_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
     cluster, cli = without_one
     schedule(cluster, healthy(cluster))

@@ -101,6 +101,11 @@ class Cluster(Servers):
         for number, client in enumerate(clients[primaries:]):
             client.execute_command("CLUSTER", "REPLICATE", self.id_of(self.nodes[number % primaries]))
         self.until_ready()
+        # A node serves its own slots before it knows the owners of the others, which it never learns from a dead one.
+        self.until(
+            lambda: all(f"slots_assigned:{SLOTS}" in client.execute_command("CLUSTER", "INFO") for client in clients),
+            "a node does not know the owners of all slots",
+        )
 
     def _known(self, client: Any) -> int:
         lines = client.execute_command("CLUSTER", "NODES").splitlines()
