@@ -20,13 +20,10 @@ from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique, id_of_arguments, id_of_key
-from evsched.diagnostics.explain import missing
-from evsched.diagnostics.explain_job import read_job, read_recurrence
 from evsched.errors import ConfigError, JobMissing
 from evsched.store.clients import New
 from evsched.store.matching import Match
 from evsched.store.request import Request
-from evsched.top.collector import fetch_pauses
 
 _OPTIONS: Final = tuple({*NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})
 """The fields of a request that are options of a job as they are."""
@@ -68,16 +65,8 @@ async def look(asked: Asked[None, None]) -> Reply:
 
 async def explain(asked: Asked[None, None]) -> Reply:
     """Explain why a job has not run yet, or what a recurrence of this name does next."""
-    client, queue, job = asked.client, asked.queue, asked.job
-    reading = await client.run(read_job(client.shards, client.parts_of(queue, job), queue, job))
-    if reading.facts.status is None:
-        found = await client.run(read_recurrence(reading.store, job))
-        if found is None:
-            raise JobMissing(missing(job, queue, ", and no recurrence of this name"))
-        return Reply(HTTPStatus.OK, Explained(job, found.sentence, found.facts))
-    pauses = await fetch_pauses(asked.config.url, reading.store.queue) if reading.asks_workers else []
-    found = reading.explain(client.shards, queue, job, pauses)
-    return Reply(HTTPStatus.OK, Explained(job, found.sentence, found.facts))
+    found = await asked.client.explain(asked.queue, asked.job)
+    return Reply(HTTPStatus.OK, Explained(asked.job, found.sentence, found.facts))
 
 
 async def cancel(asked: Asked[None, None]) -> Reply:

@@ -16,17 +16,14 @@ from evsched.cli.options import Json, QueueOfJob, Url, settings
 from evsched.cli.table import Moment
 from evsched.cli.unknown_queues import client_of_job
 from evsched.client.client import Client
+from evsched.client.explain import Explanation, missing, no_explanation, opening
+from evsched.client.explain_job import explain_any, window_of
 from evsched.client.sync_client import SyncClient
-from evsched.diagnostics.explain import Explanation, missing, opening
-from evsched.diagnostics.explain import explain as explain_job
-from evsched.diagnostics.explain_job import read_job, read_recurrence, window_of
 from evsched.errors import JobDead, JobMissing
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import JobStatus
 from evsched.telemetry.printable import escape
-from evsched.top.collector import fetch_pauses
 from evsched.transport.subscription import Subscription
-from evsched.worker.demand import FetchPause
 
 _SLICES = 20
 """How many thousand ids are searched for one that resembles a missing one."""
@@ -109,31 +106,19 @@ def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Ur
     """
     named = queue
     with client_of_job(url, queue, job) as (redis, queue):
-        parts = redis.parts_of(queue, job)
-        reading = redis.run(read_job(redis.shards, parts, queue, job))
-        if reading.facts.status is None:
-            if (found := redis.run(read_recurrence(reading.store, job))) is not None:
-                _print(job, found, json)
-                return
-            if (row := ledger_rows.find(url, named, job)) is not None:
-                _print(job, ledger_rows.explain(row), json)
-                return
-            answer = explain_job(job, named, reading.facts, _similar(redis, queue, job))
+        found = redis.run(explain_any(redis.shards, redis.parts_of(queue, job), queue, job))
+        if found is None and (row := ledger_rows.find(url, named, job)) is not None:
+            found = ledger_rows.explain(row)
+        if found is None:
+            sentence = no_explanation(job, named, _similar(redis, queue, job))
             if json:
-                output.as_json(answer)
-            raise JobMissing(answer.sentence)
-    pauses = list[FetchPause | None]()
-    if reading.asks_workers:
-        pauses = asyncio.run(fetch_pauses(settings(url).url, reading.store.queue))
-    _print(job, reading.explain(redis.shards, queue, job, pauses), json)
-
-
-def _print(name: str, answer: Explanation, json: bool) -> None:
+                output.as_json(Explanation(sentence, {}))
+            raise JobMissing(sentence)
     if json:
-        output.as_json(answer)
-    else:
-        table.sentence(f"{name}: {answer.sentence}")
-        table.fields(answer.facts.items())
+        output.as_json(found)
+        return
+    table.sentence(f"{job}: {found.sentence}")
+    table.fields(found.facts.items())
 
 
 def _similar(redis: SyncClient, queue: str, job: str) -> list[str]:

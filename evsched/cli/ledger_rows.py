@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from evsched.cli import output
 from evsched.cli.options import settings
-from evsched.diagnostics.explain import Explanation
+from evsched.client.explain import Explanation
 from evsched.durations import format_duration
 from evsched.errors import CannotStart, JobMissing
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from evsched.client import gate, named_times, operations, recurrences, requested_runs, spread, sweep
 from evsched.client.gate import LimitOptions
-from evsched.client.operations import REPLY_TIMEOUT, Nodes, Operation, Pause, Send, Step
+from evsched.client.operations import REPLY_TIMEOUT, AskWorkers, Nodes, Operation, Pause, Send, Step
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import sweep_all
@@ -30,6 +30,9 @@ from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.call import Call, T
 from evsched.transport.senders import BatchingSender, BlockingSender
+
+if TYPE_CHECKING:
+    from evsched.client.explain import Explanation
 
 
 class Client:
@@ -90,6 +93,10 @@ class Client:
             return await self._sender.nodes()
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
+        if isinstance(step, AskWorkers):
+            from evsched.top.collector import fetch_pauses  # only `explain` needs it
+
+            return await fetch_pauses(self._url, step.queue)
         # A connection of its own: a blocking call would hold up all others.
         waiting = BlockingSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
         try:
@@ -156,6 +163,18 @@ class Client:
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says; None when there is no job of that id."""
         return await self.run(spread.status(self.parts_of(queue, job_id), job_id))
+
+    async def explain(self, queue: str, job_id: str) -> Explanation:
+        """Explain why a job has not run yet, or what the recurrence of this name does next, as `evsched explain`.
+
+        It asks the workers about a ready job, which takes half a second if one of them does not answer.
+
+        Raises:
+            JobMissing: there is no such job and no such recurrence.
+        """
+        from evsched.client.explain_job import explain_known  # slow to import, and few programs need it
+
+        return await self.run(explain_known(self.shards, self.parts_of(queue, job_id), queue, job_id))
 
     async def cancel(self, queue: str, job_id: str) -> Place:
         """Delete a waiting job, or have its worker stop it; return the place where it was.

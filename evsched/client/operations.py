@@ -1,8 +1,9 @@
 """What a client does with Redis, written once for programs with an event loop and without one.
 
-An operation is a generator. It yields steps: send a call, find the nodes, wait in Redis for a reply, pause. Each step
-gives it back a value or an error, and in the end it returns its result. `Client` and `SyncClient` perform the steps,
-each in its own way, and `run` passes the steps to them; the operations decide what is sent, and when it is sent again.
+An operation is a generator. It yields steps: send a call, find the nodes, wait in Redis for a reply, ask the workers,
+pause. Each step gives it back a value or an error, and in the end it returns its result. `Client` and `SyncClient`
+perform the steps, each in its own way, and `run` passes the steps to them; the operations decide what is sent, and when
+it is sent again.
 """
 
 from __future__ import annotations
@@ -69,14 +70,20 @@ class Wait(Struct, frozen=True):
     block: float
 
 
+class AskWorkers(Struct, frozen=True):
+    """Ask the workers of a queue why they fetch nothing from it; returns their answers, as `fetch_pauses`."""
+
+    queue: str
+
+
 class Pause(Struct, frozen=True):
-    """Do nothing for so many seconds."""
+    """Do nothing for a number of seconds."""
 
     seconds: float
 
 
 W = TypeVar("W")
-Step = Send | Nodes | Wait | Pause
+Step = Send | Nodes | Wait | AskWorkers | Pause
 Operation = Generator[Step, Any, T]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from evsched import keys
 from evsched.client import gate, operations, spread, sweep
 from evsched.client.gate import LimitOptions
-from evsched.client.operations import Nodes, Operation, Pause, Send, Step
+from evsched.client.operations import AskWorkers, Nodes, Operation, Pause, Send, Step
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import sweep_all
@@ -29,6 +29,7 @@ from evsched.transport.call import Call, T
 from evsched.transport.sync_sender import SyncSender
 
 if TYPE_CHECKING:
+    from evsched.client.explain import Explanation
     from evsched.recurrence.recurrence import Declared
 
 
@@ -76,6 +77,14 @@ class SyncClient:
             return self._sender.nodes()
         if isinstance(step, Pause):
             return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
+        if isinstance(step, AskWorkers):
+            import asyncio  # these are slow to import, and only `explain` needs them
+            from concurrent.futures import ThreadPoolExecutor
+
+            from evsched.top.collector import fetch_pauses
+
+            with ThreadPoolExecutor(1) as threads:  # the thread of the caller may have an event loop
+                return threads.submit(asyncio.run, fetch_pauses(self.url, step.queue)).result()
         return self._sender.send(step.call, step.block)
 
     def send(self, call: Call[T]) -> T:
@@ -101,6 +110,12 @@ class SyncClient:
     def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says, as `Client.status`."""
         return self.run(spread.status(self.parts_of(queue, job_id), job_id))
+
+    def explain(self, queue: str, job_id: str) -> Explanation:
+        """Explain why a job has not run yet, as `Client.explain`."""
+        from evsched.client.explain_job import explain_known
+
+        return self.run(explain_known(self.shards, self.parts_of(queue, job_id), queue, job_id))
 
     def cancel(self, queue: str, job_id: str) -> Place:
         """Delete a waiting job, or have its worker stop it, as `Client.cancel`."""

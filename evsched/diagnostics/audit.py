@@ -19,7 +19,7 @@ from evsched.diagnostics.finding import Finding
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
 from evsched.store import server
-from evsched.store.audits import Violation
+from evsched.store.audits import PLACES, Violation
 from evsched.store.dispatchers import Survey
 from evsched.store.store import Store
 from evsched.transport.address import Host
@@ -41,35 +41,24 @@ _MOVE: Final = 300.0
 _LEASE: Final = 14.0
 """Seconds of the lease that a worker without one is given. When it ends, a janitor puts the worker's jobs back."""
 
-_TYPES: Final = {
+_OF_NO_JOB: Final = {
     "apps": "set",
     "arrival": "string",
-    "canary": "zset",
+    "arrived": "hash",
     "calendars": "hash",
+    "canary": "zset",
+    "declared_limits": "hash",
+    "moving": "hash",
+    "newly_paused": "set",
     "parents": "zset",
+    "pauses": "zset",
     "programs": "zset",
     "sought": "zset",
     "starting": "string",
     "tasks": "hash",
     "windows": "hash",
-    "schedule": "zset",
-    "backlog": "zset",
-    "ready": "list",
-    "dead": "zset",
-    "leases": "zset",
-    "idle": "zset",
-    "limits": "hash",
-    "in_flight": "hash",
-    "throttled": "zset",
-    "fair": "hash",
-    "pauses": "zset",
-    "newly_paused": "set",
-    "recurrences": "zset",
-    "suspects": "hash",
-    "moving": "hash",
-    "arrived": "hash",
-    "declared_limits": "hash",
 }
+"""The keys of a queue that its jobs do not depend on as a whole, with their types."""
 
 _TYPES_OF_MANY: Final = {
     "arrival:": "string",
@@ -88,15 +77,6 @@ _TYPES_OF_MANY: Final = {
     "workers:": "zset",
 }
 """The types of the keys that a queue may have many of, by their prefixes. The script checks `job:` itself."""
-
-_OF_NO_JOB: Final = (
-    *("apps", "arrival", "calendars", "canary", "declared_limits", "newly_paused", "parents", "pauses", "programs"),
-    *("sought", "starting", "tasks", "windows", "moving", "arrived"),
-)
-"""The keys of a queue that its jobs do not depend on as a whole."""
-
-PLACES: Final = {name: kind for name, kind in _TYPES.items() if name not in _OF_NO_JOB}
-"""The keys on which a whole queue depends, with their types."""
 
 OnProgress = Callable[[int, int], None]
 """Receives the progress: how many were checked, of about how many."""
@@ -341,7 +321,7 @@ def _stuck_move(survey: Survey) -> list[Violation]:
 def _wanted(rest: str) -> str | None:
     """Return the type that a key must have, by its name without the root; None if it is not checked here."""
     kind, colon, _ = rest.partition(":")
-    return _TYPES_OF_MANY.get(kind + colon) if colon else _TYPES.get(rest)
+    return _TYPES_OF_MANY.get(kind + colon) if colon else (PLACES | _OF_NO_JOB).get(rest)
 
 
 def _parts(items: Iterable[Any]) -> Iterator[list[Any]]:

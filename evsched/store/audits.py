@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from evsched.store.queue import Queue
 from evsched.transport.call import Call, Word, text
+
+PLACES: Final = {
+    "schedule": "zset",
+    "backlog": "zset",
+    "ready": "list",
+    "dead": "zset",
+    "leases": "zset",
+    "idle": "zset",
+    "limits": "hash",
+    "in_flight": "hash",
+    "throttled": "zset",
+    "fair": "hash",
+    "recurrences": "zset",
+    "suspects": "hash",
+}
+"""The keys on which a whole queue depends, with their types."""
 
 
 class Violation(Struct, frozen=True):

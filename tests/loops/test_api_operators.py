@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from evsched import App, InUse, JobMissing
+from evsched import App, InUse, JobMissing, events
+from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.store.limits import Limits
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import LATER, READ, Caller, calling
 from tests.support.snapshot import snapshot
+from tests.support.system import system
 
 
 @pytest.fixture
@@ -47,6 +51,45 @@ async def test_why_a_job_has_not_run_yet(api: Caller, path: str) -> None:
     missing = await api.ask("GET", f"{path}/jobs/nobody/explain")
     assert missing.status_code == 404
     assert "and no recurrence of this name" in missing.json()["detail"]
+
+
+async def test_python_explains_as_the_http_interface_does(
+    api: Caller, path: str, queue: str, raw: Any, config: Config
+) -> None:
+    await api.ask("POST", f"{path}/jobs", {"task": "t", "id": "later", "due": LATER})
+    await api.ask("PUT", f"{path}/recurrences/nightly", {"rule": "0 2 * * *", "task": "report"})
+    app = App(config.url, queue=queue)
+    client, sync = app.client, app.client.without_loop()
+    for name in ("later", "nightly"):
+        known = (await api.ask("GET", f"{path}/jobs/{name}/explain")).json()
+        for found in (await client.explain(queue, name), sync.explain(queue, name)):
+            assert found.sentence[:20] == known["sentence"][:20]
+            assert {*found.facts} == {*known["facts"]}
+    with pytest.raises(JobMissing, match="and no recurrence of this name"):
+        await client.explain(queue, "nobody")
+    sync.close()
+    await app.close()
+
+
+async def test_python_asks_the_workers_about_a_ready_job(config: Config, queue: str) -> None:
+    app, begun, go = App(queue=queue), asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def wait() -> None:
+        begun.set()
+        await go.wait()
+
+    async with system(replace(config, concurrency=1), app) as running:
+        await wait.enqueue()
+        await begun.wait()
+        job = await wait.using(id="second").enqueue()
+        await running.recorder.wait(events.Dispatched, count=2)
+        running.workers[0].stop()
+        sync = app.client.without_loop()
+        for found in (await app.client.explain(queue, job.id), await asyncio.to_thread(sync.explain, queue, job.id)):
+            assert "it starts when another worker serves this queue" in found.sentence
+        sync.close()
+        go.set()
 
 
 async def test_dead_jobs_are_revived_and_dropped(api: Caller, path: str, queue: str, raw: Any) -> None:

@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from evsched import App, Retry, RetryLater, current_job, events
+from evsched.client.explain import explain
 from evsched.config import Config
-from evsched.diagnostics.explain import explain
 from evsched.diagnostics.incomplete_deploys import incomplete_deploys
 from evsched.execution import unknown_tasks
 from evsched.jobs.job import encode
@@ -209,7 +209,7 @@ async def test_explain_says_for_how_long_no_worker_has_known_the_task(
         facts = await running.sender.send(Store(queue).explain("a"))
     assert facts.status is not None
     assert (facts.status.attempt, facts.status.outcome) == (0, None)
-    sentence = explain("a", queue, facts).sentence
+    sentence = explain(queue, facts).sentence
     assert "unknown task 'new': this worker has 'old'" in sentence
     assert "it is offered again in" in sentence
 

@@ -12,8 +12,8 @@ import pytest
 from msgspec import structs
 
 from evsched import App, ConfigError, Declared, JobDead, Retry, TaskHandle, current_job, events
+from evsched.client.explain import explain
 from evsched.config import Config
-from evsched.diagnostics.explain import explain
 from evsched.execution.run_store import RedisRunStore
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -53,7 +53,7 @@ async def test_a_job_outside_its_window_waits_until_the_window_opens(
         assert status.due == deferred.due
         assert 4 * 3600 < deferred.due - raw.time()[0] <= 5 * 3600
         facts = await running.sender.send(Store(queue).explain(job.id))
-        assert explain(job.id, queue, facts).sentence.startswith("outside its window ")
+        assert explain(queue, facts).sentence.startswith("outside its window ")
         await job.reschedule()  # still outside
         await running.recorder.wait(events.JobDeferred, count=2)
 
@@ -66,7 +66,7 @@ async def test_a_change_of_a_named_window_takes_effect_at_once(config: Config, a
         await running.recorder.wait(events.JobDeferred)
         await running.sender.send(store.set_window("customer-a", "00:00-24:00 UTC"))
         facts = await running.sender.send(store.explain(job.id))
-        assert "is open" in explain(job.id, queue, facts, window="00:00-24:00 UTC").sentence
+        assert "is open" in explain(queue, facts, window="00:00-24:00 UTC").sentence
         assert await running.sender.send(store.reopen("customer-a")) == (1, 0)
         assert await job.result(PATIENCE) == 1  # its first attempt
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evsched.diagnostics.audit import PLACES
-from evsched.diagnostics.explain import explain
+from evsched.client.explain import explain, no_explanation
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Requeued, Retried, Snoozed, encode
 from evsched.store import server
+from evsched.store.audits import PLACES
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.worker.demand import FetchPause
@@ -273,7 +273,7 @@ def test_each_state_is_explained(
 ) -> None:
     state(Scene(send, store, raw))
     facts = send(store.explain("a", now=NOW))
-    explanation = explain("a", store.queue, facts)
+    explanation = explain(store.queue, facts)
     assert explanation.sentence == sentence.replace("{q}", store.queue)
     assert facts.status is not None
     assert explanation.facts["place"] == facts.status.place
@@ -315,14 +315,14 @@ def test_the_sentence_says_which_workers_fetch_nothing_and_why(
     send: Send, store: Store, raw: Any, workers: list[FetchPause | None], sentence: str
 ) -> None:
     in_ready(Scene(send, store, raw))
-    explanation = explain("a", store.queue, send(store.explain("a", now=NOW)), pauses=workers)
+    explanation = explain(store.queue, send(store.explain("a", now=NOW)), pauses=workers)
     assert explanation.sentence == sentence
 
 
 def test_a_named_window_is_explained_by_its_present_definition(send: Send, store: Store) -> None:
     payload = b'{"task":"t","window":"nights","expires":%d}' % (NOW + 7200)
     send(store.enqueue([New("a", payload, due=NOW + 300)]))
-    found = explain("a", store.queue, send(store.explain("a", now=NOW)), window="03:00-04:00 UTC")
+    found = explain(store.queue, send(store.explain("a", now=NOW)), window="03:00-04:00 UTC")
     assert "its window nights is closed then, so it can start in 9h 13m" in found.sentence
     assert found.facts["window"] == "nights: 03:00-04:00 UTC"
     assert (found.facts["can start"], found.facts["expires"]) == ("in 9h 13m", "in 2h 00m")
@@ -331,13 +331,13 @@ def test_a_named_window_is_explained_by_its_present_definition(send: Send, store
 def test_an_inline_job_needs_no_record_before_it_is_due(send: Send, store: Store, raw: Any) -> None:
     member = '{"task":"t","args":[1]}'
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {member: NOW + 180})
-    assert explain(member, store.queue, send(store.explain(member, now=NOW))).sentence == "due in 3m 00s"
+    assert explain(store.queue, send(store.explain(member, now=NOW))).sentence == "due in 3m 00s"
 
 
 def test_a_job_that_was_returned_needs_a_process_too(send: Send, store: Store, raw: Any) -> None:
     scene = Scene(send, store, raw)
     scene.send(store.requeue_runs("w", [(scene.run(), Requeued())]))
-    sentence = explain("a", store.queue, send(store.explain("a", now=NOW))).sentence
+    sentence = explain(store.queue, send(store.explain("a", now=NOW))).sentence
     assert sentence == ("ready, behind 0 more: it starts when a worker has a free slot and a free process in its pool")
 
 
@@ -347,16 +347,14 @@ def test_the_sentence_says_whether_a_dispatcher_will_requeue_the_job_of_a_dead_w
     held_too_long(Scene(send, store, raw))
     early, late = send(store.explain("a", now=NOW)), send(store.explain("a", now=NOW + 60))
     for facts in (early, late):
-        sentence = explain("a", store.queue, facts, dispatchers=0).sentence
+        sentence = explain(store.queue, facts, dispatchers=0).sentence
         assert "no dispatcher is connected to requeue the job" in sentence
-    assert "requeues the job soon" in explain("a", store.queue, early, dispatchers=1).sentence
-    assert "check that one serves this queue" in explain("a", store.queue, late, dispatchers=1).sentence
+    assert "requeues the job soon" in explain(store.queue, early, dispatchers=1).sentence
+    assert "check that one serves this queue" in explain(store.queue, late, dispatchers=1).sentence
 
 
-def test_a_job_that_does_not_exist_is_not_explained(send: Send, store: Store) -> None:
-    explanation = explain("a", store.queue, send(store.explain("a")), ["a1", "a2"])
-    assert explanation.sentence.endswith(": did you mean a1, a2?")
-    assert explanation.facts == {}
+def test_ids_that_resemble_a_missing_one_are_suggested() -> None:
+    assert no_explanation("a", "q", ["a1", "a2"]).endswith(": did you mean a1, a2?")
 
 
 @pytest.mark.parametrize("place", ["ready", "fair"])
@@ -367,10 +365,10 @@ def test_a_key_of_a_wrong_type_that_holds_a_due_job_up_is_named(
     raw.set(key, "x")
     overdue(scene)
     types = {name: send(server.kind(f"evsched:{{{store.queue}}}:{name}")) for name in PLACES}
-    sentence = explain("a", store.queue, send(store.explain("a", now=NOW)), types=types).sentence
+    sentence = explain(store.queue, send(store.explain("a", now=NOW)), types=types).sentence
     assert f"{key} is a string, not a {PLACES[place]}; `evsched doctor --queue {store.queue}`" in sentence
     # Before the job is due, only its due time matters, not the type of the key.
-    assert "string" not in explain("a", store.queue, send(store.explain("a", now=NOW - 99)), types=types).sentence
+    assert "string" not in explain(store.queue, send(store.explain("a", now=NOW - 99)), types=types).sentence
 
 
 def test_a_malformed_record_keeps_its_reason_and_a_missing_reason_is_not_shown_as_none(
@@ -379,8 +377,8 @@ def test_a_malformed_record_keeps_its_reason_and_a_missing_reason_is_not_shown_a
     scene, key = Scene(send, store, raw), f"evsched:{{{store.queue}}}:job:a"
     scene.send(store.bury("w", [(scene.run(), Buried("no luck", False))], now=NOW))
     raw.hset(key, mapping=dict.fromkeys(("member", "begun", "progress", "traceback"), "x" * 3000000))
-    assert explain("a", store.queue, send(store.explain("a", now=NOW))).sentence.endswith(": no luck")
+    assert explain(store.queue, send(store.explain("a", now=NOW))).sentence.endswith(": no luck")
     raw.hdel(key, "reason", "finished")
     raw.hset(key, "outcome", "dead")
-    explanation = explain("a", store.queue, send(store.explain("a", now=NOW)))
+    explanation = explain(store.queue, send(store.explain("a", now=NOW)))
     assert explanation.sentence == "dead: its record has no reason that can be read"

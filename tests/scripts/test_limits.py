@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evsched import keys
-from evsched.diagnostics.explain import explain
+from evsched.client.explain import explain
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob
 from evsched.store.clients import New
@@ -160,7 +160,7 @@ def test_a_group_whose_opening_time_is_far_ahead_since_the_clock_was_set_back_is
     assert len(fetch(send, store)) == 1
     assert fetch(send, store, now=NOW - 3600) == []  # the group is looked at an hour later, by this clock
     sentence = "the gate is closed to group alice no longer: the job passes when a dispatcher checks the group again"
-    assert explain("a008", store.queue, send(store.explain("a008", now=NOW - 3600))).sentence == sentence
+    assert explain(store.queue, send(store.explain("a008", now=NOW - 3600))).sentence == sentence
     send(store.rewind(15.0, 0, 10, now=NOW - 3600))
     assert state()["throttled"] == {"alice": 0.0}
     assert send(store.dispatch(limit=9, cap=1000, now=NOW - 3600)).sleep < 1
@@ -174,7 +174,7 @@ def test_each_group_without_a_limit_of_its_own_has_the_default(send: Send, store
     due(send, store, names(5, "x"))
     passed = Counter(job.id[0] for job in fetch(send, store))
     assert passed == {"a": 2, "b": 3, "c": 2, "r": 5, "x": 5}
-    sentence = explain("a004", store.queue, send(store.explain("a004", now=NOW))).sentence
+    sentence = explain(store.queue, send(store.explain("a004", now=NOW))).sentence
     assert sentence == "the gate is closed to group alice by the concurrency limit: 2 of 2"
     send(store.limit({"concurrency:*": 4}, now=NOW))
     assert sorted(state()["ready"]) == ["a002", "a003", "c002", "c003"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.diagnostics.explain import explain
+from evsched.client.explain import explain
 from evsched.errors import ConfigError
 from evsched.jobs.job import Done
 from evsched.store.clients import New
@@ -40,7 +40,7 @@ def test_each_origin_has_its_own_room_and_each_end_lets_its_next_job_pass(
     due(send, store, {f"good{n}": request("http://good.test/") for n in range(2)})
     jobs = start(send, store)
     assert sorted(jobs) == ["dead00", "dead01", "good0", "good1"]
-    assert explain("dead02", store.queue, send(store.explain("dead02", now=NOW))).sentence == (
+    assert explain(store.queue, send(store.explain("dead02", now=NOW))).sentence == (
         "the gate is closed to origin http://dead.test by the concurrency limit: 2 of 2"
     )
     assert send(store.complete("w", [(jobs["good0"], DONE), (jobs["dead01"], DONE)], now=NOW)) == []

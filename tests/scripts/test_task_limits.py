@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evsched.diagnostics.explain import explain
+from evsched.client.explain import explain
 from evsched.jobs.job import Done
 from evsched.store.clients import New
 from evsched.store.limits import Limits
@@ -41,7 +41,7 @@ def test_no_more_jobs_of_a_task_pass_than_its_concurrency_and_each_end_lets_one_
     jobs = start(send, store)
     assert sorted(jobs) == ["q0", "q1", "q2", "s0", "s1"]
     assert start(send, store) == {}
-    assert explain("s4", store.queue, send(store.explain("s4", now=NOW))).sentence == (
+    assert explain(store.queue, send(store.explain("s4", now=NOW))).sentence == (
         "the gate is closed to task slow by the concurrency limit: 2 of 2"
     )
     assert send(store.complete("w", [(jobs["s0"], DONE), (jobs["q0"], DONE)], now=NOW)) == []

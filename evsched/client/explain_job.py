@@ -1,75 +1,64 @@
-"""Reads from Redis what the explanation of a job, or of a recurrence, is made of."""
+"""Explains a job, or a recurrence: reads the facts from Redis, and asks the workers about a ready job."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from evsched import keys
 from evsched.client import spread
+from evsched.client.explain import Explanation, explain, is_waiting, missing, named_window, no_explanation
+from evsched.client.explain_recurrence import explain_recurrence
 from evsched.client.kept_recurrences import find_standing, read_record
-from evsched.client.operations import Operation, send
+from evsched.client.operations import AskWorkers, Operation, send
 from evsched.client.spread import Parts
-from evsched.diagnostics.audit import PLACES
-from evsched.diagnostics.explain import Explanation, explain, is_waiting, missing, named_window
-from evsched.diagnostics.explain_recurrence import explain_recurrence
 from evsched.errors import JobMissing, StoreRefused
 from evsched.jobs.job import JobStatus
 from evsched.recurrence.windows import WINDOW_NAME
 from evsched.shards import Shards
 from evsched.store import server
+from evsched.store.audits import PLACES
 from evsched.store.clients import Facts
 from evsched.store.store import Store
 from evsched.worker.demand import FetchPause
 
 
-class Reading(Struct, frozen=True):
-    """What was read about a job."""
+def explain_known(shards: Shards, parts: Parts, queue: str, job: str) -> Operation[Explanation]:
+    """Explain as `explain_any`.
 
-    store: Store
-    """Of the queue, or the shard, that has the job; of the queue itself if none has it."""
-    facts: Facts
-    window: str | None = None
-    """The present definition of the window that the job names."""
-    types: dict[str, str] | None = None
-    """Of the keys on which the whole queue depends, if the job waits."""
-    dispatchers: int | None = None
-    """How many are connected; None = it was not asked, or this user may not."""
-
-    @property
-    def asks_workers(self) -> bool:
-        """Whether the workers can say why the job has not begun."""
-        status = self.facts.status
-        return status is not None and status.place == "ready" and bool(self.facts.counts.get("workers"))
-
-    def explain(self, shards: Shards, queue: str, job: str, pauses: Sequence[FetchPause | None] = ()) -> Explanation:
-        """Explain why the job, which was found, has not run yet. `pauses`: as of `explain`."""
-        shard = self.store.queue
-        found = explain(job, shards.whole(shard), self.facts, (), self.window, self.types, self.dispatchers, pauses)
-        if not shards.beyond(queue, [shard]):
-            return found
-        count = shards.counts[queue]
-        why = f"; queue {queue} has {count} shards, and {shard} is none of them: evsched queues shard {queue} {count}"
-        return structs.replace(found, sentence=found.sentence + why)
+    Raises:
+        JobMissing: there is no such job and no such recurrence.
+    """
+    found = yield from explain_any(shards, parts, queue, job)
+    if found is None:
+        raise JobMissing(no_explanation(job, queue))
+    return found
 
 
-def read_job(shards: Shards, parts: Parts, queue: str, job: str) -> Operation[Reading]:
-    """Read what explains a job. `parts`: where it may be."""
+def explain_any(shards: Shards, parts: Parts, queue: str, job: str) -> Operation[Explanation | None]:
+    """Explain why a job has not run yet, or what the recurrence of this name does next; None if there is neither.
+
+    `parts`: where the job may be.
+    """
     store, facts = yield from _find(parts, queue, job)
-    if facts.status is None:
-        return Reading(store, facts)
+    status, shard = facts.status, store.queue
+    if status is None:
+        return (yield from _read_recurrence(store, job))
     types = dict[str, str]()
-    if is_waiting(facts.status, facts.now):
+    if is_waiting(status, facts.now):
         for name in PLACES:
-            types[name] = yield from send(server.kind(keys.root(queue) + name))
-    return Reading(
-        store,
-        facts,
-        (yield from window_of(shards, facts.status)),
-        types or None,
-        (yield from _dispatchers(store)) if facts.holder is not None else None,
-    )
+            types[name] = yield from send(server.kind(keys.root(shard) + name))
+    window = yield from window_of(shards, status)
+    dispatchers = None if facts.holder is None else (yield from _dispatchers(store))
+    asks = status.place == "ready" and facts.counts.get("workers")
+    pauses: Sequence[FetchPause | None] = (yield AskWorkers(shard)) if asks else ()
+    found = explain(shards.whole(shard), facts, window, types, dispatchers, pauses)
+    if not shards.beyond(queue, [shard]):
+        return found
+    count = shards.counts[queue]
+    why = f"; queue {queue} has {count} shards, and {shard} is none of them: evsched queues shard {queue} {count}"
+    return structs.replace(found, sentence=found.sentence + why)
 
 
 def _find(parts: Parts, queue: str, job: str) -> Operation[tuple[Store, Facts]]:
@@ -104,7 +93,7 @@ def _dispatchers(store: Store) -> Operation[int | None]:
         return None
 
 
-def read_recurrence(store: Store, name: str) -> Operation[Explanation | None]:
+def _read_recurrence(store: Store, name: str) -> Operation[Explanation | None]:
     """Explain the recurrence of a name; None if there is none. For an occurrence without a job, explain its recurrence.
 
     Raises:

@@ -15,12 +15,12 @@ from typing import Final
 from msgspec import Struct
 
 from evsched import keys
-from evsched.diagnostics.audit import PLACES
-from evsched.diagnostics.explain_gate import in_backlog, origin
+from evsched.client.explain_gate import in_backlog, origin
 from evsched.durations import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs.job import JobStatus, Requeued
 from evsched.recurrence.windows import WINDOW_NAME, read_window
+from evsched.store.audits import PLACES
 from evsched.store.clients import Facts
 from evsched.store.limits import shown
 from evsched.worker.demand import FetchPause
@@ -46,6 +46,12 @@ class Explanation(Struct, frozen=True):
     sentence: str
     facts: dict[str, str]
     """By name, as they are shown to a person."""
+
+
+def no_explanation(job_id: str, queue: str | None, similar: Sequence[str] = ()) -> str:
+    """Return the sentence about an id that neither a job nor a recurrence has. `similar`: ids that resemble it."""
+    hint = f": did you mean {', '.join(similar)}?" if similar else ""
+    return missing(job_id, queue, ", and no recurrence of this name") + hint
 
 
 def missing(job_id: str, queue: str | None, also: str = "") -> str:
@@ -85,28 +91,22 @@ def is_before_its_run(status: JobStatus) -> bool:
 
 
 def explain(
-    job_id: str,
-    queue: str | None,
+    queue: str,
     facts: Facts,
-    similar: Sequence[str] = (),
     window: str | None = None,
     types: Mapping[str, str] | None = None,
     dispatchers: int | None = None,
     pauses: Sequence[FetchPause | None] = (),
 ) -> Explanation:
-    """Explain why a job has not run yet.
+    """Explain why a job has not run yet. It exists: `facts` has its status.
 
-    `queue`: the one that has the job, or of which that one is a shard; None = no queue has it. `similar`: ids of jobs
-    that resemble this one, if no job has it. `window`: the present definition of the window that the job names.
-    `types`: the types of the keys on which the whole queue depends, if they were read. `dispatchers`: how many are
-    connected, for any queue; None = not known. `pauses`: for each worker that reports its status, why it fetches
-    nothing from the queue; None = it fetches when it has a free slot.
+    `queue`: the one that has the job, or of which that one is a shard. `window`: the present definition of the window
+    that the job names. `types`: the types of the keys on which the whole queue depends, if they were read.
+    `dispatchers`: how many are connected, for any queue; None = not known. `pauses`: for each worker that reports its
+    status, why it fetches nothing from the queue; None = it fetches when it has a free slot.
     """
     status = facts.status
-    if status is None:
-        hint = f": did you mean {', '.join(similar)}?" if similar else ""
-        return Explanation(missing(job_id, queue, ", and no recurrence of this name") + hint, {})
-    assert queue is not None
+    assert status is not None
     if reason := _wrong_type(status, facts, types or {}):
         return Explanation(reason, _list_facts(queue, status, facts))
     if status.place == "schedule" and window is not None and (reason := _outside_window(status, facts, window)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from evsched.client.explain import Explanation
 from evsched.client.recurrence_status import no_record
-from evsched.diagnostics.explain import Explanation
 from evsched.durations import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs.untrusted import number, whole
