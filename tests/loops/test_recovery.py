@@ -114,8 +114,10 @@ async def test_a_queue_that_redis_refuses_does_not_keep_the_others(
     await hold(sender, store, 2)
     broken = f"{store.queue}-broken"
     raw.set(f"evsched:{{{broken}}}:processing:w", "no list")
-    assert await recover(config, recorder, broken, store.queue) == {store.queue: 2}
+    recovering = asyncio.ensure_future(recover(config, recorder, broken, store.queue))
+    assert (await recorder.wait(events.JobsRequeued)).queue == store.queue
     raw.delete(f"evsched:{{{broken}}}:processing:w")
+    assert await recovering == {store.queue: 2}
 
 
 async def test_it_tries_again_while_redis_is_away(
