@@ -25,6 +25,9 @@ from tests.support.patience import PATIENCE
 _VERSIONS: Final = Path("/usr/lib/postgresql")
 """Where Debian puts the servers' programs: not on PATH."""
 
+_TEMPLATE: Final = "ledger"
+"""The database that the databases of the tests are copied from: a copy takes a third of the time of a migration."""
+
 _SETTINGS: Final = """
 listen_addresses = ''
 unix_socket_permissions = 0777
@@ -51,6 +54,8 @@ class Postgres:
         folder = Path(self._folder.name)
         self._data, self._sockets = folder / "data", folder / "sockets"
         self._process: subprocess.Popen[bytes] | None = None
+        self._strategy: str | None = None
+        """How a database is copied from the template; None until there is one."""
         self.url = f"postgresql://evsched@/postgres?host={self._sockets}"
         self._user = _user()
         self._sockets.mkdir()
@@ -99,12 +104,18 @@ class Postgres:
     @contextmanager
     def ledger(self) -> Generator[str]:
         """Make a database with the tables of the ledger, and yield its URL; drop it at the end."""
+        if self._strategy is None:
+            self.execute(f"CREATE DATABASE {_TEMPLATE}")
+            asyncio.run(migrate(self._url_of(_TEMPLATE)))
+            [[version]] = self.execute("SHOW server_version_num")
+            self._strategy = "STRATEGY file_copy" if int(str(version)) >= 150000 else ""  # older ones know no other
         name = f"t_{secrets.token_hex(6)}"
-        self.execute(f"CREATE DATABASE {name}")
-        url = self.url.replace("/postgres?", f"/{name}?")
-        asyncio.run(migrate(url))
-        yield url
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} {self._strategy}")
+        yield self._url_of(name)
         self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _url_of(self, database: str) -> str:
+        return self.url.replace("/postgres?", f"/{database}?")
 
     def execute(self, statement: str, *words: object) -> list[tuple[object, ...]]:
         """Run one statement in a transaction of its own; return its rows."""
