@@ -15,11 +15,13 @@ from hypothesis import settings
 from redis import RedisCluster
 
 from evsched.store.store import Store
+from evsched.transport import links
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import Kind, find_server
 from tests.support.certificates import make_certificates
 from tests.support.cluster import Cluster
+from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
 from tests.support.postgres import Postgres, find_postgres
 from tests.support.recorder import Recorder
@@ -63,6 +65,12 @@ def sigint_is_not_ignored() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def machine_may_be_busy() -> None:
+    """Give connections time on a machine that stalls: those of this process, not of services that tests start."""
+    links._OPTIONS["socket_connect_timeout"] = PATIENCE  # pyright: ignore[reportPrivateUsage]
+
+
 @pytest.fixture(scope="session")
 def server() -> Generator[EmbeddedRedis]:
     """The server of this test process, booted from the redis.conf that ships."""
@@ -96,7 +104,7 @@ def store(queue: str) -> Store:
 
 @pytest.fixture
 async def sender(server: EmbeddedRedis) -> AsyncGenerator[BatchingSender]:
-    sender = BatchingSender(server.url)
+    sender = BatchingSender(server.url, reply_timeout=PATIENCE)
     yield sender
     await sender.close()
 
