@@ -545,7 +545,13 @@ async def test_dead_jobs_that_redis_has_lost_are_explained_shown_and_dropped(
     assert "dropped from the ledger" in cli.run("explain", "a").stdout
 
 
-@pytest.mark.parametrize("command", [("explain",), ("show",), ("cancel",), ("dead", "drop")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain",),
+        *(pytest.param(words, marks=pytest.mark.extra) for words in (("show",), ("cancel",), ("dead", "drop"))),
+    ],
+)
 def test_without_its_database_a_command_says_that_the_ledger_was_not_asked(cli: Cli, command: tuple[str, ...]) -> None:
     cli.environment["EVSCHED_LEDGER_URL"] = "postgresql://nobody@127.0.0.1:1/nothing"
     away = cli.run(*command, "a")

@@ -90,7 +90,10 @@ async def test_jobs_wait_until_the_code_is_corrected_and_lose_no_attempt(
     assert not running.recorder.of(events.Retrying)
 
 
-@pytest.mark.parametrize("hidden", ["random", "typing", "json", "redis", "signal"])
+@pytest.mark.parametrize(
+    "hidden",
+    ["random", *(pytest.param(name, marks=pytest.mark.extra) for name in ("typing", "json", "redis", "signal"))],
+)
 async def test_jobs_wait_while_a_file_hides_a_module_and_the_reason_names_it(
     config: Config, queue: str, raw: Any, file: Path, app: App, hidden: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,13 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("code", "words", "command"), MISTAKES, ids=[" ".join(row[2]) for row in MISTAKES])
+def mistake(row: tuple[int, str, tuple[str, ...]]) -> Any:
+    """Leave those of services, which take longer to start, to the whole suite, but for one."""
+    slow = row[2][0] in ("worker", "dispatcher", "dev") and row[2] != ("worker", "broken:app")
+    return pytest.param(*row, id=" ".join(row[2]), marks=pytest.mark.extra if slow else ())
+
+
+@pytest.mark.parametrize(("code", "words", "command"), [mistake(row) for row in MISTAKES])
 def test_a_mistake_gives_one_line_and_its_exit_code(cli: Cli, code: int, words: str, command: tuple[str, ...]) -> None:
     done = cli.run(*command)
     line = done.stderr.splitlines()[-1]

@@ -109,7 +109,11 @@ def run(cli: Cli, log: Log, queue: str, task: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "task", ["in_thread", "in_loop", "on_process", "print_and_read", "fork_in_thread", "fork_in_loop"]
+    "task",
+    [
+        *("in_thread", "on_process", "print_and_read"),
+        *(pytest.param(task, marks=pytest.mark.extra) for task in ("in_loop", "fork_in_thread", "fork_in_loop")),
+    ],
 )
 def test_a_process_that_a_handler_starts_harms_neither_the_pool_nor_the_worker(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str, task: str

@@ -100,7 +100,7 @@ def order(sentinels: Sentinels, primary: EmbeddedRedis) -> None:
     sentinels.ask(sentinels.ports[0], "SENTINEL", "FAILOVER", NAME)
 
 
-@pytest.mark.parametrize("lose", [kill, freeze, order])
+@pytest.mark.parametrize("lose", [kill, order, pytest.param(freeze, marks=pytest.mark.extra)])
 async def test_after_a_failover_the_work_goes_on_at_the_new_primary(
     sentinels: Sentinels, queue: str, lose: Callable[[Sentinels, EmbeddedRedis], None]
 ) -> None:
