@@ -1,4 +1,4 @@
-"""What can be asked: for each path and method the handler, the token that it needs, and the structs that it takes.
+"""What can be asked: for each path and method the handler, and the structs that it takes and returns.
 
 The routes and the OpenAPI document are made from this table.
 """
@@ -53,6 +53,8 @@ from evsched.api.requests import (
 from evsched.client.recurrence_status import RecurrenceStatus
 from evsched.jobs.job import JobStatus
 
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+
 Handler = Callable[[Any], Awaitable[Reply]]
 """Gets what is asked: an `Asked`."""
 
@@ -60,16 +62,20 @@ Handler = Callable[[Any], Awaitable[Reply]]
 class Operation(Struct, frozen=True, kw_only=True):
     """One method of one path. The name of the handler is its id in the OpenAPI document, its docstring the summary."""
 
-    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+    method: Method
     path: str
     handler: Handler
-    needs: Scope
     replies: Mapping[int, type | None]
     """The type of the body by the status; None = it has none."""
     body: type | None = None
     query: type | None = None
     key: bool = False
     """Whether it takes an Idempotency-Key."""
+
+    @property
+    def needs(self) -> Scope:
+        """What the token must allow."""
+        return "read" if self.method == "GET" else "write"
 
     @property
     def summary(self) -> str:
@@ -89,214 +95,57 @@ _RECURRENCE: Final = f"{_QUEUE}/recurrences/{{name}}"
 _CALENDAR: Final = f"{_QUEUE}/calendars/{{name}}"
 _WINDOW: Final = f"{_QUEUE}/windows/{{name}}"
 
+
+def _row(
+    method: Method,
+    path: str,
+    handler: Handler,
+    replies: type | Mapping[int, type | None],
+    *,
+    body: type | None = None,
+    query: type | None = None,
+    key: bool = False,
+) -> Operation:
+    """Make a row of the table. `replies`: a type alone is that of the status 200."""
+    by_status = {200: replies} if isinstance(replies, type) else replies
+    return Operation(method=method, path=path, handler=handler, replies=by_status, body=body, query=query, key=key)
+
+
 OPERATIONS: Final = (
-    Operation(
-        method="GET",
-        path="/v1/queues",
-        handler=queue_handlers.list_queues,
-        needs="read",
-        query=ListQuery,
-        replies={200: Queues},
-    ),
-    Operation(method="GET", path=_QUEUE, handler=queue_handlers.count, needs="read", replies={200: QueueCounts}),
-    Operation(
-        method="GET",
-        path=f"{_QUEUE}/jobs",
-        handler=job_handlers.list_jobs,
-        needs="read",
-        query=JobsQuery,
-        replies={200: Jobs},
-    ),
-    Operation(
-        method="POST",
-        path=f"{_QUEUE}/jobs",
-        handler=job_handlers.enqueue,
-        needs="write",
-        body=EnqueueJob,
-        key=True,
-        replies={201: Scheduled, 200: Scheduled},
-    ),
-    Operation(
-        method="POST",
-        path=f"{_QUEUE}/batches",
-        handler=job_handlers.enqueue_many,
-        needs="write",
+    _row("GET", "/v1/queues", queue_handlers.list_queues, Queues, query=ListQuery),
+    _row("GET", _QUEUE, queue_handlers.count, QueueCounts),
+    _row("GET", f"{_QUEUE}/jobs", job_handlers.list_jobs, Jobs, query=JobsQuery),
+    _row("POST", f"{_QUEUE}/jobs", job_handlers.enqueue, {201: Scheduled, 200: Scheduled}, body=EnqueueJob, key=True),
+    _row(
+        "POST",
+        f"{_QUEUE}/batches",
+        job_handlers.enqueue_many,
+        {201: ScheduledJobs, 200: ScheduledJobs},
         body=EnqueueJobs,
         key=True,
-        replies={201: ScheduledJobs, 200: ScheduledJobs},
     ),
-    Operation(method="GET", path=_JOB, handler=job_handlers.look, needs="read", replies={200: JobStatus}),
-    Operation(
-        method="PATCH",
-        path=_JOB,
-        handler=job_handlers.reschedule,
-        needs="write",
-        body=Reschedule,
-        replies={200: Scheduled},
-    ),
-    Operation(
-        method="DELETE",
-        path=_JOB,
-        handler=job_handlers.cancel,
-        needs="write",
-        replies={204: None, 202: Stopping},
-    ),
-    Operation(
-        method="GET",
-        path=f"{_JOB}/explain",
-        handler=job_handlers.explain,
-        needs="read",
-        replies={200: Explained},
-    ),
-    Operation(
-        method="GET",
-        path=f"{_JOB}/result",
-        handler=job_handlers.wait_for_end,
-        needs="read",
-        query=ResultQuery,
-        replies={200: Outcome, 202: Outcome},
-    ),
-    Operation(
-        method="GET",
-        path=f"{_QUEUE}/recurrences",
-        handler=recurrence_handlers.list_recurrences,
-        needs="read",
-        query=ListQuery,
-        replies={200: Recurrences},
-    ),
-    Operation(
-        method="GET",
-        path=_RECURRENCE,
-        handler=recurrence_handlers.look,
-        needs="read",
-        replies={200: RecurrenceStatus},
-    ),
-    Operation(
-        method="PUT",
-        path=_RECURRENCE,
-        handler=recurrence_handlers.put,
-        needs="write",
-        body=NewRecurrence,
-        replies={201: Changed, 200: Changed},
-    ),
-    Operation(
-        method="DELETE", path=_RECURRENCE, handler=recurrence_handlers.remove, needs="write", replies={204: None}
-    ),
-    Operation(
-        method="POST",
-        path=f"{_RECURRENCE}/pause",
-        handler=recurrence_handlers.pause,
-        needs="write",
-        body=Pause,
-        replies={204: None},
-    ),
-    Operation(
-        method="POST",
-        path=f"{_RECURRENCE}/resume",
-        handler=recurrence_handlers.resume,
-        needs="write",
-        replies={200: Resumed},
-    ),
-    Operation(
-        method="POST",
-        path=f"{_RECURRENCE}/trigger",
-        handler=recurrence_handlers.trigger,
-        needs="write",
-        key=True,
-        replies={202: Triggered},
-    ),
-    Operation(
-        method="POST",
-        path=f"{_QUEUE}/pause",
-        handler=operator_handlers.pause,
-        needs="write",
-        body=Pause,
-        query=CreateQuery,
-        replies={200: QueuePaused},
-    ),
-    Operation(
-        method="POST",
-        path=f"{_QUEUE}/resume",
-        handler=operator_handlers.resume,
-        needs="write",
-        replies={200: QueueResumed},
-    ),
-    Operation(
-        method="GET",
-        path=f"{_QUEUE}/limits",
-        handler=operator_handlers.limits,
-        needs="read",
-        replies={200: QueueLimits},
-    ),
-    Operation(
-        method="PATCH",
-        path=f"{_QUEUE}/limits",
-        handler=operator_handlers.limit,
-        needs="write",
-        body=NewLimits,
-        query=CreateQuery,
-        replies={200: QueueLimits},
-    ),
-    Operation(
-        method="POST",
-        path=f"{_QUEUE}/dead/revive",
-        handler=operator_handlers.revive,
-        needs="write",
-        body=DeadJobs,
-        replies={200: DeadChanged},
-    ),
-    Operation(
-        method="POST",
-        path=f"{_QUEUE}/dead/drop",
-        handler=operator_handlers.drop,
-        needs="write",
-        body=DeadJobs,
-        replies={200: DeadChanged},
-    ),
-    Operation(
-        method="GET",
-        path=f"{_QUEUE}/calendars",
-        handler=operator_handlers.list_calendars,
-        needs="read",
-        replies={200: Calendars},
-    ),
-    Operation(
-        method="PUT",
-        path=_CALENDAR,
-        handler=operator_handlers.put_calendar,
-        needs="write",
-        body=NewCalendar,
-        query=CreateQuery,
-        replies={200: CalendarSet},
-    ),
-    Operation(
-        method="DELETE",
-        path=_CALENDAR,
-        handler=operator_handlers.remove_calendar,
-        needs="write",
-        replies={204: None},
-    ),
-    Operation(
-        method="GET",
-        path=f"{_QUEUE}/windows",
-        handler=operator_handlers.list_windows,
-        needs="read",
-        replies={200: Windows},
-    ),
-    Operation(
-        method="PUT",
-        path=_WINDOW,
-        handler=operator_handlers.put_window,
-        needs="write",
-        body=NewWindow,
-        query=CreateQuery,
-        replies={200: WindowSet},
-    ),
-    Operation(
-        method="DELETE",
-        path=_WINDOW,
-        handler=operator_handlers.remove_window,
-        needs="write",
-        replies={204: None},
-    ),
+    _row("GET", _JOB, job_handlers.look, JobStatus),
+    _row("PATCH", _JOB, job_handlers.reschedule, Scheduled, body=Reschedule),
+    _row("DELETE", _JOB, job_handlers.cancel, {204: None, 202: Stopping}),
+    _row("GET", f"{_JOB}/explain", job_handlers.explain, Explained),
+    _row("GET", f"{_JOB}/result", job_handlers.wait_for_end, {200: Outcome, 202: Outcome}, query=ResultQuery),
+    _row("GET", f"{_QUEUE}/recurrences", recurrence_handlers.list_recurrences, Recurrences, query=ListQuery),
+    _row("GET", _RECURRENCE, recurrence_handlers.look, RecurrenceStatus),
+    _row("PUT", _RECURRENCE, recurrence_handlers.put, {201: Changed, 200: Changed}, body=NewRecurrence),
+    _row("DELETE", _RECURRENCE, recurrence_handlers.remove, {204: None}),
+    _row("POST", f"{_RECURRENCE}/pause", recurrence_handlers.pause, {204: None}, body=Pause),
+    _row("POST", f"{_RECURRENCE}/resume", recurrence_handlers.resume, Resumed),
+    _row("POST", f"{_RECURRENCE}/trigger", recurrence_handlers.trigger, {202: Triggered}, key=True),
+    _row("POST", f"{_QUEUE}/pause", operator_handlers.pause, QueuePaused, body=Pause, query=CreateQuery),
+    _row("POST", f"{_QUEUE}/resume", operator_handlers.resume, QueueResumed),
+    _row("GET", f"{_QUEUE}/limits", operator_handlers.limits, QueueLimits),
+    _row("PATCH", f"{_QUEUE}/limits", operator_handlers.limit, QueueLimits, body=NewLimits, query=CreateQuery),
+    _row("POST", f"{_QUEUE}/dead/revive", operator_handlers.revive, DeadChanged, body=DeadJobs),
+    _row("POST", f"{_QUEUE}/dead/drop", operator_handlers.drop, DeadChanged, body=DeadJobs),
+    _row("GET", f"{_QUEUE}/calendars", operator_handlers.list_calendars, Calendars),
+    _row("PUT", _CALENDAR, operator_handlers.put_calendar, CalendarSet, body=NewCalendar, query=CreateQuery),
+    _row("DELETE", _CALENDAR, operator_handlers.remove_calendar, {204: None}),
+    _row("GET", f"{_QUEUE}/windows", operator_handlers.list_windows, Windows),
+    _row("PUT", _WINDOW, operator_handlers.put_window, WindowSet, body=NewWindow, query=CreateQuery),
+    _row("DELETE", _WINDOW, operator_handlers.remove_window, {204: None}),
 )

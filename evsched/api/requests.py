@@ -29,8 +29,15 @@ JobId = Annotated[str, Meta(pattern=NAME_IN_PATH, max_length=200, description="E
 Task = Annotated[str, Meta(min_length=1, description="The name of the task.")]
 Delay = Annotated[float, Meta(description="Seconds from now, by Redis's clock. Give `due` or `delay`.")]
 Timeout = Annotated[float, Meta(gt=0, description="Seconds that a run may take.")]
-Within = Annotated[float, Meta(gt=0, description="Seconds without a second job, even if the first has ended.")]
-Age = Annotated[Length, Meta(description="Only jobs that were created, or died, so many seconds ago.")]
+Within = Annotated[
+    float, Meta(gt=0, description="Seconds in which there is no second job even if the first has ended.")
+]
+Age = Annotated[Length, Meta(description="Only jobs that were created, or died, at least this many seconds ago.")]
+
+OfTask = Annotated[str, Meta(min_length=1, description="Only jobs of this task.")]
+OfGroup = Annotated[str, Meta(min_length=1, description="Only jobs of this group.")]
+WithReason = Annotated[str, Meta(min_length=1, description="Only jobs whose reason contains this text.")]
+WithError = Annotated[str, Meta(min_length=1, description="Only jobs whose handler raised this class last.")]
 
 
 class NewJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,9 +48,7 @@ class NewJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kwargs: dict[str, Any] = {}
     id: JobId | None = None
     due: Moment | None = None
-    delay: Annotated[float, Meta(description="Seconds from now, by Redis's clock. Give `due` or `delay`.")] | None = (
-        None
-    )
+    delay: Delay | None = None
     priority: Priority | None = None
     group: Group | None = None
     timeout: Timeout | None = None
@@ -59,19 +64,13 @@ class UniqueJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The job's id is made of its task and arguments, or of its task and `key`."""
 
     key: Annotated[Any, Meta(description="A JSON value instead of the arguments.")] | UnsetType = UNSET
-    within: (
-        Annotated[float, Meta(gt=0, description="Seconds in which there is no second job even if the first has ended.")]
-        | None
-    ) = None
+    within: Within | None = None
 
 
 class UniqueJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The id of each job is made of its task and arguments."""
 
-    within: (
-        Annotated[float, Meta(gt=0, description="Seconds in which there is no second job even if the first has ended.")]
-        | None
-    ) = None
+    within: Within | None = None
 
 
 class EnqueueJob(NewJob, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,12 +134,10 @@ class DeadJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     ids: Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(min_length=1)] | None = None
     all: bool = False
-    task: Annotated[str, Meta(min_length=1, description="Only jobs of this task.")] | None = None
-    group: Annotated[str, Meta(min_length=1, description="Only jobs of this group.")] | None = None
-    reason: Annotated[str, Meta(min_length=1, description="Only jobs whose reason contains this text.")] | None = None
-    error: Annotated[str, Meta(min_length=1, description="Only jobs whose handler raised this class last.")] | None = (
-        None
-    )
+    task: OfTask | None = None
+    group: OfGroup | None = None
+    reason: WithReason | None = None
+    error: WithError | None = None
     older: Age | None = None
     since: Annotated[Moment, Meta(description="Only jobs that died then or later.")] | None = None
     until: Annotated[Moment, Meta(description="Only jobs that died then or earlier.")] | None = None
@@ -194,12 +191,10 @@ class JobsQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Which jobs to list."""
 
     place: Waiting | None = None
-    task: Annotated[str, Meta(min_length=1, description="Only jobs of this task.")] | None = None
-    group: Annotated[str, Meta(min_length=1, description="Only jobs of this group.")] | None = None
-    reason: Annotated[str, Meta(min_length=1, description="Only jobs whose reason contains this text.")] | None = None
-    error: Annotated[str, Meta(min_length=1, description="Only jobs whose handler raised this class last.")] | None = (
-        None
-    )
+    task: OfTask | None = None
+    group: OfGroup | None = None
+    reason: WithReason | None = None
+    error: WithError | None = None
     older: Age | None = None
     since: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or later.")] | None = None
     until: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or earlier.")] | None = None
