@@ -170,6 +170,8 @@ class DispatchLoop:
         timer = self._timers.get(queue)
         if timer is not None:
             timer.removed(time.monotonic())
+            if timer.rivals.reserve:
+                self._plan(timer)
 
     def opens(self, queue: str, moment: float) -> None:
         """Step when the gate opens."""

@@ -78,7 +78,7 @@ class QueueTimer:
     def changed(self, now: float) -> None:
         """Answer an event: jobs may have been put on the schedule."""
         if self.rivals.reserve:
-            self.look_by(self.pace.next_look(now + self.rivals.delay()), "event")
+            self.look_by(self.rivals.look_at(now), "event")
         elif self.pace.prefers_step(now):
             self.step_by(self.pace.next_step(now), "event")
         else:
@@ -98,13 +98,20 @@ class QueueTimer:
         self.step_by(self.pace.next_step(at + self.rivals.delay()), "event")
 
     def removed(self, now: float) -> None:
-        """Note that jobs were removed from the schedule."""
+        """Note that jobs were removed from the schedule. A reserve then acts later: most likely the leader acts."""
+        led = not self.rivals.reserve
         self.rivals.removed(now)
+        if not self.rivals.reserve:
+            return
+        if led and self.next_step.reason == "timer":
+            self.next_step.at += self.rivals.delay()
+        self.next_look.at = max(self.next_look.at, self.rivals.postponed())
 
     def stepping(self, now: float) -> None:
         """Note that a step is being sent. Events that arrive from now on need another step."""
         self.next_step.at = self.next_look.at = _NEVER
         self.pace.stepping(now)
+        self.rivals.stepping(now)
 
     def stepped(self, sent: float, now: float, reason: Reason, done: Step, cap: float) -> None:
         """Note what a step found, and when to step next.
@@ -151,16 +158,18 @@ class QueueTimer:
         """Note that a look is being sent; return its reason."""
         self.next_look.at = _NEVER
         self.pace.looking(now)
+        self.rivals.looking(now)
         return self.next_look.reason
 
     def looked(self, now: float, reason: Reason, nearest: float | None) -> None:
         """Note the nearest due that a look found, by Redis's clock."""
         due = _NEVER if nearest is None else nearest - (self._ahead or 0.0)
         self.pace.looked(found=due <= now)
-        if due <= now:
+        if self.rivals.overdue(now, due):
             self.rivals.saw(nearest or 0.0)
             self.step_by(now, reason)
         else:
+            self.rivals.trust()
             self._wake_at(due, _NEVER)
 
     def _wake_at(self, due: float, opens: float) -> None:
@@ -170,4 +179,4 @@ class QueueTimer:
         else:
             self.step_by(opens + self.rivals.delay(), "timer")
             if due < opens:
-                self.look_by(due + self.rivals.delay(), "timer")
+                self.look_by(self.rivals.look_at(due), "timer")

@@ -63,7 +63,7 @@ Kind = Literal["schedule", "recurrences", "gate", "canary event", "canary messag
 _REMOVALS: Final = frozenset(
     (b"zrem", b"del", b"zremrangebyscore", b"zremrangebyrank", b"zremrangebylex", b"zpopmin", b"zpopmax")
 )
-"""Events that bring no due nearer. The last job that leaves a schedule causes `del` too."""
+"""Events that bring no due nearer. The last job that leaves a schedule causes `del` too. Dispatchers cause `zrem`."""
 
 
 _CHANNELS: Final = 1000
@@ -214,7 +214,10 @@ class Watcher:
         kind, queue = self._channels.read(channel)
         if kind == "schedule":
             if flood.event():
-                (self._schedules.removed if message in _REMOVALS else self._schedules.changed)(queue)
+                if message == b"zrem":
+                    self._schedules.removed(queue)
+                elif message not in _REMOVALS:
+                    self._schedules.changed(queue)
         elif kind == "recurrences":
             self._listener.recurs(queue)
         elif kind == "gate":

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
 
 import pytest
 
 from evsched import App, events
 from evsched.config import Config
+from evsched.dispatcher import flood
 from evsched.dispatcher.queue_timer import QueueTimer
 from evsched.store.clients import New
 from evsched.store.dispatchers import Step
 from evsched.store.server import set_notification_flags
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.patience import NO_CAP, PATIENCE
 from tests.support.proxy import Proxy
-from tests.support.system import system
+from tests.support.system import System, system
 
 pytestmark = pytest.mark.usefixtures("lateness")
 
@@ -112,6 +117,68 @@ async def test_a_reserve_takes_over_when_no_other_dispatcher_acts(server: Embedd
             await running.sender.send(job)
             await running.recorder.wait(events.Completed, lambda event: event.ids == [name])  # noqa: B023
             assert not timer.rivals.reserve
+
+
+def timer_of(running: System, queue: str) -> QueueTimer:
+    return running.dispatcher._loop.timer(queue)  # pyright: ignore[reportPrivateUsage]
+
+
+@asynccontextmanager
+async def rivals(own: EmbeddedRedis, queue: str, app: App) -> AsyncGenerator[tuple[System, System, Proxy]]:
+    """Run two dispatchers: one that leads, through a proxy, and a reserve."""
+    async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
+        through = Config(url=f"redis://127.0.0.1:{proxy.port}/0", queues=(queue,), safety_cap=NO_CAP)
+        direct = Config(url=own.url, queues=(queue,), safety_cap=NO_CAP)
+        async with (
+            system(through, app, workers=0) as leader,
+            system(direct, App(queue=queue), workers=0) as reserve,
+        ):
+            for running in (leader, reserve):
+                await running.recorder.wait(events.NotificationsProven)
+            timer = timer_of(reserve, queue)
+            timer.rivals.reserve = True
+            for _ in range(10):
+                timer.rivals.trust()
+            yield leader, reserve, proxy
+
+
+def put(client: Any, queue: str, name: str, due: float = 0) -> None:
+    key, due, member = inline(queue, name, due)
+    client.zadd(key, {member: due})
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped", "slow"])
+async def test_a_reserve_leads_when_the_leader_is(
+    own: EmbeddedRedis, queue: str, app: App, client: Any, fault: Literal["killed", "stopped", "slow"]
+) -> None:
+    async with rivals(own, queue, app) as (leader, reserve, proxy):
+        if fault == "killed":
+            for task in leader._dispatching:  # pyright: ignore[reportPrivateUsage]
+                task.cancel()
+        elif fault == "stopped":
+            proxy.swallow()
+        else:
+            proxy.delay(0.5, "up")
+        put(client, queue, "at-once")
+        await reserve.recorder.wait(events.Dispatched)
+        assert not timer_of(reserve, queue).rivals.reserve
+
+
+async def test_a_reserve_leads_when_the_leader_stops_while_jobs_are_removed_by_others(
+    own: EmbeddedRedis, queue: str, app: App, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flood, "_MANY", 10**9)  # the removals arrive, however many they are
+
+    def cancel_another() -> None:
+        put(client, queue, "another", due=4e9)
+        client.zrem(*inline(queue, "another")[::2])
+
+    async with rivals(own, queue, app) as (_, reserve, proxy):
+        proxy.swallow()
+        put(client, queue, "at-once")
+        async with asyncio.timeout(PATIENCE):
+            while not reserve.recorder.of(events.Dispatched):
+                await asyncio.to_thread(cancel_another)
 
 
 async def test_queues_that_are_due_at_the_same_time_are_stepped_together(own: EmbeddedRedis, app: App) -> None:
