@@ -159,9 +159,9 @@ class WrittenRows:
         self._store = store
         self._now = now
         self._connections = list[tuple[_Connection, set[int]]]()
-        """Those that may be in a transaction, each with the numbers of rows that it has written."""
+        """The connections that may be in a transaction, each with the numbers of rows that it has written."""
         self._databases: dict[Hashable, tuple[_Database, set[int]]] = {}
-        """Each with the numbers of rows that were written by connections that are in no transaction any more."""
+        """Each with the numbers of rows that were written by connections that are no longer in a transaction."""
         self._of_connection: dict[int, _Database] = {}
         self._scheduled: dict[int, _Row] = {}
         """By number, as they were when Redis got them."""

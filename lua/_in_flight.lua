@@ -179,7 +179,7 @@ local function note_task(task)
   end
 end
 
--- Note whether origins have limits. With the first of them, the jobs in flight are counted anew.
+-- Note whether origins have limits. With the first of them, the jobs in flight are counted again.
 -- USES limits, ORIGIN_GROUP, in_flight, counting
 local function note_origins()
   local ruled = false

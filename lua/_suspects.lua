@@ -35,7 +35,7 @@ local function mark_suspect(id, deaths, doubts, counted)
   redis.call('PEXPIRE', suspects, milliseconds(SUSPECTED))
 end
 
--- The job is gone or has ended for good: it is no suspect any more.
+-- The job is gone or has ended for good: it is no longer a suspect.
 -- USES suspects, suspecting
 local function acquit(id)
   if suspecting then
@@ -43,7 +43,7 @@ local function acquit(id)
   end
 end
 
--- A run of the job came to an end: it is no suspect any more. How many doubtful runs its attempts count stays known.
+-- A run of the job has ended: it is no longer a suspect. The record keeps the number of its doubtful runs.
 -- USES suspicion_of, mark_suspect, acquit
 local function clear_suspicion(id)
   local _, _, counted = suspicion_of(id)

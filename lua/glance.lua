@@ -28,7 +28,7 @@ local function report(name, prefix)
   local first = redis.pcall('ZRANGE', prefix .. 'schedule', 0, 0, 'WITHSCORES')
   local due = first.err and '0' or first[2] or ''
   if first[1] and #first[1] > MEMBER_MOST then
-    due = '0' -- it is no job: dispatch buries it
+    due = '0' -- not a valid job: dispatch buries it
   end
   local at = #reply
   reply[at + 1], reply[at + 2] = name, due

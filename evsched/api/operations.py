@@ -1,4 +1,4 @@
-"""What can be asked: for each path and method the handler, and the structs that it takes and returns.
+"""The table of requests: for each path and method the handler, and the structs that it takes and returns.
 
 The routes and the OpenAPI document are made from this table.
 """

@@ -111,7 +111,7 @@ async def _change(asked: Asked[DeadJobs, None], change: ChangeDead) -> Reply:
         changed = await client.run(change_dead(lambda job: client.parts_of(asked.queue, job), ids, change))
         return Reply(HTTPStatus.OK, DeadChanged(changed, complete=True))
     if given.all:
-        matching = Filter(older=0.0)  # those that are dead by now: so it ends
+        matching = Filter(older=0.0)  # only the jobs that are dead by now, so that it ends
     if len(asked.stores) > 1:
         await client.run(finish_moves(client.store, asked.stores))
     plan = reviving if change is Store.revive else dropping
@@ -128,7 +128,7 @@ async def list_calendars(asked: Asked[None, None]) -> Reply:
 
 
 async def put_calendar(asked: Asked[NewCalendar, CreateQuery]) -> Reply:
-    """Create or change a calendar. The recurrences that skip its days are planned anew at once."""
+    """Create or change a calendar. The recurrences that skip its days are planned again at once."""
     present = await asked.client.calendars(asked.queue)
     await _check_used(asked, create=asked.query.create or bool(present))
     planned = await asked.client.set_calendar(asked.queue, asked.name, " ".join(asked.body.days))

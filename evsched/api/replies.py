@@ -35,7 +35,7 @@ class ScheduledJobs(Struct, frozen=True):
 
 
 class Stopping(Struct, frozen=True):
-    """A job that a worker holds, and was told to stop."""
+    """A job that a worker holds, and was asked to stop."""
 
     id: str
     place: Place
@@ -176,7 +176,7 @@ class Calendars(Struct, frozen=True):
 
 
 class CalendarSet(Struct, frozen=True):
-    """A calendar that was set, and how many recurrences were planned anew."""
+    """A calendar that was set, and how many recurrences were planned again."""
 
     name: str
     planned: int

@@ -126,7 +126,7 @@ class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Until when a queue or a recurrence is paused, and why."""
 
     until: Moment | None = None
-    why: Annotated[str, Meta(max_length=500, description="A sentence for whoever looks at it later.")] = ""
+    why: Annotated[str, Meta(max_length=500, description="A sentence for people who look at it later.")] = ""
 
 
 class DeadJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

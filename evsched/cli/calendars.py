@@ -105,7 +105,7 @@ def set_calendar(
     said = f"{name} has {_count(found.days)} days from {found.days[0][0]} to {found.days[-1][1]}"
     if found.left_out:
         said += f"; {found.left_out} events that do not last whole days were left out"
-    print(said + (f"; {planned} recurrences are planned anew" if planned else ""))
+    print(said + (f"; {planned} recurrences are planned again" if planned else ""))
 
 
 @app.command(name="remove")

@@ -1,4 +1,4 @@
-"""What commands say of jobs that Redis does not have, if EVSCHED_LEDGER_URL is set: their rows in the ledger say it."""
+"""Jobs that Redis does not have, as commands show them by their rows in the ledger, if EVSCHED_LEDGER_URL is set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOMENTS = ("due", "created", "scheduled", "finished")
 
 
 def ask(url: str | None, question: Callable[[ModuleType, str, str], Coroutine[Any, Any, T]], default: T) -> T:
-    """Return what the ledger says of jobs that Redis does not have; `default` without a ledger, or if it is away.
+    """Return what the ledger says of jobs that Redis lacks; `default` without a ledger, or if it does not answer.
 
     `question` is called with the module `ledger.lost`, the URL of the database and that of Redis.
     """

@@ -53,15 +53,15 @@ def pause(
             "2030-01-31T09:00, in your time zone, or Unix seconds. Default: when you resume the queue."
         ),
     ] = None,
-    why: Annotated[str, Parameter(help="A sentence for whoever looks at it later.")] = "",
+    why: Annotated[str, Parameter(help="A sentence for people who look at it later.")] = "",
     create: Create = False,
     named: Flag = None,
     url: Url = None,
 ) -> None:
     """Pause a queue: running jobs finish, and no other job starts until you resume the queue.
 
-    Of a queue with shards, all are paused. If that fails, the same command does the rest. Of a queue that is paused
-    already, it replaces the end and the reason of the pause.
+    It pauses all shards of a queue. If that fails, the same command does the rest. If the queue is paused already, it
+    replaces the end and the reason of the pause.
 
     Example: evsched pause mail --until 2030-01-31T09:00 --why "the provider is down"
     """

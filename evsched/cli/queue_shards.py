@@ -119,7 +119,7 @@ def plan(
         if unsharded := [queue for queue in queues if not redis.shards.counts.get(queue)]:
             raise EvschedError(f"{_some(unsharded)}: no shards; evsched queues shard Q N gives a queue shards")
         if not found:
-            raise EvschedError("this Redis is no cluster, so all shards are on one server")
+            raise EvschedError("this Redis is not a cluster, so all shards are on one server")
         places = {queue: placement.placed(found, redis.shards, queue) for queue in queues}
         moves = [move for queue in queues for move in placement.moves(found, queue, places[queue])]
     if json:

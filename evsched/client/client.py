@@ -248,8 +248,8 @@ class Client:
     async def pause(self, queue: str, *, until: datetime | float | None = None, why: str = "") -> float:
         """Pause a queue: running jobs finish, and no other starts; return since when it is paused, in Unix seconds.
 
-        `until`: when the pause ends by itself; None = with `resume`. `why`: a sentence for whoever looks at it later.
-        Of a queue that is paused already, both are replaced.
+        `until`: when the pause ends by itself; None = with `resume`. `why`: a sentence for people who look at it
+        later. If the queue is paused already, both are replaced.
 
         Raises:
             ConfigError: the moment has passed, or the reason is too long.
@@ -295,7 +295,7 @@ class Client:
         return await self.send(self.store(queue).all_calendars())
 
     async def set_calendar(self, queue: str, name: str, days: str | Iterable[date]) -> int:
-        """Create or change a calendar, at once; return how many recurrences were planned anew.
+        """Create or change a calendar, at once; return how many recurrences were planned again.
 
         `days`: dates, or a text of dates and ranges, as `calendars` returns it.
 

@@ -43,7 +43,7 @@ def calendar_text(name: str, days: str | Iterable[date]) -> str:
 
 
 def set_calendar(store: Store, name: str, days: str | Iterable[date]) -> Operation[int]:
-    """Create or change a calendar; return how many recurrences were planned anew.
+    """Create or change a calendar; return how many recurrences were planned again.
 
     `days`: dates, or a text of dates and ranges such as "2026-01-01 2026-04-03..2026-04-06".
 

@@ -76,7 +76,7 @@ class ForwardJob(TargetJob[None], frozen=True):
     most: Most | None = None
     """About how many entries a stream keeps."""
     end: Literal["left", "right"] | None = None
-    """Of a list, where the message is added."""
+    """Where a list gets the message."""
     bare: bool | None = None
     """A list or a channel gets the message alone, without the job's id."""
     routing_key: str | None = None

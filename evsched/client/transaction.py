@@ -104,7 +104,7 @@ class Statement(Struct, frozen=True):
         """Return the rows that the statement returns, or an awaitable of them.
 
         Raises:
-            ConfigError: the connection is none that is known here, or not to PostgreSQL.
+            ConfigError: the connection is of an unknown library, or not to PostgreSQL.
         """
         if (other := _other_database(connection)) is not None:
             raise ConfigError(f"the connection is one of {other}: the ledger needs PostgreSQL")
@@ -114,8 +114,8 @@ class Statement(Struct, frozen=True):
         if hasattr(connection, "cursor") and hasattr(connection, "commit"):
             return _through_cursor(connection, self._with("%({})s"), self.words)
         raise ConfigError(
-            f"{type(connection).__name__} is no connection that the ledger knows: give it one of psycopg, SQLAlchemy "
-            "or Django, or write the row by SQL"
+            f"{type(connection).__name__} is not a connection that the ledger can use: give it one of psycopg, "
+            "SQLAlchemy or Django, or write the row by SQL"
         )
 
     def _with(self, placeholder: str) -> str:

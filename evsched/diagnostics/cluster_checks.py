@@ -1,4 +1,4 @@
-"""What is wrong with a cluster as a whole: its slots, its replicas, the versions of its nodes, and where shards are.
+"""Checks a cluster as a whole: its slots, its replicas, the versions of its nodes, and where shards are.
 
 Settings and state of each primary are checked by `server_checks.py`.
 """

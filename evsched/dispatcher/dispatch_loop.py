@@ -56,7 +56,7 @@ _NEVER: Final = float("inf")
 
 
 class Owner(Protocol):
-    """Hears which queues the loop has found, and which it looks after no more."""
+    """Learns which queues the loop has found, and which it no longer looks after."""
 
     def found(self, queue: str) -> None:
         """Note that a queue is served from now on."""

@@ -27,7 +27,7 @@ from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
 
 _AGAIN: Final = 2.0
-"""Seconds, half of them random, after which the shards of named queues are read again while their node is away."""
+"""Seconds, half of them random, until the shards of named queues are read again if their node does not answer."""
 
 
 _SELDOM: Final = 10

@@ -27,7 +27,7 @@ class QueueSet:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._queues = set(runtime.config.queues)
-        """What belongs in the set: the queues that were found and are not at rest, or that the settings name."""
+        """The queues that belong in the set: they were found and are not at rest, or the settings name them."""
         self._written = set[str]()
         """What the set contained when it was last read, and what was added since."""
         self._to_remove = set[str]()
@@ -39,7 +39,7 @@ class QueueSet:
         return queue not in self._written
 
     def rest(self, queue: str) -> None:
-        """Add a queue no more if the set lacks it, because the queue is empty."""
+        """Do not add a queue that the set lacks, because the queue is empty."""
         self._queues.discard(queue)
 
     def remove(self, queues: Iterable[str]) -> None:
@@ -47,10 +47,10 @@ class QueueSet:
         self._to_remove.update(queues)
 
     async def write(self) -> list[str]:
-        """Add the queues that are missing and forget those that are to be removed, if there are any.
+        """Add the queues that are missing and forget the queues that are to be removed.
 
-        Return those that stay, because they have something, or had workers in the last day. What former workers wrote
-        about their apps is deleted with a queue.
+        Return the queues that stay, because they have something, or had workers in the last day. The notes of former
+        workers about their apps are deleted with a queue.
 
         A queue that is added while it is being removed is missing afterwards, so the next `write` adds it. If another
         dispatcher or a worker has added it meanwhile, that one adds it again when it next reads or writes the set.

@@ -26,7 +26,7 @@ _NEVER: Final = float("inf")
 
 
 class RestingQueues:
-    """Looks at each queue at rest once in a safety cap. `forget`: receives those that have been at rest for long."""
+    """Looks at each queue at rest once in a safety cap. `forget`: receives queues that have been at rest for long."""
 
     def __init__(self, runtime: Runtime, forget: Callable[[list[str]], None]) -> None:
         self._runtime = runtime

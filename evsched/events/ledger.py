@@ -68,7 +68,7 @@ class EndsWritten(Event, frozen=True, kw_only=True):
 
 
 class JobsWithdrawn(Event, frozen=True, kw_only=True):
-    """Redis had jobs again that have ended, as their rows say: they were removed from a place, or told to stop."""
+    """Redis had jobs again that have ended, as their rows say: they were removed from a place, or asked to stop."""
 
     queue: str
     count: int

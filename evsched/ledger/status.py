@@ -48,7 +48,7 @@ class Status(Struct, frozen=True):
     unwritten: dict[str, int]
     """By queue: how many ends Redis has that the table does not have yet. Empty while Redis is away."""
     lost_dead: int
-    """Dead and expired rows whose jobs Redis does not have, counted up to 1,000. 0 while it is away."""
+    """Dead and expired rows whose jobs Redis does not have, counted up to 1,000. 0 while it does not answer."""
 
 
 async def read_status(database: str | None, redis: str) -> Status:

@@ -1,8 +1,8 @@
 """The shards of a worker's queues: those that its app declares are written to Redis, and those in Redis are served.
 
-The node that has the numbers may be away when the worker starts. Then it serves the shards that it knows of, and reads
-and writes the numbers as soon as that node answers. Later it reads them seldom: the number changes by a deploy, or by a
-command that says which workers to restart.
+The node that has the numbers may not answer when the worker starts. Then it serves the shards that it knows of, and
+reads and writes the numbers as soon as that node answers. Later it reads them seldom: the number changes by a deploy,
+or by a command that says which workers to restart.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class AppShards:
         """How many shards queues are to have by the app, until Redis has at least as many."""
 
     async def declare(self) -> None:
-        """Write how many shards the app declares, where that is more. What cannot be written is left to `keep`.
+        """Write how many shards the app declares, where that is more. `keep` writes the rest later.
 
         The pause and the limits of the queue hold for the new ones.
 
         Raises:
-            CannotStart: a limit is too small to be divided among so many.
+            CannotStart: a limit is too small to be divided among that many.
         """
         self._check_limits()
         for queue, count in list(self._undeclared.items()):
@@ -54,7 +54,7 @@ class AppShards:
             except ConfigError as error:
                 raise CannotStart(str(error)) from None
             except StoreError as error:
-                # The node is away, memory is full, or a right is missing: the shards are served all the same.
+                # The node does not answer, memory is full, or a right is missing: the shards are served all the same.
                 self._runtime.shards.grow({queue: count})
                 self._runtime.emit(RedisFailed(kind=error.kind))
                 if not server.set_may_wait(error):

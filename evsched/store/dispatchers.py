@@ -51,7 +51,7 @@ class Glance(Struct, frozen=True):
 
     now: float
     seen: dict[str, Seen]
-    """By name: the queues that have something. Of the others, there is nothing to look after."""
+    """By name: the queues that have something to look after."""
 
 
 class Lease(Struct, frozen=True):

@@ -217,9 +217,9 @@ def _read_reserved(reply: bytes) -> dict[str, Reserved]:
 
 
 def undivided(shards: Shards, queue: str, parts: Mapping[str, Limits]) -> dict[str, dict[str, float]]:
-    """Return the limits that older parts of a queue lack, by its parts: those of them that have the limit of before.
+    """Return the limits that older parts of a queue lack, by its parts, if they still have the previous limit.
 
-    Whoever changed the number of shards was interrupted before these were written. A limit that was set anew since is
+    The change of the number of shards was interrupted before these were written. A limit that was set again since is
     left alone.
     """
     wholes = dict[str, float]()

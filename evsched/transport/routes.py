@@ -3,7 +3,7 @@
 `Primary` is the one server of a URL, `ClusterRoute` the node of a cluster that owns a key's slot, or a given node.
 
 Without Sentinel it is where the URL says. With Sentinel it is looked up for each connection that is opened, and the
-server's role is checked. If that server is no primary, another sentinel is asked, because the first may be out of date.
+server's role is checked. If it is not a primary, another sentinel is asked, because the first may be out of date.
 When the primary has moved, all connections to the old one are cut. Otherwise an old primary that hangs, or whose
 machine is gone, would hold them until they time out.
 

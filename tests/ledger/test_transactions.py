@@ -200,9 +200,9 @@ class AsyncpgConnection:
 
 
 async def test_what_cannot_be_inserted_is_refused_before_the_database_is_asked(send: Any, ledger_url: str) -> None:
-    with pytest.raises(ConfigError, match="int is no connection"):
+    with pytest.raises(ConfigError, match="int is not a connection"):
         await send.enqueue_in(7, "bob")
-    with pytest.raises(ConfigError, match="AsyncpgConnection is no connection"):
+    with pytest.raises(ConfigError, match="AsyncpgConnection is not a connection"):
         await send.enqueue_in(AsyncpgConnection(), "bob")
     async with await psycopg.AsyncConnection.connect(ledger_url) as connection:
         with pytest.raises(ConfigError, match="await"):

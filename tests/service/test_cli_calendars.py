@@ -59,7 +59,7 @@ def test_a_calendar_is_set_listed_used_and_removed(cli: Cli, queue: str, raw: An
     span = ("--from", f"{year + 1}-12-20T00:00+00:00", "--to", f"{year + 1}-12-31T00:00+00:00")
     assert len(cli.json("simulate", *span, *of)) == 11 - 3
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": "inf"})
-    assert set_calendar(cli, queue).stdout.endswith("; 1 recurrences are planned anew\n")
+    assert set_calendar(cli, queue).stdout.endswith("; 1 recurrences are planned again\n")
     assert raw.zscore(f"evsched:{{{queue}}}:recurrences", "r") == 0
     used = cli.run("calendars", "remove", "de", *of)
     assert (used.returncode, used.stderr) == (1, "evsched: calendar de is in use by r: change those first\n")

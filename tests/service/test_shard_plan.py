@@ -63,4 +63,4 @@ def test_plan_says_when_there_is_nothing_to_plan(own: EmbeddedRedis, tmp_path: P
         client.send(redis_server.set_shards("mail", 2))
     refused = cli.run("queues", "plan")
     assert refused.returncode == 1
-    assert "this Redis is no cluster" in refused.stderr
+    assert "this Redis is not a cluster" in refused.stderr
