@@ -30,17 +30,23 @@ class QueueSet:
         """The queues that belong in the set: they were found and are not at rest, or the settings name them."""
         self._written = set[str]()
         """What the set contained when it was last read, and what was added since."""
+        self._to_add = set(self._queues)
+        """The queues that belong in the set and are not in `_written`."""
         self._to_remove = set[str]()
 
     def add(self, queue: str) -> bool:
         """Have `write` add a queue; return False if it is in the set already."""
         self._queues.add(queue)
         self._to_remove.discard(queue)
-        return queue not in self._written
+        if queue in self._written:
+            return False
+        self._to_add.add(queue)
+        return True
 
     def rest(self, queue: str) -> None:
         """Do not add a queue that the set lacks, because the queue is empty."""
         self._queues.discard(queue)
+        self._to_add.discard(queue)
 
     def remove(self, queues: Iterable[str]) -> None:
         """Have `write` remove queues, unless they are added again before that."""
@@ -62,7 +68,8 @@ class QueueSet:
         self._to_remove.clear()
         self._queues.difference_update(gone)
         self._written.difference_update(gone)
-        names = sorted(self._queues - self._written)
+        self._to_add.difference_update(gone)
+        names = sorted(self._to_add)
         send, kept = self._runtime.sender.send, set(gone)
         try:
             for first in range(0, len(gone), GLANCE_MOST):
@@ -79,6 +86,7 @@ class QueueSet:
             self._runtime.emit(events.RedisFailed(kind=error.kind))
         # Failed ones too: the next `read` corrects this, and they are added again.
         self._written.update(names, kept)
+        self._to_add.difference_update(names)
         return sorted(kept)
 
     async def read(self) -> set[str] | None:
@@ -91,7 +99,7 @@ class QueueSet:
         except StoreError as error:
             self._runtime.emit(events.RedisFailed(kind=error.kind))
             return None
-        self._written = names
+        self._written, self._to_add = names, self._queues - names
         return names
 
     async def changed(self) -> bool:
