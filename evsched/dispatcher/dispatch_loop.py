@@ -46,6 +46,9 @@ time, and 3 ms of this process's. So much may hold up a queue whose job is due."
 _LOOKS: Final = 100
 """Queues that are looked at in one round trip: about 3 ms of this process's time."""
 
+_NEW_MOST: Final = 100
+"""New queues that are checked in one round trip: about 3 ms of this process's time, if all have a job."""
+
 _NEAR_MOST: Final = 1000
 """Queues whose safety caps end together, at most: to find them takes 3 ms of this process's time."""
 
@@ -266,7 +269,8 @@ class DispatchLoop:
             return
         passes = [self._pass(timer) for timer in due]
         if self._unchecked:
-            passes.append(self._glance())
+            known = next(iter(self._unchecked)) in self._timers
+            passes.append(self._glance(GLANCE_MOST if known else _NEW_MOST))
         if resting:
             passes.append(self._look_at_rest())
         for failure in await asyncio.gather(*passes, return_exceptions=True):
@@ -313,17 +317,15 @@ class DispatchLoop:
             StoreDown, StoreRefused
         """
         while self._unchecked:
-            await self._glance()
+            await self._glance(GLANCE_MOST)
 
-    async def _glance(self) -> None:
+    async def _glance(self, most: int) -> None:
         """Check some queues in one call: those with a due job are stepped soon, and those without anything rest.
 
         Raises:
             StoreDown, StoreRefused: they will be checked again.
         """
-        taken: dict[str, Reason] = {
-            queue: self._unchecked.pop(queue) for queue in list(islice(self._unchecked, GLANCE_MOST))
-        }
+        taken: dict[str, Reason] = {queue: self._unchecked.pop(queue) for queue in list(islice(self._unchecked, most))}
         sent, first = time.monotonic(), next(iter(taken))
         try:
             found = await self._runtime.sender.send(Store(first).glance(list(taken)))

@@ -144,6 +144,7 @@ async def test_one_turn_looks_at_some_queues_and_checks_some(
 ) -> None:
     monkeypatch.setattr(dispatch_loop, "_LOOKS", 10)
     monkeypatch.setattr(dispatch_loop, "_NEAR_MOST", 10)
+    monkeypatch.setattr(dispatch_loop, "_NEW_MOST", 10)
     async with system(Config(url=own.url), app, workers=0, dispatch=False) as running:
         loop = loop_of(running)
         for n in range(25):
@@ -162,6 +163,13 @@ async def test_one_turn_looks_at_some_queues_and_checks_some(
             assert not loop._take_due(1.0)  # pyright: ignore[reportPrivateUsage]
             unchecked.append(len(loop._unchecked))  # pyright: ignore[reportPrivateUsage]
         assert unchecked == [10, 20, 25]
+        loop._unchecked.clear()  # pyright: ignore[reportPrivateUsage]
+        for n in range(25):
+            loop.changed(f"new-{n}")
+        for _ in range(3):
+            await loop._round(1.0)  # pyright: ignore[reportPrivateUsage]
+            unchecked.append(len(loop._unchecked))  # pyright: ignore[reportPrivateUsage]
+        assert unchecked[3:] == [15, 5, 0]
 
 
 async def test_new_queues_that_are_empty_again_cost_few_calls_and_leave_nothing(
@@ -223,9 +231,9 @@ async def test_idle_queues_are_checked_in_few_calls(own: EmbeddedRedis, client: 
         loop = loop_of(running)
         glance = loop._glance  # pyright: ignore[reportPrivateUsage]
 
-        async def counted() -> None:
+        async def counted(most: int) -> None:
             glances.append(1)
-            await glance()
+            await glance(most)
 
         loop._glance = counted  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         async with asyncio.timeout(PATIENCE):
