@@ -17,6 +17,7 @@ from evsched.ledger.service import Service
 from evsched.runtime.runtime import Runtime
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from tests.support.patience import NO_CAP
 from tests.support.recorder import Recorder
 
 Running = Callable[..., AbstractAsyncContextManager[Recorder]]
@@ -24,7 +25,9 @@ Running = Callable[..., AbstractAsyncContextManager[Recorder]]
 
 @pytest.fixture
 def config(server: EmbeddedRedis, queue: str, ledger_url: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, shutdown_grace=0.2, ledger_url=ledger_url)
+    return Config(
+        url=server.url, queues=(queue,), concurrency=10, shutdown_grace=0.2, safety_cap=NO_CAP, ledger_url=ledger_url
+    )
 
 
 @pytest.fixture
