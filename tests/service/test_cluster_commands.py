@@ -20,11 +20,11 @@ from evsched.client.client import Client
 from evsched.client.find_queues import find_queues
 from evsched.client.operations import Wait
 from evsched.client.sync_client import SyncClient
+from evsched.client.target_tasks import ForwardJob, target_task
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.diagnostics.standstill import Standstill
 from evsched.errors import StoreRefused
-from evsched.jobs.tasks import define
 from evsched.process.first_check import unsafe_settings
 from evsched.process.ready_watch import ReadyWatch
 from evsched.process.reports import Ready
@@ -383,7 +383,7 @@ def forwarding(url: str, queue: str, *allowed: str, **urls: str) -> tuple[App, T
     environment = {f"EVSCHED_FORWARD_URL_{name.upper()}": at for name, at in urls.items()}
     forwarder = Forwarder(read_destinations(allowed, environment), cluster=True)
     app = App(url, queue=queue, lifespan=lambda: forwarder)
-    app.tasks.add(task := define(forwarder.forward, name="evsched.forward", retry=RETRY))
+    app.tasks.add(task := target_task("evsched.forward", ForwardJob, forwarder.forward, RETRY))
     return app, TaskHandle(app, task)
 
 
