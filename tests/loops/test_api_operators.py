@@ -15,8 +15,10 @@ from evsched import App, InUse, JobMissing, events
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.store.limits import Limits
+from evsched.top import collector
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import LATER, READ, Caller, calling
+from tests.support.patience import PATIENCE
 from tests.support.snapshot import snapshot
 from tests.support.system import system
 
@@ -71,7 +73,11 @@ async def test_python_explains_as_the_http_interface_does(
     await app.close()
 
 
-async def test_python_asks_the_workers_about_a_ready_job(config: Config, queue: str) -> None:
+async def test_python_asks_the_workers_about_a_ready_job(
+    config: Config, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_PATIENCE", "_DEADLINE"):
+        monkeypatch.setattr(collector, name, PATIENCE)
     app, begun, go = App(queue=queue), asyncio.Event(), asyncio.Event()
 
     @app.task
