@@ -27,6 +27,41 @@ _ELSEWHERE: Final = (exceptions.ReadOnlyError, exceptions.AskError, exceptions.C
 Where the primary is now has to be found anew. Without Sentinel and cluster, the name may resolve to another host."""
 
 
+_LATE: Final = 0.02
+"""Seconds by which the timer of a healthy event loop is late at most."""
+
+
+class _Deadline:
+    """A time limit that leaves out the time for which the event loop did not run, for as long again at most.
+
+    A busy machine, or a handler that blocks the loop, delays the reading of a reply that came in time. With a plain
+    time limit all connections would count as dead at once, and opening them again would cost more than the work.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(None)
+        self._due = self._loop.time() + seconds
+        self._timer = self._loop.call_at(self._due, self._expire)
+
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._timer.cancel()
+        await self._limit.__aexit__(*error)
+
+    def _expire(self) -> None:
+        late = min(self._loop.time() - self._due, self._left)
+        if late < _LATE:
+            self._limit.reschedule(self._loop.time())
+            return
+        self._left -= late
+        self._due = self._loop.time() + late
+        self._timer = self._loop.call_at(self._due, self._expire)
+
+
 class Connection:
     """One connection. `exchange` is for one caller at a time. `short_replies`: a reply that is long is an error."""
 
@@ -56,7 +91,7 @@ class Connection:
             if not link.is_connected or self._route.is_due():
                 async with asyncio.timeout(CONNECT + reply_timeout):
                     await self._route.connect(link)
-            async with asyncio.timeout(reply_timeout):
+            async with _Deadline(reply_timeout):
                 await link.send_packed_command([pack(words) for words in commands], check_health=False)
                 replies = [await self._reply() for _ in commands]
             if any(isinstance(reply, _ELSEWHERE) for reply in replies):

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from anyio.lowlevel import checkpoint
 
 from evsched import App
 from evsched.config import Config
+from evsched.store import server as about
 from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -153,3 +155,15 @@ def test_event_loops_in_several_threads_may_share_a_sender(server: EmbeddedRedis
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(program, range(8)))
     assert found == [[f"{thread}-{n}".encode() for n in range(50)] * 5 for thread in range(8)]
+
+
+async def test_a_reply_that_comes_while_the_loop_is_blocked_is_read(server: EmbeddedRedis, raw: Any) -> None:
+    sender = BatchingSender(server.url, reply_timeout=0.1)
+    await sender.send(about.clock())
+    raw.execute_command("CLIENT", "PAUSE", 500, "ALL")
+    answer = asyncio.ensure_future(sender.send(about.clock()))
+    for _ in range(20):
+        await checkpoint()  # until the call is on its way
+    raw.ping()  # blocks the loop; Redis answers both calls when the pause ends
+    assert await answer > 0
+    await sender.close()
