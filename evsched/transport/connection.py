@@ -17,7 +17,7 @@ from evsched import forks
 from evsched.errors import StoreDown
 from evsched.transport.address import Host, parse
 from evsched.transport.call import Word
-from evsched.transport.links import CONNECT, descriptors, is_cut, new_link, new_sync_link, pack
+from evsched.transport.links import descriptors, is_cut, new_link, new_sync_link, pack
 from evsched.transport.redis_errors import translate
 from evsched.transport.routes import route
 from evsched.transport.short_replies import ShortReplies
@@ -26,6 +26,9 @@ _ELSEWHERE: Final = (exceptions.ReadOnlyError, exceptions.AskError, exceptions.C
 """Errors that say that this server is the primary no more, or, in a cluster, not that of the key: MOVED is an AskError.
 Where the primary is now has to be found anew. Without Sentinel and cluster, the name may resolve to another host."""
 
+
+_OPEN: Final = 20.0
+"""Seconds to open a connection, with the wait for its turn: on a busy machine, a worker opens hundreds over TLS."""
 
 _LATE: Final = 0.02
 """Seconds by which the timer of a healthy event loop is late at most."""
@@ -89,7 +92,7 @@ class Connection:
             if is_cut(link):
                 await self.close()
             if not link.is_connected or self._route.is_due():
-                async with asyncio.timeout(CONNECT + reply_timeout):
+                async with asyncio.timeout(_OPEN + reply_timeout):
                     await self._route.connect(link)
             async with _Deadline(reply_timeout):
                 await link.send_packed_command([pack(words) for words in commands], check_health=False)

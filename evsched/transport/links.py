@@ -197,7 +197,8 @@ async def open_link(link: AsyncLink) -> None:
         return
     at: Any = link
     servers = _servers.setdefault(asyncio.get_running_loop(), {})
-    async with servers.setdefault((at.host, at.port), _Server()).turn():
+    # The limit is inside the turn: links that wait for theirs must not time out, and begin again, in a crowd.
+    async with servers.setdefault((at.host, at.port), _Server()).turn(), asyncio.timeout(2 * CONNECT):
         await link.connect()
 
 

@@ -16,10 +16,12 @@ from evsched import App
 from evsched.config import Config
 from evsched.store import server as about
 from evsched.transport.call import Call, raw
+from evsched.transport.connection import Connection
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.sync_sender import SyncSender
 from tests.support.patience import PATIENCE
+from tests.support.proxy import BOTH, Proxy
 from tests.support.system import system
 
 FORKS = """
@@ -167,3 +169,13 @@ async def test_a_reply_that_comes_while_the_loop_is_blocked_is_read(server: Embe
     raw.ping()  # blocks the loop; Redis answers both calls when the pause ends
     assert await answer > 0
     await sender.close()
+
+
+async def test_links_that_wait_for_their_turn_do_not_time_out(own: EmbeddedRedis) -> None:
+    async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
+        proxy.delay(0.2, *BOTH)
+        links = [Connection(f"redis://127.0.0.1:{proxy.port}/1") for _ in range(80)]
+        replies = await asyncio.gather(*(link.exchange([("PING",)], 1.0) for link in links))
+        assert replies == [[b"PONG"]] * len(links)
+        for link in links:
+            await link.close()
