@@ -175,15 +175,16 @@ async def limited(sender: BatchingSender, queue: str, value: float) -> None:
 
 @pytest.mark.extra
 async def test_worker_writes_its_number_of_shards_once_it_can(own: EmbeddedRedis, recorder: Recorder) -> None:
-    app = App(own.url, queue="big", shards=2)
+    app = App(own.url, queue="big", shards=3)
     app.task(name="note")(_note)
     sender = BatchingSender(own.url)
     runtime = Runtime(Config(url=own.url), sender, recorder)
+    await sender.send(redis_server.set_shards("big", 2))  # so that restoring a lost number is not enough
     own.kill()
     async with working(runtime, app):
         await asyncio.to_thread(own.start)
         async with asyncio.timeout(25.0):
-            while (await sender.attempt_all([redis_server.shards()])) != [{"big": 2}]:
+            while (await sender.attempt_all([redis_server.shards()])) != [{"big": 3}]:
                 pass
     await sender.close()
 
