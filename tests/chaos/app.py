@@ -103,3 +103,12 @@ async def once() -> None:
     note(f"start:{current_job().planned:.6f}")
     await asyncio.sleep(0.3)
     note(f"end:{current_job().planned:.6f}")
+
+
+@app.task(retry=Retry(attempts=100, interval=0.01, factor=1, jitter=0), on_done=ended, on_dead=ended)
+async def punctual(due: float, seconds: float, dies: bool) -> None:
+    """Note if it starts before `due`, Unix seconds by the clock that Redis has too."""
+    note("start" if time.time() >= due else "early")
+    await asyncio.sleep(seconds)
+    if dies:
+        raise GiveUp("it was to die")
