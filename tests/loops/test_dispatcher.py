@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any, Literal
 
 import pytest
@@ -169,16 +170,19 @@ async def test_a_reserve_leads_when_the_leader_stops_while_jobs_are_removed_by_o
 ) -> None:
     monkeypatch.setattr(flood, "_MANY", 10**9)  # the removals arrive, however many they are
 
-    def cancel_another() -> None:
+    def put_and_cancel(number: int) -> None:
         put(client, queue, "another", due=4e9)
+        if number == 20:  # after removals, as if the leader had acted
+            put(client, queue, "at-once")
         client.zrem(*inline(queue, "another")[::2])
 
     async with rivals(own, queue, app) as (_, reserve, proxy):
         proxy.swallow()
-        put(client, queue, "at-once")
         async with asyncio.timeout(PATIENCE):
-            while not reserve.recorder.of(events.Dispatched):
-                await asyncio.to_thread(cancel_another)
+            for number in count():
+                await asyncio.to_thread(put_and_cancel, number)
+                if reserve.recorder.of(events.Dispatched):
+                    break
 
 
 async def test_queues_that_are_due_at_the_same_time_are_stepped_together(own: EmbeddedRedis, app: App) -> None:
