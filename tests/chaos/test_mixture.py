@@ -11,7 +11,7 @@ import secrets
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from threading import Event, Thread
 
@@ -114,6 +114,13 @@ class Services:
         return code
 
 
+@pytest.fixture
+def own() -> Generator[EmbeddedRedis]:
+    """A server that loses nothing when it is killed. With `everysec` it postpones writes while the disk is busy."""
+    with EmbeddedRedis(port=0, appendfsync="always") as server:
+        yield server
+
+
 @pytest.mark.timeout(SECONDS + 400)
 def test_kills_restarts_and_deploys_lose_nothing(own: EmbeddedRedis, tmp_path: Path) -> None:
     seed = int(os.environ.get("EVSCHED_SEED") or secrets.randbelow(2**32))
@@ -142,7 +149,7 @@ def test_kills_restarts_and_deploys_lose_nothing(own: EmbeddedRedis, tmp_path: P
             hooks[what.partition(":")[2]].add(job)
     assert starts.keys() == {*producer.ids}
     assert hooks.keys() == starts.keys()
-    assert {len(jobs) for jobs in hooks.values()} == {1}
+    assert not {job: called for job, called in hooks.items() if len(called) > 1}
     again = sum(starts.values()) - len(starts)
     print(f"{SECONDS} s, {len(starts)} jobs, {dict(services.faults)}; {again} runs were cut short and made again")
     raw.close()
