@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched.client import operations
-from evsched.client.operations import MANY, Nodes, Operation, Pause, Send, Step, Wait
+from evsched.client.operations import MANY, Operation, Pause, Send, Step, Wait
 from evsched.client.unique import Unique
 from evsched.errors import JobDead, JobExists, JobMissing, StoreDown
 from evsched.store.clients import New
@@ -34,10 +34,8 @@ def run(operation: Operation[Any], replies: Iterable[Any]) -> tuple[Any, list[St
 
 
 def kinds(steps: list[Step]) -> list[str]:
-    """Name each step: the verb or command, or `pause`, or `nodes`."""
-    return [
-        "pause" if isinstance(step, Pause) else "nodes" if isinstance(step, Nodes) else step.call.name for step in steps
-    ]
+    """Name each step: the verb or command, or what it is, such as `pause`."""
+    return [step.call.name if isinstance(step, Send | Wait) else type(step).__name__.lower() for step in steps]
 
 
 def test_a_call_is_sent_again_while_redis_is_down() -> None:
