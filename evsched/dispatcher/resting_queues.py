@@ -78,12 +78,13 @@ class RestingQueues:
         most = GLANCE_MOST if cluster else _AT_REST
         queues = list(islice(self._since, most))
         sent = time.monotonic()
-        found = cluster or await self._runtime.sender.send(server.any_scheduled(queues))
-        old = list[str]()
+        found = False if cluster else await self._runtime.sender.send(server.any_scheduled(queues))
+        old, kept = list[str](), list[str]()
         for queue in queues:
             since = self._since.pop(queue, None)
             if since is not None and (found or since >= sent - _FORGET_AFTER):
                 self._since[queue] = since
+                kept.append(queue)
             elif since is not None:
                 old.append(queue)
         if old:
@@ -91,4 +92,4 @@ class RestingQueues:
         self._urgent = max(0, self._urgent - len(queues))
         part = min(1.0, most / len(self._since)) if self._since else _NEVER
         self._look_at = sent + part * self._runtime.config.safety_cap
-        return queues if found else []
+        return kept if found or cluster else []

@@ -19,8 +19,10 @@ from evsched import App, events, keys
 from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
+from evsched.dispatcher import resting_queues
 from evsched.errors import CannotStart, ConfigError, StoreDown
 from evsched.process.first_check import check_server
+from evsched.store import server as about
 from evsched.transport.address import parse
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -215,6 +217,20 @@ async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_foun
             await scene.recorder.wait(events.Dispatched, lambda event, queue=queue: event.queue == queue)
     found = Counter(event.queue for event in scene.recorder.of(events.QueueFound))
     assert all(found[queue] == 1 for queue in queues), "the dispatcher of another node serves it too"
+
+
+async def test_queues_of_all_primaries_are_forgotten(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting_queues, "_FORGET_AFTER", 0.0)
+    queues, sender = queues_of_all(cluster), BatchingSender(cluster.url)
+    with cluster.foreign_client() as raw:
+        raw.sadd("evsched:{}:queues", *queues)
+        for queue in queues:
+            raw.hset(f"evsched:{{{queue}}}:tasks", "t", "{}")
+        async with system(Config(url=cluster.url, safety_cap=0.2), App(), workers=0), asyncio.timeout(PATIENCE):
+            while {*await sender.send(about.queue_names())} & {*queues}:
+                pass
+        assert not any(raw.exists(f"evsched:{{{queue}}}:tasks") for queue in queues)
+    await sender.close()
 
 
 def atomically(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
