@@ -91,6 +91,7 @@ def _command(words: list[str]) -> int:
         raise unknown(words[0])
     from cyclopts import CycloptsError
 
+    from evsched.cli import options
     from evsched.cli.root import build
 
     root = build(words[:1])
@@ -98,8 +99,10 @@ def _command(words: list[str]) -> int:
         from evsched.cli.console import PipeConsole
 
         root.console = PipeConsole(width=terminal.width())
+    options.incomplete.clear()
     try:
-        return root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
+        code = root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
+        return code or int(options.incomplete.is_set())
     except CycloptsError as error:
         from evsched.cli.mistakes import mistake
 

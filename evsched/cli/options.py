@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -12,7 +13,8 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter, Token
 
-from evsched import environment
+from evsched import environment, keys
+from evsched.cli import output
 from evsched.cli.usage import UsageError
 from evsched.client.operations import once
 from evsched.client.spread import read_shards
@@ -21,8 +23,10 @@ from evsched.config import Config
 from evsched.errors import ConfigError, StoreDown
 from evsched.keys import check_queue
 from evsched.shards import Shards
+from evsched.store.store import Store
 from evsched.telemetry.printable import escape
 from evsched.transport import address
+from evsched.transport.address import Host
 from evsched.transport.topology import topology
 
 
@@ -107,13 +111,31 @@ def _warn() -> None:
         print(f"evsched: warning: {escape(line)}", file=sys.stderr)
 
 
+incomplete: Final = threading.Event()
+"""Set by a command that has read a queue without knowing its shards: its exit code is 1."""
+
+
+class _Client(SyncClient):
+    """A client that notes when it is asked for all of a queue while the numbers of shards cannot be read."""
+
+    def stores(self, queue: str) -> list[Store]:
+        """Return the calls of each shard that is known of a queue and, last, of the queue itself."""
+        if self.shards.learned is False:
+            incomplete.set()
+        return super().stores(queue)
+
+
 @contextmanager
 def client(url: str | None, *, changes_queue: bool = False) -> Generator[SyncClient]:
     """Yield a client of the Redis that the command is about. It knows how many shards queues have.
 
-    `changes_queue`: the command changes a queue with all its shards, so it is worth waiting for their number.
+    `changes_queue`: the command changes a queue with all its shards.
+
+    Raises:
+        StoreDown: the numbers cannot be read. If the command changes no whole queue, and Redis is a cluster, a line on
+            stderr says so instead, because a node that is down must not hide the queues of the others.
     """
-    found = SyncClient(settings(url).url)
+    found = _Client(settings(url).url)
     try:
         found.shards = _read_shards(found, changes_queue)
         yield found
@@ -121,17 +143,38 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[SyncCli
         found.close()
 
 
-def _read_shards(redis: SyncClient, wait: bool) -> Shards:
-    """Read how many shards queues have. In a cluster, a node that is down must not hide the queues of the others."""
+def _read_shards(redis: SyncClient, changes_queue: bool) -> Shards:
+    """Read how many shards queues have. Raises as `client`."""
     if topology(redis.url) is None:
         return redis.run(read_shards())
     try:
-        return redis.run(read_shards() if wait else once(read_shards()))
+        return redis.run(read_shards() if changes_queue else once(read_shards()))
     except StoreDown as error:
-        print(
-            f"evsched: the numbers of shards cannot be read, so queues are taken without shards: {error}",
-            file=sys.stderr,
-        )
+        reason = _reason(redis.url, error)
+        if changes_queue:
+            raise StoreDown(
+                f"{reason}, so the number of shards of the queue cannot be read, and nothing was changed: start that "
+                "node, or fail over to its replica, and repeat the command",
+                kind=error.kind,
+            ) from None
+        output.note(f"{reason}, so the numbers of shards cannot be read: jobs in the shards of queues are left out")
         unknown = Shards()
         unknown.learned = False
         return unknown
+
+
+def _reason(url: str, error: StoreDown) -> str:
+    """Name the primary that has the numbers of shards, if it is the one that does not answer."""
+    cluster = topology(url)
+    if cluster is None or error.kind not in ("connection", "timeout"):
+        return str(error)
+    try:
+        return nodes_down([cluster.owner_sync(keys.SHARDS)])
+    except StoreDown:
+        return str(error)
+
+
+def nodes_down(down: Sequence[Host]) -> str:
+    """Return the words that name primaries of a cluster that do not answer."""
+    named = ", ".join(f"{host}:{port}" for host, port in down)
+    return f"primary {named} does not answer" if len(down) == 1 else f"primaries {named} do not answer"

@@ -65,7 +65,7 @@ def shard(
         check_count(check_queue(queue), count)
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    with client(url) as redis:
+    with client(url, changes_queue=True) as redis:
         counts = redis.send(server.shards())
         if (whole := Shards(counts).whole(queue)) != queue:
             raise UsageError(f"{queue} is a shard of queue {whole}: name that queue")

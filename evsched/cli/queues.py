@@ -11,10 +11,10 @@ from cyclopts import App, Parameter
 import evsched
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, check_queues, client
+from evsched.cli.options import Json, Queues, Url, check_queues, client, nodes_down
 from evsched.cli.queue_shards import plan, shard
 from evsched.cli.table import Column, Moment, table
-from evsched.cli.unknown_queues import nodes_down, note_unknown
+from evsched.cli.unknown_queues import note_unknown
 from evsched.client import new_shards, spread
 from evsched.client.find_queues import find_queues_once
 from evsched.client.sync_client import SyncClient

@@ -12,7 +12,7 @@ from typing import Final
 
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.options import client
+from evsched.cli.options import client, nodes_down
 from evsched.client import spread
 from evsched.client.find_queues import find_queues, find_queues_once
 from evsched.client.operations import once
@@ -36,7 +36,9 @@ _SLICES: Final = 100
 
 
 def missing(redis: SyncClient, queue: str) -> str | None:
-    """Return a message if a queue has never been used, None if it has."""
+    """Return a message if a queue has never been used, None if it has, or if its shards are not known."""
+    if redis.shards.learned is False:
+        return None
     return redis.run(spread.never_used(redis.shards, redis.store, queue))
 
 
@@ -167,7 +169,7 @@ def client_of_job(url: str | None, queue: str | None, job: str) -> Generator[tup
             if others:
                 missing_there = f"no job {job} in queue {queue}: {_have(job, others)}: give --queue {others[0]}"
                 raise JobMissing(missing_there) from None
-            raise JobMissing(f"{error}; {_not_searched(down)}") from None
+            raise JobMissing(f"{_not_searched(down)}: {error}") from None
 
 
 def only_queue_of(redis: SyncClient, job: str) -> str | None:
@@ -181,19 +183,13 @@ def only_queue_of(redis: SyncClient, job: str) -> str | None:
         raise EvschedError(f"{_have(job, found)}: say which with --queue")
     if down:
         if not found:
-            raise StoreDown(f"no job {job} was found, but {_not_searched(down)}", kind="connection")
+            raise StoreDown(f"{_not_searched(down)}: no other queue has a job {job}", kind="connection")
         output.note(_not_searched(down))
     return found[0] if found else None
 
 
 def _not_searched(down: Sequence[Host]) -> str:
     return f"{nodes_down(down)}, so queues there were not searched"
-
-
-def nodes_down(down: Sequence[Host]) -> str:
-    """Return the words that name primaries of a cluster that do not answer."""
-    named = ", ".join(f"{host}:{port}" for host, port in down)
-    return f"primary {named} does not answer" if len(down) == 1 else f"primaries {named} do not answer"
 
 
 def _have(job: str, queues: Sequence[str]) -> str:

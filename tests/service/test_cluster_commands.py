@@ -551,7 +551,55 @@ def test_optional_answers_are_asked_for_once(without_one: tuple[Cluster, Cli], m
     done = cli.run("enqueue", "rec", "1", "--queue", queue, "--in", "999s")
     assert done.returncode == 0, done.stderr
     assert "similar names were not looked for, because a node of the cluster does not answer" in done.stderr
-    assert cli.run("dead", "list", "--queue", queue).returncode == 0
+    assert cli.run("dead", "list", "--queue", queue).stdout.startswith("job\tdied")
     for command in ("show", "cancel", "explain"):
         assert "queues there were not searched" in cli.run(command, "two", "--queue", queue).stderr
     assert cli.run("queues").returncode == 1
+
+
+def test_a_change_of_a_whole_queue_is_refused_while_its_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    queue, node = healthy(cluster), cluster.client(cluster.nodes[0])
+    schedule(cluster, queue)
+    before = node.dbsize()
+    for words in (
+        ("pause", queue, "--why", "test"),
+        ("resume", queue),
+        ("limit", queue, "--concurrency", "14"),
+        ("cancel", "--queue", queue, "--task", "t"),
+        ("reschedule", "--queue", queue, "--task", "t", "--in", "1h"),
+        ("dead", "revive", "--all", "--queue", queue),
+        ("dead", "drop", "--all", "--queue", queue),
+        ("windows", "set", "nights", "22:00-06:00 UTC", "--queue", queue),
+        ("windows", "remove", "nights", "--queue", queue),
+        ("queues", "shard", queue, "3"),
+    ):
+        done = cli.run(*words)
+        assert (done.returncode, done.stdout) == (1, ""), words
+        assert f"127.0.0.1:{cluster.nodes[-1].port} does not answer" in done.stderr, words
+        assert "nothing was changed" in done.stderr, words
+    assert node.zrange(keys.schedule(queue), 0, -1, withscores=True) == [(JOB, 4e9)]
+    assert node.dbsize() == before
+
+
+def test_a_list_of_a_whole_queue_is_incomplete_while_its_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    queue, unused = healthy(cluster), queue_on(cluster, cluster.nodes[0], "unused")
+    schedule(cluster, queue)
+    for words in (("queues",), ("jobs", "--queue"), ("dead", "--queue"), ("limits", "--queue"), ("workers", "--queue")):
+        for named in (queue, unused):
+            done = cli.run(*words, named)
+            assert done.returncode == 1, words
+            assert f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer" in done.stderr
+            assert "no workers and no recurrences" not in done.stderr, words
+    assert queue in cli.run("queues", queue).stdout
+    assert len(json.loads(cli.run("jobs", "--queue", queue, "--json").stdout)) == 1
+    assert cli.run("enqueue", "rec", "--queue", queue).returncode == 0
+
+
+def test_the_node_that_does_not_answer_comes_first(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    for command in ("show", "explain", "cancel"):
+        for queue in ((), ("--queue", healthy(cluster))):
+            line = cli.run(command, "two", *queue).stderr.splitlines()[-1]
+            assert line.startswith(f"evsched: primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"), line
