@@ -139,7 +139,7 @@ def limit(
                 raise EvschedError(f"{unknown}; --create sets limits before its first job")
         stores = redis.stores(queue)
         try:
-            parts = redis.run(gate.set_limits(redis.shards, stores, fields))
+            parts = redis.run(gate.set_limits(stores, fields))
         except ConfigError as error:
             raise UsageError(str(error)) from None
         unknown = 0 if fields else note_unknown(redis, [queue])

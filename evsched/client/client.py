@@ -70,6 +70,10 @@ class Client:
         """Return the calls of each shard of a queue and, last, of the queue itself."""
         return [self.store(name) for name in self.shards.all_of(queue)]
 
+    async def whole(self, queue: str) -> list[Store]:
+        """Return as `stores`, with the shards that Redis knows of and this process does not."""
+        return await self.run(spread.whole(self.shards, self.store, queue))
+
     def parts_of(self, queue: str, job_id: str) -> Parts:
         """Return where a job of a queue may be."""
         return spread.parts_of(self.shards, self.store, queue, job_id)
@@ -210,7 +214,7 @@ class Client:
         Raises:
             ConfigError: there is no such place.
         """
-        return await self.run(spread.find(self.stores(queue), matching, place))
+        return await self.run(spread.find(await self.whole(queue), matching, place))
 
     async def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter. Jobs that workers hold go on.
@@ -221,7 +225,7 @@ class Client:
             ConfigError: the filter has no condition.
         """
         return await self.run(
-            sweep_all(self.store, self.stores(queue), lambda store: sweep.cancelling(store, matching))
+            sweep_all(self.store, await self.whole(queue), lambda store: sweep.cancelling(store, matching))
         )
 
     async def reschedule_matching(
@@ -234,16 +238,22 @@ class Client:
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `reschedule`. Works and raises as the above."""
         return await self.run(
-            sweep_all(self.store, self.stores(queue), lambda store: sweep.rescheduling(store, matching, due, delay))
+            sweep_all(
+                self.store, await self.whole(queue), lambda store: sweep.rescheduling(store, matching, due, delay)
+            )
         )
 
     async def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, due now, with all attempts. As the above."""
-        return await self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.reviving(store, matching)))
+        return await self.run(
+            sweep_all(self.store, await self.whole(queue), lambda store: sweep.reviving(store, matching))
+        )
 
     async def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter. As the above."""
-        return await self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.dropping(store, matching)))
+        return await self.run(
+            sweep_all(self.store, await self.whole(queue), lambda store: sweep.dropping(store, matching))
+        )
 
     async def pause(self, queue: str, *, until: datetime | float | None = None, why: str = "") -> float:
         """Pause a queue: running jobs finish, and no other starts; return since when it is paused, in Unix seconds.
@@ -254,16 +264,16 @@ class Client:
         Raises:
             ConfigError: the moment has passed, or the reason is too long.
         """
-        since, _ = await self.run(gate.pause(self.stores(queue), until, why))
+        since, _ = await self.run(gate.pause(await self.whole(queue), until, why))
         return since
 
     async def resume(self, queue: str) -> float | None:
         """Resume a queue; return since when it was paused, None if it was not."""
-        return await self.run(gate.resume(self.stores(queue)))
+        return await self.run(gate.resume(await self.whole(queue)))
 
     async def limits(self, queue: str) -> Limits:
         """Return the limits of a queue, those that the code declares, and its pause."""
-        return merged(await self.run(gate.set_limits(self.shards, self.stores(queue), {})))
+        return merged(await self.run(gate.set_limits(await self.whole(queue), {})))
 
     async def limit(
         self, queue: str, *, group: str | None = None, task: str | None = None, **limits: Unpack[LimitOptions]
@@ -276,7 +286,7 @@ class Client:
             ConfigError: a value is not valid, or cannot be divided among the shards of the queue.
         """
         fields = gate.limit_fields(group, task, gate.given(limits))
-        return merged(await self.run(gate.set_limits(self.shards, self.stores(queue), fields)))
+        return merged(await self.run(gate.set_limits(await self.whole(queue), fields)))
 
     async def revive(self, queue: str, ids: Sequence[str]) -> int:
         """Schedule dead jobs again by their ids, due now, with all attempts; return how many.
@@ -323,11 +333,11 @@ class Client:
         Raises:
             ConfigError: the name or the window is not valid, or it does not open within two years.
         """
-        return await self.run(named_times.set_window(self.stores(queue), name, window))
+        return await self.run(named_times.set_window(await self.whole(queue), name, window))
 
     async def remove_window(self, queue: str, name: str) -> int:
         """Delete a named window; return how many jobs that waited for it go to dead. Raises as `remove_calendar`."""
-        return await self.run(named_times.remove_window(self.stores(queue), name))
+        return await self.run(named_times.remove_window(await self.whole(queue), name))
 
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.

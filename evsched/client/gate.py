@@ -102,14 +102,17 @@ def note_setting(store: Store) -> Operation[None]:
         pass  # such as a right that is missing: a relay finds the change with its next look at all rows
 
 
-def set_limits(shards: Shards, stores: Sequence[Store], fields: Mapping[str, float | None]) -> Operation[list[Limits]]:
+def set_limits(stores: Sequence[Store], fields: Mapping[str, float | None]) -> Operation[list[Limits]]:
     """Set limits of a queue and its shards, to each its part; return all limits of each, and those of the code.
+
+    `stores`: as above.
 
     Raises:
         ConfigError: a limit cannot be divided among them; then none is set.
     """
     removed = {name: None for name, value in fields.items() if value is None}
     given = {name: value for name, value in fields.items() if value is not None}
+    shards = Shards({stores[-1].queue: len(stores) - 1})
     divided = [shards.divide(given, store.queue) if len(stores) > 1 else given for store in stores]
     for part in divided:
         check(part)

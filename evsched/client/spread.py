@@ -134,6 +134,21 @@ def cancel(parts: Parts, job_id: str) -> Operation[Cancelled]:
     return (yield from of_job(parts, lambda store: operations.send(store.cancel(job_id))))
 
 
+def whole(shards: Shards, make: MakeStore, queue: str) -> Operation[list[Store]]:
+    """Return the stores of a queue and its shards: those that are known here, and those that Redis knows of.
+
+    Raises:
+        StoreDown: their number cannot be read, so nothing can be done with the whole queue.
+    """
+    found = Shards(shards.counts)
+    try:
+        found.grow((yield from read_shards()).counts)
+    except StoreDown as error:
+        problem = f"the number of shards of queue {queue} cannot be read, so nothing was done with it: {error}"
+        raise StoreDown(problem, kind=error.kind) from None
+    return [make(name) for name in found.all_of(queue)]
+
+
 def find(stores: Sequence[Store], matching: Filter, place: sweep.Waiting | None) -> Operation[list[Match]]:
     """Return the waiting and dead jobs that match, in no order. Raises as `sweep.find`."""
     found = list[Match]()
@@ -152,14 +167,20 @@ def change_dead(
     Raises:
         JobMissing: one of the ids is not dead; then none was changed.
     """
+    if ids and len((first := parts_of(ids[0])).stores) == 1:
+        try:
+            return len((yield from operations.send(change(first.stores[0], ids))))
+        except JobMissing:
+            if not (yield from unknown_parts(first)):
+                raise
     by_queue = dict[str, tuple[Store, list[str]]]()
     for job_id in ids:
         parts = parts_of(job_id)
-        store = parts.stores[0] if len(parts.stores) == 1 else (yield from _with_dead(parts, job_id))
+        store = yield from _with_dead(parts, job_id)
         if store is None:  # the home says so; if the job has died meanwhile, it is changed
             store = parts.stores[0]
-            first = store.queue, by_queue.pop(store.queue, (store, list[str]()))
-            by_queue = dict([first, *by_queue.items()])
+            of_home = store.queue, by_queue.pop(store.queue, (store, list[str]()))
+            by_queue = dict([of_home, *by_queue.items()])
         by_queue.setdefault(store.queue, (store, []))[1].append(job_id)
     changed = 0
     for store, some in by_queue.values():

@@ -54,6 +54,10 @@ class SyncClient:
         """Return the calls of each shard of a queue and, last, of the queue itself."""
         return [self.store(name) for name in self.shards.all_of(queue)]
 
+    def whole(self, queue: str) -> list[Store]:
+        """Return as `stores`, with the shards that Redis knows of and this process does not."""
+        return self.run(spread.whole(self.shards, self.store, queue))
+
     def parts_of(self, queue: str, job_id: str) -> Parts:
         """Return where a job of a queue may be."""
         return spread.parts_of(self.shards, self.store, queue, job_id)
@@ -136,11 +140,11 @@ class SyncClient:
 
     def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
         """Return the waiting and dead jobs that match a filter, as `Client.find`."""
-        return self.run(spread.find(self.stores(queue), matching, place))
+        return self.run(spread.find(self.whole(queue), matching, place))
 
     def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter, as `Client.cancel_matching`."""
-        return self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.cancelling(store, matching)))
+        return self.run(sweep_all(self.store, self.whole(queue), lambda store: sweep.cancelling(store, matching)))
 
     def reschedule_matching(
         self,
@@ -152,36 +156,36 @@ class SyncClient:
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `Client.reschedule_matching`."""
         return self.run(
-            sweep_all(self.store, self.stores(queue), lambda store: sweep.rescheduling(store, matching, due, delay))
+            sweep_all(self.store, self.whole(queue), lambda store: sweep.rescheduling(store, matching, due, delay))
         )
 
     def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, as `Client.revive_matching`."""
-        return self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.reviving(store, matching)))
+        return self.run(sweep_all(self.store, self.whole(queue), lambda store: sweep.reviving(store, matching)))
 
     def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter, as `Client.drop_matching`."""
-        return self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.dropping(store, matching)))
+        return self.run(sweep_all(self.store, self.whole(queue), lambda store: sweep.dropping(store, matching)))
 
     def pause(self, queue: str, *, until: datetime | float | None = None, why: str = "") -> float:
         """Pause a queue, as `Client.pause`."""
-        since, _ = self.run(gate.pause(self.stores(queue), until, why))
+        since, _ = self.run(gate.pause(self.whole(queue), until, why))
         return since
 
     def resume(self, queue: str) -> float | None:
         """Resume a queue, as `Client.resume`."""
-        return self.run(gate.resume(self.stores(queue)))
+        return self.run(gate.resume(self.whole(queue)))
 
     def limits(self, queue: str) -> Limits:
         """Return the limits of a queue, as `Client.limits`."""
-        return merged(self.run(gate.set_limits(self.shards, self.stores(queue), {})))
+        return merged(self.run(gate.set_limits(self.whole(queue), {})))
 
     def limit(
         self, queue: str, *, group: str | None = None, task: str | None = None, **limits: Unpack[LimitOptions]
     ) -> Limits:
         """Set limits of a queue, or of one of its groups or tasks, as `Client.limit`."""
         fields = gate.limit_fields(group, task, gate.given(limits))
-        return merged(self.run(gate.set_limits(self.shards, self.stores(queue), fields)))
+        return merged(self.run(gate.set_limits(self.whole(queue), fields)))
 
     def revive(self, queue: str, ids: Sequence[str]) -> int:
         """Schedule dead jobs again by their ids, as `Client.revive`."""
@@ -215,13 +219,13 @@ class SyncClient:
         """Create or change a named window, as `Client.set_window`."""
         from evsched.client import named_times
 
-        return self.run(named_times.set_window(self.stores(queue), name, window))
+        return self.run(named_times.set_window(self.whole(queue), name, window))
 
     def remove_window(self, queue: str, name: str) -> int:
         """Delete a named window, as `Client.remove_window`."""
         from evsched.client import named_times
 
-        return self.run(named_times.remove_window(self.stores(queue), name))
+        return self.run(named_times.remove_window(self.whole(queue), name))
 
     def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Wait until a job has ended, and return its result, as `Client.result`."""

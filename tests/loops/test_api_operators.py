@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from evsched import App, InUse, JobMissing, events
+from evsched import App, Filter, InUse, JobMissing, events
+from evsched.client.client import Client
+from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.store.limits import Limits
@@ -275,4 +277,45 @@ async def test_the_same_in_python(server: EmbeddedRedis, queue: str, raw: Any) -
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": 4e9})
     with pytest.raises(InUse, match="window nights is in use by r"):
         await client.remove_window(queue, "nights")
+    await app.close()
+
+
+@pytest.mark.parametrize("loop", [True, False])
+async def test_python_is_about_shards_that_the_app_does_not_declare(
+    server: EmbeddedRedis, queue: str, raw: Any, loop: bool
+) -> None:
+    raw.zadd("evsched:{}:shards", {queue: 2})
+    parts = [f"{queue}:0", f"{queue}:1", queue]
+    app = App(server.url, queue="another")
+    client: Client | SyncClient = app.client if loop else app.client.without_loop()
+
+    async def ask(method: str, *args: Any, **kwargs: Any) -> Any:
+        answer = getattr(client, method)(queue, *args, **kwargs)
+        return await answer if loop else answer
+
+    def paused() -> list[str]:
+        return [part for part in parts if raw.hexists(f"evsched:{{{part}}}:limits", "paused")]
+
+    await ask("pause")
+    assert paused() == parts
+    await ask("resume")
+    assert paused() == []
+    assert (await ask("limit", concurrency=7)).queue == {"concurrency": 7}
+    assert [raw.hget(f"evsched:{{{part}}}:limits", "concurrency") for part in parts] == [b"3", b"2", b"2"]
+    assert (await ask("limits")).queue == {"concurrency": 7}
+    for part in parts:
+        raw.zadd(f"evsched:{{{part}}}:schedule", {f"waits-{part}": LATER})
+        raw.hset(f"evsched:{{{part}}}:job:waits-{part}", "payload", '{"task":"mail"}')
+        bury(raw, part, [f"{name}-{part}" for name in "abc"])
+    dead_of_all = {f"{name}-{part}" for part in parts for name in "abc"}
+    assert {match.id for match in await ask("find", Filter(task="mail"), "dead")} == dead_of_all
+    assert (await ask("cancel_matching", Filter(task="mail"))).changed == 3
+    assert (await ask("revive", [f"a-{part}" for part in parts]), await ask("drop", [f"b-{parts[0]}"])) == (3, 1)
+    with pytest.raises(JobMissing):
+        await ask("drop", [f"c-{parts[0]}", f"b-{parts[0]}"])
+    assert (await ask("drop_matching", Filter(task="mail"))).changed == 5
+    await ask("set_window", "nights", "22:00-06:00 UTC")
+    assert app.shards.counts == {"another": 0}
+    raw.zrem("evsched:{}:shards", queue)
+    client.close() if isinstance(client, SyncClient) else None
     await app.close()

@@ -24,7 +24,7 @@ from evsched.client.target_tasks import ForwardJob, target_task
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.diagnostics.standstill import Standstill
-from evsched.errors import StoreRefused
+from evsched.errors import StoreDown, StoreRefused
 from evsched.process.first_check import unsafe_settings
 from evsched.process.ready_watch import ReadyWatch
 from evsched.process.reports import Ready
@@ -603,3 +603,11 @@ def test_the_node_that_does_not_answer_comes_first(without_one: tuple[Cluster, C
         for queue in ((), ("--queue", healthy(cluster))):
             line = cli.run(command, "two", *queue).stderr.splitlines()[-1]
             assert line.startswith(f"evsched: primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"), line
+
+
+def test_python_changes_nothing_of_a_whole_queue_whose_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, _ = without_one
+    refused = pytest.raises(StoreDown, match=r"the number of shards of queue q\d+ cannot be read, so nothing was done")
+    with closing(SyncClient(cluster.url)) as client, refused:
+        client.pause(healthy(cluster))
+    assert cluster.client(cluster.nodes[0]).dbsize() == 0
