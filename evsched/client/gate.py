@@ -13,6 +13,7 @@ from evsched.client.operations import Operation, Send, send
 from evsched.client.times import unix
 from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
+from evsched.jobs.options import invalid
 from evsched.shards import Shards
 from evsched.store.limits import Limits, check, field
 from evsched.store.server import clock
@@ -58,8 +59,10 @@ def check_pause(store: Store, until: float | None, why: str) -> Operation[None]:
     """Check when a pause is to end, and why it is made.
 
     Raises:
-        ConfigError: the moment has passed, or the reason is too long.
+        ConfigError: the moment has passed, or the reason is too long or not a string.
     """
+    if not isinstance(why, str):  # pyright: ignore[reportUnnecessaryIsInstance] - what a program passes
+        raise invalid("why", why, "a string")
     if len(why) > _WHY_MOST:
         raise ConfigError(f"why has {len(why)} characters: at most {_WHY_MOST}")
     if until is not None and until <= (yield from send(clock(keys.root(store.queue)))):

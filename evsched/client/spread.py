@@ -18,6 +18,7 @@ from evsched.client.sweep import Filter
 from evsched.client.unique import Unique
 from evsched.errors import JobMissing, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import JobStatus, OnConflict
+from evsched.jobs.options import invalid
 from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.store.clients import Cancelled, New
@@ -45,7 +46,13 @@ class Parts(NamedTuple):
 
 
 def parts_of(shards: Shards, make: MakeStore, queue: str, job_id: str) -> Parts:
-    """Return where a job may be."""
+    """Return where a job may be.
+
+    Raises:
+        ConfigError: the id is not a string.
+    """
+    if not isinstance(job_id, str):  # pyright: ignore[reportUnnecessaryIsInstance] - what a program passes
+        raise invalid("id", job_id, "a string")
     home = shards.home(queue, job_id)
     stores = [make(home), *(make(name) for name in shards.all_of(queue) if name != home)]
     return Parts(queue, make, stores, shards.learned is False)

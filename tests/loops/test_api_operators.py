@@ -319,3 +319,14 @@ async def test_python_is_about_shards_that_the_app_does_not_declare(
     raw.zrem("evsched:{}:shards", queue)
     client.close() if isinstance(client, SyncClient) else None
     await app.close()
+
+
+async def test_what_is_not_a_string_is_refused_in_words(server: EmbeddedRedis, queue: str) -> None:
+    app = App(server.url, queue=queue)
+    client = app.client
+    with pytest.raises(ConfigError, match="why is 5: give a string"):
+        await client.pause(queue, why=5)  # pyright: ignore[reportArgumentType] - the mistake
+    for method in (client.explain, client.status, client.cancel, client.reschedule):
+        with pytest.raises(ConfigError, match="id is 5: give a string"):
+            await method(queue, 5)  # pyright: ignore[reportArgumentType] - the mistake
+    await app.close()
