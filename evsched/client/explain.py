@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from evsched import keys
-from evsched.client.explain_gate import in_backlog, origin
+from evsched.client.explain_gate import in_backlog, origin, paused_at
 from evsched.durations import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs.job import JobStatus, Requeued
@@ -134,6 +134,8 @@ def _later(status: JobStatus, facts: Facts, opens: float | None) -> str:
     if is_before_its_run(status) and status.expires is not None and status.expires < start < math.inf:
         left = status.expires - facts.now
         end += "; it expires before, in " + format_duration(left) if left > 0 else "; it has expired"
+    if status.place == "schedule" and (paused := paused_at(start, facts)):
+        end += f"; {paused}"
     return end
 
 

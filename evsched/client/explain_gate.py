@@ -15,12 +15,7 @@ def in_backlog(gate: str, no_worker: str | None, status: JobStatus, facts: Facts
     `gate`: "the gate", or that of the job's shard. `no_worker`: the sentence that no worker serves the queue, if so.
     """
     limits, counts = facts.limits, facts.counts
-    if limits.paused is not None and limits.is_paused(facts.now):
-        paused = f"the queue has been paused for {format_duration(facts.now - limits.paused)}"
-        if limits.paused_until is not None:
-            paused += f", and is for {format_duration(limits.paused_until - facts.now)} more"
-        paused += f" ({limits.paused_why})" if limits.paused_why else ""
-        paused += ": resume it with `evsched resume`"
+    if paused := paused_at(facts.now, facts):
         return f"{paused}; no worker serves it either" if no_worker else paused
     if no_worker:
         return f"due, but {no_worker}"
@@ -44,6 +39,18 @@ def in_backlog(gate: str, no_worker: str | None, status: JobStatus, facts: Facts
         gets = f"group {status.group} gets {part}" if status.group else f"jobs without a group get {part}"
         share = f"; {sharing:g} groups share {gate}, and {gets}"
     return f"behind {ahead:g} of {counts.get('waiting', 0):g} jobs in the backlog{share}"
+
+
+def paused_at(at: float, facts: Facts) -> str:
+    """Return the words about the present pause of the queue; "" if there is none, or if it has ended at this time."""
+    limits = facts.limits
+    if limits.paused is None or not limits.is_paused(max(at, facts.now)):
+        return ""
+    paused = f"the queue has been paused for {format_duration(facts.now - limits.paused)}"
+    if limits.paused_until is not None:
+        paused += f", and is for {format_duration(limits.paused_until - facts.now)} more"
+    paused += f" ({limits.paused_why})" if limits.paused_why else ""
+    return f"{paused}: resume it with `evsched resume`"
 
 
 def _limited(

@@ -106,6 +106,16 @@ def paused(scene: Scene) -> None:
     scene.due("a")
 
 
+def far_and_paused(scene: Scene) -> None:
+    far(scene)
+    scene.send(scene.store.pause(until=NOW + 3600, why="moving", now=NOW - 90))
+
+
+def far_and_resumed_before(scene: Scene) -> None:
+    far(scene)
+    scene.send(scene.store.pause(until=NOW + 179, now=NOW - 90))
+
+
 def paused_without_worker(scene: Scene) -> None:
     scene.send(scene.store.pause(now=NOW - 90))
     scene.due("a")
@@ -228,6 +238,14 @@ TABLE = [
         "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`",
     ),
     (paused, "the queue has been paused for 90.0 s: resume it with `evsched resume`"),
+    (
+        far_and_paused,
+        (
+            "due in 3m 00s; the queue has been paused for 90.0 s, and is for 1h 00m more (moving): "
+            "resume it with `evsched resume`"
+        ),
+    ),
+    (far_and_resumed_before, "due in 3m 00s"),
     (
         paused_without_worker,
         "the queue has been paused for 90.0 s: resume it with `evsched resume`; no worker serves it either",
