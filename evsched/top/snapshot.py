@@ -94,6 +94,7 @@ class QueueRow(Struct, frozen=True):
     """Parents that stand by: they have no worker process, and start one when a job waits."""
     paused_until: float | None = None
     """When the pause ends by itself."""
+    paused_why: str | None = None
 
 
 class JobRow(Struct, frozen=True):
@@ -214,6 +215,7 @@ def _queue(queue: str, queue_stats: QueueStats, rates: Rates | None) -> QueueRow
         rates=rates,
         parents=queue_stats.parents,
         paused_until=queue_stats.paused_until,
+        paused_why=queue_stats.paused_why,
     )
 
 

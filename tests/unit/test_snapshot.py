@@ -73,10 +73,11 @@ def test_the_first_page_has_no_rates() -> None:
     assert history == History(1, {("w", "q"): Count(10.0, 100, 100, 0)}, [])
 
 
-def test_a_paused_queue_has_the_end_of_its_pause() -> None:
-    paused = replace(STATS, paused=990.0, paused_until=1060.0)
+def test_a_paused_queue_has_the_end_and_the_reason_of_its_pause() -> None:
+    paused = replace(STATS, paused=990.0, paused_until=1060.0, paused_why="a deploy")
     page, _ = compose(Look(10.0, {"q": paused}, {}, []), History())
-    assert (page.queues[0].paused, page.queues[0].paused_until) == (990.0, 1060.0)
+    row = page.queues[0]
+    assert (row.paused, row.paused_until, row.paused_why) == (990.0, 1060.0, "a deploy")
 
 
 def test_rates_and_lateness_count_what_is_new_since_the_last_look() -> None:
