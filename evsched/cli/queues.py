@@ -78,11 +78,12 @@ def each(
         names = named or redis.run(spread.listed(redis.shards, redis.store))
     else:
         known, down = find_queues_once(redis.url)
-        lost = {name for name in known if down and cluster.owner_sync(keys.root(name)) in down}
+        lost = set[str]()
+        if down:  # a queue is read as a whole: with its shards
+            parts = {name: redis.shards.all_of(redis.shards.whole(name)) for name in known}
+            lost = {name for name in known if any(cluster.owner_sync(keys.root(part)) in down for part in parts[name])}
         names = redis.run(spread.shown(redis.shards, redis.store, [name for name in known if name not in lost]))
-        unread = redis.shards.wholes(lost)
-        names = [name for name in names if name not in unread]
-        found += [(name, StoreDown(nodes_down(down), kind="connection")) for name in unread]
+        found += [(name, StoreDown(nodes_down(down), kind="connection")) for name in redis.shards.wholes(lost)]
     for name in names:
         try:
             found.append((name, read(redis.stores(name))))
