@@ -137,6 +137,7 @@ def create(config: Config | None = None) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        await server.shards.begin()
         yield
         await server.client.close()
 

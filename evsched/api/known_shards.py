@@ -1,6 +1,6 @@
 """How many shards queues have, as the API knows it.
 
-The first request after a while reads it again, so an API that nobody uses asks Redis nothing.
+It is read at the start, and again by the first request after a while, so an API that nobody uses asks Redis nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import time
 from typing import Final
 
 from evsched.client.client import Client
-from evsched.client.operations import Send
+from evsched.client.operations import ONCE_LIMIT, Send
 from evsched.errors import StoreDown, StoreRefused
 from evsched.shards import Shards
 from evsched.store import server
 
 _KEPT: Final = 1.0
 """Seconds for which the numbers are used. A job runs in whichever shard it is scheduled, and whoever misses one reads
-the numbers anew. So old numbers do little harm: an id may be scheduled twice, in its old home and in its new one."""
+the numbers again. So old numbers do little harm: an id may be scheduled twice, in its old home and in its new one."""
+
+_AGAIN: Final = 5.0
+"""Seconds until the next read after one that failed: each may hold up requests for a second."""
 
 
 class KnownShards:
@@ -25,31 +28,35 @@ class KnownShards:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._read_at = -_KEPT
-        self._known = False
-        """They were read, or Redis has refused to say them."""
+        self._read_at = -_AGAIN
+        self._failed = False
+        """Their node did not answer the last read."""
         self._reading: asyncio.Future[None] | None = None
+
+    async def begin(self) -> None:
+        """Read the numbers at the start, in case they cannot be read when the first request comes."""
+        await self._read()
+        self._read_at = -_AGAIN
 
     async def refresh(self) -> None:
         """Read the numbers, unless they were read just now. If Redis does not say them, those before hold.
 
-        Raises:
-            StoreDown: they were never read.
+        While their node does not answer, they cannot change. If they were never read, jobs go to the queue itself and
+        jobs in shards are not seen, but what changes a whole queue is refused (`spread.whole`).
         """
-        if time.monotonic() - self._read_at < _KEPT:
+        if time.monotonic() - self._read_at < (_AGAIN if self._failed else _KEPT):
             return
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
         await asyncio.shield(self._reading)  # a request that ends must not cancel the read of the others
 
     async def _read(self) -> None:
+        self._failed = False
         try:
-            self._client.shards = Shards(await self._client.perform(Send(server.shards())))
-            self._read_at, self._known = time.monotonic(), True
+            self._client.shards = Shards(await self._client.perform(Send(server.shards(), limit=ONCE_LIMIT)))
         except StoreRefused:
-            self._read_at, self._known = time.monotonic(), True
+            pass
         except StoreDown:
-            if not self._known:
-                raise
+            self._failed = True
         finally:
-            self._reading = None
+            self._read_at, self._reading = time.monotonic(), None

@@ -112,10 +112,11 @@ async def _change(asked: Asked[DeadJobs, None], change: ChangeDead) -> Reply:
         return Reply(HTTPStatus.OK, DeadChanged(changed, complete=True))
     if given.all:
         matching = Filter(older=0.0)  # only the jobs that are dead by now, so that it ends
-    if len(asked.stores) > 1:
-        await client.run(finish_moves(client.store, asked.stores))
+    stores = await client.whole(asked.queue)
+    if len(stores) > 1:
+        await client.run(finish_moves(client.store, stores))
     plan = reviving if change is Store.revive else dropping
-    sweeps, more = Sweeps(plan(store, matching) for store in asked.stores), True
+    sweeps, more = Sweeps(plan(store, matching) for store in stores), True
     while more and sweeps.examined < EXAMINED_MOST:
         more = await client.run(sweeps.step())
     return Reply(HTTPStatus.OK, DeadChanged(sweeps.swept.changed, complete=not more))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.crc import key_slot
 
 from evsched import App, JobDead, Retry, events, keys
 from evsched.client import operations
@@ -46,6 +47,7 @@ from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from evsched.worker.status_reporter import StatusReporter
 from tests.service.test_rights import USERS, words_of
+from tests.support.api import LATER, calling
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster, slot_of
 from tests.support.patience import PATIENCE
@@ -530,6 +532,27 @@ def test_lists_name_the_primary_that_does_not_answer(without_one: tuple[Cluster,
     assert queue in cli.run("queues").stdout
 
 
+def test_lists_name_a_queue_of_which_a_shard_cannot_be_read(server: EmbeddedRedis, tmp_path: Path) -> None:
+    with Cluster(server.server) as cluster:
+        beside_the_numbers = next(f"q{n}" for n in count() if slot_of(f"q{n}") == key_slot(keys.SHARDS.encode()))
+        dead = next(node for node in cluster.nodes if node is not cluster.primary(beside_the_numbers))
+        other = next(f"q{n}" for n in count() if cluster.primary(f"q{n}") is not dead)
+        of_both = ((f"mail{n}", [cluster.primary(f"mail{n}:{shard}") is dead for shard in (0, 1)]) for n in count())
+        name = next(name for name, is_dead in of_both if is_dead == [True, False])
+        with closing(SyncClient(cluster.url)) as client:
+            client.send(about.set_shards(name, 2))
+        for part in (f"{name}:1", other):
+            schedule(cluster, part)
+        dead.kill()
+        cli = Cli(cluster.url, tmp_path)
+        for command in ("queues", "limits", "workers"):
+            done = cli.run(command)
+            assert (done.returncode, f"primary 127.0.0.1:{dead.port} does not answer" in done.stderr) == (1, True)
+        rows = {row["queue"]: row for row in json.loads(cli.run("queues", "--json").stdout)}
+        assert rows[other]["schedule"] == 1
+        assert "does not answer" in rows[name]["error"]
+
+
 def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
     cluster, cli = without_one
     away = f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer, so queues there were not searched"
@@ -603,6 +626,18 @@ def test_the_node_that_does_not_answer_comes_first(without_one: tuple[Cluster, C
         for queue in ((), ("--queue", healthy(cluster))):
             line = cli.run(command, "two", *queue).stderr.splitlines()[-1]
             assert line.startswith(f"evsched: primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"), line
+
+
+async def test_the_http_interface_serves_queues_while_the_shards_are_not_known(
+    without_one: tuple[Cluster, Cli],
+) -> None:
+    cluster, _ = without_one
+    path = f"/v1/queues/{healthy(cluster)}"
+    async with calling(cluster.url) as api:
+        assert (await api.ask("POST", f"{path}/jobs", {"task": "t", "id": "a", "due": LATER})).status_code == 201
+        assert (await api.ask("GET", path)).json()["schedule"] == 1
+        for change, body in (("pause", {}), ("dead/drop", {"all": True})):
+            assert (await api.ask("POST", f"{path}/{change}", body)).status_code == 503
 
 
 def test_python_changes_nothing_of_a_whole_queue_whose_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
