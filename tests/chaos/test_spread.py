@@ -61,7 +61,7 @@ def runs_of(raw: Any, ids: list[str], shards: int = 0) -> list[Run]:
             records = pipe.execute()
         if all(record[0] == b"done" for record in records):
             return [
-                Run(float(due), float(started), float(finished), int(worker.split(b"-")[-2]))
+                Run(float(due), float(started), float(finished), int(worker.split(b"-")[-3]))
                 for _, due, started, finished, worker in records
             ]
         assert time.monotonic() < until
