@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -46,9 +47,16 @@ class Servers(ABC):
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """Return a port that is free now, and that no connection gets by itself before a server takes it.
+
+    The system gives connections, and servers that ask for any port, one from 32768 on.
+    """
+    while True:
+        try:
+            with socket.create_server(("127.0.0.1", random.randrange(20_000, 32_768))) as free:
+                return int(free.getsockname()[1])
+        except OSError:
+            pass  # it is in use
 
 
 def tls_settings(certificates: Path) -> dict[str, str]:
