@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -53,7 +53,7 @@ def free_port() -> int:
     """
     while True:
         try:
-            with socket.create_server(("127.0.0.1", random.randrange(20_000, 32_768))) as free:
+            with socket.create_server(("127.0.0.1", 20_000 + secrets.randbelow(12_768))) as free:
                 return int(free.getsockname()[1])
         except OSError:
             pass  # it is in use
