@@ -10,7 +10,7 @@ export PIP_NO_INPUT = 1
 # pyright would ask the network for newer releases at each run; the lock decides which one it is.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
-# The tests start Python some hundred times: each would compile all the modules anew.
+# The tests start Python some hundred times: each would compile all the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-cluster check chaos bench bench-scaling lock format clean

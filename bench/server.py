@@ -20,7 +20,7 @@ from evsched.store.clients import New
 from evsched.transport.embedded import EmbeddedRedis
 
 _ACCOUNTING: Final = 1.5
-"""Seconds after which Redis has counted the buffers of all clients anew; it does so about once a second."""
+"""Seconds after which Redis has counted the buffers of all clients again; it does so about once a second."""
 
 
 class Server:

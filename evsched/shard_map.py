@@ -1,6 +1,6 @@
 """What a process knows of the shards of queues: what Redis says, and what its app declares.
 
-Redis may be away, or may refuse to say it. Then a process serves the shards that it knows of.
+Redis may be down, or may refuse to say it. Then a process serves the shards that it knows of.
 """
 
 from __future__ import annotations

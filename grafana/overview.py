@@ -276,7 +276,7 @@ LEDGER = Row(
         Panel(
             "Rows that wait",
             "Rows of the ledger that are committed and not scheduled, counted up to 10,000.",
-            "`evsched ledger status`, and the logs of the relays: the database or Redis is away, or no relay runs.",
+            "`evsched ledger status`, and the logs of the relays: the database or Redis is down, or no relay runs.",
             [Query(f"max(evsched_ledger_waiting_rows{{{OF}}})", "rows")],
         ),
         Panel(

@@ -247,8 +247,8 @@ local function take_next(id)
 end
 
 -- Put a job in the place of the one that has its id, wherever that is; the caller puts it on the schedule. A run goes
--- on, with its retries, and the new job runs afterwards: its attempts begin anew. `row`: the number of the new job's
--- row in the ledger, '' = none; `next_row`: the same, if it runs afterwards.
+-- on, with its retries, and the new job runs afterwards: its attempts are counted from 0. `row`: the number of the new
+-- job's row in the ledger, '' = none; `next_row`: the same, if it runs afterwards.
 -- USES fields_of, record, remove_waiting, holds, worker_of, write_next, whole_seconds, acquit, write_record
 local function supplant(id, payload, priority, group, now, by, row, next_row)
   local key, created = record(id), whole_seconds(now)

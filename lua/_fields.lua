@@ -1,8 +1,8 @@
 -- The fields of a job's record, which is untrusted input: each is returned as a valid value, or as nil.
 --
--- Whoever may schedule jobs may write any field of a record, by mistake or on purpose. So apart from the payload, the
--- priority and the group, which dispatch checks, a field reaches a command, a key's name or a reply only through these
--- functions. A producer can set a field but not delete one, and it has no access to workers' lists.
+-- A program that schedules jobs may write any field of a record, by mistake or on purpose. So apart from the payload,
+-- the priority and the group, which dispatch checks, a field reaches a command, a key's name or a reply only through
+-- these functions. A producer can set a field but not delete one, and it has no access to workers' lists.
 
 -- The longest valid value of a field that scripts read, in bytes; the payload alone may be longer.
 local FIELD_MOST = 512

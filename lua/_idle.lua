@@ -3,9 +3,9 @@
 --
 -- idle  zset  worker -> since when it waits
 --
--- `start` adds a worker in the same call in which it finds ready empty. Whoever puts a job into ready takes out the
--- worker that has waited longest, and tells it on a channel of its own. So one job wakes one worker, and no job is put
--- into ready while a worker stays in `idle`.
+-- `start` adds a worker in the same call in which it finds ready empty. The scripts that put a job into ready
+-- take out the worker that has waited longest, and send it a message on its own channel. So one job wakes one worker,
+-- and no job is put into ready while a worker stays in `idle`.
 local idle = root .. 'idle'
 
 -- Tell as many idle workers as jobs were put into ready. The connection of a worker that has died receives nothing: the

@@ -152,8 +152,8 @@ local function keep_count()
   counting = needed
 end
 
--- Note that a task has limits now, or none. If it has its first, the jobs in flight are counted anew: they do not count
--- in its group yet.
+-- Note that a task has limits now, or none. If it has its first, the jobs in flight are counted again: they do not
+-- count in its group yet.
 -- USES limits, TASK_GROUP, in_flight, counting
 local function note_task(task)
   local group, noted, others = TASK_GROUP .. task, false, {}

@@ -1,5 +1,5 @@
 -- Members of the schedule: the job that a member stands for. A member that begins with `{` is an inline job, which
--- becomes a record here. A member that cannot be a job is kept under an id of its own, for whoever reads the dead set.
+-- becomes a record here. A member that cannot be a job is kept under an id of its own, for the reader of the dead set.
 
 -- Bytes of a member, at most: four times the default cap of a payload. The content of a longer one is not kept.
 local MEMBER_MOST = 1048576

@@ -53,7 +53,7 @@ local function plan_from_now(name)
   redis.call('ZADD', recurrences, redis.call('ZSCORE', recurrences, name) == '0' and -1 or 0, name)
 end
 
--- Have a recurrence planned anew from now on. What is on the schedule ahead of its time no longer counts as made.
+-- Have a recurrence planned again from now on. What is on the schedule ahead of its time no longer counts as made.
 -- USES recurrence, made_of, ahead_of, withdraw, plan_from_now
 local function restart(name)
   local key = recurrence(name)

@@ -40,7 +40,7 @@ local function parts_of(text)
   return value, app, whole ~= '' and whole or value
 end
 
--- Is this the declaration of before, divided anew, of a limit that was changed by hand?
+-- Is this the declaration of before, divided again, of a limit that was changed by hand?
 local function is_kept(field, before, text)
   local was, app, whole = parts_of(before)
   local _, _, declared = parts_of(text)

@@ -22,7 +22,7 @@
 -- again do not hold up the others.
 --
 -- A job whose task was unknown is noted in its record, with the due that it gets here: the next worker that does not
--- know the task sees by it how long that has been so. A job that has another due then is judged anew.
+-- know the task sees by it how long that has been so. A job that has another due then is judged again.
 --
 -- A job that waits for a named window is noted under `deferred:<window>` with its due, for `reopen`. If the window was
 -- changed since the worker read it, the job is due at once, and a worker checks the window again.

@@ -17,9 +17,10 @@
 --        lies_elsewhere, MEMBER_MOST, is_inline, decode, is_id, row_of, recurrence_of, field_of, long_field, decoded,
 --        deferred, suspicion_of, unique
 --
--- While a batch is on its way, no other one leaves: the reply has that batch, and its caller finishes it, whoever began
--- it (`arrive` there, then `vacate` here). Without rows, the call only reads it. The records stay here until then. Rows
--- that are neither in the batch nor in the list of those that stay had no room: a batch has a limit of bytes.
+-- While a batch is on its way, no other one leaves: the reply has that batch, and its caller finishes it (`arrive`
+-- there, then `vacate` here), even if another program began it. Without rows, the call only reads it. The records stay
+-- here until then. Rows that are neither in the batch nor in the list of those that stay had no room: a batch has a
+-- limit of bytes.
 --
 -- Jobs stay that are not waiting for their time and nothing else: a recurrence and the ledger know their jobs by the
 -- queue, and an id that also runs, waits or is dead has one record for both. Redis refuses this script when its memory

@@ -11,7 +11,7 @@
 --        program   digest of the names of its tasks, '' = none
 -- REPLY  '1', or '0' when there was no lease to renew: it was lost, and other workers may have the jobs by now;
 --        how many jobs the worker's list holds; ids of those that are to stop; '1', or '0' when what it has
---        declared was lost, or is to be declared anew; '1' when it waits for a message, else '0'
+--        declared was lost, or is to be declared again; '1' when it waits for a message, else '0'
 -- FAILS  none
 -- TWICE  the second call renews once more
 -- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search,

@@ -6,7 +6,7 @@
 --        name      of the recurrence
 --        paused    '1', or '' = go on
 --        ends      Unix seconds: when the pause ends by itself, '' = it does not
---        why       a sentence for whoever looks, '' = none
+--        why       a sentence for operators, '' = none
 -- REPLY  '1', or '0' when it is resumed and still does not recur, because it is retired
 -- FAILS  MISSING   no recurrence has that name
 -- TWICE  the second call does the same

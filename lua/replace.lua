@@ -21,8 +21,10 @@
 --        supplant, row_of, first_reply, keep_dues, fail, moving_due, IS_MOVING
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
--- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has
--- ended stays as it is, so that there is one job in that time. Redis refuses this script when its memory is full.
+-- new one runs afterwards, and its attempts are counted from 0. While the id of a unique job is taken, a job that runs
+-- or has ended stays as it is, so that there is one job in that time.
+--
+-- Redis refuses this script when its memory is full.
 
 local now, within, by, key, asked = unpack(ARGV, 1, 5)
 now = clock(now)

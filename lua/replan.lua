@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- replan: moves nothing itself. Has a recurrence planned anew from now on: a calendar that it skips was changed, or
+-- replan: moves nothing itself. Has a recurrence planned again from now on: a calendar that it skips was changed, or
 -- the window that it names was set.
 --
 -- KEYS   root      prefix of the queue's keys

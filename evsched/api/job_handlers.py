@@ -160,7 +160,7 @@ async def _write(
         within = None if unique is None else unique.seconds
         return await _write_once(asked, jobs, request, within, lasting=unique is not None)
     if unique is None and not named:
-        # If Redis was away, the call was made again: it then meets the very jobs that it has written before.
+        # If Redis was down, the call was made again: it then meets the very jobs that it has written before.
         on_conflict = "keep"
     dues = await asked.client.enqueue(asked.queue, jobs, on_conflict, unique)
     return [Scheduled(job.id, asked.queue, due) for job, due in zip(jobs, dues, strict=True)]

@@ -16,8 +16,8 @@ from evsched.shards import Shards
 from evsched.store import server
 
 _KEPT: Final = 1.0
-"""Seconds for which the numbers are used. A job runs in whichever shard it is scheduled, and whoever misses one reads
-the numbers again. So old numbers do little harm: an id may be scheduled twice, in its old home and in its new one."""
+"""Seconds for which the numbers are used. A job runs in the shard in which it is scheduled, and a request that misses
+one reads the numbers again. So old numbers do little harm: an id may be in its old home and in its new one."""
 
 _AGAIN: Final = 5.0
 """Seconds until the next read after one that failed: each may hold up requests for a second."""

@@ -25,7 +25,7 @@ from evsched.errors import (
 MEDIA_TYPE: Final = "application/problem+json"
 
 _AWAY: Final = 2
-"""Seconds after which a caller should try again when Redis is away: the call was tried for 5 s already."""
+"""Seconds after which a caller should try again when Redis is down: the call was tried for 5 s already."""
 
 _logger: Final = logging.getLogger("evsched")
 

@@ -138,7 +138,7 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
         them = "it had" if swept.left == 1 else "they had"
         print(f"{swept.left} left as found: {them} started, ended or changed before it was their turn")
     if swept.unknown:
-        print(f"{swept.unknown} more may be {done}: Redis was away, and its answer was lost")
+        print(f"{swept.unknown} more may be {done}: Redis was down, and its answer was lost")
     if moved:
         output.note(f"{moved} jobs were on their way between shards, and may have been missed: repeat the command")
         code = 1

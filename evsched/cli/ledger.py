@@ -88,7 +88,7 @@ def status(*, json: Json = False, ledger_url: LedgerUrl = None, url: Url = None)
     else:
         rows.append(
             (
-                "Redis is of another ledger" if now.foreign else "Redis is away",
+                "Redis is of another ledger" if now.foreign else "Redis is down",
                 f"{now.away}; rows that were scheduled before do not count as waiting",
             )
         )

@@ -39,7 +39,7 @@ def pause(
             "2030-01-31T09:00. Default: when you resume it."
         ),
     ] = None,
-    why: Annotated[str, Parameter(help="A sentence for whoever looks at it later.")] = "",
+    why: Annotated[str, Parameter(help="A sentence for operators: why it is paused.")] = "",
     zone: Annotated[
         str | None, Parameter(help="The time zone of --until, if it has no offset. Default: this machine's.")
     ] = None,

@@ -81,7 +81,7 @@ def shard(
             if count > was:
                 redis.run(new_shards.open_new(Store, gates))
                 redis.send(server.set_shards(queue, count))
-                redis.run(new_shards.divide_anew(Store, gates))
+                redis.run(new_shards.divide_again(Store, gates))
                 redis.run(new_shards.settle(Store, queue, count))
             if announce:
                 print(
@@ -213,11 +213,11 @@ def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequenc
     held = redis.run(retired_shards.retire(Store, queue, count, was, strays))
     has = redis.send(server.shards()).get(queue, 0)
     if has < was:
-        redis.run(new_shards.divide_anew(Store, _gates(redis, queue, was, has)))
+        redis.run(new_shards.divide_again(Store, _gates(redis, queue, was, has)))
     gone = {*Shards({queue: has}).beyond(queue, Shards({queue: was}).all_of(queue)), *strays}
     redis.run(retired_shards.close(Store, gone - {one.shard for one in held}))
-    anew = ": restart the workers, so that they serve no others" if has < was else ""
-    print(f"queue {queue} has {f'{has} shards' if has else 'no shards'} now{anew}")
+    restart = ": restart the workers, so that they serve no others" if has < was else ""
+    print(f"queue {queue} has {f'{has} shards' if has else 'no shards'} now{restart}")
     for one in held:
         print(f"{one.shard} still holds jobs: {_places(one)}")
         if one.shard in strays and not one.served:

@@ -109,7 +109,7 @@ class Client:
             await waiting.close()
 
     async def send(self, call: Call[T]) -> T:
-        """Send a call of the store, again while Redis is away: every script may run twice."""
+        """Send a call of the store, again while Redis is down: every script may run twice."""
         return await self.run(operations.send(call))
 
     async def enqueue(
@@ -120,7 +120,7 @@ class Client:
         `unique`: why the jobs have the ids that they have (`unique_id`); None if they are not unique.
 
         Raises:
-            JobExists: a job of one of the ids has not ended; then none of its thousand was written. If Redis was away
+            JobExists: a job of one of the ids has not ended; then none of its thousand was written. If Redis was down
                 in the middle of the call, it may be the very job that you enqueued.
         """
         return await self.run(spread.enqueue(self.shards, self.store, queue, jobs, on_conflict, unique))

@@ -1,6 +1,6 @@
 """What holds for a queue with shards when their number changes: its pause, and its limits.
 
-Each shard gets its part anew, of the limits that were set by hand and of those that the code declares. A new shard gets
+Each shard gets its new part, of the limits that were set by hand and of those that the code declares. A new shard gets
 exactly this: it may have been a shard before, and have something else.
 """
 
@@ -141,7 +141,7 @@ def settle(make: MakeStore, queue: str, count: int) -> Operation[bool]:
     return not any(reserved.values())
 
 
-def divide_anew(make: MakeStore, gates: Gates) -> Operation[None]:
+def divide_again(make: MakeStore, gates: Gates) -> Operation[None]:
     """Have the limits hold in the shards that there were before."""
     for name, limits in gates.old.items():
         yield from hold(make(name), limits)

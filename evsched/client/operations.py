@@ -32,7 +32,7 @@ MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
 
 _PATIENCE: Final = 5.0
-"""Seconds for which a call is sent again while Redis is away: a failover takes about that long."""
+"""Seconds for which a call is sent again while Redis is down: a failover takes about that long."""
 
 ONCE_LIMIT: Final = 1.0
 """Seconds within which a call that is sent only once must be answered: hundreds of times what a healthy Redis takes."""
@@ -124,7 +124,7 @@ def once(operation: Operation[T]) -> Operation[T]:
 
 
 def send(call: Call[T]) -> Operation[T]:
-    """Send a call, and send it again while Redis is away: every script may run twice.
+    """Send a call, and send it again while Redis is down: every script may run twice.
 
     Raises:
         StoreDown: Redis stayed away for 5 s; the call may have been done all the same.
@@ -146,7 +146,7 @@ def nodes() -> Operation[list[Host | None]]:
 
 
 def _perform(step: Step) -> Operation[Any]:
-    """Perform a step, and again while Redis is away."""
+    """Perform a step, and again while Redis is down."""
     until, failures = time.monotonic() + _PATIENCE, 0
     while True:
         try:

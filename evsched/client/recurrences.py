@@ -24,7 +24,7 @@ def with_stored(store: Store, declared: Declared) -> Operation[Recurrence]:
     """Parse a recurrence, with the calendars and windows that are stored in its queue.
 
     Dispatchers leave a window that has a name to the workers, so that a change of it applies to jobs that wait. For
-    whoever looks ahead, it is the recurrence's window as it is now.
+    a look ahead, it is the recurrence's window as it is now.
 
     Raises:
         ConfigError: a part of it is not valid, or it names a calendar or a window that does not exist.

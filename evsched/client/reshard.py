@@ -1,8 +1,8 @@
 """Moves the waiting jobs of a queue to the shards that are their homes, a batch at a time.
 
-A batch is three calls: it leaves one queue, arrives at another, and what is left of it is deleted. Whoever meets a
-batch that another program has begun finishes it, so a program may end at any moment, and any number of them may do the
-same: a dispatcher, too, finishes what has been on its way for a minute. A job that is due soon stays, and runs where it
+A batch is three calls: it leaves one queue, arrives at another, and the rest of it is deleted. A program that finds a
+batch of another program finishes it. So a program may end at any moment, and several may do the same work. A dispatcher
+also finishes a batch that has been on its way for a minute. A job that is due soon stays, and runs where it
 is; so do occurrences of recurrences, jobs of the ledger, and jobs that do more than wait for their time.
 """
 

@@ -112,7 +112,7 @@ def unknown_parts(parts: Parts) -> Operation[list[Store]]:
             return []
         names = yield from operations.send(server.queue_names())
     except StoreError:
-        return []  # a right is missing, or the node of these keys is away
+        return []  # a right is missing, or the node of these keys is down
     known = {store.queue for store in parts.stores}
     found = [*shards.all_of(parts.queue), *shards.beyond(parts.queue, names)]
     return [parts.make(name) for name in found if name not in known]

@@ -109,7 +109,7 @@ class Swept(Struct, frozen=True):
     matched: int
     changed: int
     unknown: int = 0
-    """How many may have been changed: Redis was away, and its answer was lost."""
+    """How many may have been changed: Redis was down, and its answer was lost."""
 
     @property
     def left(self) -> int:
@@ -141,8 +141,8 @@ class _Pass:
 class Sweep:
     """One pass over places of a queue: `step` examines a slice, and changes what matches, if there is a change to make.
 
-    It may be ended after any step. Another sweep with the same filter does what is left. If Redis was away, it begins
-    anew: a server that has restarted passes over jobs if a scan is continued, and may have lost the latest changes.
+    It may be ended after any step. Another sweep with the same filter does what is left. If Redis was down, it begins
+    again: a server that has restarted passes over jobs if a scan is continued, and may have lost the latest changes.
     """
 
     def __init__(self, store: Store, matching: Filter, places: Sequence[Waiting], change: Change | None = None) -> None:
@@ -159,7 +159,7 @@ class Sweep:
         self._unknown = 0
         self._pass: _Pass | None = None
         self._absences = 0
-        """How many calls were sent again because Redis was away."""
+        """How many calls were sent again because Redis was down."""
 
     def without_change(self) -> Sweep:
         """Return a sweep that finds the same jobs, and changes nothing."""
@@ -215,7 +215,7 @@ class Sweep:
             self._unknown += len(some) - changed if self._absences > absences else 0
 
     def _send(self, call: Call[T]) -> Operation[T]:
-        """Send a call, and count if Redis was away."""
+        """Send a call, and count if Redis was down."""
         try:
             return (yield Send(call))
         except StoreDown:

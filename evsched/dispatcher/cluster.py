@@ -1,8 +1,8 @@
 """The dispatchers of a cluster: one for each primary, with the queues of that primary.
 
-Keyspace events stay on their node, clocks differ, and a node that is away must not hold up the others. So each node has
+Keyspace events stay on their node, clocks differ, and a node that is down must not hold up the others. So each node has
 a dispatcher and a janitor of its own, which see it as a Redis of its own. When slots or primaries move, the dispatchers
-of the nodes concerned are started anew.
+of the nodes concerned are started again.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Flood:
         self._subscription.subscribe(self._patterns, self._channels, self._sample)
 
     def _sample(self) -> None:
-        """Count events anew. Redis has confirmed the subscription, so all events from now on arrive."""
+        """Count events from 0. Redis has confirmed the subscription, so all events from now on arrive."""
         self._state, self._count = "sampling", 0
         self._subscription.rest = _BITE
         self._poller.poll()

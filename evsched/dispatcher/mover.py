@@ -2,7 +2,7 @@
 
 `evsched queues shard` moves jobs in batches. If it is interrupted, a batch is on its way until the command is repeated.
 The janitor notices that, and this loop finishes it: apart from the janitor, because the other shard may be on a node of
-the cluster that is away, for which the leases of workers must not wait.
+the cluster that is down, for which the leases of workers must not wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 
 ABANDONED: Final = 60.0
-"""Seconds after which nobody goes on with a batch: it takes a few milliseconds, or 5 s if Redis is away meanwhile."""
+"""Seconds after which nobody goes on with a batch: it takes a few milliseconds, or 5 s if Redis is down meanwhile."""
 
 
 class Mover:

@@ -1,7 +1,7 @@
 """The set of all queues in Redis, which this dispatcher keeps complete: it may be flushed, deleted or lost.
 
 Dispatchers and workers write the set, not the scripts: in a Redis Cluster a script reaches only the slot of its queue,
-and this set is in another one. There the set may be away while the queues are not: a dispatcher then does without it,
+and this set is in another one. There the set may be down while the queues are not: a dispatcher then does without it,
 and reads it again a safety cap later.
 """
 
@@ -90,7 +90,7 @@ class QueueSet:
         return sorted(kept)
 
     async def read(self) -> set[str] | None:
-        """Return the queues in the set; None if it cannot be read: its node is away, or Redis refuses."""
+        """Return the queues in the set; None if it cannot be read: its node is down, or Redis refuses."""
         names, cursor = set[str](), None
         try:
             while cursor != 0:

@@ -20,7 +20,7 @@ _UNKNOWN_MOST: Final = 64
 
 
 class RunStore(Protocol):
-    """What the executor asks of Redis. Each call waits while Redis is away."""
+    """What the executor asks of Redis. Each call waits while Redis is down."""
 
     async def read_window(self, queue: str, name: str) -> str | None:
         """Return the window that is kept under a name; None = there is none.
@@ -118,7 +118,7 @@ class RedisRunStore:
         return await self._read(self._unknown.of(queue), Store(queue).seek(task))
 
     async def _read(self, refused: Reconnect, call: Call[T]) -> T:
-        """Send a call that changes no job; wait while Redis is away.
+        """Send a call that changes no job; wait while Redis is down.
 
         Raises:
             StoreRefused: Redis refuses it, which is reported as a failure of `refused`.

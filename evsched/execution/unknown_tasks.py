@@ -93,7 +93,7 @@ def judge_unknown(
     """Return the outcome of a run whose task is unknown `since` a moment; None = this worker is the first.
 
     `known`: another worker of the queue has the task. Then the job is not given up, and the time does not count: it is
-    at most the longest wait, so it begins anew when the last worker that has the task ends.
+    at most the longest wait, so it starts over when the last worker that has the task ends.
 
     The time counts from the first worker that did not know the task, and not from the job's due time: the job may have
     been due for long before a worker fetched it, because of a pause or a backlog. It counts up to the due time, so the

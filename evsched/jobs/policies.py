@@ -1,4 +1,4 @@
-"""Retry policies of tasks as workers write them to Redis: for whoever makes a recurrence without the tasks' code."""
+"""Retry policies of tasks as workers write them to Redis: for clients that make recurrences without the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop's connection to the database of the ledger, and how the loop waits while the database is away."""
+"""A loop's connection to the database of the ledger, and how the loop waits while the database is down."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Database:
     """The connection of one loop. Put `async with` around each pass that uses it.
 
     It reports each error of the database once while it lasts, backs off, and swallows it, as `runtime/reconnect.py`
-    does for Redis. The connection is opened anew after each error. A collision with another transaction is no outage:
+    does for Redis. A new connection is opened after each error. A collision with another transaction is no outage:
     the next pass follows on the same connection, and only several in a row are reported.
     """
 

@@ -55,7 +55,7 @@ class Service:
     async def waiting(self) -> tuple[int, float] | None:
         """Return how many rows wait, and for how long the oldest has, for metrics; None if it is not known.
 
-        Redis is not asked, because it may be away: then the rows that it does not get are to be seen.
+        Redis is not asked, because it may be down: then the rows that it does not get are to be seen.
         """
         now = time.monotonic()
         try:

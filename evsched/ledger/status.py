@@ -25,7 +25,7 @@ class Status(Struct, frozen=True):
     """What the table and Redis say."""
 
     epoch: str
-    """The present one; empty = no relay has seen this Redis, or its data is lost, or it is away."""
+    """The present one; empty = no relay has seen this Redis, or its data is lost, or it is down."""
     compared: bool
     """Whether relays have removed, in this epoch, the jobs whose rows have ended."""
     away: str | None
@@ -35,7 +35,7 @@ class Status(Struct, frozen=True):
     states: dict[str, int]
     """How many rows are in each state."""
     waiting: Backlog
-    """The rows that are not scheduled in this epoch. While Redis is away: those that never were."""
+    """The rows that are not scheduled in this epoch. While Redis is down: those that never were."""
     recurrences: int
     undeclared: int
     """Recurrences that wait to be declared."""
@@ -46,7 +46,7 @@ class Status(Struct, frozen=True):
     redises: int
     """How many Redises they serve, which must not be more than one."""
     unwritten: dict[str, int]
-    """By queue: how many ends Redis has that the table does not have yet. Empty while Redis is away."""
+    """By queue: how many ends Redis has that the table does not have yet. Empty while Redis is down."""
     lost_dead: int
     """Dead and expired rows whose jobs Redis does not have, counted up to 1,000. 0 while it does not answer."""
 

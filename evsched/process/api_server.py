@@ -21,7 +21,7 @@ except ImportError as error:
     raise evsched.api.missing() from error
 
 GRACE: Final = 5.0
-"""Seconds that requests have to end after SIGTERM: about as long as a call is tried while Redis is away."""
+"""Seconds that requests have to end after SIGTERM: about as long as a call is tried while Redis is down."""
 
 _KEEP_ALIVE: Final = 75
 """Seconds for which an idle connection is kept: longer than the proxies in front of it do, so that none of them sends a

@@ -70,7 +70,7 @@ class AppShards:
             gates = await client.run(new_shards.plan(client.store, queue, was, count, self._app.program.owner))
             await client.run(new_shards.open_new(client.store, gates))
             if await self._runtime.sender.send(server.declare_shards(queue, count)):
-                await client.run(new_shards.divide_anew(client.store, gates))
+                await client.run(new_shards.divide_again(client.store, gates))
                 await client.run(new_shards.settle(client.store, queue, count))
         self._runtime.shards.grow({queue: count})
 

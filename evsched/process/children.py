@@ -32,7 +32,7 @@ _STABLE: Final = _RESTART_MOST
 
 _COUNTED: Final = 0.5
 """Seconds for which a restart waits until the jobs of the process that died are put back, so that the new process
-counts them. While Redis is away that takes longer; then the process after it counts them."""
+counts them. While Redis is down that takes longer; then the process after it counts them."""
 
 _READY_WITHIN: Final = 300.0
 """Seconds that a replacement has until it is ready: an app may load a large model."""

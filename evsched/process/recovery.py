@@ -35,7 +35,7 @@ class Recovery:
     def begin(self, worker: Ready, code: int, count: Counter[str]) -> asyncio.Task[None]:
         """Put back what a worker held whose process has ended with `code`; add to `count` how many jobs, by queue.
 
-        While Redis is away it tries again, until a janitor has long done it.
+        While Redis is down it tries again, until a janitor has long done it.
         """
         task = asyncio.ensure_future(self._put_back_all(worker, code, count))
         self._running.add(task)  # asyncio itself holds no reference to a task

@@ -15,7 +15,7 @@ from evsched.process.children import Children
 
 
 class Reload:
-    """Replaces the children of a parent when it is asked to; asked again meanwhile, it begins anew."""
+    """Replaces the children of a parent when it is asked to; asked again meanwhile, it starts over."""
 
     def __init__(self, children: Children, emit: Emit) -> None:
         self._children = children

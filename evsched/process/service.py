@@ -183,7 +183,7 @@ def run_api(config: Config) -> None:
 
 
 def _run(config: Config, grace: float, work: _Work, *, at_once: bool = False) -> None:
-    """Run a process. `at_once`: its work begins while Redis may still be away."""
+    """Run a process. `at_once`: its work begins while Redis may still be down."""
     scripts.read_all()
     collector.settle()
     events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)

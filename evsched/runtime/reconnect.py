@@ -1,6 +1,6 @@
 """How loops wait for Redis: retry with jitter, report once what is wrong, and once how long it lasted.
 
-Two kinds of failure are distinguished: Redis is away or cannot serve (`StoreDown`), or it refuses a command
+Two kinds of failure are distinguished: Redis is down or cannot serve (`StoreDown`), or it refuses a command
 (`StoreRefused`), because of a bug, bad data or a missing right. A Redis whose memory is full refuses too.
 """
 

@@ -178,7 +178,7 @@ class Recurrences(Queue):
         return self._call(("ZCARD", f"{self._root}revisions:{owner}"), int)
 
     def forget_revisions(self, owner: str) -> Call[int]:
-        """Forget the revisions of an app: at their next heartbeats its workers register and declare anew."""
+        """Forget the revisions of an app: at their next heartbeats its workers register and declare again."""
         return self._call(("DEL", f"{self._root}revisions:{owner}"), int)
 
     def recurrences(self, start: int, count: int) -> Call[list[tuple[str, float]]]:
@@ -236,7 +236,7 @@ class Recurrences(Queue):
         return self._call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
 
     def replan(self, name: str, *, now: float | None = None) -> Call[bool]:
-        """Plan a recurrence anew, because its calendar was changed, or its window was set.
+        """Plan a recurrence again, because its calendar was changed, or its window was set.
 
         The reply is False if it does not recur.
         """

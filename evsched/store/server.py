@@ -63,7 +63,7 @@ def may_wait(error: StoreError) -> bool:
 
 
 def set_may_wait(error: StoreError) -> bool:
-    """Tell whether only the set of all queues fails, or its node in a cluster. If all of Redis is away, others tell."""
+    """Tell whether only the set of all queues fails, or its node in a cluster. If all of Redis is down, others tell."""
     return isinstance(error, StoreDown) or may_wait(error)
 
 

@@ -39,7 +39,7 @@ class Renewed(Struct, frozen=True):
     stops: list[str]
     """Which of them are to stop."""
     declared: bool
-    """False: Redis has lost what the worker's app declared, or it is to be declared anew."""
+    """False: Redis has lost what the worker's app declared, or it is to be declared again."""
     waits: bool
     """The worker waits for a message that jobs are ready."""
 

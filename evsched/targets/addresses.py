@@ -1,6 +1,6 @@
 """Which IP addresses a request may be sent to. Pure.
 
-A payload names a host, and whoever controls its name in the DNS chooses the address. So an address must be public, or
+A payload names a host, and the owner of its name in the DNS chooses the address. So an address must be public, or
 in a network that the settings allow: otherwise a payload could reach what only this machine can reach, such as a
 database or the metadata service of a cloud.
 """
@@ -52,7 +52,7 @@ def may_connect(address: Address, allowed: Sequence[Network], nat64: Sequence[IP
 def is_teredo(address: Address) -> bool:
     """Return whether requests are never sent to an address, even in an allowed network: it is one of Teredo.
 
-    Two servers on the way pass the packets on, and whoever makes the address names both.
+    Two servers on the way pass the packets on, and the author of the address names both.
     """
     return isinstance(address, IPv6Address) and address.teredo is not None
 

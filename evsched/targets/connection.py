@@ -20,7 +20,7 @@ of tiny parts at once delays the requests to others by no more than that at a ti
 
 
 class Connection(ABC):
-    """A connection on a transport, to which whoever reads the transport passes what arrives."""
+    """A connection on a transport, to which the reader of the transport passes what arrives."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.gone = False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evsched.targets.broker import Broker
 
 RETRY: Final = Retry(attempts=20, interval=1.0, max_interval=300.0, jitter=1.0)
-"""A server may be away for longer than a deploy takes: these attempts span about an hour."""
+"""A server may be down for longer than a deploy takes: these attempts span about an hour."""
 
 
 class Forwarder:

@@ -59,7 +59,7 @@ def _headers(job: CurrentJob) -> dict[str, str]:
         "accept-encoding": "identity",
         "idempotency-key": job.idempotency_key,
     }
-    # Whoever writes a payload may write anything into its meta.
+    # A client may write anything into the meta of a payload.
     for name, form in (("traceparent", _TRACEPARENT), ("tracestate", _TRACESTATE)):
         value = job.meta.get(name)
         if isinstance(value, str) and form.fullmatch(value):

@@ -1,7 +1,7 @@
 """The addresses of hosts, as the system knows them.
 
 The system's resolver blocks, for half a minute if no DNS server answers, and cannot be stopped. So each lookup has a
-thread of its own, one for each name: whoever asks for a name that is being looked up waits for that lookup.
+thread of its own, one for each name: a request for a name that is being looked up waits for that lookup.
 """
 
 from __future__ import annotations

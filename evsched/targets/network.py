@@ -32,7 +32,7 @@ _NEXT_AFTER: Final = 0.25
 """Seconds after which the next address of a host is tried too (RFC 8305). A machine without IPv6 must not wait long."""
 
 _ADDRESSES: Final = 10
-"""Addresses of a host that are tried. Whoever controls its name may give it thousands."""
+"""Addresses of a host that are tried. The owner of its name may give it thousands."""
 
 _NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
 """Errors by which the system allows no more files."""

@@ -24,7 +24,7 @@ from evsched.transport.short_replies import ShortReplies
 
 _ELSEWHERE: Final = (exceptions.ReadOnlyError, exceptions.AskError, exceptions.ClusterDownError)
 """Errors that say that this server is the primary no more, or, in a cluster, not that of the key: MOVED is an AskError.
-Where the primary is now has to be found anew. Without Sentinel and cluster, the name may resolve to another host."""
+The primary has to be found again. Without Sentinel and cluster, the name may resolve to another host."""
 
 
 _OPEN: Final = 20.0

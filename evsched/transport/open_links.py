@@ -1,6 +1,6 @@
 """The open links of a process, by the server they go to, so that those to a server that lost its place can be cut.
 
-A server that hangs, or whose machine is away, would hold its links until they time out, long after another server has
+A server that hangs, or whose machine is down, would hold its links until they time out, long after another server has
 taken its place.
 """
 

@@ -99,7 +99,7 @@ class BatchingSender:
         except StoreDown as error:
             if error.kind != MOVED:
                 raise
-        # The node has not done it, and the topology is now read anew.
+        # The node has not done it, and the topology is now read again.
         return await self._batches(await self._host(self._cluster, call)).add(call)
 
     async def send_all(self, calls: Sequence[Call[Any]]) -> list[Any]:

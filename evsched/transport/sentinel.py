@@ -67,7 +67,7 @@ class SentinelAsker(Asker[Answer]):
     async def moves(self, host: Host) -> AsyncIterator[Host]:
         """Yield where the primary is each time that it moves, as one of the sentinels says; for ever.
 
-        A sentinel that is away, or refuses to be listened to, says nothing.
+        A sentinel that is down, or refuses to be listened to, says nothing.
         """
         while True:
             with suppress(StoreError):

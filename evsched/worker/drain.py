@@ -70,7 +70,7 @@ class Drain:
     async def hand_back(self) -> None:
         """Put back to ready what has not ended, and end the leases."""
         back = 0
-        # While Redis is away the jobs stay: the janitor puts them back when the lease ends.
+        # While Redis is down the jobs stay: the janitor puts them back when the lease ends.
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(_HAND_BACK):
                 for consumer in self._consumers.values():

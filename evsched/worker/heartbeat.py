@@ -135,7 +135,7 @@ class Heartbeat(threading.Thread):
         """Renew the lease of each queue, whatever Redis refuses of another.
 
         Raises:
-            StoreDown: the queue that failed comes last the next time, since its node of a cluster may be away alone.
+            StoreDown: the queue that failed comes last the next time, since its node of a cluster may be down alone.
         """
         for store in list(self._stores):
             reconnect = self._reconnects.of(store.queue)

@@ -1,9 +1,9 @@
 """The other way to wait for jobs, without BLMOVE: Redis tells the worker by a message that a job is ready.
 
 A BLMOVE occupies a connection and reads one list, so a worker of many shards would need many connections. The messages
-for all its shards on one server arrive on one (`notices.py`). The worker is told if it is in the sorted set `idle`:
-`start` adds it in the same call in which it finds ready empty, and whoever puts a job into ready takes it out. So it
-waits in `idle`, or has been told, or asks.
+for all its shards on one server arrive on one (`notices.py`). The worker gets them while it is in the sorted set
+`idle`: `start` adds it in the same call in which it finds ready empty, and the script that puts a job into ready takes
+it out. So it waits in `idle`, or has a message, or asks.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class IdleWait:
         self._stopping = True
 
     def unblock_from_thread(self, sender: SyncSender) -> None:
-        """Do nothing: `requeue` ends the wait, and whoever is told later passes it on."""
+        """Do nothing: `requeue` ends the wait, and a worker that gets the message later passes it on."""
 
     async def stop(self) -> None:
         """Wait no more, and pass on what the worker was told of."""

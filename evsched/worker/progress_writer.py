@@ -100,7 +100,7 @@ class ProgressWriter:
             try:
                 await self._served.runtime.sender.send(store.progress(worker, rows))
             except StoreError:
-                return  # Redis is away; the next report writes it, or the end of the run
+                return  # Redis is down; the next report writes it, or the end of the run
             finally:
                 self._settled.set()
             for run, progress in reports:

@@ -1,7 +1,7 @@
 """The setup of a worker's queues: what is written to Redis for each before jobs are fetched from it.
 
 The queue is added to the set of all queues, the recurrences and limits that the app declares are written, and the
-worker's lease begins. If that fails for a queue, because Redis refuses it or its node of a cluster is away, it is tried
+worker's lease begins. If that fails for a queue, because Redis refuses it or its node of a cluster is down, it is tried
 again while the others are served. The set may be on another node, so a queue is served without it. While Redis's memory
 is full it refuses none of this but the set, and a worker starts without that: its jobs free memory. If a heartbeat
 finds that Redis has lost what was declared, it is written again.
@@ -31,7 +31,7 @@ _SELDOM: Final = 10
 
 
 class QueueSetup:
-    """Sets up queues for one worker, and waits while Redis is away."""
+    """Sets up queues for one worker, and waits while Redis is down."""
 
     def __init__(
         self, runtime: Runtime, program: Program, worker: str, before: Mapping[str, Announced] | None = None

@@ -1,8 +1,8 @@
 """Named windows of a queue with shards: they are kept in the queue itself, and jobs wait for them in the shards.
 
-Whoever changes a window first writes it, and then reopens the jobs that wait for it, in each shard. A job that is
-deferred after its shard was reopened, by the window as it was before, would wait too long. So after each deferral the
-window is read once more, and the shard reopened if the window is another one now.
+A program that changes a window first writes it, and then reopens the jobs that wait for it, in each shard. A job that
+is deferred by the old window after its shard was reopened would wait too long. So after each deferral the window is
+read once more, and the shard is reopened if the window has changed.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Slots:
         self.total = self.free = total
         self._shares: list[Share] = []
         self._turns: dict[Share, int] | None = None
-        """How the free slots are dealt; None = they are to be dealt anew."""
+        """How the free slots are dealt; None = they are to be dealt again."""
         self._woken = False
         """The shares were woken, and none has looked for a slot since."""
 
@@ -178,7 +178,7 @@ class Slots:
         return takers
 
     def changed(self) -> None:
-        """Deal anew at the next question: what a share is charged, or whether it wants slots, has changed."""
+        """Deal again at the next question: what a share is charged, or whether it wants slots, has changed."""
         self._turns = None
 
     def taken(self, share: Share, count: int) -> None:

@@ -129,7 +129,7 @@ class StatusReporter:
             self._replying = asyncio.get_running_loop().create_task(self._reply())
 
     async def _reply(self) -> None:
-        # While Redis is away nothing can be reported; `evsched top` asks again.
+        # While Redis is down nothing can be reported; `evsched top` asks again.
         with contextlib.suppress(StoreError):
             while self._requests:
                 requests, self._requests = self._requests, set[tuple[str, str]]()

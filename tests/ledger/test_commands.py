@@ -172,7 +172,7 @@ async def test_while_redis_is_away_rows_that_wait_are_counted(
     shown = cli.json("ledger", "status")
     assert (shown["states"], shown["waiting"]["rows"], shown["waiting"]["seconds"] > 0) == ({"open": 3}, 2, True)
     assert "connecting to" in shown["away"]
-    assert "Redis is away" in cli.run("ledger", "status").stdout
+    assert "Redis is down" in cli.run("ledger", "status").stdout
     own.start()
     while shown["away"] or shown["waiting"]["rows"]:
         shown = cli.json("ledger", "status")

@@ -1,4 +1,4 @@
-"""The HTTP interface as HTTP: its document, paths and methods, hostile requests, limits, and Redis that is away."""
+"""The HTTP interface as HTTP: its document, paths and methods, hostile requests, limits, and Redis that is down."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def test_the_numbers_are_read_again_by_a_later_request(
     assert (await api.ask("GET", f"{path}/jobs/a")).status_code == 404
     assert (await api.ask("GET", path)).json()["schedule"] == 0
     await sender.send(about.set_shards(queue, 2))
-    assert (await api.ask("GET", f"{path}/jobs/a")).status_code == 200  # read anew for a job that is missing
+    assert (await api.ask("GET", f"{path}/jobs/a")).status_code == 200  # read again for a job that is missing
     monkeypatch.setattr(known_shards, "_KEPT", 0.0)
     assert (await api.ask("GET", path)).json()["schedule"] == 1
     raw.delete(keys.SHARDS)

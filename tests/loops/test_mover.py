@@ -99,7 +99,7 @@ async def test_a_batch_that_was_finished_meanwhile_is_no_event(
 async def test_new_shard_uses_more_of_its_limit_as_jobs_of_before_end(
     runtime: Runtime, sender: BatchingSender, store: Store
 ) -> None:
-    """As if whoever changed the number had ended before the older part got its share."""
+    """As if the program that changed the number had ended before the older part got its share."""
     shards, new = Shards({store.queue: 1}), Store(f"{store.queue}:0")
     await sender.send(store.limit({"concurrency": 4}))
     await sender.send(store.enqueue([New(f"j{number}", b'{"task":"t"}') for number in range(4)]))

@@ -34,7 +34,7 @@ async def test_a_redirect_to_a_private_address_is_not_followed(config: Config, r
 
 
 async def test_a_resolver_that_changes_its_answer_changes_nothing(config: Config, raw: Any, queue: str) -> None:
-    """The address that was judged is the one that is connected to, and the next connection is judged anew."""
+    """The address that was judged is the one that is connected to, and the next connection is judged again."""
     closing = always(Reply(headers={"connection": "close"}))
     answers, asked = [["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]], list[str]()
 

@@ -53,7 +53,7 @@ class Growing:
         self.client.cancel(part, job)
 
     def begin(self, shards: int, was: int = 0) -> new_shards.Gates:
-        """Do what whoever changes the number does until the number is written."""
+        """Do what a program that changes the number does until the number is written."""
         run = self.client.run
         gates = run(new_shards.plan(Store, self.queue, was, shards))
         run(new_shards.open_new(Store, gates))
@@ -81,7 +81,7 @@ def test_new_shards_start_as_many_jobs_as_end_in_the_older_part(growing: Growing
     gates = growing.begin(2)
     growing.fill()
     assert growing.in_flight() == [0, 0, 15]
-    growing.client.run(new_shards.divide_anew(Store, gates))
+    growing.client.run(new_shards.divide_again(Store, gates))
     assert not growing.settle()
     for ended in range(1, 11):
         assert growing.in_flight() == [min(ended - 1, 5), max(0, ended - 6), 16 - ended]
@@ -99,7 +99,7 @@ def test_limits_of_groups_and_tasks_hold_while_shards_open(growing: Growing, fie
     counted = "#task:t" if field.endswith("t") else "#alice"
     gates = growing.begin(2)
     growing.fill("alice")
-    growing.client.run(new_shards.divide_anew(Store, gates))
+    growing.client.run(new_shards.divide_again(Store, gates))
     for _ in range(12):
         growing.settle()
         growing.dispatch()
@@ -115,7 +115,7 @@ def test_a_group_that_does_not_run_in_the_older_part_waits_for_the_one_that_runs
     growing.limit(**{"concurrency:*": 15})
     growing.fill("alice")
     gates = growing.begin(2)
-    growing.client.run(new_shards.divide_anew(Store, gates))
+    growing.client.run(new_shards.divide_again(Store, gates))
     growing.settle()
     growing.fill("bob")
     assert growing.in_flight("#bob")[:2] == [0, 0]
@@ -152,7 +152,7 @@ def test_jobs_that_were_ready_in_a_shard_before_it_had_limits_wait_behind_them(g
     assert len(ready) == 16
     gates = growing.begin(2)
     assert growing.client.send(early.line(100)) == []
-    growing.client.run(new_shards.divide_anew(Store, gates))
+    growing.client.run(new_shards.divide_again(Store, gates))
     growing.settle()
     for _ in range(10):
         growing.end(growing.queue)
@@ -177,9 +177,9 @@ def test_limits_that_were_set_by_hand_since_are_left_alone(growing: Growing) -> 
 def test_shards_that_grow_again_while_the_first_are_not_open_hold_the_limit(growing: Growing) -> None:
     growing.limit(concurrency=15)
     growing.fill()
-    growing.client.run(new_shards.divide_anew(Store, growing.begin(2)))
+    growing.client.run(new_shards.divide_again(Store, growing.begin(2)))
     growing.settle()
-    growing.client.run(new_shards.divide_anew(Store, growing.begin(4, was=2)))
+    growing.client.run(new_shards.divide_again(Store, growing.begin(4, was=2)))
     growing.settle()
     growing.fill()
     while not growing.settle():

@@ -115,7 +115,7 @@ def test_what_has_not_come_or_a_dispatcher_is_still_to_make_is_left_alone(
 ) -> None:
     declare(send, store, "allow")
     assert backfill(send, store, f"{NOW - 1:.0f}", f"{NOW + 1:.0f}") == Backfilled(requested=1, later=1)
-    # All dispatchers have been away for two days: they will judge by the misfire policy what they missed.
+    # All dispatchers have been down for two days: they will judge by the misfire policy what they missed.
     put(send, store, NOW - 9 * DAY, next_=NOW - 2 * DAY)
     assert backfill(send, store) == Backfilled(requested=2, later=2)
     assert {f"{NAME}@{planned}" for planned in PAST[:2]} <= state()["schedule"].keys()

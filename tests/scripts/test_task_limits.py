@@ -1,4 +1,4 @@
-"""The limits of tasks: a job counts in the group of its task as well, whoever scheduled it, and in its own group."""
+"""The limits of tasks: a job counts in the group of its task and in its own group."""
 
 from __future__ import annotations
 

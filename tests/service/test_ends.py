@@ -362,7 +362,7 @@ def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, q
     with cli.running("dispatcher", until="NotificationsProven"), started(cli, "worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
         assert child.stderr is not None
-        # Opened anew, so that the worker's own end stays one that waits for a reader.
+        # Opened again, so that the worker's own end stays one that waits for a reader.
         end = os.open(f"/proc/{child.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
         with suppress(BlockingIOError):
             while os.write(end, b"\n"):

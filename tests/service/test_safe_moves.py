@@ -156,7 +156,7 @@ def test_source_that_loses_its_last_writes_has_no_job_that_has_arrived(cluster: 
     client.perform = perform
     assert work.moved == JOBS
     fail_over(cluster, SOURCE, replica)
-    # `vacate` is lost, so the batch is on its way again. It has arrived, and whoever finishes it learns that.
+    # `vacate` is lost, so the batch is on its way again. It has arrived, and the program that finishes it learns that.
     assert places(client) == {f"j{number}": [TO, "moving"] for number in range(JOBS)}
     batch = client.send(Store(SOURCE).depart()).batch
     assert batch is not None

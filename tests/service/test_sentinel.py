@@ -268,7 +268,7 @@ def test_the_doctor_names_sentinels_that_do_not_name_the_primary(sentinels: Sent
 
 
 async def test_a_stale_sentinel_cuts_no_connection(sentinels: Sentinels) -> None:
-    """It is asked because the others are away, and its answer is not believed."""
+    """It is asked because the others are down, and its answer is not believed."""
     stale = sentinels.start_stale(next(server for server in sentinels.servers if server is not sentinels.primary()))
     url = sentinels.url.replace(f"/{NAME}", f",127.0.0.1:{stale}/{NAME}")
     waiting, late = BlockingSender(url, reply_timeout=60), BatchingSender(url)

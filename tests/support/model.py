@@ -111,7 +111,7 @@ class Model(Gate):
             self.limits[name] = value
         group = name.partition(":")[2]
         if group.startswith("task:") and value is not None and not before:
-            self.in_flight = None  # counted anew
+            self.in_flight = None  # counted again
         for held in self.throttled:
             if group in (held, "*"):
                 self.throttled[held] = 0

@@ -248,7 +248,7 @@ def test_a_page_fits_its_terminal(height: int, queues: int, workers: int, runs: 
         rates=Rates(),
         lateness=[Sample(0.1, 0.1)] * 60,
         workers=[WorkerRow(f"worker{n}", n != 50, 256, runs, jobs) for n in range(workers)],
-        down=Down(1.0, "it is away " * 30),
+        down=Down(1.0, "it is down " * 30),
     )
     lines = drawn(page, 80, height)
     assert len(lines) <= max(height, 18)

@@ -52,7 +52,7 @@ def index(page: UUID, *, deep: bool = False) -> list[float]:
 @app.task
 async def alert(ended: EndedJob) -> None:
     assert_type(ended.reason, str | None)
-    raise Snooze(timedelta(minutes=1), "chat is away") if ended.attempts else Snooze(until=datetime.now(UTC))
+    raise Snooze(timedelta(minutes=1), "chat is down") if ended.attempts else Snooze(until=datetime.now(UTC))
 
 
 @app.task(on_dead=alert, on_done=alert, retry=Retry(retry_on=(ConnectionError,), give_up_on=(ValueError, KeyError)))
