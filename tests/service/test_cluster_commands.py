@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.crc import key_slot
 
 from evsched import App, JobDead, Retry, events, keys
-from evsched.client import operations
 from evsched.client.client import Client
 from evsched.client.find_queues import find_queues
 from evsched.client.operations import Wait
@@ -25,7 +19,7 @@ from evsched.client.target_tasks import ForwardJob, target_task
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.diagnostics.standstill import Standstill
-from evsched.errors import StoreDown, StoreRefused
+from evsched.errors import StoreRefused
 from evsched.process.first_check import unsafe_settings
 from evsched.process.ready_watch import ReadyWatch
 from evsched.process.reports import Ready
@@ -47,16 +41,13 @@ from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from evsched.worker.status_reporter import StatusReporter
 from tests.service.test_rights import USERS, words_of
-from tests.support.api import LATER, calling
 from tests.support.cli import Cli
-from tests.support.cluster import Cluster, slot_of
+from tests.support.cluster import JOB, Cluster, at, queue_on, schedule
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
 
 pytestmark = pytest.mark.anyio
-
-JOB = '{"task":"t"}'
 
 
 @pytest.fixture(scope="module")
@@ -81,20 +72,6 @@ def queues(cluster: Cluster) -> list[str]:
 @pytest.fixture
 def cli(cluster: Cluster, tmp_path: Path) -> Cli:
     return Cli(cluster.url, tmp_path)
-
-
-def queue_on(cluster: Cluster, node: EmbeddedRedis, prefix: str = "q") -> str:
-    return next(name for number in count() if cluster.primary(name := f"{prefix}{number}") is node)
-
-
-def at(node: EmbeddedRedis) -> str:
-    """Return how a finding names a node."""
-    return f"at 127.0.0.1:{node.port}"
-
-
-def schedule(cluster: Cluster, queue: str, due: float = 4e9) -> None:
-    """Schedule a job as a foreign client does, with no command but ZADD."""
-    cluster.client(cluster.primary(queue)).zadd(keys.schedule(queue), {JOB: due})
 
 
 @contextmanager
@@ -254,10 +231,6 @@ async def test_a_parent_without_processes_is_woken_at_the_node_of_its_queue(
 # The doctor.
 
 
-def doctor(cli: Cli, *words: str) -> list[dict[str, Any]]:
-    return json.loads(cli.run("doctor", *words, "--json").stdout)
-
-
 def test_the_doctor_names_the_node_of_each_finding(cluster: Cluster, cli: Cli) -> None:
     first, second, third = cluster.nodes
     with (
@@ -266,7 +239,7 @@ def test_the_doctor_names_the_node_of_each_finding(cluster: Cluster, cli: Cli) -
         setting(cluster, second, "maxmemory-policy", "allkeys-lru"),
         setting(cluster, third, "appendfsync", "always"),
     ):
-        found = doctor(cli)
+        found = cli.findings()
         assert {(one["check"], one["where"]) for one in found} == {
             ("cluster-replicas", "Redis Cluster"),
             ("notifications", f"Redis, notify-keyspace-events, {at(first)}"),
@@ -275,12 +248,12 @@ def test_the_doctor_names_the_node_of_each_finding(cluster: Cluster, cli: Cli) -
             ("appendfsync", f"Redis, appendfsync, {at(first)}"),
             ("appendfsync", f"Redis, appendfsync, {at(second)}"),
         }
-        (repaired,) = [one for one in doctor(cli, "--repair") if one["repaired"]]
+        (repaired,) = [one for one in cli.findings("--repair") if one["repaired"]]
         assert (repaired["check"], repaired["where"]) == (
             "notifications",
             f"Redis, notify-keyspace-events, {at(first)}",
         )
-        assert not [one for one in doctor(cli) if one["check"] in ("notifications", "canary")]
+        assert not [one for one in cli.findings() if one["check"] in ("notifications", "canary")]
 
 
 def canary_queue(cluster: Cluster, node: EmbeddedRedis) -> str:
@@ -290,7 +263,7 @@ def canary_queue(cluster: Cluster, node: EmbeddedRedis) -> str:
 
 def test_the_doctor_of_one_queue_looks_at_its_node_alone(cluster: Cluster, queues: list[str], cli: Cli) -> None:
     schedule(cluster, queues[1])
-    found = doctor(cli, "--queue", queues[1])
+    found = cli.findings("--queue", queues[1])
     assert {one["where"] for one in found if one["check"] == "appendfsync"} == {
         f"Redis, appendfsync, {at(cluster.nodes[1])}"
     }
@@ -299,12 +272,12 @@ def test_the_doctor_of_one_queue_looks_at_its_node_alone(cluster: Cluster, queue
 def test_the_audit_checks_the_jobs_of_all_nodes(cluster: Cluster, queues: list[str], cli: Cli) -> None:
     for queue in queues:
         cluster.client(cluster.primary(queue)).hset(f"{keys.root(queue)}job:lost", "payload", JOB)
-    found = [one["where"] for one in doctor(cli) if one["where"].endswith("job lost")]
+    found = [one["where"] for one in cli.findings() if one["where"].endswith("job lost")]
     assert sorted(found) == sorted(f"queue {queue}, job lost" for queue in queues)
 
 
 def test_a_node_that_is_named_as_one_redis_is_reported(cluster: Cluster, cli: Cli) -> None:
-    (found,) = doctor(cli, "--url", f"redis://127.0.0.1:{cluster.nodes[1].port}")
+    (found,) = cli.findings("--url", f"redis://127.0.0.1:{cluster.nodes[1].port}")
     assert (found["check"], found["level"]) == ("cluster", "fault")
     assert "redis+cluster://" in found["mend"]
 
@@ -337,10 +310,10 @@ def test_the_users_of_redis_conf_may_look_at_a_cluster_and_their_rights_are_chec
                 cluster.client(node).execute_command("ACL", "SETUSER", name, *words_of(rules))
     observer, examiner = cluster.url_of("observer"), cluster.url_of("doctor")
     assert {row["queue"] for row in cli.json("queues", "--url", observer)} == {*queues}
-    found = doctor(cli, "--role", "worker", "--url", examiner)
+    found = cli.findings("--role", "worker", "--url", examiner)
     assert {one["check"] for one in found} == {"appendfsync", "cluster-replicas", "no-dispatcher"}, found
     cluster.client(cluster.nodes[1]).execute_command("ACL", "SETUSER", "worker", "-cluster|slots")
-    (lacking,) = [one for one in doctor(cli, "--role", "worker", "--url", examiner) if one["check"] == "rights"]
+    (lacking,) = [one for one in cli.findings("--role", "worker", "--url", examiner) if one["check"] == "rights"]
     assert lacking["where"] == f"user worker, {at(cluster.nodes[1])}"
     assert "CLUSTER SLOTS" in lacking["what"]
 
@@ -424,225 +397,3 @@ async def test_a_database_that_a_cluster_does_not_have_is_refused(cluster: Clust
         await sender.send(about.size())
     assert refused.value.kind == "database"
     await sender.close()
-
-
-# A primary that does not answer.
-
-
-@pytest.fixture(params=["dead", pytest.param("hung", marks=pytest.mark.extra)])
-def without_one(
-    server: EmbeddedRedis, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Generator[tuple[Cluster, Cli]]:
-    """A cluster whose last primary is dead or hangs. Calls to it are not sent again for long."""
-    monkeypatch.setattr(operations, "_PATIENCE", 0.1)
-    with Cluster(server.server) as cluster:
-        lost = cluster.nodes[-1]
-        assert lost.pid
-        hung = request.param == "hung"
-        os.kill(lost.pid, signal.SIGSTOP) if hung else lost.kill()
-        try:
-            yield cluster, Cli(cluster.url, tmp_path)
-        finally:
-            if hung:
-                os.kill(lost.pid, signal.SIGCONT)
-
-
-def healthy(cluster: Cluster, number: int = 0) -> str:
-    """Return a queue on a node that answers."""
-    return queue_on(cluster, cluster.nodes[number])
-
-
-def test_an_accepted_job_is_printed_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    queue = healthy(cluster)
-    done = cli.run("enqueue", "rec", "1", "--queue", queue, "--in", "999s")
-    assert done.returncode == 0, done.stderr
-    (record,) = cluster.client(cluster.nodes[0]).keys(f"{keys.root(queue)}job:*")
-    assert record.endswith(f"job:{done.stdout.strip()}")
-    assert f"no worker serves queue {queue} now" in done.stderr
-
-
-def test_the_doctor_names_a_primary_that_does_not_answer_and_checks_the_others(
-    without_one: tuple[Cluster, Cli],
-) -> None:
-    cluster, cli = without_one
-    first, second, lost = cluster.nodes
-    slots = next(
-        f"{low}-{high}"
-        for low, high, (_, port, *_) in cluster.client(first).execute_command("CLUSTER", "SLOTS")
-        if port == lost.port
-    )
-    cluster.client(second).hset(f"{keys.root(healthy(cluster, 1))}job:gone", "payload", JOB)
-    found = doctor(cli)
-    (down,) = [one for one in found if one["check"] == "cluster-down"]
-    assert (down["level"], down["where"]) == ("fault", f"127.0.0.1:{lost.port}")
-    assert f"of slots {slots} does not answer: its queues stand still" in down["what"]
-    assert [one["where"] for one in found if one["where"].endswith("job gone")] == [
-        f"queue {healthy(cluster, 1)}, job gone"
-    ]
-    assert {one["where"] for one in found if one["check"] == "appendfsync"} == {
-        f"Redis, appendfsync, {at(node)}" for node in (first, second)
-    }
-
-
-def test_the_doctor_asks_a_node_that_knows_all_slots(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    first, second, lost = cluster.nodes
-    slots = next(
-        (low, high)
-        for low, high, (_, port, *_) in cluster.client(first).execute_command("CLUSTER", "SLOTS")
-        if port == lost.port
-    )
-    cluster.client(second).execute_command("CLUSTER", "DELSLOTSRANGE", *slots)
-    found = doctor(cli)
-    assert [one for one in found if one["check"] == "cluster-slots"] == []
-    (down,) = [one["what"] for one in found if one["check"] == "cluster-down"]
-    assert f"of slots {slots[0]}-{slots[1]} does not answer" in down
-
-
-def test_the_doctor_checks_a_named_queue_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    schedule(cluster, healthy(cluster))
-    lost = next(name for name in map("x{}".format, count()) if slot_of(name) > 2 * 16384 // 3 + 1)
-    for named, checked in ((healthy(cluster), {f"Redis, appendfsync, {at(cluster.nodes[0])}"}), (lost, set[str]())):
-        found = doctor(cli, "--queue", named)
-        assert {one["where"] for one in found if one["check"] == "appendfsync"} == checked
-        assert [one["where"] for one in found if one["level"] == "fault"] == [f"127.0.0.1:{cluster.nodes[-1].port}"]
-
-
-def test_commands_about_a_queue_need_its_node_alone(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    queue = healthy(cluster)
-    unused = cli.run("queues", queue, "--json")
-    assert [row["queue"] for row in json.loads(unused.stdout)] == [queue], unused.stderr
-    missing = cli.run("show", "x", "--queue", queue)
-    assert missing.returncode == 1
-    assert "no job x" in missing.stderr
-    assert "connecting" not in missing.stderr.splitlines()[-1]
-
-
-def test_lists_name_the_primary_that_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    queue, port = healthy(cluster), cluster.nodes[-1].port
-    schedule(cluster, queue)
-    for command in ("queues", "limits", "workers"):
-        done = cli.run(command)
-        assert done.returncode == 1
-        assert f"primary 127.0.0.1:{port} does not answer: other queues there may be missing" in done.stderr
-    assert queue in cli.run("queues").stdout
-
-
-def test_lists_name_a_queue_of_which_a_shard_cannot_be_read(server: EmbeddedRedis, tmp_path: Path) -> None:
-    with Cluster(server.server) as cluster:
-        beside_the_numbers = next(f"q{n}" for n in count() if slot_of(f"q{n}") == key_slot(keys.SHARDS.encode()))
-        dead = next(node for node in cluster.nodes if node is not cluster.primary(beside_the_numbers))
-        other = next(f"q{n}" for n in count() if cluster.primary(f"q{n}") is not dead)
-        of_both = ((f"mail{n}", [cluster.primary(f"mail{n}:{shard}") is dead for shard in (0, 1)]) for n in count())
-        name = next(name for name, is_dead in of_both if is_dead == [True, False])
-        with closing(SyncClient(cluster.url)) as client:
-            client.send(about.set_shards(name, 2))
-        for part in (f"{name}:1", other):
-            schedule(cluster, part)
-        dead.kill()
-        cli = Cli(cluster.url, tmp_path)
-        for command in ("queues", "limits", "workers"):
-            done = cli.run(command)
-            assert (done.returncode, f"primary 127.0.0.1:{dead.port} does not answer" in done.stderr) == (1, True)
-        rows = {row["queue"]: row for row in json.loads(cli.run("queues", "--json").stdout)}
-        assert rows[other]["schedule"] == 1
-        assert "does not answer" in rows[name]["error"]
-
-
-def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    away = f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer, so queues there were not searched"
-    queue = healthy(cluster)
-    assert cli.run("enqueue", "rec", "1", "--queue", queue, "--in", "999s", "--id", "one").returncode == 0
-    for command in ("show", "explain", "cancel"):
-        done = cli.run(command, "one")
-        assert done.returncode == 0, done.stderr
-        assert away in done.stderr
-        missing = cli.run(command, "two")
-        assert missing.returncode == 1
-        assert away in missing.stderr
-
-
-def test_optional_answers_are_asked_for_once(without_one: tuple[Cluster, Cli], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "_PATIENCE", 2 * PATIENCE)  # a call that is sent again outlasts the test
-    cluster, cli = without_one
-    queue = healthy(cluster)
-    done = cli.run("enqueue", "rec", "1", "--queue", queue, "--in", "999s")
-    assert done.returncode == 0, done.stderr
-    assert "similar names were not looked for, because a node of the cluster does not answer" in done.stderr
-    assert cli.run("dead", "list", "--queue", queue).stdout.startswith("job\tdied")
-    for command in ("show", "cancel", "explain"):
-        assert "queues there were not searched" in cli.run(command, "two", "--queue", queue).stderr
-    assert cli.run("queues").returncode == 1
-
-
-def test_a_change_of_a_whole_queue_is_refused_while_its_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    queue, node = healthy(cluster), cluster.client(cluster.nodes[0])
-    schedule(cluster, queue)
-    before = node.dbsize()
-    for words in (
-        ("pause", queue, "--why", "test"),
-        ("resume", queue),
-        ("limit", queue, "--concurrency", "14"),
-        ("cancel", "--queue", queue, "--task", "t"),
-        ("reschedule", "--queue", queue, "--task", "t", "--in", "1h"),
-        ("dead", "revive", "--all", "--queue", queue),
-        ("dead", "drop", "--all", "--queue", queue),
-        ("windows", "set", "nights", "22:00-06:00 UTC", "--queue", queue),
-        ("windows", "remove", "nights", "--queue", queue),
-        ("queues", "shard", queue, "3"),
-    ):
-        done = cli.run(*words)
-        assert (done.returncode, done.stdout) == (1, ""), words
-        assert f"127.0.0.1:{cluster.nodes[-1].port} does not answer" in done.stderr, words
-        assert "nothing was changed" in done.stderr, words
-    assert node.zrange(keys.schedule(queue), 0, -1, withscores=True) == [(JOB, 4e9)]
-    assert node.dbsize() == before
-
-
-def test_a_list_of_a_whole_queue_is_incomplete_while_its_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    queue, unused = healthy(cluster), queue_on(cluster, cluster.nodes[0], "unused")
-    schedule(cluster, queue)
-    for words in (("queues",), ("jobs", "--queue"), ("dead", "--queue"), ("limits", "--queue"), ("workers", "--queue")):
-        for named in (queue, unused):
-            done = cli.run(*words, named)
-            assert done.returncode == 1, words
-            assert f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer" in done.stderr
-            assert "no workers and no recurrences" not in done.stderr, words
-    assert queue in cli.run("queues", queue).stdout
-    assert len(json.loads(cli.run("jobs", "--queue", queue, "--json").stdout)) == 1
-    assert cli.run("enqueue", "rec", "--queue", queue).returncode == 0
-
-
-def test_the_node_that_does_not_answer_comes_first(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    for command in ("show", "explain", "cancel"):
-        for queue in ((), ("--queue", healthy(cluster))):
-            line = cli.run(command, "two", *queue).stderr.splitlines()[-1]
-            assert line.startswith(f"evsched: primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"), line
-
-
-async def test_the_http_interface_serves_queues_while_the_shards_are_not_known(
-    without_one: tuple[Cluster, Cli],
-) -> None:
-    cluster, _ = without_one
-    path = f"/v1/queues/{healthy(cluster)}"
-    async with calling(cluster.url) as api:
-        assert (await api.ask("POST", f"{path}/jobs", {"task": "t", "id": "a", "due": LATER})).status_code == 201
-        assert (await api.ask("GET", path)).json()["schedule"] == 1
-        for change, body in (("pause", {}), ("dead/drop", {"all": True})):
-            assert (await api.ask("POST", f"{path}/{change}", body)).status_code == 503
-
-
-def test_python_changes_nothing_of_a_whole_queue_whose_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, _ = without_one
-    refused = pytest.raises(StoreDown, match=r"the number of shards of queue q\d+ cannot be read, so nothing was done")
-    with closing(SyncClient(cluster.url)) as client, refused:
-        client.pause(healthy(cluster))
-    assert cluster.client(cluster.nodes[0]).dbsize() == 0

@@ -97,6 +97,10 @@ class Cli:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def findings(self, *words: str) -> list[dict[str, Any]]:
+        """Return what the doctor finds."""
+        return json.loads(self.run("doctor", *words, "--json").stdout)
+
     @contextmanager
     def running(self, *words: str, until: str) -> Generator[subprocess.Popen[str]]:
         """Run a service and yield it when its log contains `until`; then end it with SIGTERM and expect exit code 0."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ from tests.support.patience import PATIENCE
 from tests.support.topology import Servers, free_port, tls_settings
 
 SLOTS: Final = 16384
+
+JOB: Final = '{"task":"t"}'
+"""A payload."""
 
 
 class Cluster(Servers):
@@ -224,3 +228,18 @@ def foreign_client(url: str) -> Generator[Any]:
         client = redis.Redis.from_url(url, decode_responses=True)
     with closing(client):
         yield client
+
+
+def queue_on(cluster: Cluster, node: EmbeddedRedis, prefix: str = "q") -> str:
+    """Return a queue of which the node has the slot."""
+    return next(name for number in count() if cluster.primary(name := f"{prefix}{number}") is node)
+
+
+def at(node: EmbeddedRedis) -> str:
+    """Return how a finding names a node."""
+    return f"at 127.0.0.1:{node.port}"
+
+
+def schedule(cluster: Cluster, queue: str, due: float = 4e9) -> None:
+    """Schedule a job as a foreign client does, with no command but ZADD."""
+    cluster.client(cluster.primary(queue)).zadd(keys.schedule(queue), {JOB: due})
