@@ -109,8 +109,10 @@ def explain(
     assert status is not None
     if reason := _wrong_type(status, facts, types or {}):
         return Explanation(reason, _list_facts(queue, status, facts))
+    opens = opening(status, window, facts.now)
+    listed = _list_facts(queue, status, facts, window, opens)
     if status.place == "schedule" and window is not None and (reason := _outside_window(status, facts, window)):
-        return Explanation(reason, _list_facts(queue, status, facts, window, opening(status, window, facts.now)))
+        return Explanation(reason + _besides(status, facts, opens), listed)
     gate, no_worker = "the gate" if status.queue == queue else "the gate of its shard", _no_worker(queue, status, facts)
     sentence = {
         "schedule": _in_schedule,
@@ -120,17 +122,26 @@ def explain(
         "finished": _finished,
         "dead": _dead,
     }[status.place](status, facts)
-    opens = opening(status, window, facts.now)
-    sentence += _later(status, facts, opens)
-    return Explanation(sentence, _list_facts(queue, status, facts, window, opens))
+    return Explanation(sentence + _closed(status, facts, opens) + _besides(status, facts, opens), listed)
 
 
-def _later(status: JobStatus, facts: Facts, opens: float | None) -> str:
-    """Return the end of the sentence about a job that cannot start when it is due."""
-    at = max(facts.now, status.due or 0.0) if status.place == "schedule" else facts.now
-    start, end, when = at if opens is None else opens, "", "now" if at <= facts.now else "then"
-    if start > at:
-        end = f"; its window {status.window} is closed {when}, so it can start in {format_duration(start - facts.now)}"
+def _earliest(status: JobStatus, facts: Facts) -> float:
+    """Return when a job may start if it has no window."""
+    return max(facts.now, status.due or 0.0) if status.place == "schedule" else facts.now
+
+
+def _closed(status: JobStatus, facts: Facts, opens: float | None) -> str:
+    """Return the words about a window that is closed when the job is due; "" if it is open."""
+    at = _earliest(status, facts)
+    if opens is None or opens <= at:
+        return ""
+    when = "now" if at <= facts.now else "then"
+    return f"; its window {status.window} is closed {when}, so it can start in {format_duration(opens - facts.now)}"
+
+
+def _besides(status: JobStatus, facts: Facts, opens: float | None) -> str:
+    """Return the words about what else keeps a job from its start: it expires before, or the queue is paused then."""
+    start, end = _earliest(status, facts) if opens is None else opens, ""
     if is_before_its_run(status) and status.expires is not None and status.expires < start < math.inf:
         left = status.expires - facts.now
         end += "; it expires before, in " + format_duration(left) if left > 0 else "; it has expired"

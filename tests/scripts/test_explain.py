@@ -400,3 +400,16 @@ def test_a_malformed_record_keeps_its_reason_and_a_missing_reason_is_not_shown_a
     raw.hset(key, "outcome", "dead")
     explanation = explain(store.queue, send(store.explain("a", now=NOW)))
     assert explanation.sentence == "dead: its record has no reason that can be read"
+
+
+def test_a_job_outside_its_window_in_a_paused_queue_has_both_reasons(send: Send, store: Store, raw: Any) -> None:
+    send(store.enqueue([New("a", b'{"task":"t","window":"nights","expires":%d}' % (NOW + 7200), due=NOW)]))
+    Scene(send, store, raw).dispatch()
+    (run,) = send(store.start("w", (), hold=99, lease=15, now=NOW)).jobs
+    send(store.defer("w", [(run, Deferred(NOW + 34000, "outside its window nights"))], now=NOW))
+    send(store.pause(why="moving", now=NOW - 90))
+    found = explain(store.queue, send(store.explain("a", now=NOW)), window="03:00-04:00 UTC")
+    assert found.sentence == (
+        "outside its window 03:00-04:00 UTC: it opens in 9h 13m; it expires before, in 2h 00m; "
+        "the queue has been paused for 90.0 s (moving): resume it with `evsched resume`"
+    )
