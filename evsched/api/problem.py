@@ -21,6 +21,7 @@ from evsched.errors import (
     StoreDown,
     StoreRefused,
 )
+from evsched.transport.topology import reason
 
 MEDIA_TYPE: Final = "application/problem+json"
 
@@ -77,7 +78,8 @@ def of_error(error: EvschedError) -> Problem:
         return invalid(str(error))
     if isinstance(error, StoreDown):
         _logger.error("a request was not done, since Redis cannot serve now: %s", error)
-        detail = "Redis cannot serve now; a write may have been done all the same: look before you repeat it"
+        why = "Redis cannot serve now" if error.node is None else reason(error)
+        detail = f"{why}; a write may have been done all the same: look before you repeat it"
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "redis-away", detail, {"Retry-After": str(_AWAY)})
     if isinstance(error, StoreRefused):
         _logger.error("Redis refused a request: %s", error)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter, Token
 
-from evsched import environment, keys
+from evsched import environment
 from evsched.cli import output
 from evsched.cli.usage import UsageError
 from evsched.client.operations import once
@@ -26,8 +26,7 @@ from evsched.shards import Shards
 from evsched.store.store import Store
 from evsched.telemetry.printable import escape
 from evsched.transport import address
-from evsched.transport.address import Host
-from evsched.transport.topology import topology
+from evsched.transport.topology import reason, topology
 
 
 def whole(_: Any, tokens: Sequence[Token]) -> int:
@@ -150,31 +149,14 @@ def _read_shards(redis: SyncClient, changes_queue: bool) -> Shards:
     try:
         return redis.run(read_shards() if changes_queue else once(read_shards()))
     except StoreDown as error:
-        reason = _reason(redis.url, error)
+        why = reason(error)
         if changes_queue:
             raise StoreDown(
-                f"{reason}, so the number of shards of the queue cannot be read, and nothing was changed: start that "
+                f"{why}, so the number of shards of the queue cannot be read, and nothing was changed: start that "
                 "node, or fail over to its replica, and repeat the command",
                 kind=error.kind,
             ) from None
-        output.note(f"{reason}, so the numbers of shards cannot be read: jobs in the shards of queues are left out")
+        output.note(f"{why}, so the numbers of shards cannot be read: jobs in the shards of queues are left out")
         unknown = Shards()
         unknown.learned = False
         return unknown
-
-
-def _reason(url: str, error: StoreDown) -> str:
-    """Name the primary that has the numbers of shards, if it is the one that does not answer."""
-    cluster = topology(url)
-    if cluster is None or error.kind not in ("connection", "timeout"):
-        return str(error)
-    try:
-        return nodes_down([cluster.owner_sync(keys.SHARDS)])
-    except StoreDown:
-        return str(error)
-
-
-def nodes_down(down: Sequence[Host]) -> str:
-    """Return the words that name primaries of a cluster that do not answer."""
-    named = ", ".join(f"{host}:{port}" for host, port in down)
-    return f"primary {named} does not answer" if len(down) == 1 else f"primaries {named} do not answer"

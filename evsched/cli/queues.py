@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 import evsched
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, check_queues, client, nodes_down
+from evsched.cli.options import Json, Queues, Url, check_queues, client
 from evsched.cli.queue_shards import plan, shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
@@ -24,7 +24,7 @@ from evsched.runtime.new_id import release_of
 from evsched.store.limits import Limits, merged
 from evsched.store.store import Store
 from evsched.transport.address import Host
-from evsched.transport.topology import topology
+from evsched.transport.topology import nodes_down, topology
 
 T = TypeVar("T")
 

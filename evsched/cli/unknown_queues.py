@@ -12,7 +12,7 @@ from typing import Final
 
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.options import client, nodes_down
+from evsched.cli.options import client
 from evsched.client import spread
 from evsched.client.find_queues import find_queues, find_queues_once
 from evsched.client.operations import once
@@ -23,7 +23,7 @@ from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import topology
+from evsched.transport.topology import nodes_down, topology
 
 _ASKED_MOST: Final = 10_000
 """Queues that are asked for a job: three commands each, together about 30 ms of Redis's time."""

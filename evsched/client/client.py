@@ -92,7 +92,10 @@ class Client:
                 async with asyncio.timeout(step.limit):
                     return await send.send(step.call)
             except TimeoutError:
-                raise StoreDown(f"Redis gave no answer within {step.limit:g} s", kind="timeout") from None
+                near = step.call.near
+                node = step.call.node or (None if near is None else await self._sender.node_of(near))
+                problem = f"Redis gave no answer within {step.limit:g} s"
+                raise StoreDown(problem, kind="timeout", node=node) from None
         if isinstance(step, Nodes):
             return await self._sender.nodes()
         if isinstance(step, Pause):

@@ -152,7 +152,7 @@ def whole(shards: Shards, make: MakeStore, queue: str) -> Operation[list[Store]]
         found.grow((yield from read_shards()).counts)
     except StoreDown as error:
         problem = f"the number of shards of queue {queue} cannot be read, so nothing was done with it: {error}"
-        raise StoreDown(problem, kind=error.kind) from None
+        raise StoreDown(problem, kind=error.kind, node=error.node) from None
     return [make(name) for name in found.all_of(queue)]
 
 

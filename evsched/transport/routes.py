@@ -45,6 +45,11 @@ _CHECK_RETRY: Final = 10.0
 class Route(Protocol):
     """Opens links to a server."""
 
+    @property
+    def node(self) -> Host | None:
+        """The node of a cluster that a link was opened to last; None = there was none, or this is no cluster."""
+        ...
+
     def is_due(self) -> bool:
         """Return whether `connect` has to check where an open link leads."""
         ...
@@ -70,6 +75,8 @@ class Route(Protocol):
 
 class Primary:
     """Opens links to the primary of a URL."""
+
+    node: Host | None = None
 
     def __init__(self, address: Address) -> None:
         self._asker = None if address.sentinels is None else SentinelAsker(address.scheme, address.sentinels)
@@ -206,9 +213,8 @@ class ClusterRoute:
     def __init__(self, cluster: Topology, near: Word | None, node: Host | None) -> None:
         self._cluster = cluster
         self._near = near
-        self._node = node
-        self._at = node
-        """The node that the link was opened to last."""
+        self._only = node
+        self.node = node
 
     def is_due(self) -> bool:
         """See `Route`."""
@@ -217,15 +223,15 @@ class ClusterRoute:
     async def connect(self, link: AsyncLink) -> None:
         """See `Route`."""
         self._cluster.links.add(link)
-        at = self._at = self._node or await self._cluster.owner(self._near)
+        at = self.node = self._only or await self._cluster.owner(self._near)
         _aim(link, at)
         await open_link(link)
-        if self._node is None and not self._cluster.is_primary(at):  # it waited to be opened, and was not cut
+        if self._only is None and not self._cluster.is_primary(at):  # it waited to be opened, and was not cut
             raise StoreDown(f"{at[0]}:{at[1]} has lost its slots meanwhile", kind=MOVED)
 
     def connect_sync(self, link: SyncLink) -> None:
         """See `Route`."""
-        at = self._at = self._node or self._cluster.owner_sync(self._near)
+        at = self.node = self._only or self._cluster.owner_sync(self._near)
         any_link: Any = link
         if any_link._sock is not None and (any_link.host, any_link.port) != at:
             link.disconnect()
@@ -234,7 +240,7 @@ class ClusterRoute:
 
     def lost(self) -> None:
         """See `Route`."""
-        self._cluster.lost(self._at)
+        self._cluster.lost(self.node)
 
 
 def _aim(link: Any, at: Host) -> None:

@@ -226,6 +226,17 @@ def _view(asked: Host, replies: list[Any]) -> _View:
     return _View(owners, covered, heard > len(primaries) / 2, max((int(line[6]) for line in primaries), default=0))
 
 
+def nodes_down(down: Sequence[Host]) -> str:
+    """Return the words that name primaries of a cluster that do not answer."""
+    named = ", ".join(f"{host}:{port}" for host, port in down)
+    return f"primary {named} does not answer" if len(down) == 1 else f"primaries {named} do not answer"
+
+
+def reason(error: StoreDown) -> str:
+    """Return the words about an error that name the primary which does not answer, if it is that."""
+    return str(error) if error.node is None else nodes_down([error.node])
+
+
 @cache
 def topology(url: str) -> Topology | None:
     """Return the topology of a URL, the same for all connections of the process; None if it is no cluster."""
