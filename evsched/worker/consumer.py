@@ -166,7 +166,7 @@ class QueueConsumer:
         await self._windows.check()
         if result.error is not None:
             raise result.error
-        await self._fetcher.decline(room)
+        await self._fetcher.pass_on()
         self._fetcher.feed(hungry=self._demand.blocks)
 
     def _has_more(self) -> bool:

@@ -83,7 +83,7 @@ class Fetcher:
     def found(self, *, waits: bool) -> None:
         """Do nothing."""
 
-    async def decline(self, _room: int) -> None:
+    async def pass_on(self) -> None:
         """Do nothing."""
 
     async def run(self) -> None:

@@ -36,6 +36,8 @@ class IdleWait:
         """The worker is in `idle`, as far as it knows."""
         self._told = False
         """A job is ready, and the worker has not asked for it yet."""
+        self._declines = False
+        """There was no room when it was to ask for that job."""
         self._asked = False
         """The question that was sent last asked to wait."""
         self._stopping = False
@@ -58,6 +60,7 @@ class IdleWait:
 
     def asks(self, room: int) -> bool:
         """Note that the worker asks for so many jobs; return whether it is to wait if it gets fewer."""
+        self._declines = self._told and not room
         if room:
             self._told = False
         self._asked = room > 0 and self._open and not self._stopping
@@ -69,15 +72,20 @@ class IdleWait:
         if self._asked and not (reply.waits or reply.jobs or reply.buried):
             self._listener.on_unsure()  # by Redis's list it holds all that it may: there are jobs that it does not know
 
-    async def decline(self, room: int) -> None:
-        """Pass a job on of which the worker was told, if it had no room for it.
+    async def pass_on(self) -> None:
+        """Pass on the notice of a job, if there was no room when the worker was to ask for it.
+
+        A notice that has come since then is kept: the worker asks first, as it may have room.
 
         Raises:
             StoreDown, StoreRefused: the job stays in ready until a worker asks.
         """
-        if self._told and not room:
-            self._told = False
-            await self._served.runtime.sender.send(self._served.store.decline(self._served.worker))
+        if self._declines:
+            await self._decline()
+
+    async def _decline(self) -> None:
+        self._told = self._declines = False
+        await self._served.runtime.sender.send(self._served.store.decline(self._served.worker))
 
     async def is_kept(self) -> bool:
         """Return False if Redis has lost that the worker waits.
@@ -109,7 +117,7 @@ class IdleWait:
         self._told, self.waiting = True, False
         if self._stopping:
             with contextlib.suppress(StoreError):
-                await self.decline(0)
+                await self._decline()
         else:
             self._listener.on_more()
 
@@ -130,9 +138,8 @@ class IdleWait:
         """Wait no more, and pass on what the worker was told of."""
         self.fetch_no_more()
         self._stopped.set()
-        self._told = True
         with contextlib.suppress(StoreError):
-            await self.decline(0)
+            await self._decline()
 
     async def close(self) -> None:
         """Do nothing: the subscription belongs to the worker."""

@@ -12,7 +12,12 @@ from msgspec import structs
 
 from evsched import App, current_job, events, keys
 from evsched.config import Config
+from evsched.execution.run import Run
+from evsched.store.store import Store
+from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.worker.exchange import Exchange, Exchanged
+from evsched.worker.idle_wait import IdleWait
 from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
@@ -116,6 +121,41 @@ async def test_what_no_worker_had_a_slot_for_runs_when_one_is_free(shards: Shard
         shards.gate.set()
         for n in range(len(shards.queues)):
             await started(running, f"job-{n}")
+
+
+async def test_a_worker_notified_while_it_writes_an_outcome_asks_before_it_passes_the_job_on(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exchange that writes the outcome asks for nothing, since ready was empty before. A slot is free."""
+    send, receive, decline = Exchange.send, IdleWait.told, Store.decline
+    notified, declined = asyncio.Event(), list[str]()
+
+    async def send_until_notified(self: Exchange, ended: list[Run], *rest: Any, **named: Any) -> Exchanged:
+        result = await send(self, ended, *rest, **named)
+        if [run.job.id for run in ended] == ["first"]:
+            shards.schedule(shards.queue, "second")
+            await notified.wait()
+        return result
+
+    async def note_notice(self: IdleWait) -> None:
+        await receive(self)
+        notified.set()
+
+    def note_decline(self: Store, worker: str = "") -> Call[Any]:
+        declined.append(worker)
+        return decline(self, worker)
+
+    async with system(structs.replace(shards.config, concurrency=2), shards.app) as running:
+        await shards.all_wait(running)
+        shards.schedule(shards.queue, "first", "hold")
+        await started(running, "first")
+        await shards.all_wait(running)
+        monkeypatch.setattr(IdleWait, "told", note_notice)
+        monkeypatch.setattr(Exchange, "send", send_until_notified)
+        monkeypatch.setattr(Store, "decline", note_decline)
+        shards.gate.set()
+        await started(running, "second")
+        assert declined == []
 
 
 async def test_a_worker_that_stops_waits_no_more(shards: Shards) -> None:
