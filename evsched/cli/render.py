@@ -17,6 +17,7 @@ from evsched.cli.table import Column, fit
 from evsched.durations import format_duration
 from evsched.telemetry.printable import escape
 from evsched.top.snapshot import Page, QueueRow, Sample, WorkerRow
+from evsched.transport.topology import nodes_down
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _STEPS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -113,6 +114,9 @@ def _title(page: Page, title: str) -> list[Text]:
         reason = escape(f"Redis is down for {format_duration(page.down.seconds)}: {page.down.reason}")
         lines.append(Text(reason, style="bold red"))
         lines.append(Text("The figures below are from before. It tries again each second.", style="red"))
+    if page.nodes_down:
+        reason = escape(f"{nodes_down(page.nodes_down)}: other queues there may be missing")
+        lines.append(Text(reason[:1].upper() + reason[1:], style="bold red"))
     if page.refused:
         queue, reason = next(iter(page.refused.items()))
         more = f" (and {len(page.refused) - 1} more)" if len(page.refused) > 1 else ""

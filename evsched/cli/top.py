@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, check_queues, client, settings
+from evsched.cli.queues import report
 from evsched.cli.unknown_queues import note_unknown
 from evsched.errors import StoreDown, StoreRefused
 from evsched.top.collector import Top
@@ -35,6 +36,8 @@ def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
 
     With --json, or if the output is not a terminal, it measures for one second, prints one page, and exits.
 
+    Exit code 1: a queue cannot be read or does not exist.
+
     Example: evsched top --queue mail
     """
     check_queues(queue)
@@ -42,12 +45,11 @@ def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     queues = tuple(queue or found.queues)
     with client(found.url) as redis:
         code = note_unknown(redis, queues)
-    if code == 0:
-        asyncio.run(_top(found.url, queues, json))
-    return code
+    return code or asyncio.run(_top(found.url, queues, json))
 
 
-async def _top(url: str, queues: tuple[str, ...], json: bool) -> None:
+async def _top(url: str, queues: tuple[str, ...], json: bool) -> int:
+    """Show it; return the exit code."""
     from evsched.cli.console import PipeConsole
 
     on_terminal = sys.stdout.isatty()
@@ -55,14 +57,17 @@ async def _top(url: str, queues: tuple[str, ...], json: bool) -> None:
     title = hide_password(url)
     try:
         async with aclosing(looks.pages()) as pages:
-            if json:
-                output.as_json(await _measured(pages))
-            elif on_terminal and not console.is_dumb_terminal:
+            if not json and on_terminal and not console.is_dumb_terminal:
                 await _live(console, pages, title)
+                return 0
+            page = await _measured(pages)
+            if json:
+                output.as_json(page)
             else:
                 from evsched.cli.render import draw
 
-                console.print(draw(await _measured(pages), title, console.width, None))
+                console.print(draw(page, title, console.width, None))
+            return report(page.refused, page.nodes_down)
     except StoreRefused as error:
         hint = " (top needs the rights of the user `observer` in redis.conf)" if "permissions" in str(error) else ""
         raise StoreRefused(f"{error}{hint}") from None

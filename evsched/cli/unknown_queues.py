@@ -36,10 +36,13 @@ _SLICES: Final = 100
 
 
 def missing(redis: SyncClient, queue: str) -> str | None:
-    """Return a message if a queue has never been used, None if it has, or if its shards are not known."""
+    """Return a message if a queue has never been used; None if it has, or if that cannot be read."""
     if redis.shards.learned is False:
         return None
-    return redis.run(spread.never_used(redis.shards, redis.store, queue))
+    try:
+        return redis.run(once(spread.never_used(redis.shards, redis.store, queue)))
+    except StoreDown:
+        return None
 
 
 def not_served(redis: SyncClient, queue: str, job_id: str) -> str | None:

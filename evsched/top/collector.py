@@ -27,6 +27,7 @@ from evsched.top.snapshot import Down, History, Look, Page, compose
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
+from evsched.transport.topology import nodes_down, reason
 from evsched.worker.demand import FetchPause
 from evsched.worker.status_reporter import WorkerStatus
 
@@ -57,6 +58,8 @@ class Top:
         self._shards = NONE
         self._stores = dict[str, Store]()
         """Of the queues that are shown, and of their shards."""
+        self._down = set[Host]()
+        """The primaries of a cluster that did not answer in this look."""
         self._cursors = dict[Host | None, int]()
         """Where the SCAN of each node for queues continues at the next look."""
         self._channels: dict[bytes, str] = {}
@@ -72,7 +75,7 @@ class Top:
         """Yield a page each second, for ever. While Redis is down, the page says so.
 
         Raises:
-            StoreDown: Redis is down before the first page.
+            StoreDown: Redis, or each primary of a cluster, is down before the first page.
             StoreRefused: a right is missing, or no queue can be read.
         """
         page, history, since = None, History(), 0.0
@@ -95,7 +98,10 @@ class Top:
         Raises:
             StoreDown, StoreRefused
         """
+        self._down.clear()
         await self._find()
+        if self._down.issuperset(await self._sender.nodes()):
+            raise StoreDown(nodes_down(sorted(self._down)), kind="connection")
         await self._subscribe()
         self._received.clear()
         answers, refused = await self._ask()
@@ -107,6 +113,7 @@ class Top:
             leases={queue: leases for queue, (_, leases, _) in answers.items()},
             statuses=list(self._received.values()),
             refused=refused,
+            down=sorted(self._down),
             rows={
                 queue: [part for part in self._shards.all_of(queue) if part in answers]
                 for queue in self._named or self._shards.wholes(answers)
@@ -119,7 +126,7 @@ class Top:
         return queue in answers and self._shards.is_beyond(queue) and not any(answers[queue][0].places.values())
 
     async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
-        """Return the stats, leases and expected replies of each queue, and why Redis refuses which queues."""
+        """Return the stats, leases and expected replies of each queue, and why which queues cannot be read."""
         answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
         read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
         refused: dict[str, str] = {}
@@ -127,15 +134,31 @@ class Top:
             if isinstance(answer, StoreRefused):
                 refused[queue] = str(answer)
             elif isinstance(answer, BaseException):
-                raise answer
+                self._note_down(answer)
             else:
                 read[queue] = answer
         if refused and not read:
-            queue, reason = next(iter(refused.items()))
-            raise StoreRefused(f"queue {queue}: {reason}")
+            queue, why = next(iter(refused.items()))
+            raise StoreRefused(f"queue {queue}: {why}")
+        for queue, answer in zip(self._stores, answers, strict=True):
+            if isinstance(answer, StoreDown):
+                refused[queue] = reason(answer)
         return read, refused
 
+    def _note_down(self, error: BaseException) -> None:
+        """Note the primary of a cluster that does not answer: the page shows the others.
+
+        Raises:
+            BaseException: the error, if it is another one.
+        """
+        if not isinstance(error, StoreDown) or error.node is None:
+            raise error
+        self._down.add(error.node)
+
     async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
+        node = await self._sender.node_of(keys.root(store.queue))
+        if node in self._down:  # it need not be waited for once more
+            raise StoreDown(nodes_down([node]), kind="connection", node=node)
         queue_stats, survey, asked = await self._sender.send_all(
             [store.queue_stats(), store.survey(), store.request_status(self._asker)]
         )
@@ -154,31 +177,40 @@ class Top:
                 self._stores.setdefault(part, Store(part))
 
     async def _find_shards(self) -> None:
-        with contextlib.suppress(StoreRefused):  # then it shows those that it knows of as one queue
+        try:
             self._shards = Shards(await self._sender.send(server.shards()))
+        except StoreRefused:  # then it shows those that it knows of as one queue
+            pass
+        except StoreDown as error:  # as above
+            self._note_down(error)
 
     async def _find_all(self) -> None:
         """Read the set of all queues, and a slice of the keys of each node for queues that no dispatcher has found."""
-        names, found = await asyncio.gather(
-            self._sender.send(server.queue_names()),
-            self._scan(),
-            return_exceptions=True,
-        )
-        if isinstance(names, StoreRefused):
-            names = list[str]()  # the key has the wrong type: the slices find the queues, but later
-        if isinstance(names, BaseException):
-            raise names
-        if isinstance(found, BaseException):
-            raise found
+        names, found = await asyncio.gather(self._read_set(), self._scan())
         for queue in sorted(found.union(names).difference(self._stores)):
             self._stores[queue] = Store(queue)
 
+    async def _read_set(self) -> list[str]:
+        """Return the queues that dispatchers have found; none if they cannot be read: the slices find them later."""
+        try:
+            return await self._sender.send(server.queue_names())
+        except StoreRefused:  # the key has the wrong type
+            return []
+        except StoreDown as error:
+            self._note_down(error)
+            return []
+
     async def _scan(self) -> set[str]:
         """Return the queues of which the next slice of each node has keys."""
-        nodes = await self._sender.nodes()
-        found = await self._sender.send_all([server.scan(self._cursors.get(node, 0)).at(node) for node in nodes])
-        self._cursors = {node: slice_.next for node, slice_ in zip(nodes, found, strict=True)}
-        return set[str]().union(*(slice_.queues for slice_ in found))
+        nodes, found = await self._sender.nodes(), set[str]()
+        slices = await self._sender.attempt_all([server.scan(self._cursors.get(node, 0)).at(node) for node in nodes])
+        for node, part in zip(nodes, slices, strict=True):
+            if isinstance(part, BaseException):
+                self._note_down(part)
+            else:
+                self._cursors[node] = part.next
+                found |= part.queues
+        return found
 
     async def _subscribe(self) -> None:
         """Subscribe to the replies of the workers of all queues."""

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from evsched.store.dispatchers import Lease
 from evsched.store.operators import QueueStats, merged
+from evsched.transport.address import Host
 from evsched.worker.status_reporter import Running, WorkerStatus
 
 _SAMPLES: Final = 60
@@ -30,7 +31,9 @@ class Look(Struct, frozen=True):
     leases: dict[str, list[Lease]]
     statuses: list[WorkerStatus]
     refused: dict[str, str] = {}
-    """Queues that Redis refused to read, and why."""
+    """Queues that cannot be read, and why."""
+    down: list[Host] = []
+    """Primaries of a cluster that do not answer."""
     rows: dict[str, list[str]] = {}
     """The queues that are shown, and the queues of which each consists; empty: each queue that was read, by itself."""
 
@@ -137,8 +140,10 @@ class Page(Struct, frozen=True):
     """Of the last minute, the oldest first."""
     workers: list[WorkerRow]
     refused: dict[str, str] = {}
-    """Queues that cannot be read, and why: a key of the wrong type."""
+    """Queues that cannot be read, and why: a key of the wrong type, or their primary does not answer."""
     down: Down | None = None
+    nodes_down: list[Host] = []
+    """Primaries of a cluster that do not answer: queues there may be missing."""
 
 
 def compose(look: Look, before: History) -> tuple[Page, History]:
@@ -167,6 +172,7 @@ def compose(look: Look, before: History) -> tuple[Page, History]:
         lateness=samples,
         workers=_workers(look),
         refused=look.refused,
+        nodes_down=look.down,
     )
     return page, History(before.looks + 1, _counts(look, before), samples)
 

@@ -18,6 +18,7 @@ from evsched.client import operations
 from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
 from evsched.store import server as about
+from evsched.top.collector import Top
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import LATER, calling
 from tests.support.cli import Cli
@@ -128,6 +129,41 @@ def test_lists_name_the_primary_that_does_not_answer(without_one: tuple[Cluster,
         assert done.returncode == 1
         assert f"primary 127.0.0.1:{port} does not answer: other queues there may be missing" in done.stderr
     assert queue in cli.run("queues").stdout
+
+
+def test_top_shows_the_queues_of_the_primaries_that_answer(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    queue, down = healthy(cluster), cluster.nodes[-1].port
+    schedule(cluster, queue)
+    for words in ((), ("--queue", queue)):
+        done = cli.run("top", "--json", *words)
+        assert done.returncode == 1
+        assert f"primary 127.0.0.1:{down} does not answer: other queues there may be missing" in done.stderr
+        page = json.loads(done.stdout)
+        assert {row["queue"]: row["schedule"] for row in page["queues"]} == {queue: 1}
+        assert page["nodes_down"] == [["127.0.0.1", down]]
+    lines = cli.run("top").stdout.splitlines()
+    assert lines[1].startswith(f"Primary 127.0.0.1:{down} does not answer")
+    assert any(line.startswith(queue) for line in lines)
+
+
+async def test_top_names_queues_that_a_primary_stops_to_answer_for(server: EmbeddedRedis) -> None:
+    with Cluster(server.server) as cluster:
+        queues = [queue_on(cluster, node) for node in cluster.nodes]
+        for queue in queues:
+            schedule(cluster, queue)
+        top = Top(cluster.url)
+        assert {*(await top.look()).stats} == {*queues}
+        down = f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"
+        cluster.nodes[-1].kill()
+        look = await top.look()
+        assert {*look.stats} == {*queues[:2]}
+        assert look.refused == {queues[2]: down}
+        for node in cluster.nodes[:2]:
+            node.kill()
+        with pytest.raises(StoreDown):
+            await top.look()
+        await top.close()
 
 
 def test_lists_name_a_queue_of_which_a_shard_cannot_be_read(server: EmbeddedRedis, tmp_path: Path) -> None:
