@@ -136,10 +136,18 @@ def _similar(redis: SyncClient, queue: str, job: str) -> list[str]:
 
 async def _follow(url: str, queue: str, job: str) -> None:
     """Show a job's progress until it has ended. Nothing is polled: Redis publishes its progress and its end."""
+    subscription, redis = Subscription(url), Client(url)
+    try:
+        await _show(subscription, redis, queue, job)
+    finally:
+        await subscription.close()
+        await redis.close()
+
+
+async def _show(subscription: Subscription, redis: Client, queue: str, job: str) -> None:
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    subscription, redis = Subscription(url), Client(url)
     await subscription.open([], [keys.progress(queue, job)])
     status = await redis.status(queue, job)
     if status is None:
@@ -164,8 +172,6 @@ async def _follow(url: str, queue: str, job: str) -> None:
         finally:
             receiving.cancel()
             await asyncio.gather(receiving, return_exceptions=True)
-            await subscription.close()
-            await redis.close()
 
 
 async def _wait_for_end(redis: Client, queue: str, job: str, status: JobStatus) -> None:

@@ -76,10 +76,12 @@ class ReadyWatch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(_LEAVE):
-                await self._sender.send_all([Store(queue).stand_down(self._parent) for queue in self._last.queues])
-        await self._sender.close()
+        try:
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(_LEAVE):
+                    await self._sender.send_all([Store(queue).stand_down(self._parent) for queue in self._last.queues])
+        finally:
+            await self._sender.close()
 
     async def wait(self, abandon: asyncio.Event) -> tuple[str, Need] | None:
         """Return the first queue that needs a worker process, whose start this parent has claimed, and why.

@@ -253,16 +253,17 @@ class Top:
     async def _unsubscribe(self) -> None:
         if self._receiving is not None:
             self._receiving.cancel()
-            await asyncio.gather(self._receiving, return_exceptions=True)
-            self._receiving = None
         if self._subscription is not None:
             await self._subscription.close()
             self._subscription = None
+        if self._receiving is not None:
+            await asyncio.gather(self._receiving, return_exceptions=True)
+            self._receiving = None
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._unsubscribe()
+        """Close the connections, also if this task is cancelled meanwhile."""
         await self._sender.close()
+        await self._unsubscribe()
 
 
 def read_status(message: bytes) -> WorkerStatus | None:

@@ -190,6 +190,7 @@ async def test_a_task_that_workers_seek_wakes_a_parent_whose_app_has_it_when_a_j
     assert await asyncio.wait_for(having, PATIENCE) == (store.queue, "sought")
     await never(other)
     other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
     await worker.close()
     await sender.send(store.requeue("w", "test"))
 
