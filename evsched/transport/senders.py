@@ -199,9 +199,12 @@ class _Batches:
                 await self._send(batch)
         finally:
             self._sending = None
-            for _, future in self._waiting:
-                future.cancel()
-            self._waiting = []
+            self._cancel_waiting()
+
+    def _cancel_waiting(self) -> None:
+        for _, future in self._waiting:
+            future.cancel()
+        self._waiting = []
 
     async def _send(self, batch: list[tuple[Call[Any], asyncio.Future[Any]]]) -> None:
         try:
@@ -231,6 +234,7 @@ class _Batches:
         """Cancel the calls that have no reply yet, and close the connection."""
         if self._sending is not None:
             self._sending.cancel()
+        self._cancel_waiting()  # a task that is cancelled before it begins runs no `finally`
         await self._connection.close()
 
 

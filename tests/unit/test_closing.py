@@ -13,7 +13,9 @@ from evsched.config import Config
 from evsched.process.ready_watch import ReadyWatch
 from evsched.process.reports import Ready
 from evsched.store.announced import Announced
+from evsched.transport.call import Call, raw
 from evsched.transport.connection import Connection
+from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
@@ -80,3 +82,11 @@ async def test_connection_that_is_being_opened_is_closed_when_its_task_is_cancel
         await asyncio.wait([using])
         assert using.cancelled()
         assert descriptors() == before
+
+
+async def test_call_that_was_not_sent_yet_ends_when_its_sender_is_closed() -> None:
+    sender = BatchingSender("redis://127.0.0.1:1")
+    calling = asyncio.ensure_future(sender.send(Call(("PING",), raw)))
+    closing = asyncio.ensure_future(sender.close())  # both run before the batch is sent
+    await asyncio.wait([calling, closing], timeout=PATIENCE)
+    assert calling.cancelled()
