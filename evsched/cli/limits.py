@@ -10,7 +10,6 @@ from evsched.cli.options import Json, Queues, Url, client
 from evsched.cli.queues import each, read_limits, report
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
-from evsched.errors import StoreError
 from evsched.store.limits import Limits, merged, own, shown
 from evsched.store.store import Store
 
@@ -55,14 +54,12 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
 
     Example: evsched limits --queue mail
     """
-    rows, listed, refused = list[tuple[str, str, str, object, str]](), list[dict[str, Any]](), dict[str, str]()
+    rows, listed = list[tuple[str, str, str, object, str]](), list[dict[str, Any]]()
     with client(url) as redis:
         read, down = each(redis, queue, lambda stores: by_part(stores, read_limits(redis, stores)))
-        for name, found in read:
-            if isinstance(found, StoreError):
-                refused[name] = str(found)
-                continue
-            for part, limited in found:
+        for one in read:
+            name = one.queue
+            for part, limited in one.found or ():
                 rows += [(name if part is None else f"{part} alone", *row) for row in rows_of(limited)]
                 for field, value in limited.fields().items():
                     limit, _, group = field.partition(":")
@@ -75,4 +72,4 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
         output.as_json(listed)
     else:
         table((Column("queue"), *COLUMNS), rows, "no limits")
-    return report(refused, down) or unknown
+    return report((one.problem for one in read), down) or unknown

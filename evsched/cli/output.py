@@ -6,12 +6,16 @@ import json
 import math
 import re
 import sys
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from evsched.telemetry.printable import escape, json_text
+
+_NAMED: Final = 5
+"""Workers, queues or shards that a message names."""
 
 
 def as_json(value: Any) -> None:
@@ -28,6 +32,12 @@ def note(line: str) -> None:
     """Print one line for people beside the data, on stderr: stdout stays what a program reads."""
     sys.stdout.flush()  # the data come first, and if they cannot be written, that is the only line
     print(f"evsched: {escape(' '.join(line.split()))}", file=sys.stderr)
+
+
+def some(names: Sequence[str]) -> str:
+    """Return some of the names, and how many more there are."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def moment(unix: float | None, *, short: bool = False, whole: bool = False) -> str:

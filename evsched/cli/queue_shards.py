@@ -26,9 +26,6 @@ from evsched.shards import Shards, check_count
 from evsched.store import server
 from evsched.store.store import Store
 
-_NAMED: Final = 5
-"""Workers or shards that a message names."""
-
 _STAY: Final = {
     "soon": f"are due within {CALM:g} s: they run where they are",
     "recurrence": "are runs of recurrences, which live in the queue itself",
@@ -117,7 +114,7 @@ def plan(
         found = redis.run(placement.read_nodes())
         queues = names or sorted(queue for queue, count in redis.shards.counts.items() if count)
         if unsharded := [queue for queue in queues if not redis.shards.counts.get(queue)]:
-            raise EvschedError(f"{_some(unsharded)}: no shards; evsched queues shard Q N gives a queue shards")
+            raise EvschedError(f"{output.some(unsharded)}: no shards; evsched queues shard Q N gives a queue shards")
         if not found:
             raise EvschedError("this Redis is not a cluster, so all shards are on one server")
         places = {queue: placement.placed(found, redis.shards, queue) for queue in queues}
@@ -163,7 +160,7 @@ def _is_worked(redis: SyncClient, queue: str, count: int) -> bool:
     if lacking := redis.run(reshard.lacking(Store, queue, count)):
         workers = [_describe(one) for one in lacking]
         output.note(
-            f"not every worker of queue {queue} serves {count} shards: {_some(workers)}. Deploy the workers with "
+            f"not every worker of queue {queue} serves {count} shards: {output.some(workers)}. Deploy the workers with "
             f"App(shards={count}) first, or see --announce; and then repeat the command. Nothing was changed"
         )
         return False
@@ -178,8 +175,9 @@ def _is_dispatched(redis: SyncClient, queue: str, count: int) -> bool:
         unknown = []
     if unknown:
         output.note(
-            f"queue {queue} has {count} shards now, but dispatchers that name the queue do not serve {_some(unknown)} "
-            "yet. Repeat the command in half a minute, when they have learned of the shards. No job was moved"
+            f"queue {queue} has {count} shards now, but dispatchers that name the queue do not serve "
+            f"{output.some(unknown)} yet. Repeat the command in half a minute, when they have learned of the shards. "
+            "No job was moved"
         )
         return False
     return True
@@ -232,10 +230,4 @@ def _places(held: Held) -> str:
 
 
 def _describe(one: Lacking) -> str:
-    return f"{one.worker} lacks {_some(one.shards)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return some of the names, and how many more there are."""
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"{one.worker} lacks {output.some(one.shards)}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from cyclopts import App, Parameter
 
 import evsched
-from evsched import keys
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, check_queues, client
 from evsched.cli.queue_shards import plan, shard
@@ -17,14 +15,15 @@ from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
 from evsched.client import new_shards, spread
 from evsched.client.find_queues import find_queues_once
+from evsched.client.operations import Operation
 from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
-from evsched.errors import StoreDown, StoreError, StoreRefused
+from evsched.errors import StoreDown, StoreRefused
 from evsched.runtime.new_id import release_of
 from evsched.store.limits import Limits, merged
 from evsched.store.store import Store
 from evsched.transport.address import Host
-from evsched.transport.topology import nodes_down, topology
+from evsched.transport.topology import nodes_down, reason, topology
 
 T = TypeVar("T")
 
@@ -66,30 +65,57 @@ _FIELDS = (
 Named = Annotated[list[str] | None, Parameter(help="The queues. Default: all queues.", negative="")]
 
 
+class Reading(NamedTuple, Generic[T]):
+    """What was read of a queue and its shards."""
+
+    queue: str
+    found: T | None
+    """None = nothing could be read."""
+    error: str | None = None
+    """What could not be read, and why."""
+
+    @property
+    def problem(self) -> str | None:
+        """The sentence about what could not be read."""
+        return self.error and f"queue {self.queue}{' cannot be read' if self.found is None else ''}: {self.error}"
+
+
 def each(
-    redis: SyncClient, named: list[str] | None, read: Callable[[list[Store]], T]
-) -> tuple[list[tuple[str, T | StoreError]], list[Host]]:
-    """Read each queue with its shards by itself: one that cannot be read does not hide the others.
+    redis: SyncClient, named: list[str] | None, read: Callable[[Sequence[Store]], T]
+) -> tuple[list[Reading[T]], list[Host]]:
+    """Read each queue with its shards by itself: what cannot be read does not hide the rest.
 
     Also return the primaries of a cluster that do not answer: they may have queues that are not listed.
     """
-    found, down, cluster = list[tuple[str, T | StoreError]](), list[Host](), topology(redis.url)
-    if named or cluster is None:
-        names = named or redis.run(spread.listed(redis.shards, redis.store))
-    else:
-        known, down = find_queues_once(redis.url)
-        lost = set[str]()
-        if down:  # a queue is read as a whole: with its shards
-            parts = {name: redis.shards.all_of(redis.shards.whole(name)) for name in known}
-            lost = {name for name in known if any(cluster.owner_sync(keys.root(part)) in down for part in parts[name])}
-        names = redis.run(spread.shown(redis.shards, redis.store, [name for name in known if name not in lost]))
-        found += [(name, StoreDown(nodes_down(down), kind="connection")) for name in redis.shards.wholes(lost)]
-    for name in names:
-        try:
-            found.append((name, read(redis.stores(name))))
-        except StoreRefused as error:
-            found.append((name, error))
-    return sorted(found, key=itemgetter(0)) if down else found, down
+    down = set[Host]()
+    if named:
+        return [_read(redis, name, read, down) for name in named], []
+    if topology(redis.url) is None:
+        return [_read(redis, name, read, down) for name in redis.run(spread.listed(redis.shards, redis.store))], []
+    known = find_queues_once(redis.url)
+    down.update(known.down)
+    names = {*redis.run(spread.shown(redis.shards, redis.store, known.names)), *redis.shards.wholes(known.lost)}
+    return [_read(redis, name, read, down) for name in sorted(names)], sorted(down)
+
+
+def _read(redis: SyncClient, queue: str, read: Callable[[Sequence[Store]], T], down: set[Host]) -> Reading[T]:
+    """Read a queue, and those of its shards whose primaries answer. `down`: as in `spread.answering`."""
+
+    def reading(stores: Sequence[Store]) -> Operation[T]:
+        yield from ()
+        return read(stores)
+
+    try:
+        found, lost = redis.run(spread.answering(redis.stores(queue), reading, down))
+    except StoreRefused as error:
+        return Reading(queue, None, str(error))
+    except StoreDown as error:
+        if error.node is None:
+            raise
+        return Reading(queue, None, reason(error))
+    if not lost:
+        return Reading(queue, found)
+    return Reading(queue, found, f"{output.some([*lost])} cannot be read: {nodes_down(sorted({*lost.values()}))}")
 
 
 def read_limits(redis: SyncClient, stores: Sequence[Store]) -> list[Limits]:
@@ -116,12 +142,10 @@ def queues(names: Named = None, /, *, queue: Queues = None, json: Json = False, 
         read, down = each(
             redis, queue, lambda stores: (redis.run(spread.queue_stats(stores)), read_limits(redis, stores))
         )
-        for name, found in read:
-            row: dict[str, Any] = {"queue": name, **dict.fromkeys(_FIELDS)}
-            if isinstance(found, StoreError):
-                row["error"] = str(found)
-            else:
-                queue_stats, parts = found
+        for one in read:
+            row: dict[str, Any] = {"queue": one.queue, **dict.fromkeys(_FIELDS), "error": one.error}
+            if one.found is not None:
+                queue_stats, parts = one.found
                 limits = merged(parts)
                 row |= {**queue_stats.places, "workers": queue_stats.workers, "parents": queue_stats.parents}
                 row |= {"next_due": queue_stats.next_due, "paused": queue_stats.paused}
@@ -131,15 +155,14 @@ def queues(names: Named = None, /, *, queue: Queues = None, json: Json = False, 
                 row["changed_by_hand"] = sum(limits.overruled(field) is not None for field in limits.declared)
             rows.append(row)
         unknown = note_unknown(redis, queue)
-    refused = {row["queue"]: row["error"] for row in rows if row["error"]}
     if json:
         output.as_json(rows)
     else:
         shown = [
             [
                 row["queue"],
-                *("?" if row["error"] else row[name] for name in _PLACES),
-                "?" if row["error"] else _count_workers(row["workers"], row["parents"]),
+                *("?" if row[name] is None else row[name] for name in _PLACES),
+                "?" if row["workers"] is None else _count_workers(row["workers"], row["parents"]),
                 *(Moment(row[name]) for name in ("next_due", "paused")),
                 _count_limits(row["limits"] or 0, row["changed_by_hand"] or 0),
                 Moment(row["paused_until"]),
@@ -148,7 +171,7 @@ def queues(names: Named = None, /, *, queue: Queues = None, json: Json = False, 
             for row in rows
         ]
         table(_QUEUE_COLUMNS, shown, "no queues: nothing has been scheduled yet")
-    return report(refused, down) or unknown
+    return report((one.problem for one in read), down) or unknown
 
 
 def _count_workers(workers: int, parents: int) -> str:
@@ -170,17 +193,14 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
 
     Example: evsched workers --queue mail
     """
-    rows, refused = list[dict[str, Any]](), dict[str, str]()
+    rows = list[dict[str, Any]]()
     with client(url) as redis:
         read, down = each(redis, queue, lambda stores: _serving(redis, stores))
-        for name, found in read:
-            if isinstance(found, StoreError):
-                refused[name] = str(found)
-            else:
-                rows += [
-                    {"worker": worker, "queue": name, "release": release_of(worker), **values}
-                    for worker, values in found
-                ]
+        for one in read:
+            rows += [
+                {"worker": worker, "queue": one.queue, "release": release_of(worker), **values}
+                for worker, values in one.found or ()
+            ]
         unknown = note_unknown(redis, queue or ())
     if json:
         output.as_json(rows)
@@ -197,7 +217,7 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
         ]
         names = ("worker", "queue", "release", "holds", "lease left")
         table(list(map(Column, names, (0, 1, 4, 2, 3))), shown, "no workers")
-    return report(refused, down) or unknown
+    return report((one.problem for one in read), down) or unknown
 
 
 def _serving(redis: SyncClient, stores: Sequence[Store]) -> list[tuple[str, dict[str, Any]]]:
@@ -217,10 +237,11 @@ def _serving(redis: SyncClient, stores: Sequence[Store]) -> list[tuple[str, dict
     return [(name, row) for (_, name), row in sorted(found.items(), key=lambda item: item[0][0])]
 
 
-def report(refused: dict[str, str], down: Sequence[Host]) -> int:
-    """Print which queues cannot be read, and why, and which primaries do not answer; return the exit code."""
-    for name, reason in refused.items():
-        output.note(f"queue {name} cannot be read: {reason}")
+def report(problems: Iterable[str | None], down: Sequence[Host]) -> int:
+    """Print which queues cannot be read, and which primaries do not answer; return the exit code."""
+    lines = [line for line in problems if line]
     if down:
-        output.note(f"{nodes_down(down)}: other queues there may be missing from the list")
-    return int(bool(refused or down))
+        lines.append(f"{nodes_down(down)}: other queues there may be missing from the list")
+    for line in lines:
+        output.note(line)
+    return int(bool(lines))

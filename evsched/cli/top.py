@@ -67,7 +67,8 @@ async def _top(url: str, queues: tuple[str, ...], json: bool) -> int:
                 from evsched.cli.render import draw
 
                 console.print(draw(page, title, console.width, None))
-            return report(page.refused, page.nodes_down)
+            problems = (f"queue {queue} cannot be read: {why}" for queue, why in page.refused.items())
+            return report(problems, page.nodes_down)
     except StoreRefused as error:
         hint = " (top needs the rights of the user `observer` in redis.conf)" if "permissions" in str(error) else ""
         raise StoreRefused(f"{error}{hint}") from None

@@ -122,8 +122,8 @@ def note_if_unknown(redis: SyncClient, queue: str, found: object) -> int:
         output.note(f"other queues were not looked for: {error}")
         return 0
     if unknown and others:
-        named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
-        output.note(f"{unknown.partition(':')[0]}; give --queue for another: there {_are(len(others))} {named}")
+        named = f"there {_are(len(others))} {output.some(others)}"
+        output.note(f"{unknown.partition(':')[0]}; give --queue for another: {named}")
     return 0
 
 
@@ -196,7 +196,7 @@ def _not_searched(down: Sequence[Host]) -> str:
 
 
 def _have(job: str, queues: Sequence[str]) -> str:
-    named = ", ".join(queues[:5]) + (f" and {len(queues) - 5} more" if len(queues) > 5 else "")
+    named = output.some(queues)
     return f"queue {named} has a job {job}" if len(queues) == 1 else f"queues {named} have a job {job} each"
 
 
@@ -211,7 +211,7 @@ def queues_of(redis: SyncClient, job: str) -> tuple[list[str], list[Host]]:
         if topology(redis.url) is None:
             names = redis.run(find_queues(_SLICES))
         else:
-            names, down = find_queues_once(redis.url, _SLICES)
+            names, _, down = find_queues_once(redis.url, _SLICES)
     except StoreRefused:  # the ACL user `client` may not look for queues by their keys
         try:
             names = redis.send(server.queue_names())

@@ -97,7 +97,7 @@ class Client:
                 problem = f"Redis gave no answer within {step.limit:g} s"
                 raise StoreDown(problem, kind="timeout", node=node) from None
         if isinstance(step, Nodes):
-            return await self._sender.nodes()
+            return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, AskWorkers):

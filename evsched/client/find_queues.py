@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from evsched import keys
 from evsched.client import operations
 from evsched.client.operations import ONCE_LIMIT, Operation, Send, Step, nodes, send
 from evsched.errors import StoreDown, StoreRefused
 from evsched.store import server
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
+from evsched.transport.topology import nodes_down, topology
 
 
 def find_queues(slices: float = math.inf) -> Operation[list[str]]:
@@ -39,52 +42,67 @@ class Answered(NamedTuple):
     """The queues that nodes know, and the primaries of a cluster that did not answer."""
 
     names: list[str]
+    """Those on primaries that answered."""
+    lost: list[str]
+    """Those on the others."""
     down: list[Host]
 
 
 def find_queues_once(url: str, slices: float = math.inf) -> Answered:
-    """Return the queues of the nodes that answer: all are asked at the same time, once. For a cluster.
-
-    Raises:
-        StoreDown: no node answers.
-        StoreRefused
-    """
-    return asyncio.run(_ask_all(url, slices))
+    """Find the queues of a cluster, as `ask_nodes`."""
+    return asyncio.run(_ask_nodes_of(url, slices))
 
 
-async def _ask_all(url: str, slices: float) -> Answered:
-    sender, found = BatchingSender(url, reply_timeout=ONCE_LIMIT), set[str]()
+async def _ask_nodes_of(url: str, slices: float) -> Answered:
+    sender = BatchingSender(url, reply_timeout=ONCE_LIMIT)
 
     async def perform(step: Step) -> Any:
         assert isinstance(step, Send)
         return await sender.send(step.call)
 
+    try:
+        return await ask_nodes(url, perform, slices)
+    finally:
+        await sender.close()
+
+
+async def ask_nodes(url: str, perform: Callable[[Step], Awaitable[Any]], slices: float = math.inf) -> Answered:
+    """Find the queues of a cluster. All nodes are asked at the same time, once; `perform` sends the calls.
+
+    Raises:
+        StoreDown: no node answers.
+        StoreRefused
+    """
+    cluster, found = topology(url), set[str]()
+    assert cluster is not None
+
     async def read_set() -> bool:
         try:
-            names = await sender.send(server.queue_names())
+            names = await operations.run(operations.once(send(server.queue_names())), perform)
         except (StoreDown, StoreRefused):
             return False
         found.update(names)
         return bool(names)
 
-    async def ask(node: Host) -> Host | None:
-        """Add the queues of which a node has keys; return the node if it does not answer."""
+    async def ask(node: Host) -> bool:
+        """Add the queues of which a node has keys; return whether it answers."""
         try:
             dispatched = await operations.run(operations.once(_has_dispatcher(node)), perform)
             if not (await served and dispatched):
                 await operations.run(operations.once(_scan(node, found, slices)), perform)
         except StoreDown:
-            return node
-        return None
+            return False
+        return True
 
-    try:
-        primaries = [node for node in await sender.nodes() if node is not None]
-        served = asyncio.ensure_future(read_set())
-        down = await asyncio.gather(*map(ask, primaries))
-        await served
-    finally:
-        await sender.close()
-    return Answered(sorted(found), [node for node in down if node is not None])
+    primaries = await cluster.primaries()
+    served = asyncio.ensure_future(read_set())
+    answers = await asyncio.gather(*map(ask, primaries))
+    await served
+    down = [node for node, answered in zip(primaries, answers, strict=True) if not answered]
+    if len(down) == len(primaries):
+        raise StoreDown(nodes_down(down), kind="connection")
+    lost = [name for name in sorted(found) if down and await cluster.owner(keys.root(name)) in down]
+    return Answered(sorted(found.difference(lost)), lost, down)
 
 
 def _has_dispatcher(node: Host | None) -> Operation[bool]:
@@ -99,6 +117,6 @@ def _scan(node: Host | None, found: set[str], slices: float) -> Operation[None]:
     cursor = None
     while cursor != 0 and slices > 0:
         slices -= 1
-        keys = yield from send(server.scan(cursor or 0).at(node))
-        found.update(keys.queues)
-        cursor = keys.next
+        part = yield from send(server.scan(cursor or 0).at(node))
+        found.update(part.queues)
+        cursor = part.next

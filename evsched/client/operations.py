@@ -26,7 +26,7 @@ from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.backoff import reconnect_delay
-from evsched.transport.call import Call, T
+from evsched.transport.call import Call, T, Word
 
 MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -60,7 +60,12 @@ class Send(Struct, frozen=True):
 
 
 class Nodes(Struct, frozen=True):
-    """Find the nodes that have all of Redis together; returns them, as `BatchingSender.nodes`."""
+    """Find the nodes that have all of Redis together; returns them, as `BatchingSender.nodes`.
+
+    `near`: only the node that has this key.
+    """
+
+    near: Word | None = None
 
 
 class Wait(Struct, frozen=True):
@@ -143,6 +148,12 @@ def send_and_wait(call: Call[T], wait: Call[W]) -> Operation[tuple[T, W | Evsche
 def nodes() -> Operation[list[Host | None]]:
     """Return the nodes that have all of Redis together: send a call about all of it `at` each. Raises as `send`."""
     return (yield from _perform(Nodes()))
+
+
+def node_of(key: Word) -> Operation[Host | None]:
+    """Return the one of these nodes that has a key. Raises as `send`."""
+    (node,) = yield from _perform(Nodes(key))
+    return node
 
 
 def _perform(step: Step) -> Operation[Any]:

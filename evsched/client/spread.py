@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from evsched import keys
 from evsched.client import operations, sweep
 from evsched.client.find_queues import find_queues
 from evsched.client.operations import Operation
@@ -25,7 +26,9 @@ from evsched.store.clients import Cancelled, New
 from evsched.store.matching import Match
 from evsched.store.operators import QueueStats, merged
 from evsched.store.store import Store
+from evsched.transport.address import Host
 from evsched.transport.call import Call, T
+from evsched.transport.topology import nodes_down
 
 ChangeDead = Callable[[Store, Sequence[str]], Call[list[str]]]
 """Revives or drops dead jobs by their ids: all, or none if one is not dead."""
@@ -154,6 +157,34 @@ def whole(shards: Shards, make: MakeStore, queue: str) -> Operation[list[Store]]
         problem = f"the number of shards of queue {queue} cannot be read, so nothing was done with it: {error}"
         raise StoreDown(problem, kind=error.kind, node=error.node) from None
     return [make(name) for name in found.all_of(queue)]
+
+
+def answering(
+    stores: Sequence[Store], read: Callable[[Sequence[Store]], Operation[T]], down: set[Host]
+) -> Operation[tuple[T, dict[str, Host]]]:
+    """Read those stores whose primaries answer; also return the others by their names, with these primaries.
+
+    `down`: the primaries of a cluster that are known not to answer. Those that are found here are added.
+
+    Raises:
+        StoreDown: none of them answers.
+    """
+    there, lost = [*stores], dict[str, Host]()
+    while True:
+        for store in [*there] if down else ():
+            node = yield from operations.node_of(keys.root(store.queue))
+            if node is not None and node in down:
+                there.remove(store)
+                lost[store.queue] = node
+        if not there:
+            nodes = sorted({*lost.values()})
+            raise StoreDown(nodes_down(nodes), kind="connection", node=nodes[0])
+        try:
+            return (yield from read(there)), lost
+        except StoreDown as error:
+            if error.node is None or error.node in down:
+                raise
+            down.add(error.node)
 
 
 def find(stores: Sequence[Store], matching: Filter, place: sweep.Waiting | None) -> Operation[list[Match]]:

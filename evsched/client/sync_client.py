@@ -78,7 +78,7 @@ class SyncClient:
             send = self._sender
             return send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call, limit=step.limit)
         if isinstance(step, Nodes):
-            return self._sender.nodes()
+            return [self._sender.node_of(step.near)] if step.near is not None else self._sender.nodes()
         if isinstance(step, Pause):
             return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
         if isinstance(step, AskWorkers):

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from evsched.errors import EvschedError, StoreDown
 from evsched.transport.address import Host
-from evsched.transport.call import Call, T
+from evsched.transport.call import Call, T, Word
 from evsched.transport.connection import SyncConnection
 from evsched.transport.redis_errors import MOVED, unknown_script
 from evsched.transport.replies import value_or_error
@@ -93,6 +93,10 @@ class SyncSender:
     def nodes(self) -> list[Host | None]:
         """Return the nodes, as `BatchingSender.nodes`."""
         return [None] if self._cluster is None else [*self._cluster.primaries_sync()]
+
+    def node_of(self, key: Word) -> Host | None:
+        """Return the one of these nodes that has a key."""
+        return None if self._cluster is None else self._cluster.owner_sync(key)
 
     def close(self) -> None:
         """Close the connections; those in use close after their call. A later call opens a new one."""

@@ -166,7 +166,10 @@ async def test_top_names_queues_that_a_primary_stops_to_answer_for(server: Embed
         await top.close()
 
 
-def test_lists_name_a_queue_of_which_a_shard_cannot_be_read(server: EmbeddedRedis, tmp_path: Path) -> None:
+def test_lists_show_the_shards_of_a_queue_that_can_be_read(
+    server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_PATIENCE", 0.1)
     with Cluster(server.server) as cluster:
         beside_the_numbers = next(f"q{n}" for n in count() if slot_of(f"q{n}") == key_slot(keys.SHARDS.encode()))
         dead = next(node for node in cluster.nodes if node is not cluster.primary(beside_the_numbers))
@@ -184,7 +187,17 @@ def test_lists_name_a_queue_of_which_a_shard_cannot_be_read(server: EmbeddedRedi
             assert (done.returncode, f"primary 127.0.0.1:{dead.port} does not answer" in done.stderr) == (1, True)
         rows = {row["queue"]: row for row in json.loads(cli.run("queues", "--json").stdout)}
         assert rows[other]["schedule"] == 1
-        assert "does not answer" in rows[name]["error"]
+        assert rows[name]["schedule"] == 1
+        lost = f"{name}:0 cannot be read: primary 127.0.0.1:{dead.port} does not answer"
+        assert lost in rows[name]["error"]
+        for command in ("queues", "limits", "workers"):
+            done = cli.run(command, "--queue", name)
+            assert (done.returncode, lost in done.stderr) == (1, True), done.stderr
+        (row,) = json.loads(cli.run("queues", name, "--json").stdout)
+        assert (row["schedule"], lost in row["error"]) == (1, True)
+        unread = next(f"q{n}" for n in count() if cluster.primary(f"q{n}") is dead)
+        (row,) = json.loads(cli.run("queues", unread, "--json").stdout)
+        assert (row["schedule"], row["error"]) == (None, f"primary 127.0.0.1:{dead.port} does not answer")
 
 
 def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
