@@ -114,6 +114,13 @@ NONE: Final = Shards()
 """No queue has shards."""
 
 
+def unread() -> Shards:
+    """Return the shards that a process knows of if it could not read their numbers: none."""
+    found = Shards()
+    found.learned = False
+    return found
+
+
 def _part(field: str, value: float, at: int, parts: int, queue: str) -> float:
     """Return one of the parts of a limit. The first ones get what cannot be divided."""
     name, _, group = field.partition(":")

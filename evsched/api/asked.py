@@ -103,6 +103,11 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
         """The calls of the queue and of each of its shards."""
         return self.client.stores(self.queue)
 
+    @property
+    def knows_shards(self) -> bool:
+        """Whether `stores` are all: the numbers of shards could be read."""
+        return self.client.shards.learned is not False
+
     def limit(self, given: int) -> int:
         """Return how many rows to list: those that were asked for, up to the server's limit."""
         return min(given, self.config.api_list_cap)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, get_args
 
@@ -17,6 +18,7 @@ from evsched.api.requests import EnqueueJob, EnqueueJobs, JobsQuery, NewJob, Res
 from evsched.client import operations, spread
 from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
+from evsched.client.operations import Operation
 from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique, id_of_arguments, id_of_key
@@ -24,6 +26,7 @@ from evsched.errors import ConfigError, JobMissing
 from evsched.store.clients import New
 from evsched.store.matching import Match
 from evsched.store.request import Request
+from evsched.store.store import Store
 
 _OPTIONS: Final = tuple({*NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})
 """The fields of a request that are options of a job as they are."""
@@ -109,21 +112,26 @@ async def list_jobs(asked: Asked[None, JobsQuery]) -> Reply:
     places = get_args(Waiting) if query.place is None else (query.place,)
     names = {"task": query.task, "group": query.group, "reason": query.reason, "error": query.error}
     matching = Filter(**names, older=query.older, since=query.since, until=query.until)
-    if not matching.is_empty:
-        return Reply(HTTPStatus.OK, await _search(asked, matching, places, limit))
+    read = partial(_first, places, limit) if matching.is_empty else partial(_search, matching, places, limit)
+    jobs, lost = await asked.client.run(spread.answering(asked.stores, read, set()))
+    return Reply(HTTPStatus.OK, replace(jobs, complete=jobs.complete and not lost and asked.knows_shards))
+
+
+def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[Jobs]:
+    """Return the first jobs, the next to run first."""
     found = list[Match]()
     for place in places:
         if len(found) <= limit:
-            found += await asked.client.run(front(asked.stores, place, limit + 1 - len(found)))
-    return Reply(HTTPStatus.OK, Jobs(found[:limit], len(found) <= limit))
+            found += yield from front(stores, place, limit + 1 - len(found))
+    return Jobs(found[:limit], len(found) <= limit)
 
 
-async def _search(asked: Asked[Any, Any], matching: Filter, places: Sequence[Waiting], limit: int) -> Jobs:
+def _search(matching: Filter, places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[Jobs]:
     """Return jobs that match, in no order: `limit` of them, or those among the first that are examined."""
-    sweeps = Sweeps(Sweep(store, matching, places) for store in asked.stores)
+    sweeps = Sweeps(Sweep(store, matching, places) for store in stores)
     more = True
     while more and len(sweeps.found) <= limit and sweeps.examined < EXAMINED_MOST:
-        more = await asked.client.run(sweeps.step())
+        more = yield from sweeps.step()
     return Jobs(sweeps.found[:limit], not more and len(sweeps.found) <= limit)
 
 

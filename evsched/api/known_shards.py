@@ -12,7 +12,7 @@ from typing import Final
 from evsched.client.client import Client
 from evsched.client.operations import ONCE_LIMIT, Send
 from evsched.errors import StoreDown, StoreRefused
-from evsched.shards import Shards
+from evsched.shards import NONE, Shards, unread
 from evsched.store import server
 
 _KEPT: Final = 1.0
@@ -42,7 +42,7 @@ class KnownShards:
         """Read the numbers, unless they were read just now. If Redis does not say them, those before hold.
 
         While their node does not answer, they cannot change. If they were never read, jobs go to the queue itself and
-        jobs in shards are not seen, but what changes a whole queue is refused (`spread.whole`).
+        jobs in shards are not seen: lists are not complete, and what changes a whole queue is refused (`spread.whole`).
         """
         if time.monotonic() - self._read_at < (_AGAIN if self._failed else _KEPT):
             return
@@ -58,5 +58,7 @@ class KnownShards:
             pass
         except StoreDown:
             self._failed = True
+            if self._client.shards is NONE:
+                self._client.shards = unread()
         finally:
             self._read_at, self._reading = time.monotonic(), None

@@ -4,21 +4,50 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from typing import Any
 
 from evsched.api.asked import Asked
 from evsched.api.replies import QueueCounts, Queues, Reply
 from evsched.api.requests import ListQuery
-from evsched.client.spread import listed, queue_stats
+from evsched.client.find_queues import ask_nodes
+from evsched.client.operations import once
+from evsched.client.spread import listed, queue_stats, shown
+from evsched.errors import StoreError
 from evsched.store.operators import QueueStats
+from evsched.transport.topology import topology
 
 
 async def list_queues(asked: Asked[None, ListQuery]) -> Reply:
     """List the queues with their counts."""
-    limit, client = asked.limit(asked.query.limit), asked.client
-    names = sorted(asked.config.queues) or await client.run(listed(client.shards, client.store))
-    stats = await asyncio.gather(*(client.run(queue_stats(client.stores(name))) for name in names[:limit]))
-    found = [_counts(name, one) for name, one in zip(names, stats, strict=False)]
-    return Reply(HTTPStatus.OK, Queues(found, len(names) <= limit))
+    limit = asked.limit(asked.query.limit)
+    names, complete = await _names(asked)
+    read = await asyncio.gather(*(_read(asked, name) for name in names[:limit]))
+    found = [_counts(name, one) for name, one in zip(names, read, strict=False) if isinstance(one, QueueStats)]
+    errors = [one for one in read if isinstance(one, StoreError)]
+    if errors and not found:
+        raise errors[0]
+    complete = complete and not errors and len(names) <= limit and asked.knows_shards
+    return Reply(HTTPStatus.OK, Queues(found, complete))
+
+
+async def _names(asked: Asked[Any, Any]) -> tuple[list[str], bool]:
+    """Return the queues to list, and whether they are all: in a cluster, each node was asked once."""
+    client, url = asked.client, asked.config.url
+    if asked.config.queues:
+        return sorted(asked.config.queues), True
+    if topology(url) is None:
+        return await client.run(listed(client.shards, client.store)), True
+    known = await ask_nodes(url, client.perform)
+    return await client.run(once(shown(client.shards, client.store, known.names))), not known.down
+
+
+async def _read(asked: Asked[Any, Any], queue: str) -> QueueStats | StoreError:
+    """Read a queue with its shards. In a cluster each is asked once, so that none delays the list for long."""
+    reading = queue_stats(asked.client.stores(queue))
+    try:
+        return await asked.client.run(reading if topology(asked.config.url) is None else once(reading))
+    except StoreError as error:
+        return error
 
 
 async def count(asked: Asked[None, None]) -> Reply:

@@ -59,7 +59,7 @@ class Explained(Struct, frozen=True):
 
 
 class Jobs(Struct, frozen=True):
-    """The jobs that were found. `complete`: these are all there are."""
+    """The jobs that were found. `complete`: these are all there are, and all shards of the queue could be read."""
 
     jobs: list[Match]
     complete: bool
@@ -88,7 +88,7 @@ class QueueCounts(Struct, frozen=True, kw_only=True):
 
 
 class Queues(Struct, frozen=True):
-    """The queues, sorted by name. `complete`: these are all there are."""
+    """The queues, sorted by name. `complete`: these are all there are, and all could be read with their shards."""
 
     queues: list[QueueCounts]
     complete: bool

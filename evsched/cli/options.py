@@ -22,7 +22,7 @@ from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError, StoreDown
 from evsched.keys import check_queue
-from evsched.shards import Shards
+from evsched.shards import Shards, unread
 from evsched.store.store import Store
 from evsched.telemetry.printable import escape
 from evsched.transport import address
@@ -157,6 +157,4 @@ def _read_shards(redis: SyncClient, changes_queue: bool) -> Shards:
                 kind=error.kind,
             ) from None
         output.note(f"{why}, so the numbers of shards cannot be read: jobs in the shards of queues are left out")
-        unknown = Shards()
-        unknown.learned = False
-        return unknown
+        return unread()

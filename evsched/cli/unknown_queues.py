@@ -37,8 +37,6 @@ _SLICES: Final = 100
 
 def missing(redis: SyncClient, queue: str) -> str | None:
     """Return a message if a queue has never been used; None if it has, or if that cannot be read."""
-    if redis.shards.learned is False:
-        return None
     try:
         return redis.run(once(spread.never_used(redis.shards, redis.store, queue)))
     except StoreDown:

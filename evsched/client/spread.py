@@ -270,7 +270,9 @@ def shown(shards: Shards, make: MakeStore, queues: Sequence[str]) -> Operation[l
 
 
 def never_used(shards: Shards, make: MakeStore, queue: str) -> Operation[str | None]:
-    """Return a message if a queue has never been used, None if it has."""
+    """Return a message if a queue has never been used; None if it has, or if the numbers of shards are not known."""
+    if shards.learned is False:
+        return None
     try:
         stats = yield from queue_stats([make(name) for name in shards.all_of(queue)])
     except StoreRefused:  # a key of the wrong type: so the queue has been used

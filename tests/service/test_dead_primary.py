@@ -166,20 +166,29 @@ async def test_top_names_queues_that_a_primary_stops_to_answer_for(server: Embed
         await top.close()
 
 
+def of_two_shards(cluster: Cluster) -> tuple[str, str, EmbeddedRedis]:
+    """Schedule a job in the second shard of a queue and one in another queue.
+
+    Return the names of the queues, and a node that has the first shard and neither these nor the numbers of shards.
+    """
+    beside_the_numbers = next(f"q{n}" for n in count() if slot_of(f"q{n}") == key_slot(keys.SHARDS.encode()))
+    node = next(node for node in cluster.nodes if node is not cluster.primary(beside_the_numbers))
+    other = next(f"q{n}" for n in count() if cluster.primary(f"q{n}") is not node)
+    both = ((f"mail{n}", [cluster.primary(f"mail{n}:{shard}") is node for shard in (0, 1)]) for n in count())
+    name = next(name for name, is_there in both if is_there == [True, False])
+    with closing(SyncClient(cluster.url)) as client:
+        client.send(about.set_shards(name, 2))
+    for part in (f"{name}:1", other):
+        schedule(cluster, part)
+    return name, other, node
+
+
 def test_lists_show_the_shards_of_a_queue_that_can_be_read(
     server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "_PATIENCE", 0.1)
     with Cluster(server.server) as cluster:
-        beside_the_numbers = next(f"q{n}" for n in count() if slot_of(f"q{n}") == key_slot(keys.SHARDS.encode()))
-        dead = next(node for node in cluster.nodes if node is not cluster.primary(beside_the_numbers))
-        other = next(f"q{n}" for n in count() if cluster.primary(f"q{n}") is not dead)
-        of_both = ((f"mail{n}", [cluster.primary(f"mail{n}:{shard}") is dead for shard in (0, 1)]) for n in count())
-        name = next(name for name, is_dead in of_both if is_dead == [True, False])
-        with closing(SyncClient(cluster.url)) as client:
-            client.send(about.set_shards(name, 2))
-        for part in (f"{name}:1", other):
-            schedule(cluster, part)
+        name, other, dead = of_two_shards(cluster)
         dead.kill()
         cli = Cli(cluster.url, tmp_path)
         for command in ("queues", "limits", "workers"):
@@ -198,6 +207,28 @@ def test_lists_show_the_shards_of_a_queue_that_can_be_read(
         unread = next(f"q{n}" for n in count() if cluster.primary(f"q{n}") is dead)
         (row,) = json.loads(cli.run("queues", unread, "--json").stdout)
         assert (row["schedule"], row["error"]) == (None, f"primary 127.0.0.1:{dead.port} does not answer")
+
+
+async def test_the_http_interface_lists_what_can_be_read(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_PATIENCE", 0.1)
+    with Cluster(server.server) as cluster:
+        name, other, dead = of_two_shards(cluster)
+        async with calling(cluster.url) as api:
+            whole = (await api.ask("GET", "/v1/queues")).json()
+            assert ([row["queue"] for row in whole["queues"]], whole["complete"]) == ([name, other], True)
+            dead.kill()
+            rest = (await api.ask("GET", "/v1/queues")).json()
+            assert ([row["queue"] for row in rest["queues"]], rest["complete"]) == ([other], False)
+            for query in ("", "?task=t"):
+                jobs = (await api.ask("GET", f"/v1/queues/{name}/jobs{query}")).json()
+                assert (len(jobs["jobs"]), jobs["complete"]) == (1, False)
+                jobs = (await api.ask("GET", f"/v1/queues/{other}/jobs{query}")).json()
+                assert (len(jobs["jobs"]), jobs["complete"]) == (1, True)
+            refused = await api.ask("GET", f"/v1/queues/{name}")
+            assert refused.status_code == 503
+            assert refused.json()["detail"].startswith(f"primary 127.0.0.1:{dead.port} does not answer")
 
 
 def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
@@ -283,6 +314,10 @@ async def test_the_http_interface_serves_queues_while_the_shards_are_not_known(
     async with calling(cluster.url) as api:
         assert (await api.ask("POST", f"{path}/jobs", {"task": "t", "id": "a", "due": LATER})).status_code == 201
         assert (await api.ask("GET", path)).json()["schedule"] == 1
+        listed = (await api.ask("GET", "/v1/queues")).json()
+        assert ([row["queue"] for row in listed["queues"]], listed["complete"]) == ([healthy(cluster)], False)
+        jobs = (await api.ask("GET", f"{path}/jobs")).json()
+        assert ([job["id"] for job in jobs["jobs"]], jobs["complete"]) == (["a"], False)
         for change, body in (("pause", {}), ("dead/drop", {"all": True})):
             refused = await api.ask("POST", f"{path}/{change}", body)
             assert refused.status_code == 503
