@@ -1,8 +1,8 @@
 """The consumer: a worker's part that serves one queue. It starts jobs, has them run, and writes their outcomes.
 
-Two loops. One blocks (`fetcher.py`; a shard has `idle_wait.py` instead). The other exchanges (`exchange.py`): in one
-the jobs that have ended and starts the next ones. So under load there is no blocking call at all, and one batch costs
-what one job does.
+Two loops. One waits for jobs: in BLMOVE (`fetcher.py`), or for messages (`idle_wait.py`). The other exchanges
+(`exchange.py`): in one round trip it writes the outcomes of the jobs that have ended and starts the next ones. So under
+load there is no blocking call at all, and one batch costs what one job does.
 
 If a reply is lost, its jobs are in the worker's list without the worker's knowledge: `lost_replies.py` finds them.
 """
@@ -36,15 +36,15 @@ from evsched.worker.outcomes import events_of
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.run_starter import RunStarter
 from evsched.worker.served_queue import ServedQueue
-from evsched.worker.shard_connections import ShardConnections
 from evsched.worker.shard_windows import ShardWindows
+from evsched.worker.shared_connections import SharedConnections
 from evsched.worker.slots import Slots
 
 
 class QueueConsumer:
     """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none.
 
-    `shared`: the connections that the worker has for all shards; None = the queue is no shard.
+    `shared`: connections that it shares with other queues; None = it has connections of its own.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class QueueConsumer:
         executor: Executor,
         slots: Slots,
         attend: Callable[[], None],
-        shared: ShardConnections | None = None,
+        shared: SharedConnections | None = None,
     ) -> None:
         self.served = ServedQueue(runtime, Store(queue), worker)
         self.held = HeldRuns()

@@ -49,7 +49,7 @@ class Exchanged(Struct):
 class Exchange:
     """Sends exchanges, with as many jobs in a script as Redis can handle quickly.
 
-    `shared`: the sender on which a worker sends the exchanges of all shards, so that those of one moment travel
+    `shared`: the sender on which a worker sends the exchanges of several queues, so that those of one moment travel
     together; None = a connection of its own.
     """
 

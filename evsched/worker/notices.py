@@ -124,7 +124,7 @@ class Notices:
         Raises:
             Exception: that a subscription has ended with; a fault of evsched.
         """
-        while not self._waits:  # the worker serves no shard
+        while not self._waits:  # each queue has a connection of its own
             await self._changed.wait()
         loop = asyncio.get_running_loop()
 

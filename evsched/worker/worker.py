@@ -29,7 +29,7 @@ from evsched.worker.drain import Drain
 from evsched.worker.heartbeat import Heartbeat
 from evsched.worker.listeners import OnControl, OnHeartbeat
 from evsched.worker.queue_setup import QueueSetup
-from evsched.worker.shard_connections import ShardConnections
+from evsched.worker.shared_connections import SharedConnections
 from evsched.worker.slots import Slots
 from evsched.worker.startup import Startup
 from evsched.worker.status_reporter import StatusReporter
@@ -82,11 +82,11 @@ class Worker:
             structs.replace(runtime, emit=Events(self._status.on_event, emit).emit),
             Slots(config.concurrency),
         )
-        self._of_shards = ShardConnections(runtime)
+        self._shared = SharedConnections(runtime, len(queues))
 
         def consumer(queue: str) -> QueueConsumer:
-            of_shards = self._of_shards if runtime.shards.counts.get(runtime.shards.whole(queue)) else None
-            return QueueConsumer(counted, queue, self.id, executor, slots, self._heartbeat.attend, of_shards)
+            shared = self._shared if self._shared.serve(queue) else None
+            return QueueConsumer(counted, queue, self.id, executor, slots, self._heartbeat.attend, shared)
 
         self._new_consumer = consumer
         self.consumers.update({queue: consumer(queue) for queue in queues})
@@ -135,7 +135,7 @@ class Worker:
             queue: asyncio.ensure_future(self._serve(consumer)) for queue, consumer in self.consumers.items()
         }
         control = asyncio.ensure_future(self._control.run())
-        notices = asyncio.ensure_future(self._of_shards.notices.run())
+        notices = asyncio.ensure_future(self._shared.notices.run())
         setup = asyncio.ensure_future(self._setup.keep())
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
@@ -166,7 +166,7 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._of_shards.close()
+            await self._shared.close()
 
     async def _ended(self, *loops: asyncio.Future[Any]) -> bool:
         """Wait until a loop has ended, and return True, or until a consumer was added."""
@@ -198,7 +198,7 @@ class Worker:
     def pulses(self) -> list[Pulse]:
         """The pulses of its loops, and of its heartbeat."""
         consumers = (pulse for consumer in self.consumers.values() for pulse in consumer.pulses)
-        return [self._heartbeat.pulse, *self._of_shards.notices.pulses, *consumers]
+        return [self._heartbeat.pulse, *self._shared.notices.pulses, *consumers]
 
     def problem(self) -> str | None:
         """Return why none of its queues is served; None = one is, or none has been tried."""

@@ -1,4 +1,4 @@
-"""A worker of a queue with shards waits on one connection, and no job waits while a slot is free in any worker."""
+"""A worker of many queues or shards waits on one connection; no job waits while a slot is free in any worker."""
 
 from __future__ import annotations
 
@@ -59,6 +59,11 @@ class Shards:
         workers = {worker.id for worker in running.workers}
         await until(lambda: all({*self.waiting(queue)} == workers for queue in self.queues))
 
+    def waiting_anyhow(self) -> int:
+        """Return in how many queues the worker waits, for a message or in BLMOVE."""
+        blocked = [client for client in self.raw.client_list() if client["cmd"] == "blmove"]
+        return len(blocked) + sum(bool(self.waiting(queue)) for queue in self.queues)
+
     def connections(self) -> list[dict[str, str]]:
         """Return the connections to Redis that receive what idle workers are told."""
         return [client for client in self.raw.client_list() if client["ssub"] != "0"]
@@ -94,6 +99,27 @@ async def test_one_connection_brings_the_jobs_of_all_shards(shards: Shards) -> N
         (hears,) = shards.connections()
         assert int(hears["ssub"]) == COUNT + 1
         assert not [client for client in shards.raw.client_list() if client["cmd"] == "blmove"]
+
+
+@pytest.mark.parametrize("count", [8, 9])
+async def test_up_to_eight_queues_have_connections_of_their_own_and_more_share_two(shards: Shards, count: int) -> None:
+    shards.queues = [f"{shards.queue}-{n}" for n in range(count)]
+    config, app = structs.replace(shards.config, queues=tuple(shards.queues)), App(queue=shards.queues[0])
+    app.task(name="quick")(nothing)
+    others = len(shards.raw.client_list())
+    async with system(config, app) as running:
+        for n, queue in enumerate(shards.queues):
+            shards.schedule(queue, f"job-{n}")
+            await started(running, f"job-{n}")
+        await until(lambda: shards.waiting_anyhow() == count)
+        opened = len(shards.raw.client_list()) - others
+        shared = len(shards.connections()) == 1
+        assert shared is (count == 9), shards.raw.client_list()
+        assert opened <= 10 if shared else opened > 2 * count
+
+
+async def nothing() -> None:
+    """A task."""
 
 
 async def test_a_worker_without_a_slot_passes_jobs_on_to_one_that_has_some(shards: Shards) -> None:

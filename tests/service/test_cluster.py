@@ -7,7 +7,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.dispatcher import resting_queues
-from evsched.errors import CannotStart, ConfigError, StoreDown
+from evsched.errors import CannotStart, StoreDown
 from evsched.process.first_check import check_server
 from evsched.store import server as about
 from evsched.transport.address import parse
@@ -30,7 +30,7 @@ from evsched.transport.server_binary import find_server
 from evsched.transport.topology import Topology
 from tests.service.test_rights import USERS, words_of
 from tests.support.certificates import make_certificates
-from tests.support.cluster import Cluster, slot_of
+from tests.support.cluster import Cluster, slot_of, tls_cluster
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
@@ -118,18 +118,6 @@ async def test_the_queues_of_all_primaries_are_dispatched_and_worked(cluster: Cl
                 job = await scene.handle.using(queue=queue, delay=1000).enqueue(queue, 1)
                 assert client.cancel(queue, job.id) == "schedule"
     assert not scene.recorder.of(events.RedisFailed)
-
-
-@contextmanager
-def tls_cluster(certificates: Path, replicas: int = 0) -> Generator[Cluster]:
-    make_certificates(certificates, "IP:127.0.0.1")
-    try:
-        cluster = Cluster(certificates=certificates, replicas=replicas).__enter__()
-    except ConfigError as error:
-        pytest.skip(f"this server has no TLS: {error}")
-    with ExitStack() as stack:
-        stack.push(cluster)
-        yield cluster
 
 
 async def test_tls_to_all_nodes(tmp_path: Path) -> None:

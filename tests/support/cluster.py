@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +13,10 @@ import redis
 from redis.crc import key_slot
 
 from evsched import keys
+from evsched.errors import ConfigError
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.server_binary import Server, find_server
+from tests.support.certificates import make_certificates
 from tests.support.patience import PATIENCE
 from tests.support.topology import Servers, free_port, tls_settings
 
@@ -243,3 +245,16 @@ def at(node: EmbeddedRedis) -> str:
 def schedule(cluster: Cluster, queue: str, due: float = 4e9) -> None:
     """Schedule a job as a foreign client does, with no command but ZADD."""
     cluster.client(cluster.primary(queue)).zadd(keys.schedule(queue), {JOB: due})
+
+
+@contextmanager
+def tls_cluster(certificates: Path, replicas: int = 0) -> Generator[Cluster]:
+    """Run a cluster whose nodes serve TLS too; `certificates`: an empty folder for the certificates."""
+    make_certificates(certificates, "IP:127.0.0.1")
+    try:
+        cluster = Cluster(certificates=certificates, replicas=replicas).__enter__()
+    except ConfigError as error:
+        pytest.skip(f"this server has no TLS: {error}")
+    with ExitStack() as stack:
+        stack.push(cluster)
+        yield cluster
