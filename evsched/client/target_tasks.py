@@ -9,8 +9,10 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Final, Generic, Literal, ParamSpec, TypeVar, get_args
 
 from msgspec import UNSET, Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from evsched.client.target_destination import check_options, destination_of
+from evsched.client.target_request import HttpMethod, Request, read_request
 from evsched.client.task_handle import Outlet, TaskHandle
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Task, define
@@ -30,7 +32,6 @@ TIMEOUT_MOST: Final = 1800.0
 
 _WHOLE: Final = 2**53
 
-HttpMethod = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 Seconds = Annotated[float, Meta(gt=0, le=TIMEOUT_MOST)]
 Most = Annotated[int, Meta(ge=1, le=_WHOLE)]
 
@@ -50,6 +51,13 @@ class HttpResponse(Struct, frozen=True):
 class TargetJob(Struct, Generic[R], frozen=True):
     """The arguments of a task of evsched.targets, whose result is an R."""
 
+    def check(self) -> None:
+        """Refuse what no worker can do.
+
+        Raises:
+            GiveUp: the reason names the argument.
+        """
+
 
 class HttpJob(TargetJob[HttpResponse | None], frozen=True):
     """The arguments of the task `evsched.http` (targets/http.py)."""
@@ -67,6 +75,14 @@ class HttpJob(TargetJob[HttpResponse | None], frozen=True):
     response: bool = False
     """Return the answer."""
 
+    def request(self) -> Request:
+        """Return the request. Raises as `check`."""
+        return read_request(self.url, self.method, self.headers or {}, self.body, self.json)
+
+    def check(self) -> None:
+        """See `TargetJob`."""
+        self.request()
+
 
 class ForwardJob(TargetJob[None], frozen=True):
     """The arguments of the task `evsched.forward` (targets/forward.py)."""
@@ -82,12 +98,20 @@ class ForwardJob(TargetJob[None], frozen=True):
     routing_key: str | None = None
     """For an exchange."""
 
+    def check(self) -> None:
+        """See `TargetJob`."""
+        check_options(destination_of(self.to), asdict(self))
+
 
 def target(app: Outlet, name: str, arguments: Callable[P, TargetJob[R]]) -> TaskHandle[P, R]:
     """Return a handle of one of these tasks, which is not registered in the app."""
+
+    def check(*args: P.args, **kwargs: P.kwargs) -> None:
+        arguments(*args, **kwargs).check()
+
     task = define(arguments, name=name, queue=QUEUE)
     (returns,) = get_args(vars(arguments)["__orig_bases__"][0])
-    return TaskHandle(app, replace(task, signature=replace(task.signature, returns=returns)))
+    return TaskHandle(app, replace(task, signature=replace(task.signature, returns=returns), check=check))
 
 
 def target_task(

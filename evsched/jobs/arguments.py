@@ -13,6 +13,7 @@ from msgspec import Struct
 from evsched.errors import BadArguments
 from evsched.jobs.job import decode_payload
 from evsched.jobs.signature import Signature
+from evsched.jobs.steering import GiveUp
 from evsched.jobs.tasks import Task
 
 P = ParamSpec("P")
@@ -44,12 +45,16 @@ def check(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any], payload: b
     Raises:
         BadArguments: which argument is wrong, and what is expected.
     """
-    if _surely_fit(task.signature, args, kwargs):
+    if task.check is None and _surely_fit(task.signature, args, kwargs):
         return
     try:
-        task.bind(decode_payload(payload))
+        values, named = task.bind(decode_payload(payload))
+        if task.check is not None:
+            task.check(*values, **named)
     except msgspec.ValidationError as error:
         raise BadArguments(f"task {task.name}: {_explain(task.signature, str(error))}") from None
+    except GiveUp as error:
+        raise BadArguments(f"task {task.name}: {error}") from None
 
 
 def _surely_fit(of: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

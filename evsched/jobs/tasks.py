@@ -56,6 +56,8 @@ class Task(Struct, frozen=True):
     """Where its jobs go; None = to the queue of the app."""
     concurrency: int | None = None
     """How many of its jobs may be in flight in a queue, over all workers; None = no limit."""
+    check: Callable[..., None] | None = None
+    """Called with the arguments of a new job, whose types are right; raises GiveUp if no worker can use them."""
 
     @property
     def module(self) -> str:

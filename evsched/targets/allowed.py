@@ -7,10 +7,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from evsched.client.target_url import Target, read_authority
 from evsched.config import Config, variable
 from evsched.errors import ConfigError
 from evsched.targets.addresses import NAT64_LENGTHS, Network
-from evsched.targets.url import Target, read_authority
 
 _FORMS: Final = (
     "write HOST, HOST:PORT, *.example.com for all hosts below it, or * for every public host, on ports 80 and 443, or "

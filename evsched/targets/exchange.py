@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from evsched.client.target_request import Request
 from evsched.jobs.steering import RetryLater
 from evsched.targets.answer import BODY_MOST, Answer
-from evsched.targets.request import Request
 
 CLOSED: Final = "closed the connection before it had answered"
 NOT_HTTP: Final = "sent an answer that is not valid HTTP"

@@ -10,13 +10,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from evsched import keys
+from evsched.client.target_destination import AMQP, Destination, check_length
 from evsched.client.target_tasks import ForwardJob
 from evsched.errors import FULL, ConfigError, StoreError
 from evsched.jobs.current_job import current_job
 from evsched.jobs.job import Into, Message, encode
 from evsched.jobs.retry import Retry
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
-from evsched.targets.destinations import AMQP, Destination, Destinations, check_length
+from evsched.targets.destinations import Destinations
 from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call, Word, raw
 from evsched.transport.senders import BatchingSender
@@ -74,14 +75,13 @@ class Forwarder:
                 an option does not belong to it.
         """
         found = self._destinations.find(given.to)
-        _check_options(found, given)
+        given.check()
         job = current_job()
         text = encode(given.message)
         if found.kind in ("list", "channel") and not given.bare:
             text = encode({"id": job.id, "message": given.message})
         if found.kind in AMQP:
             exchange, key = (found.name, given.routing_key or "") if found.kind == "exchange" else ("", found.name)
-            check_length("routing_key" if exchange else "the name of the queue", key)
             check_length("the id of the job", job.id)
             all_attempts = f"{job.queue}:{job.idempotency_key}"
             await self._brokers[found.server].publish(exchange, key, job.id, all_attempts, text)
@@ -116,18 +116,6 @@ def _broker(name: str, url: str) -> Broker:
             "messages to AMQP brokers need a library: pip install '.[amqp]' in a checkout of evsched"
         ) from error
     return Broker(name, url)
-
-
-def _check_options(to: Destination, given: ForwardJob) -> None:
-    """Refuse options that the destination does not have: most likely the producer means another one.
-
-    Raises:
-        GiveUp: it has one of them.
-    """
-    known = {"most": ("stream",), "end": ("list",), "bare": ("list", "channel"), "routing_key": ("exchange",)}
-    for name, kinds in known.items():
-        if getattr(given, name) is not None and to.kind not in kinds:
-            raise GiveUp(f"a {to.kind} has no option {name}: only {' and '.join(kinds)} has")
 
 
 def _check_slot(to: Destination, queue: str) -> None:

@@ -10,16 +10,17 @@ from functools import partial
 from typing import Final, cast
 
 from evsched import __version__
+from evsched.client.target_request import Request
 from evsched.client.target_tasks import HttpJob, HttpResponse
+from evsched.client.target_url import Target
 from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed import Allowed
 from evsched.targets.answer import Answer, as_result, judge
 from evsched.targets.exchange import Progress
 from evsched.targets.pool import Pool
-from evsched.targets.request import REDIRECTS, Request, read_request, redirected
+from evsched.targets.redirect import REDIRECTS, redirected
 from evsched.targets.signature import Secrets, signature
-from evsched.targets.url import Target
 
 Sign = Callable[[bytes], dict[str, str]]
 """Returns the headers that sign a body."""
@@ -37,7 +38,7 @@ async def http(given: HttpJob) -> HttpResponse | None:
     """
     job = current_job()
     sender = cast("Sender", job.state)
-    request = read_request(given.url, given.method, given.headers or {}, given.body, given.json)
+    request = given.request()
     signed = _unsigned if given.sign is None else partial(signature, sender.secrets, given.sign, job)
     clock = _clock(job)
     answer, target = await sender.send(request, _headers(job), signed, given.timeout)

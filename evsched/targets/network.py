@@ -17,6 +17,7 @@ from ipaddress import IPv6Network, ip_address
 from pathlib import Path
 from typing import Final
 
+from evsched.client.target_url import Target
 from evsched.errors import ConfigError
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.addresses import Address, Network, is_teredo, may_connect
@@ -26,7 +27,6 @@ from evsched.targets.files import OutOfFiles
 from evsched.targets.http1 import Http1
 from evsched.targets.http2 import Http2
 from evsched.targets.names import Names, Resolve, resolve
-from evsched.targets.url import Target
 
 _NEXT_AFTER: Final = 0.25
 """Seconds after which the next address of a host is tried too (RFC 8305). A machine without IPv6 must not wait long."""

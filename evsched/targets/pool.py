@@ -15,6 +15,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
+from evsched.client.target_request import Request
+from evsched.client.target_url import Target
 from evsched.jobs.steering import RetryLater
 from evsched.targets.addresses import Address
 from evsched.targets.answer import Answer
@@ -23,8 +25,6 @@ from evsched.targets.exchange import Disturbed, Exchange, Progress, Unsent
 from evsched.targets.files import Files
 from evsched.targets.http2 import STREAMS
 from evsched.targets.network import Connector
-from evsched.targets.request import Request
-from evsched.targets.url import Target
 from evsched.transport.backoff import reconnect_delay
 
 _KEPT: Final = 4.0

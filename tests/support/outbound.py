@@ -7,11 +7,11 @@ import ssl
 from collections.abc import Callable
 from ipaddress import ip_network
 
+from evsched.client.target_request import read_request
 from evsched.client.target_tasks import HttpMethod
 from evsched.targets.exchange import Progress
 from evsched.targets.network import Connector
 from evsched.targets.pool import Pool
-from evsched.targets.request import read_request
 from tests.support.patience import PATIENCE
 
 Tls = Callable[..., ssl.SSLContext]

@@ -11,10 +11,10 @@ from itertools import repeat
 import pytest
 
 from evsched import RetryLater
+from evsched.client.target_request import read_request
 from evsched.targets import connection
 from evsched.targets.answer import Answer
 from evsched.targets.exchange import PARTS_MOST, Exchange, Progress
-from evsched.targets.request import read_request
 from tests.support.outbound import Tls, new_pool, send
 from tests.support.patience import PATIENCE
 

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from evsched import RetryLater
+from evsched.client.target_request import read_request
 from evsched.client.target_tasks import HttpMethod
 from evsched.targets import pool as pools
 from evsched.targets.exchange import Progress
-from evsched.targets.request import read_request
 from tests.support.endpoint import Endpoint, Received, Reply
 from tests.support.outbound import Tls, new_pool, send
 from tests.support.patience import PATIENCE

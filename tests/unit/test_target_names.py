@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from evsched import RetryLater
+from evsched.client.target_url import read_url
 from evsched.targets import names as module
 from evsched.targets.addresses import Address
 from evsched.targets.names import Names
 from evsched.targets.network import Connector
-from evsched.targets.url import read_url
 from tests.support.patience import PATIENCE
 
 

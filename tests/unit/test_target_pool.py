@@ -9,13 +9,13 @@ from ipaddress import ip_network
 import pytest
 
 from evsched import GiveUp, RetryLater
+from evsched.client.target_request import read_request
 from evsched.targets import network
 from evsched.targets import pool as pools
 from evsched.targets.addresses import Address
 from evsched.targets.exchange import Progress
 from evsched.targets.network import Connector
 from evsched.targets.pool import Pool
-from evsched.targets.request import read_request
 from tests.support.endpoint import Endpoint, Received, Reply, always, fine
 from tests.support.outbound import Tls, new_pool, send
 from tests.support.patience import PATIENCE

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from evsched import GiveUp
+from evsched.client.target_url import Target, read_url
 from evsched.config import Config
 from evsched.targets.allowed import read_allowed
-from evsched.targets.url import Target, read_url
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
-from urllib.parse import urljoin
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct
-from msgspec.structs import replace
 
-from evsched.client.target_tasks import HttpMethod
+from evsched.client.target_url import Target, read_url
 from evsched.jobs.steering import GiveUp
-from evsched.targets.url import Target, read_url
+
+HttpMethod = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[!-~]([\t -~]*[!-~])?|")
@@ -26,8 +25,6 @@ _FRAMING: Final = (
 
 _RESERVED: Final = ("proxy-", "webhook-")
 """What the names of headers begin with that belong to the connection, or to the signature."""
-
-REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 
 class Request(Struct, frozen=True):
@@ -80,28 +77,3 @@ def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
             )
         found[name] = value
     return found
-
-
-def redirected(request: Request, status: int, location: str) -> Request:
-    """Return the request that follows a redirect (RFC 9110, 15.4).
-
-    To another origin, no header of the payload is sent but `Content-Type`: any of them may be a credential.
-
-    Raises:
-        GiveUp: the location is not valid, or would send the request over plain HTTP instead of TLS.
-    """
-    before = request.target
-    try:
-        target = read_url(urljoin(f"{before.origin}{before.path}", location))
-    except (GiveUp, ValueError) as error:
-        raise GiveUp(f"{before.origin} redirects to a URL that is not valid: {error}") from None
-    if before.scheme == "https" and target.scheme == "http":
-        raise GiveUp(f"{before.origin} redirects to {target.origin}, without TLS: name the final URL in the payload")
-    headers = request.headers
-    if target.origin != before.origin:
-        headers = {name: value for name, value in headers.items() if name == "content-type"}
-    to_get = request.method != "HEAD" and (status == 303 or (status in (301, 302) and request.method == "POST"))
-    if to_get:
-        kept = {name: value for name, value in headers.items() if not name.startswith("content-")}
-        return Request("GET", target, kept, b"")
-    return replace(request, target=target, headers=headers)

@@ -1,0 +1,59 @@
+"""A program that schedules a request or a message is refused what no worker could send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evsched import App, BadArguments
+
+pytestmark = pytest.mark.anyio
+
+URL = "https://api.example.com/invoices"
+
+
+@pytest.fixture
+def app() -> App:
+    return App("redis://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"url": "api.example.com"}, "the url does not begin with http:// or https://"),
+        ({"url": "http://a b/"}, "the url has a character that cannot be sent"),
+        ({"url": "http://user:pw@a.example/"}, "the url has a user or a password"),
+        ({"url": URL, "method": "FETCH"}, "argument 'method'"),
+        ({"url": URL, "headers": {"Host": "a"}}, "a payload may not set the header host"),
+        ({"url": URL, "headers": {"a": "\n"}}, "the value of the header a is not valid"),
+        ({"url": URL, "body": "x", "json": 1}, "the request has a body and json"),
+    ],
+)
+async def test_a_request_that_cannot_be_sent_is_refused_when_it_is_scheduled(
+    app: App, arguments: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(BadArguments, match=r"^task evsched.http: ") as refused:
+        await app.http.enqueue(**arguments)
+    assert reason in str(refused.value)
+    with pytest.raises(BadArguments, match=r"^call 1: task evsched.http: "):
+        await app.http.enqueue_many([(URL,), app.http.arguments(**arguments)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"to": "orders"}, "`to` is not a destination"),
+        ({"to": "queue:orders"}, "a queue needs the name of its broker"),
+        ({"to": "stream:evsched:x"}, "evsched's own"),
+        ({"to": "exchange@rabbit:é"}, "messages cannot be sent to exchange"),
+        ({"to": "list:orders", "most": 9}, "a list has no option most: only stream has"),
+        ({"to": "exchange@rabbit:e", "routing_key": "x" * 256}, "routing_key has 256 bytes"),
+    ],
+)
+async def test_a_message_that_cannot_be_sent_is_refused_when_it_is_scheduled(
+    app: App, arguments: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(BadArguments, match=r"^task evsched.forward: ") as refused:
+        await app.forward.enqueue(**arguments, message=1)
+    assert reason in str(refused.value)
