@@ -14,6 +14,7 @@ EvschedError
 │   └── BadResult      `result()` of a job whose result is not what its task returns
 └── StoreError         about Redis
     ├── StoreDown      Redis cannot be reached: wait, then try again
+    │   └── ShardsUnread   so the number of shards of a queue is not known, and nothing was done
     └── StoreRefused   Redis refuses: a bug, a missing right, or the wrong Redis
 """
 
@@ -94,6 +95,10 @@ class StoreError(EvschedError):
 
 class StoreDown(StoreError):
     """Redis cannot be reached, or cannot serve now."""
+
+
+class ShardsUnread(StoreDown):
+    """The numbers of shards cannot be read, so nothing was done."""
 
 
 class StoreRefused(StoreError):

@@ -18,6 +18,7 @@ from evsched.errors import (
     JobExists,
     JobMissing,
     JobRunning,
+    ShardsUnread,
     StoreDown,
     StoreRefused,
 )
@@ -80,6 +81,8 @@ def of_error(error: EvschedError) -> Problem:
         _logger.error("a request was not done, since Redis cannot serve now: %s", error)
         why = "Redis cannot serve now" if error.node is None else reason(error)
         detail = f"{why}; a write may have been done all the same: look before you repeat it"
+        if isinstance(error, ShardsUnread):
+            detail = f"{why}, so the numbers of shards of queues cannot be read, and nothing was done"
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "redis-away", detail, {"Retry-After": str(_AWAY)})
     if isinstance(error, StoreRefused):
         _logger.error("Redis refused a request: %s", error)

@@ -17,7 +17,7 @@ from evsched import environment
 from evsched.cli import output
 from evsched.cli.usage import UsageError
 from evsched.client.operations import once
-from evsched.client.spread import read_shards
+from evsched.client.spread import read_all_shards, read_shards
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError, StoreDown
@@ -146,15 +146,12 @@ def _read_shards(redis: SyncClient, changes_queue: bool) -> Shards:
     """Read how many shards queues have. Raises as `client`."""
     if topology(redis.url) is None:
         return redis.run(read_shards())
+    if changes_queue:
+        return redis.run(read_all_shards())
     try:
-        return redis.run(read_shards() if changes_queue else once(read_shards()))
+        return redis.run(once(read_shards()))
     except StoreDown as error:
-        why = reason(error)
-        if changes_queue:
-            raise StoreDown(
-                f"{why}, so the number of shards of the queue cannot be read, and nothing was changed: start that "
-                "node, or fail over to its replica, and repeat the command",
-                kind=error.kind,
-            ) from None
-        output.note(f"{why}, so the numbers of shards cannot be read: jobs in the shards of queues are left out")
+        output.note(
+            f"{reason(error)}, so the numbers of shards cannot be read: jobs in the shards of queues are left out"
+        )
         return unread()

@@ -17,7 +17,7 @@ from evsched.client.find_queues import find_queues
 from evsched.client.operations import Operation
 from evsched.client.sweep import Filter
 from evsched.client.unique import Unique
-from evsched.errors import JobMissing, StoreDown, StoreError, StoreRefused
+from evsched.errors import JobMissing, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import JobStatus, OnConflict
 from evsched.jobs.options import invalid
 from evsched.shards import NONE, Shards
@@ -28,7 +28,7 @@ from evsched.store.operators import QueueStats, merged
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
-from evsched.transport.topology import nodes_down
+from evsched.transport.topology import nodes_down, reason
 
 ChangeDead = Callable[[Store, Sequence[str]], Call[list[str]]]
 """Revives or drops dead jobs by their ids: all, or none if one is not dead."""
@@ -148,14 +148,10 @@ def whole(shards: Shards, make: MakeStore, queue: str) -> Operation[list[Store]]
     """Return the stores of a queue and its shards: those that are known here, and those that Redis knows of.
 
     Raises:
-        StoreDown: their number cannot be read, so nothing can be done with the whole queue.
+        ShardsUnread: their number cannot be read.
     """
     found = Shards(shards.counts)
-    try:
-        found.grow((yield from read_shards()).counts)
-    except StoreDown as error:
-        problem = f"the number of shards of queue {queue} cannot be read, so nothing was done with it: {error}"
-        raise StoreDown(problem, kind=error.kind, node=error.node) from None
+    found.grow((yield from read_all_shards()).counts)
     return [make(name) for name in found.all_of(queue)]
 
 
@@ -311,6 +307,23 @@ def _is_empty(store: Store) -> Operation[bool]:
         return not any((yield from operations.send(store.queue_stats())).places.values())
     except StoreRefused:
         return False  # a key of the wrong type: who reads the queue says so
+
+
+def read_all_shards() -> Operation[Shards]:
+    """Return as `read_shards`, for what is done with all shards of a queue or not at all.
+
+    Raises:
+        ShardsUnread
+    """
+    try:
+        return (yield from read_shards())
+    except StoreDown as error:
+        todo = "" if error.node is None else ": start that node, or fail over to its replica, and try again"
+        raise ShardsUnread(
+            f"{reason(error)}, so the numbers of shards of queues cannot be read, and nothing was done{todo}",
+            kind=error.kind,
+            node=error.node,
+        ) from None
 
 
 def read_shards() -> Operation[Shards]:

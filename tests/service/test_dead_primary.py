@@ -278,7 +278,7 @@ def test_a_change_of_a_whole_queue_is_refused_while_its_shards_are_not_known(wit
         done = cli.run(*words)
         assert (done.returncode, done.stdout) == (1, ""), words
         assert f"127.0.0.1:{cluster.nodes[-1].port} does not answer" in done.stderr, words
-        assert "nothing was changed" in done.stderr, words
+        assert "nothing was done" in done.stderr, words
     assert node.zrange(keys.schedule(queue), 0, -1, withscores=True) == [(JOB, 4e9)]
     assert node.dbsize() == before
 
@@ -321,12 +321,15 @@ async def test_the_http_interface_serves_queues_while_the_shards_are_not_known(
         for change, body in (("pause", {}), ("dead/drop", {"all": True})):
             refused = await api.ask("POST", f"{path}/{change}", body)
             assert refused.status_code == 503
-            assert refused.json()["detail"].startswith(f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer")
+            down = f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"
+            assert refused.json()["detail"] == (
+                f"{down}, so the numbers of shards of queues cannot be read, and nothing was done"
+            )
 
 
 def test_python_changes_nothing_of_a_whole_queue_whose_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
     cluster, _ = without_one
-    refused = pytest.raises(StoreDown, match=r"the number of shards of queue q\d+ cannot be read, so nothing was done")
+    refused = pytest.raises(StoreDown, match="the numbers of shards of queues cannot be read, and nothing was done")
     with closing(SyncClient(cluster.url)) as client, refused:
         client.pause(healthy(cluster))
     assert cluster.client(cluster.nodes[0]).dbsize() == 0
