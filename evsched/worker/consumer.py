@@ -152,7 +152,7 @@ class QueueConsumer:
             self._demand.narrow()
         if ended and self._fetcher.full:
             self._demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
-        room = self._demand.reserve(self._exchange.limit, len(fetched))
+        room = self._demand.reserve(self._exchange.limit, len(fetched), notified=self._fetcher.notified)
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
         result = await self._exchange.send(ended, fetched, hold, wait=self._fetcher.asks(room))
         runs = self._take_over(result, fetched, room)

@@ -36,16 +36,20 @@ class Demand:
         """No process of the pool was free: nothing is fetched until one is."""
         self._begin_limit = BeginLimit()
 
-    def reserve(self, limit: int, fetched: int = 0) -> int:
+    def reserve(self, limit: int, fetched: int = 0, *, notified: bool = False) -> int:
         """Take free slots that are this queue's, for `limit` jobs at the most; return how many.
 
-        `fetched` jobs have a slot already, and begin together with the others.
+        `fetched` jobs have a slot already, and begin together with the others. `notified`: one job is ready, maybe more.
+        Other queues could not use a slot that is taken until the reply comes, so this one takes its part of them, or a
+        block if jobs are brief.
         """
         wants = self.more and self._closed_by is None
         self.share.want(wants)
         if not wants:
             return 0
         room = max(0, self._begin_limit.room(time.monotonic()) - fetched)
+        if notified:
+            limit = min(limit, max(self.share.part, self.share.block))
         return self.share.reserve(min(room, self._half, limit))
 
     @property

@@ -43,6 +43,9 @@ class FetchListener(Protocol):
 class Fetcher:
     """Blocks while it is hungry, and fetches one job after the other."""
 
+    notified = False
+    """BLMOVE brings the job itself; see `IdleWait`."""
+
     def __init__(self, served: ServedQueue, share: Share, listener: FetchListener) -> None:
         config = served.runtime.config
         self._served = served

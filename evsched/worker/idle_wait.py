@@ -34,7 +34,7 @@ class IdleWait:
         self._hungry = False
         self.waiting = False
         """The worker is in `idle`, as far as it knows."""
-        self._told = False
+        self.notified = False
         """A job is ready, and the worker has not asked for it yet."""
         self._declines = False
         """There was no room when it was to ask for that job."""
@@ -60,15 +60,15 @@ class IdleWait:
 
     def asks(self, room: int) -> bool:
         """Note that the worker asks for so many jobs; return whether it is to wait if it gets fewer."""
-        self._declines = self._told and not room
+        self._declines = self.notified and not room
         if room:
-            self._told = False
+            self.notified = False
         self._asked = room > 0 and self._open and not self._stopping
         return self._asked
 
     def asked(self, reply: Fetched) -> None:
         """Note whether the worker waits from that question on, unless it was told meanwhile."""
-        self.waiting = reply.waits and not self._told
+        self.waiting = reply.waits and not self.notified
         if self._asked and not (reply.waits or reply.jobs or reply.buried):
             self._listener.on_unsure()  # by Redis's list it holds all that it may: there are jobs that it does not know
 
@@ -84,7 +84,7 @@ class IdleWait:
             await self._decline()
 
     async def _decline(self) -> None:
-        self._told = self._declines = False
+        self.notified = self._declines = False
         await self._served.runtime.sender.send(self._served.store.decline(self._served.worker))
 
     async def is_kept(self) -> bool:
@@ -114,7 +114,7 @@ class IdleWait:
 
     async def told(self) -> None:
         """Ask for a job that is ready, or pass it on if the worker stops."""
-        self._told, self.waiting = True, False
+        self.notified, self.waiting = True, False
         if self._stopping:
             with contextlib.suppress(StoreError):
                 await self._decline()

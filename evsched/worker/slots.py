@@ -67,6 +67,11 @@ class Share:
         return max(_BLOCK, self.total // 2) if self.mean < _BRIEF else 1
 
     @property
+    def part(self) -> int:
+        """An equal part of the free slots, rounded up."""
+        return self._slots.part
+
+    @property
     def total(self) -> int:
         """How many slots there are in all."""
         return self._slots.total
@@ -132,6 +137,11 @@ class Slots:
     def shared(self) -> bool:
         """Whether several queues share them."""
         return len(self._shares) > 1
+
+    @property
+    def part(self) -> int:
+        """An equal part of the free slots for each share, rounded up."""
+        return -(-self.free // len(self._shares))
 
     def join(self, weight: float, wake: Callable[[], None]) -> Share:
         """Add a queue; return its share."""

@@ -16,6 +16,7 @@ from evsched.execution.run import Run
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.worker import begin_limit
 from evsched.worker.exchange import Exchange, Exchanged
 from evsched.worker.idle_wait import IdleWait
 from tests.support.cluster import Cluster
@@ -181,6 +182,45 @@ async def test_a_worker_notified_while_it_writes_an_outcome_asks_before_it_passe
         monkeypatch.setattr(Store, "decline", note_decline)
         shards.gate.set()
         await started(running, "second")
+        assert declined == []
+
+
+async def test_a_worker_notified_by_two_shards_at_once_asks_in_both(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that asks for the job of a notice leaves slots for the others until the reply comes."""
+    monkeypatch.setattr(begin_limit, "BEGIN_WITHIN", float("inf"))
+    monkeypatch.setattr(begin_limit, "KNOWN_FOR", float("inf"))
+    send, decline, settled = Exchange.send, Store.decline, asyncio.Event()
+    asked, declined = set[Exchange](), list[str]()
+
+    async def send_when_settled(
+        self: Exchange, ended: list[Run], fetched: list[str], hold: int, *, wait: bool
+    ) -> Exchanged:
+        if hold:
+            asked.add(self)
+            if len(asked) == 2:
+                settled.set()
+            await settled.wait()
+        return await send(self, ended, fetched, hold, wait=wait)
+
+    def note_decline(self: Store, worker: str = "") -> Call[Any]:
+        declined.append(worker)
+        settled.set()
+        return decline(self, worker)
+
+    async with system(structs.replace(shards.config, concurrency=4), shards.app) as running:
+        for n in range(2):  # so that it knows that their jobs begin quickly, and asks for several
+            await shards.all_wait(running)
+            shards.schedule(shards.queues[n], f"quick-{n}")
+            await started(running, f"quick-{n}")
+        await shards.all_wait(running)
+        monkeypatch.setattr(Exchange, "send", send_when_settled)
+        monkeypatch.setattr(Store, "decline", note_decline)
+        for n in range(2):
+            shards.schedule(shards.queues[n], f"job-{n}")
+        for n in range(2):
+            await started(running, f"job-{n}")
         assert declined == []
 
 
