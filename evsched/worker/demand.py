@@ -39,9 +39,9 @@ class Demand:
     def reserve(self, limit: int, fetched: int = 0, *, notified: bool = False) -> int:
         """Take free slots that are this queue's, for `limit` jobs at the most; return how many.
 
-        `fetched` jobs have a slot already, and begin together with the others. `notified`: one job is ready, maybe more.
-        Other queues could not use a slot that is taken until the reply comes, so this one takes its part of them, or a
-        block if jobs are brief.
+        `fetched` jobs have a slot already, and begin together with the others. `notified`: one job is ready, or
+        more. Other queues could not use a slot that is taken until the reply comes, so this one takes its part of them,
+        or a block if jobs are brief.
         """
         wants = self.more and self._closed_by is None
         self.share.want(wants)
