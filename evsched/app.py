@@ -13,8 +13,8 @@ from evsched.client.declared import RecurringOptions, check_recurring_options, d
 from evsched.client.job_handle import Job
 from evsched.client.new_job import Sending
 from evsched.client.sync_session import SyncSession
-from evsched.client.target_tasks import ForwardJob, HttpJob, target
-from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle
+from evsched.client.target_tasks import ForwardJob, HttpJob
+from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle, target
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan

@@ -10,6 +10,7 @@ from typing import Any, Final, TypedDict, get_args
 
 import msgspec
 
+from evsched.client.target_tasks import check_target
 from evsched.client.times import due_and_delay, finite_seconds, unix
 from evsched.client.unique import Unique
 from evsched.config import PAYLOAD_CAP
@@ -134,8 +135,11 @@ def new_job(
 
     Raises:
         ConfigError: both `due` and `delay` are given; the arguments are not JSON, or too large.
+        BadArguments: no worker can use the arguments, since the task is one of evsched.targets.
     """
-    return job_maker(task, options, payload_cap)(args, kwargs)
+    job = job_maker(task, options, payload_cap)(args, kwargs)
+    check_target(task, args, kwargs, job.payload)
+    return job
 
 
 def job_maker(task: str, options: JobOptions, payload_cap: int) -> Callable[[Sequence[Any], dict[str, Any]], New]:

@@ -1,23 +1,23 @@
 """The tasks of evsched.targets as programs enqueue them: their arguments and results, without their code.
 
-Workers of evsched.targets run their jobs. The handles are not registered in the app, whose workers cannot run them.
+Workers of evsched.targets run their jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Final, Generic, Literal, ParamSpec, TypeVar, get_args
+from collections.abc import Callable, Coroutine, Sequence
+from functools import cache
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_args
 
 from msgspec import UNSET, Meta, Struct
 from msgspec.structs import asdict, replace
 
 from evsched.client.target_destination import check_options, destination_of
 from evsched.client.target_request import HttpMethod, Request, read_request
-from evsched.client.task_handle import Outlet, TaskHandle
+from evsched.jobs.arguments import check
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Task, define
 
-P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A", bound=Struct)
 
@@ -103,15 +103,30 @@ class ForwardJob(TargetJob[None], frozen=True):
         check_options(destination_of(self.to), asdict(self))
 
 
-def target(app: Outlet, name: str, arguments: Callable[P, TargetJob[R]]) -> TaskHandle[P, R]:
-    """Return a handle of one of these tasks, which is not registered in the app."""
+_ARGUMENTS: Final[dict[str, type[TargetJob[Any]]]] = {"evsched.http": HttpJob, "evsched.forward": ForwardJob}
 
-    def check(*args: P.args, **kwargs: P.kwargs) -> None:
+
+@cache
+def definition(name: str) -> Task:
+    """Return one of these tasks as programs see it: with its arguments and its result, and without its code."""
+    arguments = _ARGUMENTS[name]
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
         arguments(*args, **kwargs).check()
 
     task = define(arguments, name=name, queue=QUEUE)
     (returns,) = get_args(vars(arguments)["__orig_bases__"][0])
-    return TaskHandle(app, replace(task, signature=replace(task.signature, returns=returns), check=check))
+    return replace(task, signature=replace(task.signature, returns=returns), check=refuse)
+
+
+def check_target(name: str, args: Sequence[Any], kwargs: dict[str, Any], payload: bytes) -> None:
+    """Refuse a call of one of these tasks that no worker can do; other tasks are not looked at.
+
+    Raises:
+        BadArguments
+    """
+    if name in _ARGUMENTS:
+        check(definition(name), args, kwargs, payload)
 
 
 def target_task(

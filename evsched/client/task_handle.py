@@ -12,6 +12,7 @@ from evsched.client.client import Client
 from evsched.client.job_handle import Job, SyncJob
 from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
 from evsched.client.sync_client import SyncClient
+from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion
 from evsched.client.unique import unique_id
 from evsched.errors import BadArguments
@@ -217,6 +218,11 @@ class TaskHandle(Enqueuer[P, R]):
         """
         check_job_options(options)
         return Enqueuer(self._app, self._task, options)
+
+
+def target(app: Outlet, name: str, arguments: Callable[P, TargetJob[R]]) -> TaskHandle[P, R]:
+    """Return a handle of a task of evsched.targets. It is not registered in the app, whose workers cannot run it."""
+    return TaskHandle(app, definition(name))
 
 
 class AsyncTask(TaskHandle[P, R]):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evsched import App, BadArguments
+from evsched.client.new_job import new_job
 
 pytestmark = pytest.mark.anyio
 
@@ -57,3 +58,15 @@ async def test_a_message_that_cannot_be_sent_is_refused_when_it_is_scheduled(
     with pytest.raises(BadArguments, match=r"^task evsched.forward: ") as refused:
         await app.forward.enqueue(**arguments, message=1)
     assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(("task", "arguments"), [("evsched.http", {"url": "a"}), ("evsched.forward", {"to": "a"})])
+def test_a_job_of_a_task_that_is_known_by_name_is_checked_too(task: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(BadArguments, match=f"^task {task}: "):
+        new_job(task, (), {"message": 1, **arguments} if task == "evsched.forward" else arguments, {})
+    assert new_job("send", (), arguments, {}).payload
+
+
+async def test_a_recurrence_of_a_request_that_cannot_be_sent_is_refused(app: App) -> None:
+    with pytest.raises(BadArguments, match="the url does not begin with"):
+        app.recurring(every=60, kwargs={"url": "a.example"})(app.http)
