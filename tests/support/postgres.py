@@ -8,6 +8,7 @@ import pwd
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -158,10 +159,15 @@ class PgBouncer:
         command = [self._program, "-q", str(self._conf)]
         self._process = subprocess.Popen(command, user=self._user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         limit = time.monotonic() + PATIENCE
-        while not self._socket.exists():
+        while not self._accepts():
             assert self._process.poll() is None, "pgbouncer has ended"
             assert time.monotonic() < limit, "pgbouncer does not start"
         return self
+
+    def _accepts(self) -> bool:
+        """Return whether it accepts connections: the file of its socket is there a moment before."""
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(str(self._socket)) == 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
