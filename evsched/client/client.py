@@ -29,6 +29,7 @@ from evsched.store.recurrences import Backfilled
 from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.call import Call, T
+from evsched.transport.redis_errors import named
 from evsched.transport.senders import BatchingSender, BlockingSender
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Client:
             except TimeoutError:
                 near = step.call.near
                 node = step.call.node or (None if near is None else await self._sender.node_of(near))
-                problem = f"Redis gave no answer within {step.limit:g} s"
+                problem = named(f"Redis gave no answer within {step.limit:g} s", node)
                 raise StoreDown(problem, kind="timeout", node=node) from None
         if isinstance(step, Nodes):
             return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()

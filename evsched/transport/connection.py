@@ -14,12 +14,12 @@ from typing import Any, Final, cast
 from redis import exceptions
 
 from evsched import forks
-from evsched.errors import EvschedError, StoreDown
+from evsched.errors import StoreDown
 from evsched.transport.address import Host, parse
 from evsched.transport.call import Word
 from evsched.transport.links import descriptors, is_cut, new_link, new_sync_link, pack
-from evsched.transport.redis_errors import translate
-from evsched.transport.routes import Route, route
+from evsched.transport.redis_errors import link_error, named, translate
+from evsched.transport.routes import route
 from evsched.transport.short_replies import ShortReplies
 
 _ELSEWHERE: Final = (exceptions.ReadOnlyError, exceptions.AskError, exceptions.ClusterDownError)
@@ -65,14 +65,6 @@ class _Deadline:
         self._timer = self._loop.call_at(self._due, self._expire)
 
 
-def _translate(error: Exception, route: Route) -> EvschedError:
-    """Return our error, which names the node of a cluster if that does not answer."""
-    found = translate(error)
-    if isinstance(found, StoreDown) and found.kind in ("connection", "timeout"):
-        found.node = route.node
-    return found
-
-
 class Connection:
     """One connection. `exchange` is for one caller at a time. `short_replies`: a reply that is long is an error."""
 
@@ -110,11 +102,11 @@ class Connection:
             return replies
         except TimeoutError:
             await self._lost()
-            problem = f"Redis gave no answer within {reply_timeout:g} s"
+            problem = named(f"Redis gave no answer within {reply_timeout:g} s", self._route.node)
             raise StoreDown(problem, kind="timeout", node=self._route.node) from None
         except (exceptions.RedisError, OSError) as error:
             await self._lost()
-            raise _translate(error, self._route) from None
+            raise link_error(error, self._route.node) from None
         except BaseException:
             # A reply that is still on its way must not be read as the reply to the next command.
             await self.close()
@@ -183,7 +175,7 @@ class SyncConnection:
         except (exceptions.RedisError, OSError) as error:
             self._route.lost()
             link.disconnect()
-            raise _translate(error, self._route) from None
+            raise link_error(error, self._route.node) from None
         except BaseException:
             # Ctrl-C: a reply that is still on its way must not be read as the reply to the next command.
             link.disconnect()

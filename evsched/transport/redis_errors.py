@@ -7,6 +7,7 @@ from typing import Any, Final
 from redis import exceptions
 
 from evsched.errors import MOVING, EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
+from evsched.transport.address import Host
 from evsched.transport.call import Call
 
 _JOB_ERRORS: Final = {"EXISTS": JobExists, "MISSING": JobMissing, "RUNNING": JobRunning}
@@ -126,6 +127,21 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     if any(words in message for words in _NO_SCRIPTS):
         message = f"{message.partition(' script: ')[0]}; {_RESTART}"
     return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
+
+
+def link_error(error: Exception, node: Host | None) -> EvschedError:
+    """Return our error for one of a connection, which names the node of a cluster if that does not answer."""
+    found = translate(error)
+    if isinstance(found, StoreDown) and found.kind in ("connection", "timeout"):
+        return StoreDown(named(str(found), node), kind=found.kind, node=node)
+    return found
+
+
+def named(message: str, node: Host | None) -> str:
+    """Return a message about Redis that names the node of a cluster, once."""
+    if node is None or (at := f"{node[0]}:{node[1]}") in message:
+        return message
+    return message.replace("Redis", f"Redis at {at}", 1)
 
 
 def _about(call: Call[Any] | None) -> str:

@@ -13,7 +13,7 @@ from evsched import forks
 from evsched.errors import StoreDown, StoreError
 from evsched.transport.address import Host, parse
 from evsched.transport.links import CONNECT, abort, descriptors, new_link, pack
-from evsched.transport.redis_errors import MOVED, translate
+from evsched.transport.redis_errors import MOVED, link_error
 from evsched.transport.routes import route
 
 _MESSAGES: Final = (b"pmessage", b"message", b"smessage")
@@ -73,7 +73,7 @@ class Subscription:
         except (exceptions.RedisError, OSError) as error:
             self._route.lost()
             await self.close()
-            raise translate(error) from None
+            raise link_error(error, self._route.node) from None
         except StoreError:
             await self.close()
             raise
@@ -117,7 +117,7 @@ class Subscription:
         except (exceptions.RedisError, OSError) as error:
             self._route.lost()
             await self.close()
-            raise translate(error) from None
+            raise link_error(error, self._route.node) from None
 
     def subscribe(self, patterns: Sequence[str], channels: Sequence[str], confirmed: Callable[[], None]) -> None:
         """Subscribe to more. `messages` calls `confirmed()` when Redis has confirmed all: later messages arrive."""

@@ -12,7 +12,7 @@ from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.call import Call, Script, text, texts
-from evsched.transport.redis_errors import translate
+from evsched.transport.redis_errors import link_error, translate
 from evsched.transport.scripts import folder, script
 
 RUN = FetchedJob("a", 2, 1.0, b"{}")
@@ -95,6 +95,21 @@ def test_what_a_node_of_a_cluster_does_not_serve_now_is_waited_for(error: Respon
     assert isinstance(found, StoreDown)
     assert found.kind == kind
     assert str(error) in str(found)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ("Timeout reading from socket", "Redis at 10.0.0.1:6379: Timeout reading from socket"),
+        ("Error 111 connecting to 10.0.0.1:6379. Refused", "Redis: Error 111 connecting to 10.0.0.1:6379. Refused"),
+    ],
+)
+def test_an_error_of_a_connection_names_the_node_of_a_cluster_once(problem: str, message: str) -> None:
+    for error in (TimeoutError(problem), ConnectionError(problem)):
+        found = link_error(error, ("10.0.0.1", 6379))
+        assert isinstance(found, StoreDown)
+        assert (str(found), found.node) == (message, ("10.0.0.1", 6379))
+        assert str(link_error(error, None)) == f"Redis: {problem}"
 
 
 def test_keys_of_several_slots_are_refused_with_the_form_of_the_url_of_a_cluster() -> None:
