@@ -123,7 +123,7 @@ def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Ur
 
 def _similar(redis: SyncClient, queue: str, job: str) -> list[str]:
     """Return ids in Redis that resemble one that no job has."""
-    found, stores = list[str](), redis.stores(queue)
+    found, stores = list[str](), [redis.store(name) for name in redis.shards.all_of(queue)]
     for store in stores:
         cursor = 0
         for _ in range(max(1, _SLICES // len(stores))):

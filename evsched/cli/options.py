@@ -114,27 +114,36 @@ incomplete: Final = threading.Event()
 """Set by a command that has read a queue without knowing its shards: its exit code is 1."""
 
 
-class _Client(SyncClient):
-    """A client that notes when it is asked for all of a queue while the numbers of shards cannot be read."""
+class CommandClient(SyncClient):
+    """A client that says so when it is asked for all of a queue while the numbers of shards cannot be read."""
+
+    unread = ""
+    """Why they cannot be read."""
 
     def stores(self, queue: str) -> list[Store]:
         """Return the calls of each shard that is known of a queue and, last, of the queue itself."""
         if self.shards.learned is False:
-            incomplete.set()
+            self.note_incomplete("jobs in the shards of queues are left out")
         return super().stores(queue)
+
+    def note_incomplete(self, lacking: str) -> None:
+        """Print, once, what is not known because the numbers of shards cannot be read."""
+        if not incomplete.is_set():
+            output.note(f"{self.unread}: {lacking}")
+            incomplete.set()
 
 
 @contextmanager
-def client(url: str | None, *, changes_queue: bool = False) -> Generator[SyncClient]:
+def client(url: str | None, *, changes_queue: bool = False) -> Generator[CommandClient]:
     """Yield a client of the Redis that the command is about. It knows how many shards queues have.
 
     `changes_queue`: the command changes a queue with all its shards.
 
     Raises:
         StoreDown: the numbers cannot be read. If the command changes no whole queue, and Redis is a cluster, a line on
-            stderr says so instead, because a node that is down must not hide the queues of the others.
+            stderr says so instead when it needs them, because a node that is down must not hide the queues of others.
     """
-    found = _Client(settings(url).url)
+    found = CommandClient(settings(url).url)
     try:
         found.shards = _read_shards(found, changes_queue)
         yield found
@@ -142,7 +151,7 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[SyncCli
         found.close()
 
 
-def _read_shards(redis: SyncClient, changes_queue: bool) -> Shards:
+def _read_shards(redis: CommandClient, changes_queue: bool) -> Shards:
     """Read how many shards queues have. Raises as `client`."""
     if topology(redis.url) is None:
         return redis.run(read_shards())
@@ -151,7 +160,5 @@ def _read_shards(redis: SyncClient, changes_queue: bool) -> Shards:
     try:
         return redis.run(once(read_shards()))
     except StoreDown as error:
-        output.note(
-            f"{reason(error)}, so the numbers of shards cannot be read: jobs in the shards of queues are left out"
-        )
+        redis.unread = f"{reason(error)}, so the numbers of shards cannot be read"
         return unread()

@@ -12,7 +12,7 @@ from typing import Final
 
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.options import client
+from evsched.cli.options import CommandClient, client
 from evsched.client import spread
 from evsched.client.find_queues import find_queues, find_queues_once
 from evsched.client.operations import once
@@ -96,19 +96,22 @@ def note_unknown(redis: SyncClient, named: Iterable[str]) -> int:
     """
     code = 0
     for queue in named:
-        if (unknown := missing(redis, queue)) and not (listed := _is_listed(redis, queue)):
+        if (unknown := missing(redis, queue)) and not _is_listed(redis, queue):
             output.note(unknown)
-            code = max(code, int(listed is False))
+            code = 1
     return code
 
 
-def note_if_unknown(redis: SyncClient, queue: str, found: object) -> int:
+def note_if_unknown(redis: CommandClient, queue: str, found: object) -> int:
     """Return the exit code of a command that has `found` this in one queue.
 
-    If that is nothing, and Redis has nothing of the queue, it is 1, with a line on stderr.
+    If that is nothing, and Redis has nothing of the queue or does not say so, it is 1, with a line on stderr.
     """
     if found:
         return 0
+    if redis.shards.learned is False:
+        redis.note_incomplete(f"it is not known whether queue {queue} is in use")
+        return 1
     if queue != DEFAULT_QUEUE:
         return note_unknown(redis, [queue])
     # A queue that nobody named is empty before its first job; or the flag was forgotten.
@@ -118,7 +121,7 @@ def note_if_unknown(redis: SyncClient, queue: str, found: object) -> int:
         )
     except StoreDown as error:
         output.note(f"other queues were not looked for: {error}")
-        return 0
+        return 1
     if unknown and others:
         named = f"there {_are(len(others))} {output.some(others)}"
         output.note(f"{unknown.partition(':')[0]}; give --queue for another: {named}")
@@ -126,7 +129,7 @@ def note_if_unknown(redis: SyncClient, queue: str, found: object) -> int:
 
 
 @contextmanager
-def client_of(url: str | None, queue: str, *, changes_queue: bool = False) -> Generator[SyncClient]:
+def client_of(url: str | None, queue: str, *, changes_queue: bool = False) -> Generator[CommandClient]:
     """Yield a client of the Redis that has the queue. An error that something is missing says so if the queue is too.
 
     `changes_queue`: see `client`.
@@ -145,7 +148,7 @@ def client_of(url: str | None, queue: str, *, changes_queue: bool = False) -> Ge
 
 
 @contextmanager
-def client_of_job(url: str | None, queue: str | None, job: str) -> Generator[tuple[SyncClient, str]]:
+def client_of_job(url: str | None, queue: str | None, job: str) -> Generator[tuple[CommandClient, str]]:
     """Yield a client, and the queue of a job: the one that was named, or else the one that has a job of this id.
 
     If the job is missing where it was looked for, the error names the queue that has it.
@@ -184,7 +187,8 @@ def only_queue_of(redis: SyncClient, job: str) -> str | None:
         raise EvschedError(f"{_have(job, found)}: say which with --queue")
     if down:
         if not found:
-            raise StoreDown(f"{_not_searched(down)}: no other queue has a job {job}", kind="connection")
+            nowhere = f"no job {job} was found in the queues of the other primaries"
+            raise StoreDown(f"{_not_searched(down)}: {nowhere}", kind="connection")
         output.note(_not_searched(down))
     return found[0] if found else None
 

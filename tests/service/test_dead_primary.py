@@ -298,6 +298,40 @@ def test_a_list_of_a_whole_queue_is_incomplete_while_its_shards_are_not_known(wi
     assert cli.run("enqueue", "rec", "--queue", queue).returncode == 0
 
 
+def test_errors_name_the_node_that_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    at = f"127.0.0.1:{cluster.nodes[-1].port}"
+    lost = next(name for name in map("x{}".format, count()) if slot_of(name) > 2 * 16384 // 3 + 1)
+    for words in (("calendars", "--queue", lost), ("queues", "plan")):
+        done = cli.run(*words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.splitlines()[-1].count(at) == 1, done.stderr
+    with closing(SyncClient(cluster.url)) as client, pytest.raises(StoreDown, match=at):
+        client.status(lost, "a")
+
+
+def test_a_queue_that_may_exist_on_another_node_is_not_surely_empty(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    for command in ("recurrences", "jobs", "calendars"):
+        done = cli.run(command, "--queue", healthy(cluster))
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+
+
+def test_only_commands_about_a_whole_queue_say_that_its_shards_are_not_known(
+    without_one: tuple[Cluster, Cli],
+) -> None:
+    cluster, cli = without_one
+    queue, unknown = healthy(cluster), "jobs in the shards of queues are left out"
+    schedule(cluster, queue)
+    assert cli.run("jobs", "--queue", queue).stderr.count(unknown) == 1
+    for words in (("recurrences", "--queue", queue), ("enqueue", "rec", "--queue", queue)):
+        assert unknown not in cli.run(*words).stderr, words
+    for command in ("show", "explain", "cancel"):
+        (line,) = cli.run(command, "two").stderr.splitlines()
+        assert line.endswith("no job two was found in the queues of the other primaries")
+        (line,) = cli.run(command, "two", "--queue", queue).stderr.splitlines()
+
+
 def test_the_node_that_does_not_answer_comes_first(without_one: tuple[Cluster, Cli]) -> None:
     cluster, cli = without_one
     for command in ("show", "explain", "cancel"):
