@@ -14,9 +14,9 @@ from evsched.client.target_tasks import check_target
 from evsched.client.times import due_and_delay, finite_seconds, unix
 from evsched.client.unique import Unique
 from evsched.config import PAYLOAD_CAP
-from evsched.errors import ConfigError
+from evsched.errors import BadArguments, ConfigError
 from evsched.jobs import options as check
-from evsched.jobs.job import OnConflict, Payload, RetryFields, encode
+from evsched.jobs.job import OnConflict, Payload, RetryFields, encode, is_not_finite
 from evsched.jobs.options import Check
 from evsched.jobs.policies import override
 from evsched.jobs.retry import Retry
@@ -142,12 +142,16 @@ def new_job(
     return job
 
 
-def job_maker(task: str, options: JobOptions, payload_cap: int) -> Callable[[Sequence[Any], dict[str, Any]], New]:
+def job_maker(
+    task: str, options: JobOptions, payload_cap: int, names: Sequence[str] = ()
+) -> Callable[[Sequence[Any], dict[str, Any]], New]:
     """Return a function that builds a job from its arguments. For many jobs, what they share is read only once.
+
+    `names`: of the arguments that are passed by position, for messages.
 
     Raises:
         ConfigError: both `due` and `delay` are given. The function raises it when the arguments are not JSON, or too
-            large.
+            large; and BadArguments, when a number in one is NaN or infinite.
     """
     if not task:
         raise ConfigError("a job needs the name of a task: it is empty")
@@ -160,6 +164,12 @@ def job_maker(task: str, options: JobOptions, payload_cap: int) -> Callable[[Seq
             text = encode(Payload(task, list(args), kwargs, **shared))
         except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise ConfigError(f"task {task}: its arguments and meta must be JSON: {error}") from None
+        # Most payloads have no null, and their arguments are not looked at.
+        if b"null" in text and is_not_finite((args, kwargs)):
+            raise BadArguments(
+                f"task {task}: argument {_not_finite(args, kwargs, names)} has a number that JSON cannot hold, NaN or "
+                "infinite: pass None or a string for it"
+            )
         if len(text) > payload_cap:
             raise ConfigError(
                 f"task {task}: the payload has {len(text)} bytes, more than {payload_cap}: store the data elsewhere and"
@@ -168,6 +178,13 @@ def job_maker(task: str, options: JobOptions, payload_cap: int) -> Callable[[Seq
         return New(job_id or random_id(), text, priority, group, due, delay)
 
     return make
+
+
+def _not_finite(args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> str:
+    """Return the first argument with a number that is NaN or infinite: by its name, or by its place from 1."""
+    by_position = ((repr(names[at]) if at < len(names) else str(at + 1), value) for at, value in enumerate(args))
+    by_name = ((repr(name), value) for name, value in kwargs.items())
+    return next(name for name, value in (*by_position, *by_name) if is_not_finite(value))
 
 
 def _shared(options: JobOptions) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Enqueuer(Generic[P, R]):
     def _maker(self, options: JobOptions) -> Callable[[Sequence[Any], dict[str, Any]], New]:
         """Return a function that builds a job from its arguments, and checks them."""
         task, unique = self._task, options.get("unique")
-        make = job_maker(task.name, options, self._app.payload_cap)
+        make = job_maker(task.name, options, self._app.payload_cap, task.signature.order)
 
         def checked(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
             job = make(args, kwargs)

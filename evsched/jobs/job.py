@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -200,6 +202,22 @@ decode = msgspec.json.Decoder[Any]().decode
 _decode_payload: Final = msgspec.json.Decoder(Payload).decode
 
 _EMPTY: Final[dict[str, Any]] = {"args": [], "kwargs": {}, "retry": {}, "meta": {}}
+
+
+def is_not_finite(value: Any) -> bool:
+    """Return whether a number in a value is NaN or infinite. `encode`, which has accepted the value, makes it null."""
+    left: list[Any] = [msgspec.to_builtins(value)]
+    while left:
+        one = left.pop()
+        if one is None or isinstance(one, str | int):
+            continue
+        if isinstance(one, float) and not math.isfinite(one):
+            return True
+        if isinstance(one, Mapping):
+            left += cast("Mapping[Any, Any]", one).values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            left += cast("list[Any]", one)
+    return False
 
 
 def decode_payload(text: bytes) -> Payload:
