@@ -34,7 +34,7 @@ from evsched.api.requests import NAME_IN_PATH, NAME_RULE
 from evsched.api.unread_body import UnreadBody
 from evsched.client.client import Client
 from evsched.config import DEFAULT_QUEUE, Config
-from evsched.errors import EvschedError
+from evsched.errors import EvschedError, JobMissing
 
 _NAMED: Final = {
     "queue": "the name of a queue",
@@ -76,6 +76,7 @@ class _Server:
             body = await request_body.read(request, operation.body, self.config.api_body_cap)
         asked = Asked(
             client=self.client,
+            shards=self.shards,
             config=self.config,
             waiters=self.waiters,
             base=request.scope.get("root_path", ""),
@@ -86,7 +87,11 @@ class _Server:
             body=body,
             query=query,
         )
-        return _response(await operation.handler(asked))
+        try:
+            return _response(await operation.handler(asked))
+        except JobMissing:
+            self.shards.check()
+            raise
 
     def _check_path(self, path: dict[str, Any]) -> dict[str, str]:
         for name, value in path.items():

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct
 from starlette.datastructures import Headers
 
+from evsched.api.known_shards import KnownShards
 from evsched.api.problem import Problem
 from evsched.client.client import Client
 from evsched.config import Config
@@ -67,6 +68,7 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
     """A request. `base`: the path under which the API is mounted; '' = none."""
 
     client: Client
+    shards: KnownShards
     config: Config
     waiters: Waiters
     base: str
@@ -102,11 +104,6 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
     def stores(self) -> list[Store]:
         """The calls of the queue and of each of its shards."""
         return self.client.stores(self.queue)
-
-    @property
-    def knows_shards(self) -> bool:
-        """Whether `stores` are all: the numbers of shards could be read."""
-        return self.client.shards.learned is not False
 
     def limit(self, given: int) -> int:
         """Return how many rows to list: those that were asked for, up to the server's limit."""

@@ -114,7 +114,7 @@ async def list_jobs(asked: Asked[None, JobsQuery]) -> Reply:
     matching = Filter(**names, older=query.older, since=query.since, until=query.until)
     read = partial(_first, places, limit) if matching.is_empty else partial(_search, matching, places, limit)
     jobs, lost = await asked.client.run(spread.answering(asked.stores, read, set()))
-    return Reply(HTTPStatus.OK, replace(jobs, complete=jobs.complete and not lost and asked.knows_shards))
+    return Reply(HTTPStatus.OK, replace(jobs, complete=jobs.complete and not lost and asked.shards.known))
 
 
 def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[Jobs]:
@@ -164,6 +164,8 @@ async def _write(
     `path`: of the request, below that of the queue. `named`: whether the caller has given an id to one of the jobs.
     """
     on_conflict, request = asked.body.on_conflict, idempotency.read(asked.headers, asked.caller, path, asked.body)
+    if named or unique is not None or request is not None:
+        asked.shards.check()  # a second job of the id, or of the request, may be in a shard
     if request is not None:
         within = None if unique is None else unique.seconds
         return await _write_once(asked, jobs, request, within, lasting=unique is not None)

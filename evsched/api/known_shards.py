@@ -10,10 +10,10 @@ import time
 from typing import Final
 
 from evsched.client.client import Client
-from evsched.client.operations import ONCE_LIMIT, Send
-from evsched.errors import StoreDown, StoreRefused
-from evsched.shards import NONE, Shards, unread
-from evsched.store import server
+from evsched.client.operations import once
+from evsched.client.spread import read_all_shards
+from evsched.errors import ShardsUnread
+from evsched.shards import NONE, unread
 
 _KEPT: Final = 1.0
 """Seconds for which the numbers are used. A job runs in the shard in which it is scheduled, and a request that misses
@@ -29,8 +29,8 @@ class KnownShards:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._read_at = -_AGAIN
-        self._failed = False
-        """Their node did not answer the last read."""
+        self._failed: ShardsUnread | None = None
+        """Why the last read failed."""
         self._reading: asyncio.Future[None] | None = None
 
     async def begin(self) -> None:
@@ -41,8 +41,8 @@ class KnownShards:
     async def refresh(self) -> None:
         """Read the numbers, unless they were read just now. If Redis does not say them, those before hold.
 
-        While their node does not answer, they cannot change. If they were never read, jobs go to the queue itself and
-        jobs in shards are not seen: lists are not complete, and what changes a whole queue is refused (`spread.whole`).
+        While their node does not answer, they cannot change. If they were never read, a new job of a random id goes to
+        the queue itself, lists are not complete, and other requests that may concern a shard are refused (`check`).
         """
         if time.monotonic() - self._read_at < (_AGAIN if self._failed else _KEPT):
             return
@@ -50,14 +50,27 @@ class KnownShards:
             self._reading = asyncio.ensure_future(self._read())
         await asyncio.shield(self._reading)  # a request that ends must not cancel the read of the others
 
+    @property
+    def known(self) -> bool:
+        """Whether the numbers were ever read, or Redis refused to say them."""
+        return self._client.shards.learned is not False
+
+    def check(self) -> None:
+        """Refuse what may concern a job in a shard, if the numbers were never read.
+
+        Raises:
+            ShardsUnread
+        """
+        if self._failed is not None and not self.known:
+            raise self._failed.with_traceback(None)
+
     async def _read(self) -> None:
-        self._failed = False
         try:
-            self._client.shards = Shards(await self._client.perform(Send(server.shards(), limit=ONCE_LIMIT)))
-        except StoreRefused:
-            pass
-        except StoreDown:
-            self._failed = True
+            found, self._failed = await self._client.run(once(read_all_shards())), None
+            if found is not NONE:
+                self._client.shards = found
+        except ShardsUnread as error:
+            self._failed = error
             if self._client.shards is NONE:
                 self._client.shards = unread()
         finally:

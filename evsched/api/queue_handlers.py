@@ -26,7 +26,7 @@ async def list_queues(asked: Asked[None, ListQuery]) -> Reply:
     errors = [one for one in read if isinstance(one, StoreError)]
     if errors and not found:
         raise errors[0]
-    complete = complete and not errors and len(names) <= limit and asked.knows_shards
+    complete = complete and not errors and len(names) <= limit and asked.shards.known
     return Reply(HTTPStatus.OK, Queues(found, complete))
 
 
@@ -52,6 +52,7 @@ async def _read(asked: Asked[Any, Any], queue: str) -> QueueStats | StoreError:
 
 async def count(asked: Asked[None, None]) -> Reply:
     """Count the jobs of a queue. One that was never used has none."""
+    asked.shards.check()
     return Reply(HTTPStatus.OK, _counts(asked.queue, await asked.client.run(queue_stats(asked.stores))))
 
 

@@ -24,7 +24,7 @@ from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
 from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique, id_of_arguments
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import ConfigError, JobMissing
+from evsched.errors import ConfigError, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
@@ -92,8 +92,12 @@ def enqueue(
         raise UsageError(str(error)) from None
     if unique:
         job = replace(job, id=id_of_arguments(task, args, kwargs))
-    with client(url) as redis:
-        (when,) = redis.enqueue(queue, [job], on_conflict, options["unique"])
+    with client(url, changes_queue=id is not None or unique) as redis:  # an id has one home among the shards
+        try:
+            (when,) = redis.enqueue(queue, [job], on_conflict, options["unique"])
+        except StoreDown as error:
+            look = f"`evsched show {job.id} --queue {queue}` says if it was"
+            raise StoreDown(f"{error}; the job may have been accepted all the same: {look}", kind=error.kind) from None
         # Before the search for workers: whatever fails from here on, the job has been accepted.
         if json:
             output.as_json({"id": job.id, "queue": queue, "due": when})

@@ -137,7 +137,7 @@ class CommandClient(SyncClient):
 def client(url: str | None, *, changes_queue: bool = False) -> Generator[CommandClient]:
     """Yield a client of the Redis that the command is about. It knows how many shards queues have.
 
-    `changes_queue`: the command changes a queue with all its shards.
+    `changes_queue`: the command changes a queue with all its shards, or needs the home of an id.
 
     Raises:
         StoreDown: the numbers cannot be read. If the command changes no whole queue, and Redis is a cluster, a line on

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Generator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.crc import key_slot
@@ -235,7 +237,9 @@ def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[C
     cluster, cli = without_one
     away = f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer, so queues there were not searched"
     queue = healthy(cluster)
-    assert cli.run("enqueue", "rec", "1", "--queue", queue, "--in", "999s", "--id", "one").returncode == 0
+    node = cluster.client(cluster.nodes[0])
+    node.hset(keys.job(queue, "one"), "payload", '{"task":"rec","args":[1]}')
+    node.zadd(keys.schedule(queue), {"one": 4e9})
     for command in ("show", "explain", "cancel"):
         done = cli.run(command, "one")
         assert done.returncode == 0, done.stderr
@@ -340,25 +344,66 @@ def test_the_node_that_does_not_answer_comes_first(without_one: tuple[Cluster, C
             assert line.startswith(f"evsched: primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"), line
 
 
-async def test_the_http_interface_serves_queues_while_the_shards_are_not_known(
+async def test_the_http_interface_refuses_what_needs_a_shard_that_is_not_known(
     without_one: tuple[Cluster, Cli],
 ) -> None:
     cluster, _ = without_one
     path = f"/v1/queues/{healthy(cluster)}"
+    down = f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"
+    job: dict[str, Any] = {"task": "t", "due": LATER}
+    requests: list[tuple[str, str, Any, dict[str, str]]] = [
+        ("GET", "", None, {}),
+        ("GET", "/jobs/b", None, {}),
+        ("GET", "/jobs/b/explain", None, {}),
+        ("DELETE", "/jobs/b", None, {}),
+        ("POST", "/jobs", job | {"id": "b"}, {}),
+        ("POST", "/jobs", job | {"unique": {}}, {}),
+        ("POST", "/jobs", job, {"Idempotency-Key": "once"}),
+        ("POST", "/pause", {}, {}),
+        ("POST", "/dead/drop", {"all": True}, {}),
+        ("POST", "/dead/revive", {"ids": ["b"]}, {}),
+    ]
     async with calling(cluster.url) as api:
-        assert (await api.ask("POST", f"{path}/jobs", {"task": "t", "id": "a", "due": LATER})).status_code == 201
-        assert (await api.ask("GET", path)).json()["schedule"] == 1
+        added = await api.ask("POST", f"{path}/jobs", job)
+        assert added.status_code == 201
         listed = (await api.ask("GET", "/v1/queues")).json()
         assert ([row["queue"] for row in listed["queues"]], listed["complete"]) == ([healthy(cluster)], False)
         jobs = (await api.ask("GET", f"{path}/jobs")).json()
-        assert ([job["id"] for job in jobs["jobs"]], jobs["complete"]) == (["a"], False)
-        for change, body in (("pause", {}), ("dead/drop", {"all": True})):
-            refused = await api.ask("POST", f"{path}/{change}", body)
-            assert refused.status_code == 503
-            down = f"primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"
-            assert refused.json()["detail"] == (
-                f"{down}, so the numbers of shards of queues cannot be read, and nothing was done"
-            )
+        assert ([job["id"] for job in jobs["jobs"]], jobs["complete"]) == ([added.json()["id"]], False)
+        assert (await api.ask("GET", f"{path}/jobs/{added.json()['id']}")).status_code == 200
+        for method, below, body, headers in requests:
+            refused = await api.ask(method, f"{path}{below}", body, headers=headers)
+            assert (refused.status_code, refused.json()["detail"]) == (
+                503,
+                f"{down}, so the numbers of shards of queues cannot be read, and nothing was done",
+            ), (method, below)
+    assert cluster.client(cluster.nodes[0]).zcard(keys.schedule(healthy(cluster))) == 1
+
+
+def test_a_job_with_an_id_is_refused_while_its_shard_is_not_known(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    for option in (("--id", "a"), ("--unique",)):
+        done = cli.run("enqueue", "rec", "1", "--queue", healthy(cluster), *option)
+        assert done.returncode == 1
+        assert "the numbers of shards of queues cannot be read, and nothing was done" in done.stderr
+    assert cluster.client(cluster.nodes[0]).dbsize() == 0
+
+
+@pytest.mark.extra
+def test_an_enqueue_without_an_answer_names_the_job_that_may_have_been_accepted(
+    server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    with Cluster(server.server) as cluster:
+        hung, queue = cluster.nodes[0], healthy(cluster)
+        assert hung.pid
+        os.kill(hung.pid, signal.SIGSTOP)
+        try:
+            done = Cli(cluster.url, tmp_path).run("enqueue", "rec", "1", "--queue", queue, "--in", "1h")
+        finally:
+            os.kill(hung.pid, signal.SIGCONT)
+        assert done.returncode == 1
+        (job,) = re.findall(r"the job may have been accepted all the same: `evsched show (\w+) ", done.stderr)
+        assert cluster.client(hung).keys(f"{keys.root(queue)}job:*") in ([], [keys.job(queue, job)])
 
 
 def test_python_changes_nothing_of_a_whole_queue_whose_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
