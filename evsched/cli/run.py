@@ -17,6 +17,7 @@ from evsched.cli.usage import UsageError
 from evsched.config import Config, variable
 from evsched.environment import as_environment
 from evsched.telemetry import log
+from evsched.transport import address
 
 Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is: tasks:app is `app` in tasks.py.")]
 _DEFAULT = Config().url
@@ -144,6 +145,8 @@ def demo(
     from evsched.transport.embedded import EmbeddedRedis
 
     if url is not None or "EVSCHED_URL" in os.environ:
-        return run_demo(settings(url).url, jobs, seconds, idle)
+        used = settings(url).url
+        print(f"the demo uses {address.hide_password(used)}", flush=True)
+        return run_demo(used, jobs, seconds, idle)
     with EmbeddedRedis() as server:
         return run_demo(server.url, jobs, seconds, idle)

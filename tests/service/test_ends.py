@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import redis
 
+from evsched.transport.address import hide_password
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli, Log, terminate
 from tests.support.patience import PATIENCE
@@ -523,6 +524,7 @@ def test_the_processes_of_the_demo_end_with_it(cli: Cli, raw: Any) -> None:
     del cli.environment["EVSCHED_QUEUES"]
     with started(cli, "demo", "--url", cli.environment["EVSCHED_URL"], "--seconds", "60") as (child, _):
         assert child.stdout is not None
+        assert child.stdout.readline() == f"the demo uses {hide_password(cli.environment['EVSCHED_URL'])}\n"
         assert any("jobs scheduled" in line for line in child.stdout)
         child.kill()
         child.communicate(timeout=PATIENCE)  # they hold the same pipes
