@@ -326,6 +326,8 @@ class DispatchLoop:
             StoreDown, StoreRefused: they will be checked again.
         """
         taken: dict[str, Reason] = {queue: self._unchecked.pop(queue) for queue in list(islice(self._unchecked, most))}
+        if not taken:  # `settle`, called for the finder, has taken them before this task began
+            return
         sent, first = time.monotonic(), next(iter(taken))
         try:
             found = await self._runtime.sender.send(Store(first).glance(list(taken)))

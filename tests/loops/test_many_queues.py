@@ -221,6 +221,12 @@ async def test_a_queue_that_is_empty_for_a_safety_cap_is_at_rest(own: EmbeddedRe
 
 
 @pytest.mark.extra
+async def test_queues_that_another_task_checks_first_are_not_checked_twice(own: EmbeddedRedis, app: App) -> None:
+    async with system(Config(url=own.url), app, workers=0) as running:
+        loop = loop_of(running)
+        await asyncio.gather(loop.settle(), loop._glance(1))  # pyright: ignore[reportPrivateUsage]
+
+
 async def test_idle_queues_are_checked_in_few_calls(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url, safety_cap=0.5), app, workers=0) as running:
         await running.recorder.wait(events.NotificationsProven)
