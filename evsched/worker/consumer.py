@@ -32,12 +32,12 @@ from evsched.worker.fetcher import Fetcher
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.idle_wait import IdleWait
 from evsched.worker.lost_replies import LostReplies
+from evsched.worker.notices import SharedConnections
 from evsched.worker.outcomes import events_of
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.run_starter import RunStarter
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.shard_windows import ShardWindows
-from evsched.worker.shared_connections import SharedConnections
 from evsched.worker.slots import Slots
 
 

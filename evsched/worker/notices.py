@@ -1,5 +1,7 @@
 """Notices: the messages that tell an idle worker of jobs that are ready. One connection for each server.
 
+A worker that serves many queues, or shards, waits for them, and sends the exchanges of all on one connection too.
+
 A connection that is silent for `probe_interval` seconds is tested, and whether Redis still knows that the worker waits:
 after a FLUSHALL it does not. Then, when a connection is back, and when the slot of a queue has moved to another node of
 a cluster, the worker asks for jobs in each of the queues.
@@ -12,7 +14,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from evsched import events
 from evsched.errors import StoreError
@@ -20,9 +22,14 @@ from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.transport.address import Host
+from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from evsched.transport.topology import topology
 from evsched.worker.idle_wait import IdleWait
+
+_FEW: Final = 8
+"""Queues for which a worker has connections of their own, two for each. Opening hundreds of them takes a busy machine
+many seconds after the loss of a server, with TLS above all."""
 
 
 class _Link:
@@ -175,3 +182,22 @@ class Notices:
         for link in links:
             link.task.cancel()
         await asyncio.gather(*(link.task for link in links), return_exceptions=True)
+
+
+class SharedConnections:
+    """The connections that a worker has once for all queues that share them."""
+
+    def __init__(self, runtime: Runtime, queues: int) -> None:
+        self._shards = runtime.shards
+        self._many = queues > _FEW
+        self.sender = BatchingSender(runtime.config.url)
+        """Sends the exchanges, so that those of one moment travel together."""
+        self.notices = Notices(runtime)
+
+    def serve(self, queue: str) -> bool:
+        """Return whether a queue shares them: each does if they are many, and a queue with shards always."""
+        return self._many or self._shards.counts.get(self._shards.whole(queue), 0) > 0
+
+    async def close(self) -> None:
+        """Cut the connections; the notices end with their task."""
+        await self.sender.close()

@@ -28,8 +28,8 @@ from evsched.worker.control import Control
 from evsched.worker.drain import Drain
 from evsched.worker.heartbeat import Heartbeat
 from evsched.worker.listeners import OnControl, OnHeartbeat
+from evsched.worker.notices import SharedConnections
 from evsched.worker.queue_setup import QueueSetup
-from evsched.worker.shared_connections import SharedConnections
 from evsched.worker.slots import Slots
 from evsched.worker.startup import Startup
 from evsched.worker.status_reporter import StatusReporter
