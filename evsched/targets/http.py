@@ -8,22 +8,26 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
+from urllib.parse import urljoin
+
+from msgspec.structs import replace
 
 from evsched import __version__
 from evsched.client.target_request import Request
 from evsched.client.target_tasks import HttpJob, HttpResponse
-from evsched.client.target_url import Target
+from evsched.client.target_url import Target, read_url
 from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed import Allowed
 from evsched.targets.answer import Answer, as_result, judge
 from evsched.targets.exchange import Progress
 from evsched.targets.pool import Pool
-from evsched.targets.redirect import REDIRECTS, redirected
 from evsched.targets.signature import Secrets, signature
 
 Sign = Callable[[bytes], dict[str, str]]
 """Returns the headers that sign a body."""
+
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE: Final = re.compile(r"[!-~][ -~]{0,511}")
@@ -108,7 +112,7 @@ class Sender:
             except _NotInTime as error:
                 raise RetryLater(None, f"{redirects}{error} within {timeout:g} s") from None
             location = answer.header("location")
-            if answer.status not in REDIRECTS or not location:
+            if answer.status not in _REDIRECTS or not location:
                 return answer, target
             request = redirected(request, answer.status, location)
             redirects = f"{target.origin} redirects to {request.target.origin}"
@@ -149,3 +153,28 @@ def _too_far(followed: int, redirects: str) -> str:
             "larger number for --http-redirects"
         )
     return f"{redirects}: name the final URL in the payload, or start the worker with --http-redirects"
+
+
+def redirected(request: Request, status: int, location: str) -> Request:
+    """Return the request that follows a redirect (RFC 9110, 15.4).
+
+    To another origin, no header of the payload is sent but `Content-Type`: any of them may be a credential.
+
+    Raises:
+        GiveUp: the location is not valid, or would send the request over plain HTTP instead of TLS.
+    """
+    before = request.target
+    try:
+        target = read_url(urljoin(f"{before.origin}{before.path}", location))
+    except (GiveUp, ValueError) as error:
+        raise GiveUp(f"{before.origin} redirects to a URL that is not valid: {error}") from None
+    if before.scheme == "https" and target.scheme == "http":
+        raise GiveUp(f"{before.origin} redirects to {target.origin}, without TLS: name the final URL in the payload")
+    headers = request.headers
+    if target.origin != before.origin:
+        headers = {name: value for name, value in headers.items() if name == "content-type"}
+    to_get = request.method != "HEAD" and (status == 303 or (status in (301, 302) and request.method == "POST"))
+    if to_get:
+        kept = {name: value for name, value in headers.items() if not name.startswith("content-")}
+        return Request("GET", target, kept, b"")
+    return replace(request, target=target, headers=headers)

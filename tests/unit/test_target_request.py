@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from evsched import CurrentJob, GiveUp
 from evsched.client.target_request import Request, read_request
-from evsched.targets.redirect import redirected
+from evsched.targets.http import redirected
 from evsched.targets.signature import read_secrets, signature
 
 URL = "https://shop.example/a/b?c"
