@@ -67,7 +67,7 @@ class KnownShards:
     async def _read(self) -> None:
         try:
             found, self._failed = await self._client.run(once(read_all_shards())), None
-            if found is not NONE:
+            if found is not NONE or not self.known:  # NONE: Redis refuses to say them
                 self._client.shards = found
         except ShardsUnread as error:
             self._failed = error

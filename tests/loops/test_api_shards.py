@@ -8,8 +8,9 @@ import pytest
 
 from evsched import keys
 from evsched.api import known_shards
+from evsched.client.client import Client
 from evsched.jobs.job import Buried
-from evsched.shards import Shards
+from evsched.shards import Shards, unread
 from evsched.store import server as about
 from evsched.store.clients import New
 from evsched.store.store import Store
@@ -152,3 +153,14 @@ async def test_the_numbers_are_read_again_by_a_later_request(
     raw.delete(keys.SHARDS)
     raw.set(keys.SHARDS, "a string")
     assert (await api.ask("GET", f"{path}/jobs/a")).status_code == 200  # Redis refuses: what was known before holds
+
+
+async def test_numbers_of_shards_that_redis_refuses_to_say_count_as_known(own: EmbeddedRedis, client: Any) -> None:
+    """Also if their node did not answer before: then there is nothing to wait for."""
+    client.set(keys.SHARDS, "a string")
+    numbers = known_shards.KnownShards(caller := Client(own.url))
+    caller.shards = unread()
+    await numbers.refresh()
+    assert numbers.known
+    numbers.check()
+    await caller.close()
