@@ -97,7 +97,9 @@ def enqueue(
             (when,) = redis.enqueue(queue, [job], on_conflict, options["unique"])
         except StoreDown as error:
             look = f"`evsched show {job.id} --queue {queue}` says if it was"
-            raise StoreDown(f"{error}; the job may have been accepted all the same: {look}", kind=error.kind) from None
+            raise StoreDown(
+                f"{error}; the job may have been accepted all the same: {look}", kind=error.kind, node=error.node
+            ) from None
         # Before the search for workers: whatever fails from here on, the job has been accepted.
         if json:
             output.as_json({"id": job.id, "queue": queue, "due": when})

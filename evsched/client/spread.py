@@ -310,7 +310,7 @@ def _is_empty(store: Store) -> Operation[bool]:
 
 
 def read_all_shards() -> Operation[Shards]:
-    """Return as `read_shards`, for what is done with all shards of a queue or not at all.
+    """Read the numbers of shards for an operation that needs all shards of a queue.
 
     Raises:
         ShardsUnread

@@ -126,7 +126,7 @@ class Top:
         return queue in answers and self._shards.is_beyond(queue) and not any(answers[queue][0].places.values())
 
     async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
-        """Return the stats, leases and expected replies of each queue, and why which queues cannot be read."""
+        """Return the stats, leases and expected replies of each queue, and the reasons of those that cannot be read."""
         answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
         read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
         refused: dict[str, str] = {}
