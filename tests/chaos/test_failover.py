@@ -49,7 +49,7 @@ def _fail_over_again_and_again(servers: Sentinels | Cluster, client: SyncClient,
         jobs = [new_job("harmless", (), {}, JobOptions(id=f"f{number}-{n}", delay=1 + SPACE * n)) for n in range(JOBS)]
         dues = dict(zip((job.id for job in jobs), client.enqueue("chaos", jobs), strict=True))
         old = servers.primary("chaos")
-        assert servers.client(old).wait(2, 5000) == 2
+        assert servers.client(old).wait(2, 5000) >= 2  # a cluster may give a primary a third replica
         time.sleep(2)
         # A cluster tells nobody that a primary was replaced: those who wait at one that hangs time out first.
         frozen = number % 2 == 1 and isinstance(servers, Sentinels)
