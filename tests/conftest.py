@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
 from typing import Any, cast
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -31,6 +32,11 @@ from tests.support.recorder import Recorder
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", max_examples=2000, print_blob=True, deadline=None)
 settings.load_profile("fixed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mix the files, the same way each time, so that tests which wait run beside tests which compute."""
+    items.sort(key=lambda item: crc32(item.nodeid.partition("::")[0].encode()))
 
 
 @pytest.fixture(scope="session")

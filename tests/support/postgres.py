@@ -30,7 +30,7 @@ _MEMORY: Final = Path("/dev/shm")
 """A file system in memory, on Linux. There a database is copied and dropped in a quarter of the CPU time."""
 
 _ROOM: Final = 2**30
-"""Bytes that must be free in it: six processes of tests need half of that."""
+"""Bytes that must be free in it: eight processes of tests need half of that."""
 
 _TEMPLATE: Final = "ledger"
 """The database that the databases of the tests are copied from: a copy takes a third of the time of a migration."""
