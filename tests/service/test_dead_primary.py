@@ -21,6 +21,7 @@ from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
 from evsched.store import server as about
 from evsched.top.collector import Top
+from evsched.transport import topology
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import LATER, calling
 from tests.support.cli import Cli
@@ -30,22 +31,35 @@ from tests.support.patience import PATIENCE
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["dead", pytest.param("hung", marks=pytest.mark.extra)])
-def without_one(
-    server: EmbeddedRedis, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Generator[tuple[Cluster, Cli]]:
-    """A cluster whose last primary is dead or hangs. Calls to it are not sent again for long."""
+@pytest.fixture(autouse=True)
+def nothing_is_repeated_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call to the lost node is not sent again, and where its slots are is asked without pauses, by each test anew."""
     monkeypatch.setattr(operations, "_PATIENCE", 0.1)
+    monkeypatch.setattr(topology, "_PACE", (0.0, 0.05))
+    topology.topology.cache_clear()
+
+
+@pytest.fixture(scope="module", params=["dead", pytest.param("hung", marks=pytest.mark.extra)])
+def lacking(server: EmbeddedRedis, request: pytest.FixtureRequest) -> Generator[Cluster]:
+    """A cluster whose last primary is dead or hangs. It takes 2 s to serve, so the tests share it."""
     with Cluster(server.server) as cluster:
         lost = cluster.nodes[-1]
         assert lost.pid
         hung = request.param == "hung"
         os.kill(lost.pid, signal.SIGSTOP) if hung else lost.kill()
         try:
-            yield cluster, Cli(cluster.url, tmp_path)
+            yield cluster
         finally:
             if hung:
                 os.kill(lost.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def without_one(lacking: Cluster, tmp_path: Path) -> Generator[tuple[Cluster, Cli]]:
+    """That cluster, empty, and commands that use it."""
+    yield lacking, Cli(lacking.url, tmp_path)
+    for node in lacking.nodes[:-1]:
+        lacking.client(node).flushall()
 
 
 def healthy(cluster: Cluster, number: int = 0) -> str:
@@ -86,16 +100,17 @@ def test_the_doctor_names_a_primary_that_does_not_answer_and_checks_the_others(
     }
 
 
-def test_the_doctor_asks_a_node_that_knows_all_slots(without_one: tuple[Cluster, Cli]) -> None:
-    cluster, cli = without_one
-    first, second, lost = cluster.nodes
-    slots = next(
-        (low, high)
-        for low, high, (_, port, *_) in cluster.client(first).execute_command("CLUSTER", "SLOTS")
-        if port == lost.port
-    )
-    cluster.client(second).execute_command("CLUSTER", "DELSLOTSRANGE", *slots)
-    found = cli.findings()
+def test_the_doctor_asks_a_node_that_knows_all_slots(server: EmbeddedRedis, tmp_path: Path) -> None:
+    with Cluster(server.server) as cluster:
+        first, second, lost = cluster.nodes
+        slots = next(
+            (low, high)
+            for low, high, (_, port, *_) in cluster.client(first).execute_command("CLUSTER", "SLOTS")
+            if port == lost.port
+        )
+        lost.kill()
+        cluster.client(second).execute_command("CLUSTER", "DELSLOTSRANGE", *slots)
+        found = Cli(cluster.url, tmp_path).findings()
     assert [one for one in found if one["check"] == "cluster-slots"] == []
     (down,) = [one["what"] for one in found if one["check"] == "cluster-down"]
     assert f"of slots {slots[0]}-{slots[1]} does not answer" in down
@@ -185,10 +200,7 @@ def of_two_shards(cluster: Cluster) -> tuple[str, str, EmbeddedRedis]:
     return name, other, node
 
 
-def test_lists_show_the_shards_of_a_queue_that_can_be_read(
-    server: EmbeddedRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operations, "_PATIENCE", 0.1)
+def test_lists_show_the_shards_of_a_queue_that_can_be_read(server: EmbeddedRedis, tmp_path: Path) -> None:
     with Cluster(server.server) as cluster:
         name, other, dead = of_two_shards(cluster)
         dead.kill()
@@ -211,10 +223,7 @@ def test_lists_show_the_shards_of_a_queue_that_can_be_read(
         assert (row["schedule"], row["error"]) == (None, f"primary 127.0.0.1:{dead.port} does not answer")
 
 
-async def test_the_http_interface_lists_what_can_be_read(
-    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operations, "_PATIENCE", 0.1)
+async def test_the_http_interface_lists_what_can_be_read(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
         name, other, dead = of_two_shards(cluster)
         async with calling(cluster.url) as api:
