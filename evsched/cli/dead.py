@@ -51,7 +51,7 @@ def list_dead(
     check_limit(limit)
     front, there = list[tuple[Store, str, float]](), 0
     with client_of(url, queue) as redis:
-        for store in redis.stores(queue):
+        for store in redis.answering(queue):
             front += [(store, job, died) for job, died in redis.send(store.front("dead", limit, last=True))]
             there += redis.send(store.dead())
         front = sorted(front, key=lambda entry: -entry[2])[:limit]

@@ -239,11 +239,12 @@ def jobs(
     matching = read(only)
     places = (place,) if place else get_args(Waiting)
     with client(url) as redis:
+        stores = redis.answering(queue)
         if matching.is_empty:
-            there = redis.run(spread.queue_stats(redis.stores(queue))).places
-            rows = [row for name in places for row in redis.run(front(redis.stores(queue), name, limit))]
+            there = redis.run(spread.queue_stats(stores)).places
+            rows = [row for name in places for row in redis.run(front(stores, name, limit))]
         else:
-            found = search(redis, Sweeps(Sweep(store, matching, places) for store in redis.stores(queue)))
+            found = search(redis, Sweeps(Sweep(store, matching, places) for store in stores))
             there = Counter(job.place for job in found)
             rows = [row for name in places for row in [job for job in found if job.place == name][:limit]]
         unknown = note_if_unknown(redis, queue, rows)

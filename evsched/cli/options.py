@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, Final
@@ -16,8 +16,8 @@ from cyclopts import Parameter, Token
 from evsched import environment
 from evsched.cli import output
 from evsched.cli.usage import UsageError
-from evsched.client.operations import once
-from evsched.client.spread import read_all_shards, read_shards
+from evsched.client.operations import Operation, once
+from evsched.client.spread import answering, queue_stats, read_all_shards, read_shards
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError, StoreDown
@@ -26,7 +26,8 @@ from evsched.shards import Shards, unread
 from evsched.store.store import Store
 from evsched.telemetry.printable import escape
 from evsched.transport import address
-from evsched.transport.topology import reason, topology
+from evsched.transport.address import Host
+from evsched.transport.topology import nodes_down, reason, topology
 
 
 def whole(_: Any, tokens: Sequence[Token]) -> int:
@@ -111,7 +112,7 @@ def _warn() -> None:
 
 
 incomplete: Final = threading.Event()
-"""Set by a command that has read a queue without knowing its shards: its exit code is 1."""
+"""Set by a command that has read a queue without some of its shards: its exit code is 1."""
 
 
 class CommandClient(SyncClient):
@@ -126,11 +127,37 @@ class CommandClient(SyncClient):
             self.note_incomplete("jobs in the shards of queues are left out")
         return super().stores(queue)
 
+    def answering(self, queue: str) -> Sequence[Store]:
+        """Return the calls of a queue and those of its shards whose primaries answer; name the other shards on stderr.
+
+        Raises:
+            StoreDown: none of them answers.
+        """
+        stores = self.stores(queue)
+        if len(stores) == 1 or topology(self.url) is None:
+            return stores
+        found, lost = self.run(answering(stores, _ask, set()))
+        if lost:
+            output.note(shards_unread(lost))
+            incomplete.set()
+        return found
+
     def note_incomplete(self, lacking: str) -> None:
         """Print, once, what is not known because the numbers of shards cannot be read."""
         if not incomplete.is_set():
             output.note(f"{self.unread}: {lacking}")
             incomplete.set()
+
+
+def _ask(stores: Sequence[Store]) -> Operation[Sequence[Store]]:
+    """Ask each store something, once, to see whether its primary answers."""
+    yield from once(queue_stats(stores))
+    return stores
+
+
+def shards_unread(lost: Mapping[str, Host]) -> str:
+    """Return the words about shards whose primaries do not answer."""
+    return f"{output.some([*lost])} cannot be read: {nodes_down(sorted({*lost.values()}))}"
 
 
 @contextmanager

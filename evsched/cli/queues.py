@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, check_queues, client
+from evsched.cli.options import Json, Queues, Url, check_queues, client, shards_unread
 from evsched.cli.queue_shards import plan, shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
@@ -115,7 +115,7 @@ def _read(redis: SyncClient, queue: str, read: Callable[[Sequence[Store]], T], d
         return Reading(queue, None, reason(error))
     if not lost:
         return Reading(queue, found)
-    return Reading(queue, found, f"{output.some([*lost])} cannot be read: {nodes_down(sorted({*lost.values()}))}")
+    return Reading(queue, found, shards_unread(lost))
 
 
 def read_limits(redis: SyncClient, stores: Sequence[Store]) -> list[Limits]:

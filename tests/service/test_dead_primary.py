@@ -213,9 +213,11 @@ def test_lists_show_the_shards_of_a_queue_that_can_be_read(server: EmbeddedRedis
         assert rows[name]["schedule"] == 1
         lost = f"{name}:0 cannot be read: primary 127.0.0.1:{dead.port} does not answer"
         assert lost in rows[name]["error"]
-        for command in ("queues", "limits", "workers"):
+        for command in ("queues", "limits", "workers", "jobs", "dead"):
             done = cli.run(command, "--queue", name)
             assert (done.returncode, lost in done.stderr) == (1, True), done.stderr
+        for words in (("--place", "schedule"), ("--task", "t")):
+            assert len(json.loads(cli.run("jobs", "--queue", name, "--json", *words).stdout)) == 1, words
         (row,) = json.loads(cli.run("queues", name, "--json").stdout)
         assert (row["schedule"], lost in row["error"]) == (1, True)
         unread = next(f"q{n}" for n in count() if cluster.primary(f"q{n}") is dead)
