@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
 
 from evsched import events
 from evsched.errors import StoreError
@@ -39,6 +42,10 @@ from evsched.worker.run_starter import RunStarter
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.shard_windows import ShardWindows
 from evsched.worker.slots import Slots
+
+_PROMPT: Final = 0.25
+"""Seconds for which the slots of a question, and the turns of its queue, wait for the reply: fifty times what the
+longest script takes. After that the other queues have them: the node that was asked may hang."""
 
 
 class QueueConsumer:
@@ -71,9 +78,12 @@ class QueueConsumer:
         self._lost = LostReplies(self.served, self.held, share)
         self._windows = ShardWindows(self.served)
         self._reconnect = Reconnect("worker", runtime.emit, queue)
+        self._reserved = 0
+        """Slots that are kept for the reply to come; 0 too if it came too late for them."""
         self._work = asyncio.Event()
         """There may be something to exchange."""
         self._work.set()
+        self._loop = asyncio.get_running_loop()
         executor.freed.append(self._on_freed)
 
     @property
@@ -154,12 +164,16 @@ class QueueConsumer:
             self._demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
         room = self._demand.reserve(self._exchange.limit, len(fetched), notified=self._fetcher.notified)
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
+        self._reserved = room + len(fetched)
+        late = self._loop.call_later(_PROMPT, self._lend) if self._demand.share.is_in_turn else None
         result = await self._exchange.send(ended, fetched, hold, wait=self._fetcher.asks(room))
+        if late is not None:
+            late.cancel()
         runs = self._take_over(result, fetched, room)
         if result.error is None and self._has_more():
             # The next exchange is sent first: Redis works on it while these runs begin.
             self._work.set()
-            asyncio.get_running_loop().call_soon(self._go_on, result, runs)
+            self._loop.call_soon(self._go_on, result, runs)
         else:
             self._go_on(result, runs)
         await self._report_lost(result)
@@ -173,23 +187,44 @@ class QueueConsumer:
         """Whether there is something to exchange at once."""
         return self._demand.asks_again() or bool(self.held.ended or self.held.fetched) or self._lost.suspected
 
+    def _lend(self) -> None:
+        """Leave the slots of a question, and the queue's turns, to the other queues: the reply is late."""
+        self._demand.share.want(False)
+        self._demand.share.release(self._reserved)
+        self._reserved = 0
+
     def _take_over(self, result: Exchanged, fetched: list[str], room: int) -> list[Run]:
         """Update what is held by the result of an exchange; return the new runs, which are to begin."""
+        reserved, self._reserved = self._reserved, 0
+        lent, runs = reserved < room + len(fetched), list[Run]()
         if result.error is not None:
-            self.held.keep(result.unwritten, fetched if result.started is None else [])
+            kept = fetched if result.started is None and not lent else []
+            self.held.keep(result.unwritten, kept)
+            reserved -= len(kept)
         if result.refused:
             self.held.ended += result.refused
             self._work.set()
         for ended, _ in result.written:
             self.held.forget(ended)
             self._windows.note(ended)
-        runs = list[Run]()
         if result.started is not None:
-            runs = self._hold(result.started, result.sent)
-            self._lost.look_for(fetched, result.started)
-            room += len(fetched) - len(runs)
-        self._demand.share.release(room)
+            reply = result.started
+            if lent:
+                reply = result.started = self._with_slots(reply)
+                reserved = len(reply.jobs)
+            runs = self._hold(reply, result.sent)
+            self._lost.look_for(fetched, reply)
+            reserved -= len(runs)
+        self._demand.share.release(reserved)
         return runs
+
+    def _with_slots(self, late: Fetched) -> Fetched:
+        """Return a late reply with the jobs that get a slot. The others are in the worker's list, to be handed back."""
+        kept = [job for job in late.jobs if self._demand.share.reserve_one()]
+        if len(kept) < len(late.jobs):
+            self._lost.suspected = True
+        self._work.set()  # ask again, now that the node answers
+        return replace(late, jobs=kept)
 
     def _hold(self, reply: Fetched, sent: float) -> list[Run]:
         """Hold what was handed out; return the new runs."""

@@ -87,6 +87,11 @@ class Share:
         return self._slots.free > 0 or self._slots.shared
 
     @property
+    def is_in_turn(self) -> bool:
+        """Whether it has slots, or turns, that other queues could use."""
+        return self.active and self._slots.shared
+
+    @property
     def turns(self) -> int:
         """How many of the free slots are this queue's by its turn."""
         return self._slots.turns_of(self)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import ssl
 import time
 from collections import Counter
@@ -15,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from redis.crc import key_slot
 
-from evsched import App, events, keys
+from evsched import App, current_job, events, keys
 from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
@@ -118,6 +120,52 @@ async def test_the_queues_of_all_primaries_are_dispatched_and_worked(cluster: Cl
                 job = await scene.handle.using(queue=queue, delay=1000).enqueue(queue, 1)
                 assert client.cancel(queue, job.id) == "schedule"
     assert not scene.recorder.of(events.RedisFailed)
+
+
+async def test_hung_node_keeps_no_slots_from_other_queues(cluster: Cluster) -> None:
+    healthy, lost, *_ = queues_of_all(cluster)
+    app, held, go_on = App(cluster.url, queue=lost), Counter[str](), {name: asyncio.Event() for name in (healthy, lost)}
+    changed = asyncio.Event()
+
+    @app.task
+    async def hold(queue: str) -> int:
+        held[queue] += 1
+        changed.set()
+        await go_on[queue].wait()
+        return current_job().attempt
+
+    async def until(queue: str, count: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while held[queue] < count:
+                changed.clear()
+                await changed.wait()
+
+    config = Config(url=cluster.url, queues=(healthy, lost), concurrency=2, reply_timeout=PATIENCE)
+    async with system(config, app) as running:
+        jobs = [await hold.using(reply=True).enqueue(lost) for _ in range(4)]
+        await until(lost, 2)
+        node = cluster.primary(lost)
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            go_on[lost].set()  # the worker asks the node for two more, with both slots
+            jobs += [await hold.using(queue=healthy, reply=True).enqueue(healthy) for _ in range(2)]
+            await until(healthy, 2)
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        # The reply comes now, and there are no slots for its jobs.
+        await asyncio.to_thread(cluster.until, lambda: at_rest(cluster, lost), "jobs without a slot are kept")
+        assert held[lost] == 2
+        go_on[healthy].set()
+        assert [await job.result(PATIENCE) for job in jobs] == [1] * 6
+    assert not running.recorder.of(events.RedisFailed)
+    await asyncio.to_thread(cluster.until_ready)
+
+
+def at_rest(cluster: Cluster, queue: str) -> bool:
+    """Return whether two jobs of a queue are ready, and workers hold none."""
+    node = cluster.client(cluster.primary(queue))
+    held = sum(map(node.llen, node.keys(f"{keys.root(queue)}processing:*")))
+    return (node.llen(keys.ready(queue)), held) == (2, 0)
 
 
 async def test_tls_to_all_nodes(tmp_path: Path) -> None:
