@@ -85,7 +85,7 @@ async def examine(
             raise
         return Examined([no_slots(error)], [], 0)
     down = await unanswered(sender, nodes)
-    shards = await _read_shards(sender)
+    shards = NONE if await sender.node_of(keys.SHARDS) in down else await _read_shards(sender)
     # After the first call, by which the primary was found.
     found += [server_checks.sentinel(*one) for one in await primary(url).doubtful_sentinels()]
     if cluster is not None:
