@@ -231,6 +231,7 @@ async def _dispatch(process: _Process) -> None:
     runtime, events = process.spread(process.runtime.config.queues), process.events
     if (cluster := topology(runtime.config.url)) is not None:
         await _dispatch_cluster(process, runtime, cluster)
+        return
     dispatcher = Dispatcher(runtime)
     janitor = Janitor(runtime, dispatcher)
     events.subscribe(janitor.on_event)
