@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from evsched.errors import StoreRefused
 from evsched.execution.run import Run
-from evsched.jobs.job import Aborted, Buried, Done, Retried, Snoozed
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, Requeued, Retried, Snoozed
 from evsched.store.workers import Fetched, LastRun
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.served_queue import ServedQueue
@@ -104,5 +104,5 @@ def _is_end_of(run: Run, last: LastRun) -> bool:
             return last.outcome == "cancelled"
         case Retried() | Snoozed():
             return last.outcome is None and last.worker is None
-        case _:
+        case Deferred() | Requeued() | None:
             return False
