@@ -13,7 +13,6 @@ from zlib import crc32
 
 import pytest
 from hypothesis import settings
-from redis import RedisCluster
 
 from evsched.store.store import Store
 from evsched.transport import links
@@ -23,7 +22,7 @@ from evsched.transport.server_binary import Kind, find_server
 from tests.support.certificates import make_certificates
 from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE
-from tests.support.plain import plain_client
+from tests.support.plain import on_primaries, plain_client
 from tests.support.postgres import Postgres, find_postgres
 from tests.support.recorder import Recorder
 
@@ -94,7 +93,7 @@ def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest) -> Generato
     yield
     if server is not None:
         client = plain_client(server.url)
-        client.flushall(**({"target_nodes": "primaries"} if isinstance(client, RedisCluster) else {}))
+        client.flushall(**on_primaries(client))
         client.close()
 
 

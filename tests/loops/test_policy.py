@@ -20,6 +20,7 @@ from evsched.store.server import clock
 from evsched.store.store import Store
 from tests.support import heavy
 from tests.support.patience import PATIENCE
+from tests.support.plain import on_primaries
 from tests.support.system import system
 
 
@@ -58,14 +59,14 @@ async def test_jobs_behind_a_concurrency_limit_are_fetched_while_memory_is_full(
         await whole.recorder.until(
             lambda: sum(len(event.lateness) for event in whole.recorder.of(events.Dispatched)) == count
         )
-        raw.config_set("maxmemory", 1)
+        raw.config_set("maxmemory", 1, **on_primaries(raw))
         try:
             await whole.sender.send(Store(queue).resume())
             await whole.recorder.until(
                 lambda: sum(len(event.ids) for event in whole.recorder.of(events.Completed)) == count
             )
         finally:
-            raw.config_set("maxmemory", 0)
+            raw.config_set("maxmemory", 0, **on_primaries(raw))
         refused = [event for event in whole.recorder.of(events.RedisFailed) if event.kind == "oom"]
         assert 0 < len(refused) < count / limit / 2
 

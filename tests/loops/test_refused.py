@@ -17,7 +17,7 @@ from evsched.transport.senders import BatchingSender
 from evsched.worker.fetcher import Fetcher
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Slots
-from tests.support.plain import plain_client
+from tests.support.plain import on_primaries, plain_client
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
 
@@ -62,7 +62,7 @@ async def test_a_cut_connection_is_reported_once_and_not_as_an_outage_of_redis(
 ) -> None:
     async with system(config, app, workers=0) as running:
         await running.recorder.wait(events.NotificationsProven)
-        raw.client_kill_filter(_type="pubsub")
+        raw.client_kill_filter(_type="pubsub", **on_primaries(raw))
         await running.recorder.wait(events.Subscribed, lambda event: event.again)
         assert len(running.recorder.of(events.SubscriptionLost)) == 1
         assert not running.recorder.of(events.RedisDown)

@@ -21,6 +21,7 @@ from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from evsched.worker.status_reporter import Running, WorkerStatus
 from tests.support.patience import PATIENCE
+from tests.support.plain import on_primaries
 from tests.support.system import system
 
 
@@ -214,7 +215,7 @@ async def test_a_connection_that_was_cut_is_reported_and_replaced(
 ) -> None:
     async with system(config, app), looking(config.url, queue) as top:
         await full(top, 1)
-        raw.client_kill_filter(_type="pubsub")
+        raw.client_kill_filter(_type="pubsub", **on_primaries(raw))
         async with asyncio.timeout(PATIENCE):
             while True:
                 try:

@@ -21,6 +21,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.sync_sender import SyncSender
 from tests.support.patience import PATIENCE
+from tests.support.plain import on_primaries
 from tests.support.proxy import BOTH, Proxy
 from tests.support.system import system
 
@@ -162,7 +163,7 @@ def test_event_loops_in_several_threads_may_share_a_sender(server: EmbeddedRedis
 async def test_a_reply_that_comes_while_the_loop_is_blocked_is_read(server: EmbeddedRedis, raw: Any) -> None:
     sender = BatchingSender(server.url, reply_timeout=0.1)
     await sender.send(about.clock())
-    raw.execute_command("CLIENT", "PAUSE", 500, "ALL")
+    raw.client_pause(500, **on_primaries(raw))
     answer = asyncio.ensure_future(sender.send(about.clock()))
     for _ in range(20):
         await checkpoint()  # until the call is on its way

@@ -13,6 +13,7 @@ from evsched.config import Config
 from evsched.jobs.job import encode
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
+from tests.support.plain import on_primaries
 from tests.support.system import system
 
 
@@ -142,7 +143,7 @@ async def test_a_cut_connection_loses_nothing(config: Config, app: App, raw: Any
     async with system(config, app) as running:
         for n in range(1, 6):
             await noop.enqueue()
-            raw.client_kill_filter(_type="normal", skipme=True)
+            raw.client_kill_filter(_type="normal", skipme=True, **on_primaries(raw))
             await running.recorder.until(
                 lambda: sum(len(event.ids) for event in running.recorder.of(events.Completed)) >= n  # noqa: B023
             )

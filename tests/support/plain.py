@@ -19,3 +19,11 @@ def plain_client(url: str, **options: Any) -> Any:
     return redis.Redis.from_url(
         url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None, **options
     )
+
+
+def on_primaries(client: Any) -> dict[str, Any]:
+    """Return options with which such a client sends a command without a key to each server that has queues.
+
+    In a cluster, redis-py sends most of these commands to one node, and chooses which.
+    """
+    return {"target_nodes": "primaries"} if isinstance(client, redis.RedisCluster) else {}
