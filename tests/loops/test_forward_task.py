@@ -115,7 +115,7 @@ async def test_an_answer_without_end_is_not_kept(config: Config, queue: str, to:
 async def test_a_server_that_does_not_answer_leaves_slots_to_other_messages(
     config: Config, raw: Any, queue: str
 ) -> None:
-    connected, to = asyncio.Event(), "stream@silent:news"
+    connected, to, mine = asyncio.Event(), "stream@silent:news", f"{{{queue}}}:s"
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected.set()
@@ -124,18 +124,18 @@ async def test_a_server_that_does_not_answer_leaves_slots_to_other_messages(
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         slots = structs.replace(
-            config, concurrency=8, origin_concurrency=2, forward_destinations=(to, f"stream:{queue}:s")
+            config, concurrency=8, origin_concurrency=2, forward_destinations=(to, f"stream:{mine}")
         )
         variables = {"EVSCHED_FORWARD_URL_SILENT": f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
         app = make_app(slots, variables)
         async with system(slots, app):
             await app.forward.using(queue=queue).enqueue_many([(to, n) for n in range(40)])
             await asyncio.wait_for(connected.wait(), PATIENCE)
-            jobs = await app.forward.using(queue=queue).enqueue_many([(f"stream:{queue}:s", n) for n in range(8)])
+            jobs = await app.forward.using(queue=queue).enqueue_many([(f"stream:{mine}", n) for n in range(8)])
             for job in jobs:
                 assert await job.result(PATIENCE) is None
             assert int(raw.hget(f"evsched:{{{queue}}}:in_flight", "#origin:silent") or 0) <= 2
-    assert raw.xlen(f"{queue}:s") == 8
+    assert raw.xlen(mine) == 8
 
 
 async def _end_at_once(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
