@@ -16,11 +16,11 @@ from tests.support.patience import PATIENCE
 
 TASKS = """
 import os, signal, time
-import redis
 from evsched import App, current_job
 from evsched.execution.executor import Executor
 from evsched.execution.run_store import RedisRunStore
 from evsched.process.run_link import ProcessEnd
+from tests.support.plain import plain_client
 
 app = App()
 POINT = os.environ["POINT"]
@@ -54,7 +54,7 @@ async def crash_here():
 @app.task(on="thread")
 def crash_when_marked():
     os.write(os.open("began", os.O_WRONLY | os.O_CREAT), b"1")
-    client = redis.from_url(os.environ["EVSCHED_URL"], protocol=2)
+    client = plain_client(os.environ["EVSCHED_URL"])
     while client.hget(os.environ["RECORD"], "begun") not in (b"1", b"alone"):
         time.sleep(0.01)
     die()
