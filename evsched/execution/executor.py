@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
@@ -64,7 +65,8 @@ class Executor:
         self._processes = anyio.CapacityLimiter(processes)
         self._missing = MissingHandlers(emit)
         self._unknown = UnknownTasks(program.tasks, self._store, unknown_task_grace, emit)
-        self._marking = asyncio.Lock()
+        self._marking = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        """By queue: the node of one may hang."""
         self.lock = RunLock(self._on_freed)
         self.freed: list[Callable[[], None]] = []
         """Called when a process of the pool is free again, and when a run that was alone has ended."""
@@ -173,7 +175,7 @@ class Executor:
     async def _mark(self, run: Run, mark: Mark) -> bool:
         """Mark a run that is about to begin; return whether its job is still this worker's."""
         # One after the other, so that the mark is exact: the next waits until this one has made its first step.
-        async with self._marking:
+        async with self._marking[run.delivery.queue]:
             run.marked = await self._store.mark(run, mark)
         return run.marked
 

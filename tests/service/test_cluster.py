@@ -12,17 +12,19 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from redis.crc import key_slot
 
-from evsched import App, current_job, events, keys
+from evsched import App, Retry, current_job, events, keys
 from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.dispatcher import resting_queues
 from evsched.errors import CannotStart, StoreDown
+from evsched.execution.run import Run
+from evsched.execution.run_store import RedisRunStore
 from evsched.process.first_check import check_server
 from evsched.store import server as about
 from evsched.transport.address import parse
@@ -158,6 +160,42 @@ async def test_hung_node_keeps_no_slots_from_other_queues(cluster: Cluster) -> N
         go_on[healthy].set()
         assert [await job.result(PATIENCE) for job in jobs] == [1] * 6
     assert not running.recorder.of(events.RedisFailed)
+    await asyncio.to_thread(cluster.until_ready)
+
+
+@pytest.mark.parametrize(("call", "slots"), [("read_window", 1), ("mark", 2)])
+async def test_run_that_waits_for_a_hung_node_keeps_no_other_queue_waiting(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, call: str, slots: int
+) -> None:
+    healthy, lost, *_ = queues_of_all(cluster)
+    node, perform = cluster.primary(lost), getattr(RedisRunStore, call)
+    hung = asyncio.Event()
+
+    async def hang_first(store: RedisRunStore, about: Run | str, *more: Any) -> Any:
+        if (about if isinstance(about, str) else about.delivery.queue) == lost and not hung.is_set():
+            os.kill(node.pid, signal.SIGSTOP)
+            hung.set()
+        return await perform(store, about, *more)
+
+    monkeypatch.setattr(RedisRunStore, call, hang_first)
+    app = App(cluster.url, queue=healthy)
+
+    @app.task(retry=Retry(attempts=1))
+    async def attempt() -> int:
+        return current_job().attempt
+
+    config = Config(url=cluster.url, queues=(healthy, lost), concurrency=slots, reply_timeout=PATIENCE)
+    async with system(config, app):
+        for queue in (healthy, lost):
+            await app.client.set_window(queue, "always", "00:00-24:00 UTC")
+        try:
+            waits = await attempt.using(queue=lost, window="always").enqueue()
+            async with asyncio.timeout(PATIENCE):
+                await hung.wait()
+            assert await (await attempt.enqueue()).result(PATIENCE) == 1
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        assert await waits.result(PATIENCE) == 1
     await asyncio.to_thread(cluster.until_ready)
 
 
