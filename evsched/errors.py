@@ -14,7 +14,8 @@ EvschedError
 │   └── BadResult      `result()` of a job whose result is not what its task returns
 └── StoreError         about Redis
     ├── StoreDown      Redis cannot be reached: wait, then try again
-    │   └── ShardsUnread   so the number of shards of a queue is not known, and nothing was done
+    │   ├── ShardsUnread   so the number of shards of a queue is not known, and nothing was done
+    │   └── ShardsDown     so shards of a queue were not changed: the message says which, and what to do
     └── StoreRefused   Redis refuses: a bug, a missing right, or the wrong Redis
 """
 
@@ -85,12 +86,16 @@ FULL: Final = "oom"
 class StoreError(EvschedError):
     """Redis did not do what it was asked."""
 
-    def __init__(self, *message: str, kind: str = "other", node: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self, *message: str, kind: str = "other", node: tuple[str, int] | None = None, unsure: bool = False
+    ) -> None:
         super().__init__(*message)
         self.kind = kind
         """What failed, for metrics: connection, timeout, refused, or an error code of Redis such as oom."""
         self.node = node
         """Host and port of the primary of a cluster that does not answer, if it is that."""
+        self.unsure = unsure
+        """Whether the command was sent and not answered, so it may have been done all the same."""
 
 
 class StoreDown(StoreError):
@@ -99,6 +104,10 @@ class StoreDown(StoreError):
 
 class ShardsUnread(StoreDown):
     """The numbers of shards cannot be read, so nothing was done."""
+
+
+class ShardsDown(StoreDown):
+    """A primary does not answer, so some shards of the queue were not changed."""
 
 
 class StoreRefused(StoreError):

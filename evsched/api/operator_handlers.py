@@ -24,6 +24,7 @@ from evsched.api.replies import (
     WindowSet,
 )
 from evsched.api.requests import CreateQuery, DeadJobs, NewCalendar, NewLimits, NewWindow, Pause
+from evsched.client.every_shard import check
 from evsched.client.gate import LimitOptions
 from evsched.client.spread import ChangeDead, change_dead, never_used
 from evsched.client.sweep import Filter, dropping, reviving
@@ -47,8 +48,18 @@ async def _check_used(asked: Asked[Any, Any], *, create: bool) -> None:
         raise Problem(HTTPStatus.NOT_FOUND, "no-such-queue", unknown + hint)
 
 
+async def _check_shards(asked: Asked[Any, Any]) -> None:
+    """Refuse a change of a whole queue before anything is read, if a primary of its shards does not answer.
+
+    Raises:
+        ShardsDown: nothing was done.
+    """
+    await asked.client.run(check(asked.stores))
+
+
 async def pause(asked: Asked[Pause, CreateQuery]) -> Reply:
     """Pause a queue, until a moment or until it is resumed: running jobs finish, and no other starts."""
+    await _check_shards(asked)
     await _check_used(asked, create=asked.query.create)
     since = await asked.client.pause(asked.queue, until=asked.body.until, why=asked.body.why)
     return Reply(HTTPStatus.OK, QueuePaused(asked.queue, since))
@@ -56,6 +67,7 @@ async def pause(asked: Asked[Pause, CreateQuery]) -> Reply:
 
 async def resume(asked: Asked[None, None]) -> Reply:
     """Resume a queue."""
+    await _check_shards(asked)
     await _check_used(asked, create=False)
     return Reply(HTTPStatus.OK, QueueResumed(asked.queue, await asked.client.resume(asked.queue)))
 
@@ -72,6 +84,7 @@ async def limit(asked: Asked[NewLimits, CreateQuery]) -> Reply:
     fields = {name: value for name, value in names.items() if value is not UNSET}
     if not fields:
         raise invalid("give concurrency, rate, burst or weight: a number, or null to remove the limit")
+    await _check_shards(asked)
     present = await asked.client.limits(asked.queue)
     await _check_used(asked, create=asked.query.create or bool(present.queue or present.groups))
     options = cast("LimitOptions", fields)

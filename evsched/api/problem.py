@@ -18,6 +18,7 @@ from evsched.errors import (
     JobExists,
     JobMissing,
     JobRunning,
+    ShardsDown,
     ShardsUnread,
     StoreDown,
     StoreRefused,
@@ -65,8 +66,11 @@ def invalid(detail: str) -> Problem:
     return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", detail)
 
 
-def of_error(error: EvschedError) -> Problem:
-    """Return the problem that an error of evsched is to a caller. What is the server's own affair goes to its log."""
+def of_error(error: EvschedError, *, reads: bool = False) -> Problem:
+    """Return the problem that an error of evsched is to a caller. What is the server's own affair goes to its log.
+
+    `reads`: the request changes nothing.
+    """
     if isinstance(error, JobExists):
         return Problem(HTTPStatus.CONFLICT, "job-exists", str(error))
     if isinstance(error, JobRunning):
@@ -80,8 +84,10 @@ def of_error(error: EvschedError) -> Problem:
     if isinstance(error, StoreDown):
         _logger.error("a request was not done, since Redis cannot serve now: %s", error)
         why = "Redis cannot serve now" if error.node is None else reason(error)
-        detail = f"{why}; a write may have been done all the same: look before you repeat it"
-        if isinstance(error, ShardsUnread):
+        detail = why if reads else f"{why}; a write may have been done all the same: look before you repeat it"
+        if isinstance(error, ShardsDown):
+            detail = str(error)
+        elif isinstance(error, ShardsUnread):
             detail = f"{why}, so the numbers of shards of queues cannot be read, and nothing was done"
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "redis-away", detail, {"Retry-After": str(_AWAY)})
     if isinstance(error, StoreRefused):

@@ -9,13 +9,15 @@ from typing import Final, TypedDict, cast
 from msgspec import structs
 
 from evsched import keys
+from evsched.client.every_shard import change, check
 from evsched.client.operations import Operation, Send, send
 from evsched.client.times import unix
 from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
 from evsched.jobs.options import invalid
 from evsched.shards import Shards
-from evsched.store.limits import Limits, check, field
+from evsched.store.limits import Limits, field
+from evsched.store.limits import check as check_limits
 from evsched.store.server import clock
 from evsched.store.store import Store
 
@@ -39,20 +41,26 @@ class LimitOptions(TypedDict, total=False):
 def pause(stores: Sequence[Store], until: datetime | float | None, why: str) -> Operation[tuple[float, int]]:
     """Pause a queue; return since when it is paused, and how many jobs went back to the backlog.
 
-    `stores`: those of the queue's shards and, last, of the queue itself. If that fails, the same does the rest.
+    `stores`: those of the queue's shards and, last, of the queue itself.
 
     Raises:
         ConfigError: the moment has passed, or the reason is too long.
+        ShardsDown: as `change`.
     """
     end = None if until is None else unix("until", until)
+    yield from check(stores)
     yield from check_pause(stores[-1], end, why)
-    since, back = 0.0, 0
-    for store in stores:
-        left = 1
-        while left:
+
+    def pause_one(store: Store) -> Operation[tuple[float, int]]:
+        back = 0
+        while True:
             since, put, left = yield from send(store.pause(until=end, why=why))
             back += put
-    return since, back
+            if not left:
+                return since, back
+
+    pauses = yield from change(stores, pause_one, "paused")
+    return pauses[-1][0], sum(back for _, back in pauses)
 
 
 def check_pause(store: Store, until: float | None, why: str) -> Operation[None]:
@@ -70,13 +78,14 @@ def check_pause(store: Store, until: float | None, why: str) -> Operation[None]:
 
 
 def resume(stores: Sequence[Store]) -> Operation[float | None]:
-    """Resume a queue; return since when it was paused, None if it was not."""
-    pauses = list[float]()
-    for store in stores:
-        since = yield from send(store.resume())
-        if since is not None:
-            pauses.append(since)
-    return max(pauses, default=None)
+    """Resume a queue; return since when it was paused, None if it was not.
+
+    Raises:
+        ShardsDown: as `change`.
+    """
+    yield from check(stores)
+    pauses = yield from change(stores, lambda store: send(store.resume()), "resumed")
+    return max((since for since in pauses if since is not None), default=None)
 
 
 def given(options: LimitOptions) -> dict[str, float | None]:
@@ -112,17 +121,28 @@ def set_limits(stores: Sequence[Store], fields: Mapping[str, float | None]) -> O
 
     Raises:
         ConfigError: a limit cannot be divided among them; then none is set.
+        ShardsDown: as `change`.
     """
     removed = {name: None for name, value in fields.items() if value is None}
     given = {name: value for name, value in fields.items() if value is not None}
     shards = Shards({stores[-1].queue: len(stores) - 1})
     divided = [shards.divide(given, store.queue) if len(stores) > 1 else given for store in stores]
     for part in divided:
-        check(part)
-    found = list[Limits]()
-    for store, part in zip(stores, divided, strict=True):
-        limits = yield from send(store.limit(removed | part))
-        if part or removed:
-            yield from note_setting(store)
-        found.append(structs.replace(limits, declared=(yield from send(store.declared_limits()))))
+        check_limits(part)
+    parts = {store.queue: removed | part for store, part in zip(stores, divided, strict=True)}
+
+    def set_one(store: Store) -> Operation[Limits]:
+        limits = yield from send(store.limit(parts[store.queue]))
+        yield from note_setting(store)
+        return limits
+
+    if fields:
+        yield from check(stores)
+        found = yield from change(stores, set_one, "given their parts of the new limits")
+    else:
+        found = list[Limits]()
+        for store in stores:
+            found.append((yield from send(store.limit())))
+    for at, store in enumerate(stores):
+        found[at] = structs.replace(found[at], declared=(yield from send(store.declared_limits())))
     return found

@@ -27,6 +27,7 @@ from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.backoff import reconnect_delay
 from evsched.transport.call import Call, T, Word
+from evsched.transport.topology import START_IT, nodes_down
 
 MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -132,7 +133,7 @@ def send(call: Call[T]) -> Operation[T]:
     """Send a call, and send it again while Redis is down: every script may run twice.
 
     Raises:
-        StoreDown: Redis stayed away for 5 s; the call may have been done all the same.
+        StoreDown: Redis stayed away for 5 s. If it is `unsure`, the call may have been done all the same.
     """
     return (yield from _perform(Send(call)))
 
@@ -158,15 +159,18 @@ def node_of(key: Word) -> Operation[Host | None]:
 
 def _perform(step: Step) -> Operation[Any]:
     """Perform a step, and again while Redis is down."""
-    until, failures = time.monotonic() + _PATIENCE, 0
+    until, failures, unsure = time.monotonic() + _PATIENCE, 0, False
+    writes = isinstance(step, Send) and step.call.writes
     while True:
         try:
             return (yield step)
-        except StoreDown:
+        except StoreDown as error:
             failures += 1
+            unsure = unsure or (error.unsure and writes)  # at any attempt
             delay = reconnect_delay(failures)
             if time.monotonic() + delay > until:
-                raise
+                problem = str(error) if error.node is None else f"{nodes_down([error.node])}: {START_IT}, and try again"
+                raise StoreDown(problem, kind=error.kind, node=error.node, unsure=unsure) from error
             yield Pause(delay)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct, structs
 
@@ -11,6 +11,16 @@ from evsched.transport.address import Host
 
 T = TypeVar("T")
 Word = str | bytes | int | float
+
+
+_READERS: Final = frozenset(
+    (
+        *("CLUSTER", "DBSIZE", "EXISTS", "GET", "INFO", "PUBSUB", "SCAN", "TIME", "TYPE"),
+        *("HGET", "HGETALL", "HMGET", "HSTRLEN", "LINDEX", "LRANGE", "SCARD", "SMEMBERS", "SSCAN"),
+        *("XINFO", "XLEN", "ZCARD", "ZRANGE", "ZSCAN", "ZSCORE"),
+    )
+)
+"""Commands that change nothing, as they are used here."""
 
 
 class Script(Struct, frozen=True):
@@ -39,6 +49,13 @@ class Call(Struct, Generic[T], frozen=True):
     def name(self) -> str:
         """The name for messages: the verb, or the command."""
         return self.script.name if self.script else str(self.words[0])
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change something."""
+        if self.script is not None:
+            return not self.script.source.startswith("#!lua flags=no-writes")
+        return str(self.words[0]) not in _READERS
 
     def at(self, node: Host | None) -> Call[T]:
         """Return the call to one of the nodes that `nodes` of a sender returns."""

@@ -87,7 +87,7 @@ class Connection:
             StoreDown: no connection, or no reply within `reply_timeout` seconds; the commands may have been done.
             StoreRefused: the password, user or database is wrong.
         """
-        link = self._connection
+        link, sent = self._connection, False
         try:
             if is_cut(link):
                 await self.close()
@@ -95,6 +95,7 @@ class Connection:
                 async with asyncio.timeout(_OPEN + reply_timeout):
                     await self._route.connect(link)
             async with _Deadline(reply_timeout):
+                sent = True
                 await link.send_packed_command([pack(words) for words in commands], check_health=False)
                 replies = [await self._reply() for _ in commands]
             if any(isinstance(reply, _ELSEWHERE) for reply in replies):
@@ -103,10 +104,10 @@ class Connection:
         except TimeoutError:
             await self._lost()
             problem = named(f"Redis gave no answer within {reply_timeout:g} s", self._route.node)
-            raise StoreDown(problem, kind="timeout", node=self._route.node) from None
+            raise StoreDown(problem, kind="timeout", node=self._route.node, unsure=sent) from None
         except (exceptions.RedisError, OSError) as error:
             await self._lost()
-            raise link_error(error, self._route.node) from None
+            raise link_error(error, self._route.node, sent=sent) from None
         except BaseException:
             # A reply that is still on its way must not be read as the reply to the next command.
             await self.close()
@@ -160,8 +161,10 @@ class SyncConnection:
         if self._process != os.getpid():  # this is a forked child, and the connection its parent's
             link.disconnect()
             self._process = os.getpid()
+        sent = False
         try:
             self._route.connect_sync(link)
+            sent = True
             link.send_command(*words, check_health=False)
             return link.read_response(timeout=block + self._reply_timeout) if block else link.read_response()
         except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
@@ -175,7 +178,7 @@ class SyncConnection:
         except (exceptions.RedisError, OSError) as error:
             self._route.lost()
             link.disconnect()
-            raise link_error(error, self._route.node) from None
+            raise link_error(error, self._route.node, sent=sent) from None
         except BaseException:
             # Ctrl-C: a reply that is still on its way must not be read as the reply to the next command.
             link.disconnect()

@@ -129,11 +129,14 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
 
 
-def link_error(error: Exception, node: Host | None) -> EvschedError:
-    """Return our error for one of a connection, which names the node of a cluster if that does not answer."""
+def link_error(error: Exception, node: Host | None, *, sent: bool = False) -> EvschedError:
+    """Return our error for one of a connection, which names the node of a cluster if that does not answer.
+
+    `sent`: commands were sent on it, so they may have been done.
+    """
     found = translate(error)
     if isinstance(found, StoreDown) and found.kind in ("connection", "timeout"):
-        return StoreDown(named(str(found), node), kind=found.kind, node=node)
+        return StoreDown(named(str(found), node), kind=found.kind, node=node, unsure=sent)
     return found
 
 

@@ -232,7 +232,11 @@ def nodes_down(down: Sequence[Host]) -> str:
     return f"primary {named} does not answer" if len(down) == 1 else f"primaries {named} do not answer"
 
 
-def reason(error: StoreDown) -> str:
+START_IT: Final = "start it, or fail over to its replica"
+"""What to do about a primary that does not answer."""
+
+
+def reason(error: StoreError) -> str:
     """Return the words about an error that name the primary which does not answer, if it is that."""
     return str(error) if error.node is None else nodes_down([error.node])
 

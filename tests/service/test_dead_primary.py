@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ from redis.crc import key_slot
 
 from evsched import keys
 from evsched.client import operations
+from evsched.client.operations import Send, Step
 from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
 from evsched.store import server as about
@@ -240,8 +241,85 @@ async def test_the_http_interface_lists_what_can_be_read(server: EmbeddedRedis) 
                 jobs = (await api.ask("GET", f"/v1/queues/{other}/jobs{query}")).json()
                 assert (len(jobs["jobs"]), jobs["complete"]) == (1, True)
             refused = await api.ask("GET", f"/v1/queues/{name}")
-            assert refused.status_code == 503
-            assert refused.json()["detail"].startswith(f"primary 127.0.0.1:{dead.port} does not answer")
+            down = f"primary 127.0.0.1:{dead.port} does not answer"
+            assert (refused.status_code, refused.json()["detail"]) == (503, down)
+            refused = await api.ask("DELETE", f"/v1/queues/{name}:0/jobs/a")
+            perhaps = "a write may have been done all the same: look before you repeat it"
+            assert (refused.status_code, refused.json()["detail"]) == (503, f"{down}; {perhaps}")
+
+
+class KilledBetween(SyncClient):
+    """Kills a node before the second call of a script is sent."""
+
+    def __init__(self, url: str, node: EmbeddedRedis, verb: str) -> None:
+        super().__init__(url)
+        self._node, self._verb, self._calls = node, verb, 0
+
+    async def perform(self, step: Step) -> Any:
+        if isinstance(step, Send) and step.call.name == self._verb:
+            self._calls += 1
+            if self._calls == 2:
+                self._node.kill()
+        return await super().perform(step)
+
+
+def of_six_shards(cluster: Cluster) -> tuple[str, EmbeddedRedis]:
+    """Return a queue of six shards, and the node of its second shard, which has neither the first nor their number."""
+    with_numbers = next(
+        node
+        for node in cluster.nodes
+        if cluster.primary(next(f"q{n}" for n in count() if slot_of(f"q{n}") == key_slot(keys.SHARDS.encode()))) is node
+    )
+    for name in map("mail{}".format, count()):
+        first, second = cluster.primary(f"{name}:0"), cluster.primary(f"{name}:1")
+        if second not in (first, with_numbers):
+            with closing(SyncClient(cluster.url)) as client:
+                client.send(about.set_shards(name, 6))
+            return name, second
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "verb", ["limit", pytest.param("pause", marks=pytest.mark.extra), pytest.param("resume", marks=pytest.mark.extra)]
+)
+async def test_a_change_of_a_queue_names_the_shards_that_were_changed(
+    server: EmbeddedRedis, tmp_path: Path, verb: str
+) -> None:
+    with Cluster(server.server) as cluster:
+        name, dead = of_six_shards(cluster)
+        with closing(SyncClient(cluster.url)) as client:
+            client.limit(name, concurrency=50)
+            client.pause(name)
+        changes: dict[str, tuple[str, Callable[[SyncClient], object]]] = {
+            "pause": ("paused", lambda client: client.pause(name, why="new")),
+            "resume": ("resumed", lambda client: client.resume(name)),
+            "limit": ("given their parts of the new limits", lambda client: client.limit(name, concurrency=60)),
+        }
+        done, change = changes[verb]
+        down = f"primary 127.0.0.1:{dead.port} does not answer"
+        rest = f"{name}:2, {name}:3, {name}:4, {name}:5, {name} were not: repeat this when it does"
+        with closing(KilledBetween(cluster.url, dead, verb)) as client, pytest.raises(StoreDown) as failed:
+            change(client)
+        assert str(failed.value) == f"{name}:0 was {done}; {down}, so {name}:1 may have been, and {rest}"
+
+        there = [part for part in [f"{name}:{n}" for n in range(6)] + [name] if cluster.primary(part) is not dead]
+        before = [cluster.client(cluster.primary(part)).hgetall(f"{keys.root(part)}limits") for part in there]
+        with (
+            closing(SyncClient(cluster.url)) as client,
+            pytest.raises(StoreDown, match="so nothing was done: start it") as failed,
+        ):
+            change(client)
+        assert down in str(failed.value)
+        words = {"pause": ("--why", "again"), "resume": (), "limit": ("--concurrency", "70")}[verb]
+        refused = Cli(cluster.url, tmp_path).run(verb, name, *words)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr == f"evsched: {failed.value}\n"
+        path, body = {"limit": ("limits", {"concurrency": 70})}.get(verb, (verb, {}))
+        async with calling(cluster.url) as api:
+            method = "PATCH" if verb == "limit" else "POST"
+            response = await api.ask(method, f"/v1/queues/{name}/{path}", None if verb == "resume" else body)
+            assert (response.status_code, response.json()["detail"]) == (503, str(failed.value))
+        assert before == [cluster.client(cluster.primary(part)).hgetall(f"{keys.root(part)}limits") for part in there]
 
 
 def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
