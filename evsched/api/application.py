@@ -232,9 +232,9 @@ async def _answer_problem(_: Request, error: Exception) -> Response:
     return error.response()
 
 
-async def _answer_error(_: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, EvschedError)
-    return of_error(error).response()
+    return of_error(error, reads=request.method in ("GET", "HEAD")).response()
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:

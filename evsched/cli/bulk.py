@@ -127,7 +127,9 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
         try:
             stopped_by = _run(redis, sweep, done)
         except EvschedError as error:
-            rest = ": the same command does the rest" if isinstance(error, StoreDown) else ""
+            rest = ""
+            if isinstance(error, StoreDown):
+                rest, error.unsure = ": the same command does the rest", False
             output.note(f"{sweep.changed} {done} before this failed{rest}")
             raise
         swept = sweep.swept

@@ -96,6 +96,8 @@ def enqueue(
         try:
             (when,) = redis.enqueue(queue, [job], on_conflict, options["unique"])
         except StoreDown as error:
+            if not error.unsure:
+                raise
             look = f"`evsched show {job.id} --queue {queue}` says if it was"
             raise StoreDown(
                 f"{error}; the job may have been accepted all the same: {look}", kind=error.kind, node=error.node

@@ -18,13 +18,15 @@ import evsched
 from evsched.cli import terminal
 from evsched.cli.commands import COMMANDS
 from evsched.cli.usage import UsageError
-from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded
+from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded, StoreError
 from evsched.runtime import collector
 
 __all__ = ["main"]
 
 ENDED: Final = 70
 """Exit code after a loop of the process has ended, which is a bug: EX_SOFTWARE of sysexits."""
+
+_UNSURE: Final = "; the change may have been made all the same: look before you repeat it"
 
 _OUTPUT_FAILED: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 """The errors of a write to stdout. Errors of connections to Redis are not among them: they are StoreErrors."""
@@ -59,7 +61,7 @@ def _run() -> tuple[int, str]:
     except LoopEnded as error:
         return ENDED, str(error)
     except EvschedError as error:
-        return 1, str(error)
+        return 1, f"{error}{_UNSURE if isinstance(error, StoreError) and error.unsure else ''}"
     except KeyboardInterrupt:
         return 130, ""
     except OSError as error:

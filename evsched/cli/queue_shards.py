@@ -192,7 +192,9 @@ def _move(redis: SyncClient, work: Reshard, was: int, strays: Sequence[str]) -> 
                 show(work.examined, work.total)
     except EvschedError as error:
         if not dry_run:
-            rest = ": the same command does the rest" if isinstance(error, StoreDown) else ""
+            rest = ""
+            if isinstance(error, StoreDown):
+                rest, error.unsure = ": the same command does the rest", False
             output.note(f"{work.moved} moved before this failed{rest}")
         raise
     if dry_run:
