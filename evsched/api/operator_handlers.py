@@ -163,6 +163,7 @@ async def list_windows(asked: Asked[None, None]) -> Reply:
 
 async def put_window(asked: Asked[NewWindow, CreateQuery]) -> Reply:
     """Create or change a named window. Jobs that wait for it are checked again at once."""
+    await _check_shards(asked)
     present = await asked.client.windows(asked.queue)
     await _check_used(asked, create=asked.query.create or bool(present))
     back = await asked.client.set_window(asked.queue, asked.name, asked.body.window)

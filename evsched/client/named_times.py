@@ -7,6 +7,7 @@ from datetime import date
 from typing import Any, Final
 
 from evsched import keys
+from evsched.client.every_shard import check
 from evsched.client.gate import note_setting
 from evsched.client.kept_recurrences import kept
 from evsched.client.operations import Operation, send
@@ -83,10 +84,12 @@ def set_window(stores: Sequence[Store], name: str, window: str) -> Operation[int
 
     Raises:
         ConfigError: the name or the window is not valid, or it does not open within two years.
+        ShardsDown: the primary of a shard does not answer, and nothing was done.
     """
     if not WINDOW_NAME.fullmatch(name):
         raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
     store, parsed = stores[-1], parse_window(window)
+    yield from check(stores)
     if parsed.next_open((yield from send(clock(keys.root(store.queue))))) is None:
         raise ConfigError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
     yield from _check_notes(stores, name)
@@ -105,8 +108,10 @@ def remove_window(stores: Sequence[Store], name: str) -> Operation[int]:
     Raises:
         InUse: a recurrence refers to it.
         JobMissing: there is no window of that name.
+        ShardsDown: as above.
     """
     store = stores[-1]
+    yield from check(stores)
     yield from _check_notes(stores, name)
     _check_unused("window", name, [user for user, _ in (yield from _users_of_window(store, name))])
     if not (yield from send(store.set_window(name, None))):

@@ -310,6 +310,11 @@ async def test_a_change_of_a_queue_names_the_shards_that_were_changed(
         ):
             change(client)
         assert down in str(failed.value)
+        with (
+            closing(SyncClient(cluster.url)) as client,
+            pytest.raises(StoreDown, match="so nothing was done: start it"),
+        ):
+            client.set_window(name, "nights", "22:00-06:00 UTC")
         words = {"pause": ("--why", "again"), "resume": (), "limit": ("--concurrency", "70")}[verb]
         refused = Cli(cluster.url, tmp_path).run(verb, name, *words)
         assert (refused.returncode, refused.stdout) == (1, "")
