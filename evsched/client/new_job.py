@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
@@ -105,6 +106,10 @@ _CHECKS: Final[dict[str, Check]] = {
 }
 """The check of each of `JobOptions`, by its declared type."""
 
+_LONG: Final = 308
+_HUGE: Final = re.compile(rb"[0-9]{309}")
+"""The digits of an integer that is larger than any float, and how many bytes a shorter payload has at most."""
+
 _RETRY_FIELDS: Final = RetryFields.__struct_fields__
 """The part of a policy that a payload can have."""
 
@@ -151,7 +156,7 @@ def job_maker(
 
     Raises:
         ConfigError: both `due` and `delay` are given. The function raises it when the arguments are not JSON, or too
-            large; and BadArguments, when a number in one is NaN or infinite.
+            large; and BadArguments, when JSON cannot hold a number in one.
     """
     if not task:
         raise ConfigError("a job needs the name of a task: it is empty")
@@ -164,11 +169,11 @@ def job_maker(
             text = encode(Payload(task, list(args), kwargs, **shared))
         except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise ConfigError(f"task {task}: its arguments and meta must be JSON: {error}") from None
-        # Most payloads have no null, and their arguments are not looked at.
-        if b"null" in text and is_not_finite((args, kwargs)):
+        # Most payloads have no null and are short, and their arguments are not looked at.
+        if (b"null" in text or (len(text) > _LONG and _HUGE.search(text))) and is_not_finite((args, kwargs)):
             raise BadArguments(
-                f"task {task}: argument {_not_finite(args, kwargs, names)} has a number that JSON cannot hold, NaN or "
-                "infinite: pass None or a string for it"
+                f"task {task}: argument {_not_finite(args, kwargs, names)} has a number that JSON cannot hold, NaN, "
+                "infinite or beyond 1.8e308: pass None or a string for it"
             )
         if len(text) > payload_cap:
             raise ConfigError(
@@ -181,7 +186,7 @@ def job_maker(
 
 
 def _not_finite(args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> str:
-    """Return the first argument with a number that is NaN or infinite: by its name, or by its place from 1."""
+    """Return the first argument with a number that JSON cannot hold: by its name, or by its place from 1."""
     by_position = ((repr(names[at]) if at < len(names) else str(at + 1), value) for at, value in enumerate(args))
     by_name = ((repr(name), value) for name, value in kwargs.items())
     return next(name for name, value in (*by_position, *by_name) if is_not_finite(value))

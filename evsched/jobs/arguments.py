@@ -49,12 +49,31 @@ def check(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any], payload: b
         return
     try:
         values, named = task.bind(decode_payload(payload))
+        _refuse_bytes(task, args, kwargs, values, named)
         if task.check is not None:
             task.check(*values, **named)
     except msgspec.ValidationError as error:
         raise BadArguments(f"task {task.name}: {_explain(task.signature, str(error))}") from None
     except GiveUp as error:
         raise BadArguments(f"task {task.name}: {error}") from None
+
+
+def _refuse_bytes(
+    task: Task, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Any], named: Mapping[str, Any]
+) -> None:
+    """Refuse bytes for a parameter whose type is text: it would get their base64, which is what JSON has.
+
+    Raises:
+        BadArguments
+    """
+    of = task.signature
+    given = [
+        *((of.order[at], args[at], values[at], of.positional[at]) for at in range(min(len(args), len(of.order)))),
+        *((name, value, named[name], of.named.get(name)) for name, value in kwargs.items()),
+    ]
+    for name, before, after, wanted in given:
+        if wanted is not None and isinstance(before, bytes | bytearray | memoryview) and isinstance(after, str):
+            raise BadArguments(f"task {task.name}: argument {name!r} is bytes, and the task takes text: decode it")
 
 
 def _surely_fit(of: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

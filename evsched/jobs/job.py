@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
@@ -205,10 +206,15 @@ _EMPTY: Final[dict[str, Any]] = {"args": [], "kwargs": {}, "retry": {}, "meta": 
 
 
 def is_not_finite(value: Any) -> bool:
-    """Return whether a number in a value is NaN or infinite. `encode`, which has accepted the value, makes it null."""
+    """Return whether a number in a value is NaN or infinite, or larger than any float.
+
+    `encode`, which has accepted the value, makes NaN and infinity null. No reader accepts an integer of that size.
+    """
     left: list[Any] = [msgspec.to_builtins(value)]
     while left:
         one = left.pop()
+        if isinstance(one, int) and abs(one) > sys.float_info.max:
+            return True
         if one is None or isinstance(one, str | int):
             continue
         if isinstance(one, float) and not math.isfinite(one):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -136,6 +137,8 @@ def _is_unicode(value: str) -> bool:
 
 
 def _is_number(value: Any) -> bool:
+    if isinstance(value, int) and abs(value) > sys.float_info.max:  # JSON's readers refuse it
+        return False
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

@@ -161,9 +161,20 @@ async def test_every_way_to_enqueue_refuses_arguments_that_do_not_fit(app: App) 
             client.enqueue_many(task.using(priority=1), [(1,)])
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+async def test_bytes_for_a_text_are_refused(app: App) -> None:
+    wrong = "is bytes, and the task takes text: decode it"
+    given: list[Any] = [b"x", bytearray(b"x")]
+    for data in given:
+        with pytest.raises(BadArguments, match=f"task evsched.http: argument 'body' {wrong}"):
+            await app.http.enqueue("http://example.com", body=data)
+        with pytest.raises(BadArguments, match=f"task mail: argument 'to' {wrong}"):
+            check_call(mail, data)
+        check_call(anything, data)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 10**400, -(10**309)])
 async def test_every_way_to_enqueue_refuses_numbers_that_json_cannot_hold(app: App, number: float) -> None:
-    wrong = "has a number that JSON cannot hold, NaN or infinite"
+    wrong = "has a number that JSON cannot hold, NaN, infinite or beyond 1.8e308"
     with pytest.raises(BadArguments, match=f"task measure: argument 'ratio' {wrong}"):
         await app.task(measure).enqueue(1, number, ID)
     task = app.task(anything)

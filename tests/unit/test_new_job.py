@@ -40,6 +40,7 @@ A_TIME = "give an aware datetime, or Unix seconds"
         ({"group": "\ud800"}, "give a string of"),
         ({"timeout": 0}, "timeout is 0: give a number of seconds, more than 0"),
         ({"timeout": float("nan")}, "timeout is nan"),
+        ({"timeout": 10**400}, "timeout is 1000.*: give a number of seconds"),
         ({"timeout": "5"}, "timeout is '5': give a number of seconds"),
         ({"timeout": True}, "timeout is True: give a number of seconds"),
         ({"retention": -1}, "retention is -1"),
