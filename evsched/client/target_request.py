@@ -14,6 +14,9 @@ from evsched.jobs.steering import GiveUp
 
 HttpMethod = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
+SECRET_NAME: Final = re.compile(r"[A-Z0-9_]+")
+"""The name of a secret that requests are signed with."""
+
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[!-~]([\t -~]*[!-~])?|")
 

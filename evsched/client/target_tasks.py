@@ -13,9 +13,10 @@ from msgspec import UNSET, Meta, Struct
 from msgspec.structs import asdict, replace
 
 from evsched.client.target_destination import check_options, destination_of
-from evsched.client.target_request import HttpMethod, Request, read_request
+from evsched.client.target_request import SECRET_NAME, HttpMethod, Request, read_request
 from evsched.jobs.arguments import check
 from evsched.jobs.retry import Retry
+from evsched.jobs.steering import GiveUp
 from evsched.jobs.tasks import Task, define
 
 R = TypeVar("R")
@@ -82,6 +83,8 @@ class HttpJob(TargetJob[HttpResponse | None], frozen=True):
     def check(self) -> None:
         """See `TargetJob`."""
         self.request()
+        if self.sign is not None and not SECRET_NAME.fullmatch(self.sign):
+            raise GiveUp("sign is not the name of a secret: it has A-Z, 0-9 and _ alone, as ORDERS")
 
 
 class ForwardJob(TargetJob[None], frozen=True):

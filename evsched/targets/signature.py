@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -16,12 +15,12 @@ from typing import Final
 
 from standardwebhooks import Webhook
 
+from evsched.client.target_request import SECRET_NAME
 from evsched.environment import SECRET
 from evsched.errors import ConfigError
 from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.steering import GiveUp
 
-_NAME: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _KIND: Final = "whsec_"
 _LEAST: Final = 24
 """Bytes of a secret, by the specification."""
@@ -65,7 +64,9 @@ def signature(secrets: Secrets, name: str, job: CurrentJob, content: bytes) -> d
     """
     webhooks = secrets.get(name)
     if not webhooks:
-        known = f"set {SECRET}{name} for the workers" if _NAME.fullmatch(name) else "a name has A-Z, 0-9 and _ alone"
+        known = (
+            f"set {SECRET}{name} for the workers" if SECRET_NAME.fullmatch(name) else "a name has A-Z, 0-9 and _ alone"
+        )
         raise GiveUp(f"the request is to be signed with a secret that this worker does not have: {known}")
     # The same for all attempts. By the specification it must not have a full stop, which ids of jobs may have.
     digest = sha256(f"{job.queue} {job.idempotency_key}".encode()).hexdigest()[:32]

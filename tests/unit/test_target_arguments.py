@@ -29,6 +29,9 @@ def app() -> App:
         ({"url": URL, "headers": {"Host": "a"}}, "a payload may not set the header host"),
         ({"url": URL, "headers": {"a": "\n"}}, "the value of the header a is not valid"),
         ({"url": URL, "body": "x", "json": 1}, "the request has a body and json"),
+        ({"url": URL, "sign": "orders"}, "sign is not the name of a secret: it has A-Z, 0-9 and _ alone"),
+        ({"url": URL, "sign": ""}, "sign is not the name of a secret"),
+        ({"url": URL, "sign": "bad name"}, "sign is not the name of a secret"),
     ],
 )
 async def test_a_request_that_cannot_be_sent_is_refused_when_it_is_scheduled(
