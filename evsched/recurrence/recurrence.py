@@ -326,11 +326,14 @@ def read_recurrence(
     if not NAME.fullmatch(declared.name) or len(declared.name) > _NAME_MOST:
         raise ConfigError(f"recurrence {declared.name!r}: a name is 1 to {_NAME_MOST} of A-Z a-z 0-9 . _ : @ -")
     counts = (declared.most, declared.count, declared.pause_after)
-    if any(value is not None and value < 1 for value in counts) or declared.spread < 0:
-        raise ConfigError(f"recurrence {declared.name}: most, count and pause_after are at least 1, spread at least 0")
+    if any(value is not None and value < 1 for value in counts):
+        raise ConfigError(f"recurrence {declared.name}: most, count and pause_after are at least 1")
     # Larger values are mistakes: they would not fit a date, or the memory.
-    if declared.most > _CAUGHT_UP or not declared.spread <= _FAR:
-        raise ConfigError(f"recurrence {declared.name}: most is at most {_CAUGHT_UP}, spread at most {_FAR:g} s")
+    if declared.most > _CAUGHT_UP:
+        raise ConfigError(f"recurrence {declared.name}: most is at most {_CAUGHT_UP}")
+    if not 0 <= declared.spread <= _FAR:  # nor NaN
+        give = f"a number of seconds from 0 to {_FAR:.0f}"
+        raise ConfigError(f"recurrence {declared.name}: spread is {declared.spread:g}: give {give}")
     if not all(-_FAR <= moment <= _FAR for moment in (declared.start, declared.end) if moment is not None):
         raise ConfigError(f"recurrence {declared.name}: start and end are Unix seconds, up to {_FAR:g}")
     if not all(CALENDAR_NAME.fullmatch(calendar) for calendar in names_of(declared.skip)):

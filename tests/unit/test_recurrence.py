@@ -232,6 +232,8 @@ def test_the_id_of_an_occurrence_is_its_name_and_planned_time() -> None:
         ({"rule": b"@daily", "payload": JOB, "zone": b"Mars"}, "zone 'Mars'"),
         ({"rule": b"@daily", "payload": JOB, "window": b"always open"}, "at 'always open'"),
         ({"rule": b"@daily", "payload": JOB, "count": b"0"}, "at least 1"),
+        ({"rule": b"@daily", "payload": JOB, "spread": b"nan"}, "spread is nan: give a number of seconds from 0 to 1"),
+        ({"rule": b"@daily", "payload": JOB, "spread": b"-1"}, "spread is -1: give a number of seconds from 0 to 1"),
     ],
 )
 def test_an_invalid_record_is_refused_and_the_error_names_the_field(fields: dict[str, bytes], words: str) -> None:
