@@ -28,7 +28,7 @@ from evsched.store.operators import QueueStats, merged
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
-from evsched.transport.topology import nodes_down, reason
+from evsched.transport.topology import START_IT, nodes_down, reason
 
 ChangeDead = Callable[[Store, Sequence[str]], Call[list[str]]]
 """Revives or drops dead jobs by their ids: all, or none if one is not dead."""
@@ -318,7 +318,7 @@ def read_all_shards() -> Operation[Shards]:
     try:
         return (yield from read_shards())
     except StoreDown as error:
-        todo = "" if error.node is None else ": start that node, or fail over to its replica, and try again"
+        todo = "" if error.node is None else f": {START_IT}, and try again"
         raise ShardsUnread(
             f"{reason(error)}, so the numbers of shards of queues cannot be read, and nothing was done{todo}",
             kind=error.kind,

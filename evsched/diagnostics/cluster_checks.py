@@ -69,12 +69,11 @@ def _doubtful(host: Host, why: str) -> Finding:
 
 def without_answer(ranges: list[server.SlotRange], down: set[Host]) -> list[Finding]:
     """Report the primaries that do not answer, with their slots."""
-    mend = (
-        "start it again; if that fails, promote one of its replicas: redis-cli -h HOST -p PORT of the replica "
-        "CLUSTER FAILOVER TAKEOVER"
-    )
+    promote = "promote one of its replicas: redis-cli -h HOST -p PORT of the replica CLUSTER FAILOVER TAKEOVER"
     found = list[Finding]()
     for host in sorted(down):
+        has_replica = any(one.replicas for one in ranges if one.primary == host)
+        mend = f"start it again; if that fails, {promote}" if has_replica else "start it again: it has no replica"
         slots = ", ".join(f"{one.first}-{one.last}" for one in ranges if one.primary == host)
         address = f"{host[0]}:{host[1]}"
         what = f"primary {address} of slots {slots} does not answer: its queues stand still, and were not checked"

@@ -232,7 +232,7 @@ def nodes_down(down: Sequence[Host]) -> str:
     return f"primary {named} does not answer" if len(down) == 1 else f"primaries {named} do not answer"
 
 
-START_IT: Final = "start it, or fail over to its replica"
+START_IT: Final = "start it, or fail over to its replica if it has one"
 """What to do about a primary that does not answer."""
 
 

@@ -400,7 +400,9 @@ def test_errors_name_the_node_that_does_not_answer(without_one: tuple[Cluster, C
     cluster, cli = without_one
     at = f"127.0.0.1:{cluster.nodes[-1].port}"
     lost = next(name for name in map("x{}".format, count()) if slot_of(name) > 2 * 16384 // 3 + 1)
-    problem = f"evsched: primary {at} does not answer: start it, or fail over to its replica, and try again"
+    problem = (
+        f"evsched: primary {at} does not answer: start it, or fail over to its replica if it has one, and try again"
+    )
     unsure = "; the change may have been made all the same: look before you repeat it"
     is_hung = bool(cluster.nodes[-1].pid)
     for words in (("calendars", "--queue", lost), ("queues", "plan"), ("cancel", "a", "--queue", lost)):

@@ -38,6 +38,12 @@ def test_a_primary_that_has_lost_its_replica() -> None:
     assert (found.check, found.level, found.where) == ("cluster-replicas", "warning", "127.0.0.1:7001")
 
 
+def test_a_replica_is_promoted_only_where_there_is_one() -> None:
+    with_replica, without = cluster_checks.without_answer(ranges([C], []), {A, B})
+    assert with_replica.mend.startswith("start it again; if that fails, promote one of its replicas")
+    assert without.mend == "start it again: it has no replica"
+
+
 def test_nodes_of_different_versions() -> None:
     assert cluster_checks.different_versions({A: "Redis 7.0.15", B: "Redis 7.0.15"}) == []
     (found,) = cluster_checks.different_versions({A: "Redis 7.0.15", B: "Valkey 9.1.2", C: "Redis 7.0.15"})
