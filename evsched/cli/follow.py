@@ -48,7 +48,7 @@ def show(
     Example: evsched show report-17 --follow
     """
     named = queue
-    with client_of_job(url, queue, job) as (redis, queue):
+    with client_of_job(url, queue, job, reads=True) as (redis, queue):
         status, opens = redis.status(queue, job), None
         if status is not None and follow:
             asyncio.run(_follow(settings(url).url, status.queue, job))
@@ -105,7 +105,7 @@ def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Ur
     Example: evsched explain report-17
     """
     named = queue
-    with client_of_job(url, queue, job) as (redis, queue):
+    with client_of_job(url, queue, job, reads=True) as (redis, queue):
         found = redis.run(explain_any(redis.shards, redis.parts_of(queue, job), queue, job))
         if found is None and (row := ledger_rows.find(url, named, job)) is not None:
             found = ledger_rows.explain(row)

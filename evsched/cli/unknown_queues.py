@@ -19,6 +19,7 @@ from evsched.client.operations import once
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
+from evsched.shards import Shards
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.address import Host
@@ -148,10 +149,13 @@ def client_of(url: str | None, queue: str, *, changes_queue: bool = False) -> Ge
 
 
 @contextmanager
-def client_of_job(url: str | None, queue: str | None, job: str) -> Generator[tuple[CommandClient, str]]:
+def client_of_job(
+    url: str | None, queue: str | None, job: str, *, reads: bool = False
+) -> Generator[tuple[CommandClient, str]]:
     """Yield a client, and the queue of a job: the one that was named, or else the one that has a job of this id.
 
-    If the job is missing where it was looked for, the error names the queue that has it.
+    If the job is missing where it was looked for, the error names the queue that has it. `reads`: the command changes
+    nothing, so if the numbers of shards cannot be read, it may be about a queue that is a shard only by its name.
 
     Raises:
         EvschedError: several queues have a job of this id.
@@ -162,9 +166,11 @@ def client_of_job(url: str | None, queue: str | None, job: str) -> Generator[tup
             yield redis, only_queue_of(redis, job) or DEFAULT_QUEUE
         return
     with client_of(url, queue) as redis:
+        if reads:
+            queue = _shard_with(redis, queue, job)
         try:
             yield redis, queue
-        except JobMissing as error:
+        except JobMissing:
             if redis.status(queue, job) is not None:
                 raise
             others, down = queues_of(redis, job)
@@ -173,7 +179,18 @@ def client_of_job(url: str | None, queue: str | None, job: str) -> Generator[tup
             if others:
                 missing_there = f"no job {job} in queue {queue}: {_have(job, others)}: give --queue {others[0]}"
                 raise JobMissing(missing_there) from None
-            raise JobMissing(f"{_not_searched(down)}: {error}") from None
+            raise JobMissing(f"{_not_searched(down)}: no job {job} was found in queue {queue}") from None
+
+
+def _shard_with(redis: CommandClient, queue: str, job: str) -> str:
+    """Return the shard that has a job of a queue whose number of shards cannot be read; else the queue."""
+    if redis.shards.learned is not False or redis.status(queue, job) is not None:
+        return queue
+    found = Shards({queue: 0}).beyond(queue, queues_of(redis, job)[0])
+    if len(found) != 1:
+        return queue
+    output.note(f"{redis.unread}: queue {found[0]}, by its name a shard of {queue}, has job {job}")
+    return found[0]
 
 
 def only_queue_of(redis: SyncClient, job: str) -> str | None:

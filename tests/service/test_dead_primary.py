@@ -343,6 +343,25 @@ def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[C
         assert away in missing.stderr
 
 
+def test_a_job_is_found_in_a_shard_though_the_number_of_shards_is_not_known(without_one: tuple[Cluster, Cli]) -> None:
+    cluster, cli = without_one
+    queue = healthy(cluster)
+    part = next(f"{queue}:{n}" for n in count() if cluster.primary(f"{queue}:{n}") in cluster.nodes[:2])
+    node = cluster.client(cluster.primary(part))
+    node.hset(keys.job(part, "one"), "payload", '{"task":"rec","args":[1]}')
+    node.zadd(keys.schedule(part), {"one": 4e9})
+    for command in ("show", "explain"):
+        done = cli.run(command, "one", "--queue", queue)
+        assert done.returncode == 0, done.stderr
+        assert "schedule" in done.stdout
+        assert f"queue {part}, by its name a shard of {queue}, has job one" in done.stderr
+    refused = cli.run("cancel", "one", "--queue", queue)
+    assert refused.returncode == 1
+    assert f"give --queue {part}" in refused.stderr
+    missing = cli.run("cancel", "two", "--queue", queue).stderr
+    assert missing.endswith(f"so queues there were not searched: no job two was found in queue {queue}\n")
+
+
 def test_optional_answers_are_asked_for_once(without_one: tuple[Cluster, Cli], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "_PATIENCE", 2 * PATIENCE)  # a call that is sent again outlasts the test
     cluster, cli = without_one
