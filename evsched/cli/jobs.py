@@ -22,6 +22,7 @@ from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
 from evsched.client.sweeps import Sweeps
+from evsched.client.target_tasks import QUEUE, is_target
 from evsched.client.unique import Unique, id_of_arguments
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, JobMissing, StoreDown
@@ -107,6 +108,8 @@ def enqueue(
             output.as_json({"id": job.id, "queue": queue, "due": when})
         else:
             print(job.id, flush=True)
+        if queue == DEFAULT_QUEUE and is_target(task):
+            output.note(f"{task}: its workers serve queue {QUEUE} unless they name another: give --queue {QUEUE}")
         for note in (no_window(redis, queue, window), not_served(redis, queue, job.id)):
             if note:
                 output.note(note)

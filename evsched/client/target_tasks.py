@@ -122,13 +122,18 @@ def definition(name: str) -> Task:
     return replace(task, signature=replace(task.signature, returns=returns), check=refuse)
 
 
+def is_target(name: str) -> bool:
+    """Return whether a task is one of these."""
+    return name in _ARGUMENTS
+
+
 def check_target(name: str, args: Sequence[Any], kwargs: dict[str, Any], payload: bytes) -> None:
     """Refuse a call of one of these tasks that no worker can do; other tasks are not looked at.
 
     Raises:
         BadArguments
     """
-    if name in _ARGUMENTS:
+    if is_target(name):
         check(definition(name), args, kwargs, payload)
 
 

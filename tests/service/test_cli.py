@@ -127,6 +127,13 @@ def test_enqueue_says_that_no_worker_serves_the_queue(cli: Cli, queue: str, raw:
     )
 
 
+def test_enqueue_of_a_request_without_a_queue_names_the_queue_of_its_workers(cli: Cli) -> None:
+    hint = "evsched.http: its workers serve queue targets unless they name another: give --queue targets"
+    words = ("enqueue", "evsched.http", '"http://example.com"', "--in", "1h")
+    assert hint in cli.run(*words).stderr
+    assert hint not in cli.run(*words, "--queue", "targets").stderr
+
+
 def test_enqueue_says_that_a_queue_has_no_window_of_a_name(cli: Cli, queue: str, raw: Any) -> None:
     raw.zadd(f"evsched:{{{queue}}}:leases", {"w": 4e9})
     done = cli.run("enqueue", "add", "1", "--window", "09-17", "--queue", queue)
