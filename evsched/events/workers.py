@@ -59,6 +59,8 @@ class LeaseLost(Event, frozen=True, kw_only=True):
 
     queue: str
     worker: str
+    held: int
+    """How many jobs it held; an idle worker held none, so nothing is lost."""
 
 
 class ControlOpened(Event, frozen=True, kw_only=True):

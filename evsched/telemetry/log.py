@@ -50,6 +50,8 @@ class Log:
             level = logging.DEBUG  # another worker fetches it at once: no action is needed
         if isinstance(event, events.JobDeferred) and event.cause != "window":
             level = logging.DEBUG  # HandlerNotFound or TaskUnknown was logged, once for all of them
+        if isinstance(event, events.LeaseLost) and not event.held:
+            level = logging.WARNING  # nothing is lost, but it sent no heartbeat for long
         if isinstance(event, events.ChildEnded) and event.code not in (0, -signal.SIGTERM):
             level = logging.WARNING  # it was not asked to end, or could not
         if not self._is_news(event) or not line or not _logger.isEnabledFor(level):
@@ -64,6 +66,9 @@ class Log:
             values["blocker"] = BLOCKER.format_map(values) if event.id else one_of
         elif isinstance(event, events.ParentWoken):
             values["why"] = NEEDS.get(event.need, event.need)
+        elif isinstance(event, events.LeaseLost):
+            cancelled = ": its jobs are cancelled here and start elsewhere"
+            values["effect"] = cancelled if event.held else ", and held no jobs"
         elif isinstance(event, events.RunLost):
             values["but"] = LOST_ENDS[event.end]
         elif isinstance(event, events.CallRefused | events.CallAccepted):

@@ -68,7 +68,7 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.RunLost: (logging.WARNING, "job {id} of {queue}, task {task}, attempt {attempt}, finished {but}"),
     events.LeaseLost: (
         logging.ERROR,
-        "worker {worker} lost its lease on {queue}: its jobs are cancelled here and start elsewhere",
+        "worker {worker} lost its lease on {queue}{effect}",
     ),
     events.WorkerStarted: (logging.INFO, "worker {worker} started: {slots} slots, queues {queues}, tasks {tasks}"),
     events.WorkerDraining: (

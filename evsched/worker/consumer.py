@@ -294,9 +294,10 @@ class QueueConsumer:
 
     def lose(self) -> None:
         """Stop and drop what is held: the lease had ended, so other workers have these jobs now."""
+        count = len(self.held.runs) + len(self.held.fetched)
         self._demand.share.release(self.held.lose())
         self.on_unsure()
-        self.served.runtime.emit(events.LeaseLost(queue=self.served.queue, worker=self.served.worker))
+        self.served.runtime.emit(events.LeaseLost(queue=self.served.queue, worker=self.served.worker, held=count))
 
     def fetch_no_more(self) -> None:
         """Begin no other fetch. For any thread; `stop_fetching` ends the one that waits."""

@@ -78,6 +78,7 @@ async def test_a_lost_lease_stops_the_run_and_the_newer_run_counts(
         hold.gate.set()
         assert await job.result(PATIENCE) == 2
     assert not running.recorder.of(events.RunLost)
+    assert [lost.held for lost in running.recorder.of(events.LeaseLost)] == [1]
 
 
 async def test_an_idle_worker_keeps_its_long_lease(server: EmbeddedRedis, queue: str) -> None:

@@ -67,7 +67,7 @@ EVENTS = [
     events.JobDeferred(queue="q", id="a", task="t", due=1.0, cause="task"),
     events.RunLost(queue="q", worker="w", id="a", task="t", attempt=1),
     events.RunLost(queue="q", worker="w", id="a", task="t", attempt=1, end="unknown"),
-    events.LeaseLost(queue="q", worker="w"),
+    events.LeaseLost(queue="q", worker="w", held=2),
     events.RecurrenceDeclared(queue="q", name="r", done="retired"),
     events.PauseOver(queue="q", name="r"),
     events.LimitDeclared(queue="q", limit="concurrency:alice", value="3"),
@@ -100,6 +100,18 @@ def test_each_event_is_one_line(out: Terminal, event: events.Event) -> None:
     assert "{" not in line or not out.isatty()
     if not out.isatty():
         assert json.loads(line)["event"] == type(event).__name__
+
+
+@pytest.mark.parametrize(
+    ("held", "level", "effect"), [(2, "ERROR", ": its jobs are cancelled here"), (0, "WARNING", ", and held no jobs")]
+)
+def test_a_lost_lease_is_an_error_only_if_the_worker_held_jobs(
+    caplog: pytest.LogCaptureFixture, held: int, level: str, effect: str
+) -> None:
+    log.Log().on_event(events.LeaseLost(queue="q", worker="w", held=held))
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert f"worker w lost its lease on q{effect}" in record.message
 
 
 def test_frequent_events_have_no_line(out: Terminal) -> None:

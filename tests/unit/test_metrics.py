@@ -169,7 +169,7 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     metrics.on_event(events.Missed(queue="q", name="nightly", count=4))
     metrics.on_event(events.RecurrenceBroken(queue="q", name="nightly", reason="its rule"))
     metrics.on_event(events.RecurrencePaused(queue="q", name="nightly", why="3 failures in a row"))
-    metrics.on_event(events.LeaseLost(queue="q", worker="w"))
+    metrics.on_event(events.LeaseLost(queue="q", worker="w", held=1))
     metrics.on_event(events.RedisFailed(kind="timeout"))
     scraped = page(metrics)
     assert scraped("wakeups_total", reason="event") == 1
