@@ -84,14 +84,10 @@ async def test_a_move_that_cannot_be_finished_is_reported_and_tried_again_and_ho
 async def test_a_batch_that_was_finished_meanwhile_is_no_event(
     runtime: Runtime, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
-    await depart(sender, store, ABANDONED + 1)
-    first, second = Janitor(runtime, Queues(store.queue)), Janitor(runtime, Queues(store.queue))
-    both = [asyncio.create_task(janitor.run()) for janitor in (first, second)]
-    await recorder.wait(events.MoveFinished)
-    await depart(sender, store, ABANDONED + 1, "b")
-    await recorder.wait(events.MoveFinished, count=2)
-    for task in both:
-        task.cancel()
+    first, second = Mover(runtime), Mover(runtime)
+    for job in ("a", "b"):
+        await depart(sender, store, ABANDONED + 1, job)
+        await asyncio.gather(first.step(store.queue), second.step(store.queue))
     assert [event.moved for event in recorder.of(events.MoveFinished)] == [1, 1]
 
 
