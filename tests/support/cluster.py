@@ -82,7 +82,7 @@ class Cluster(Servers):
             )
             node = EmbeddedRedis(
                 self._server,
-                port=0,
+                port=free_port(),  # of a node that is killed, no other server may get it
                 cluster_enabled="yes",
                 cluster_port=str(free_port()),
                 cluster_node_timeout="1500",

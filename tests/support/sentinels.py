@@ -75,7 +75,7 @@ class Sentinels(Servers):
             tls = self._tls()
             # The whole data set is sent at once, not after the 5 s in which more replicas may come.
             settings = {"repl_diskless_sync_delay": "0", **secret, **first, **tls}
-            server = self._stack.enter_context(EmbeddedRedis(self._server, port=0, **settings))
+            server = self._stack.enter_context(EmbeddedRedis(self._server, port=free_port(), **settings))
             self.servers.append(server)
             self._ports.append(int(tls.get("tls_port", server.port or 0)))
         for number in range(sentinels):
