@@ -13,7 +13,8 @@ from evsched.config import Config
 from evsched.events import Completed, JobBuried
 from tests.support.system import System, system
 
-RUNS = 100
+RUNS = 500
+"""More than the objects that remain however many runs there are, such as closed event loops."""
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ def in_threads(name):
     return len(failures)
 
 before = in_threads("before")
-waiting = threading.Thread(target=lambda: sender.send(Call(("BLPOP", "gate", 20), raw), 20))
+waiting = threading.Thread(target=lambda: sender.send(Call(("BLPOP", "gate", 20), raw, near="gate"), 20))
 waiting.start()
-while not sender.send(Call(("CLIENT", "LIST"), raw)).count(b"cmd=blpop"): pass
+while not sender.send(Call(("CLIENT", "LIST"), raw, near="gate")).count(b"cmd=blpop"): pass
 children = []
 for n in range(3):
     if not (child := os.fork()):
@@ -56,7 +56,7 @@ for n in range(3):
     children.append(child)
 in_parent = in_threads("parent")
 ended = [os.waitpid(child, 0)[1] for child in children]
-sender.send(Call(("LPUSH", "gate", 1), raw))
+sender.send(Call(("LPUSH", "gate", 1), raw, near="gate"))
 waiting.join()
 print(before, in_parent, ended)
 """
