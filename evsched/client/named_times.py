@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any, Final
 
 from evsched import keys
-from evsched.client.every_shard import check
+from evsched.client.every_shard import change, check
 from evsched.client.gate import note_setting
 from evsched.client.kept_recurrences import kept
 from evsched.client.operations import Operation, send
@@ -84,7 +84,7 @@ def set_window(stores: Sequence[Store], name: str, window: str) -> Operation[int
 
     Raises:
         ConfigError: the name or the window is not valid, or it does not open within two years.
-        ShardsDown: the primary of a shard does not answer, and nothing was done.
+        ShardsDown: the primary of a shard does not answer: nothing was done, or only a part.
     """
     if not WINDOW_NAME.fullmatch(name):
         raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
@@ -93,9 +93,7 @@ def set_window(stores: Sequence[Store], name: str, window: str) -> Operation[int
     if parsed.next_open((yield from send(clock(keys.root(store.queue))))) is None:
         raise ConfigError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
     yield from _check_notes(stores, name)
-    yield from send(store.set_window(name, window))
-    yield from note_setting(store)
-    back = yield from _reopen(stores, name)
+    back = yield from _change_window(stores, name, window)
     for recurrence, fields in (yield from _users_of_window(store, name)):
         if "reason" in fields:  # it was stopped, because there was no such window
             yield from send(store.replan(recurrence))
@@ -114,10 +112,7 @@ def remove_window(stores: Sequence[Store], name: str) -> Operation[int]:
     yield from check(stores)
     yield from _check_notes(stores, name)
     _check_unused("window", name, [user for user, _ in (yield from _users_of_window(store, name))])
-    if not (yield from send(store.set_window(name, None))):
-        raise JobMissing(f"queue {store.queue} has no window {name}")
-    yield from note_setting(store)
-    return (yield from _reopen(stores, name))
+    return (yield from _change_window(stores, name, None))
 
 
 def _users_of_window(store: Store, name: str) -> Operation[list[tuple[str, dict[str, bytes]]]]:
@@ -135,15 +130,28 @@ def _check_notes(stores: Sequence[Store], name: str) -> Operation[None]:
         yield from send(store.count_deferred(name))
 
 
-def _reopen(stores: Sequence[Store], name: str) -> Operation[int]:
-    """Schedule the jobs that wait for a window again, so that its new definition applies; return how many."""
-    total = 0
-    for store in stores:
-        left = 1
+def _change_window(stores: Sequence[Store], name: str, window: str | None) -> Operation[int]:
+    """Write or delete a window, and schedule the jobs that wait for it again, so that this applies; return how many.
+
+    Raises:
+        JobMissing: there is none to delete.
+        ShardsDown: as `change`.
+    """
+    keeper = stores[-1]
+
+    def change_in(store: Store) -> Operation[int]:
+        if store is keeper:
+            if not (yield from send(store.set_window(name, window))) and window is None:
+                raise JobMissing(f"queue {store.queue} has no window {name}")
+            yield from note_setting(store)
+        total, left = 0, 1
         while left:
             back, left = yield from send(store.reopen(name))
             total += back
-    return total
+        return total
+
+    changed = yield from change([keeper, *stores[:-1]], change_in, f"given the change of window {name}")
+    return sum(changed)
 
 
 def _check_unused(what: str, name: str, users: Sequence[str]) -> None:

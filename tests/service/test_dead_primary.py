@@ -279,6 +279,18 @@ def of_six_shards(cluster: Cluster) -> tuple[str, EmbeddedRedis]:
     raise AssertionError
 
 
+def test_a_change_of_a_window_names_the_shards_that_were_given_it(server: EmbeddedRedis) -> None:
+    with Cluster(server.server) as cluster:
+        name, dead = of_six_shards(cluster)
+        down = f"primary 127.0.0.1:{dead.port} does not answer"
+        done = f"{name}, {name}:0 were given the change of window nights; {down}, so {name}:1 may have been"
+        with (
+            closing(KilledBetween(cluster.url, dead, "reopen")) as client,
+            pytest.raises(StoreDown, match=f"{done}, and {name}:2, .* were not: repeat this when it does"),
+        ):
+            client.set_window(name, "nights", "22:00-06:00 UTC")
+
+
 @pytest.mark.parametrize(
     "verb", ["limit", pytest.param("pause", marks=pytest.mark.extra), pytest.param("resume", marks=pytest.mark.extra)]
 )
