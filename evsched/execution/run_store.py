@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import Final, Protocol
 
-from evsched.errors import NO_ENTRY, StoreRefused
+from evsched.errors import NO_ENTRY, StoreDown, StoreRefused
 from evsched.execution.run import Run
 from evsched.jobs.job import Mark
 from evsched.jobs.untrusted import unknown_since
@@ -19,13 +19,18 @@ _UNKNOWN_MOST: Final = 64
 """Bytes: room for two moments. A longer value is malformed, and is not read."""
 
 
+_PATIENCE: Final = 1.0
+"""Seconds that runs wait in their slots for a window. Then other jobs get these slots: a node may hang."""
+
+
 class RunStore(Protocol):
-    """What the executor asks of Redis. Each call waits while Redis is down."""
+    """What the executor asks of Redis. Each call waits while Redis is down, unless it says otherwise."""
 
     async def read_window(self, queue: str, name: str) -> str | None:
         """Return the window that is kept under a name; None = there is none.
 
         Raises:
+            StoreDown: there was no answer for a second.
             StoreRefused: it cannot be read.
         """
         ...
@@ -81,7 +86,8 @@ class RedisRunStore:
         self._marking = Reconnects("worker, marking runs", runtime.emit)
         self._windows = Reconnects("worker, windows", runtime.emit)
         self._unknown = Reconnects("worker, jobs of unknown tasks", runtime.emit)
-        self._reading = dict[tuple[str, str], asyncio.Future[str | None]]()
+        self._reading = dict[tuple[str, str], tuple[asyncio.Future[str | None], float]]()
+        """The windows that are being read, each with the time until which runs wait, by the clock of the loop."""
 
     async def mark(self, run: Run, mark: Mark) -> bool:
         """Mark a run, as `RunStore.mark`."""
@@ -92,12 +98,16 @@ class RedisRunStore:
 
     async def read_window(self, queue: str, name: str) -> str | None:
         """Read a window, as `RunStore.read_window`. Runs that ask for it at the same time share one call."""
-        reading = self._reading.get((queue, name))
-        if reading is None:
-            call = Store(queue).window(name)
-            reading = self._reading[queue, name] = asyncio.ensure_future(self._read(self._windows.of(queue), call))
+        if (queue, name) not in self._reading:
+            reading = asyncio.ensure_future(self._read(self._windows.of(queue), Store(queue).window(name)))
             reading.add_done_callback(partial(self._has_read, queue, name))
-        return await asyncio.shield(reading)  # a run that is stopped must not cancel the call of the others
+            self._reading[queue, name] = reading, asyncio.get_running_loop().time() + _PATIENCE
+        reading, until = self._reading[queue, name]
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.shield(reading)  # a run that is stopped must not cancel the call of the others
+        except TimeoutError:
+            raise StoreDown(f"Redis gave no answer within {_PATIENCE:g} s", kind="timeout") from None
 
     def _has_read(self, queue: str, name: str, reading: asyncio.Future[str | None]) -> None:
         del self._reading[queue, name]

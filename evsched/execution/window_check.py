@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Final
-
 from msgspec.structs import replace
 
-from evsched.errors import ConfigError, StoreRefused
+from evsched.errors import ConfigError, StoreError
 from evsched.execution.run import Run
 from evsched.execution.run_store import RunStore
 from evsched.execution.verdict import not_now
 from evsched.jobs.job import Buried, Deferred, shorten
 from evsched.recurrence.windows import WINDOW_NAME, read_window
-
-_PATIENCE: Final = 1.0
-"""Seconds that a job waits in its slot for its window. Then the slot is given to other jobs: a node may hang."""
 
 
 async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
@@ -26,12 +20,8 @@ async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> D
     if not WINDOW_NAME.fullmatch(window):
         return judge_window(window, "", run.delivery.redis_now(), reply)
     try:
-        async with asyncio.timeout(_PATIENCE):
-            text = await store.read_window(run.delivery.whole_queue, window)
-    except TimeoutError:
-        why = f"its window {window!r} cannot be read: Redis gave no answer within {_PATIENCE:g} s"
-        return not_now(run.delivery.redis_now(), why)
-    except StoreRefused as error:  # deferred without the window's name, since `defer` could not compare the text
+        text = await store.read_window(run.delivery.whole_queue, window)
+    except StoreError as error:  # deferred without the window's name, since `defer` could not compare the text
         return not_now(run.delivery.redis_now(), f"its window {window!r} cannot be read: {error}")
     if text is None:
         return Buried(f"there is no window {window!r}: `evsched windows set {window} ...`, then revive it", reply)

@@ -127,6 +127,7 @@ class QueueConsumer:
                 group.create_task(self._exchange_all())
         finally:
             self._progress.close()
+            await self._windows.close()
             await self._fetcher.close()
             await self._exchange.close()
 
@@ -177,7 +178,6 @@ class QueueConsumer:
         else:
             self._go_on(result, runs)
         await self._report_lost(result)
-        await self._windows.check()
         if result.error is not None:
             raise result.error
         await self._fetcher.pass_on()

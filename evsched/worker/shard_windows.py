@@ -7,17 +7,24 @@ read once more, and the shard is reopened if the window has changed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
 
 from evsched.errors import StoreRefused
 from evsched.execution.run import Run
 from evsched.jobs.job import Deferred
+from evsched.runtime.reconnect import Reconnect
 from evsched.store.store import Store
 from evsched.worker.served_queue import ServedQueue
 
+_LAST: Final = 1.0
+"""Seconds for the last comparison when the worker stops."""
+
 
 class ShardWindows:
-    """Compares the windows by which a worker has deferred jobs of a queue. Of one that is no shard, it has none."""
+    """Compares the windows by which a worker has deferred jobs. Does nothing if the queue is not a shard."""
 
     def __init__(self, served: ServedQueue) -> None:
         self._served = served
@@ -25,27 +32,42 @@ class ShardWindows:
         self._keeper = None if whole == served.queue else Store(whole)
         self._used = set[tuple[str, str]]()
         """Name and text of the windows that are to be compared."""
+        self._comparing: asyncio.Future[None] | None = None
+        self._reconnect = Reconnect("worker, windows", served.runtime.emit, served.queue)
 
     def note(self, ended: Iterable[Run]) -> None:
-        """Note the windows of runs whose ends are written."""
-        if self._keeper is not None:
-            outcomes = (run.outcome for run in ended)
-            self._used.update((one.window, one.text) for one in outcomes if isinstance(one, Deferred) and one.elsewhere)
+        """Note the windows of runs whose ends are written, and compare them: apart, since their node may hang."""
+        if self._keeper is None:
+            return
+        outcomes = (run.outcome for run in ended)
+        self._used.update((one.window, one.text) for one in outcomes if isinstance(one, Deferred) and one.elsewhere)
+        if self._used and (self._comparing is None or self._comparing.done()):
+            if self._comparing is not None:
+                self._comparing.result()  # a fault of evsched ends the worker
+            self._comparing = asyncio.ensure_future(self._compare_all(self._keeper))
 
-    async def check(self) -> None:
-        """Reopen the jobs whose windows have changed since they were read.
+    async def close(self) -> None:
+        """Compare what is left, within a second."""
+        if self._comparing is not None:
+            await asyncio.wait([self._comparing], timeout=_LAST)
+            self._comparing.cancel()
+
+    async def _compare_all(self, keeper: Store) -> None:
+        while self._used:
+            async with self._reconnect:
+                await self._compare(keeper, next(iter(self._used)))
+
+    async def _compare(self, keeper: Store, used: tuple[str, str]) -> None:
+        """Reopen the jobs of a window if it has changed since it was read.
 
         Raises:
-            StoreDown: the next call does the rest.
+            StoreDown
         """
-        while self._used and self._keeper is not None:
-            name, text = used = next(iter(self._used))
-            try:
-                if await self._served.runtime.sender.send(self._keeper.window(name)) != text:
-                    await self._reopen(name)
-            except StoreRefused:
-                pass  # a key of the wrong type, which the next run of such a job reports
-            self._used.discard(used)
+        name, text = used
+        with suppress(StoreRefused):  # a key of the wrong type, which the next run of such a job reports
+            if await self._served.runtime.sender.send(keeper.window(name)) != text:
+                await self._reopen(name)
+        self._used.discard(used)
 
     async def _reopen(self, name: str) -> None:
         left = 1
