@@ -79,7 +79,9 @@ class QueueConsumer:
         self._windows = ShardWindows(self.served)
         self._reconnect = Reconnect("worker", runtime.emit, queue)
         self._reserved = 0
-        """Slots that are kept for the reply to come; 0 too if it came too late for them."""
+        """Slots that are kept for the reply to come."""
+        self._lent = False
+        """It is late, so the other queues have them."""
         self._work = asyncio.Event()
         """There may be something to exchange."""
         self._work.set()
@@ -170,7 +172,7 @@ class QueueConsumer:
         result = await self._exchange.send(ended, fetched, hold, wait=self._fetcher.asks(room))
         if late is not None:
             late.cancel()
-        runs = self._take_over(result, fetched, room)
+        runs = self._take_over(result, fetched)
         if result.error is None and self._has_more():
             # The next exchange is sent first: Redis works on it while these runs begin.
             self._work.set()
@@ -191,12 +193,14 @@ class QueueConsumer:
         """Leave the slots of a question, and the queue's turns, to the other queues: the reply is late."""
         self._demand.share.want(False)
         self._demand.share.release(self._reserved)
-        self._reserved = 0
+        self._reserved, self._lent = 0, True
 
-    def _take_over(self, result: Exchanged, fetched: list[str], room: int) -> list[Run]:
+    def _take_over(self, result: Exchanged, fetched: list[str]) -> list[Run]:
         """Update what is held by the result of an exchange; return the new runs, which are to begin."""
-        reserved, self._reserved = self._reserved, 0
-        lent, runs = reserved < room + len(fetched), list[Run]()
+        reserved, lent, runs = self._reserved, self._lent, list[Run]()
+        self._reserved, self._lent = 0, False
+        if lent:
+            self._work.set()  # take turns again, now that the node answers
         if result.error is not None:
             kept = fetched if result.started is None and not lent else []
             self.held.keep(result.unwritten, kept)
@@ -223,7 +227,6 @@ class QueueConsumer:
         kept = [job for job in late.jobs if self._demand.share.reserve_one()]
         if len(kept) < len(late.jobs):
             self._lost.suspected = True
-        self._work.set()  # ask again, now that the node answers
         return replace(late, jobs=kept)
 
     def _hold(self, reply: Fetched, sent: float) -> list[Run]:
