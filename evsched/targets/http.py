@@ -20,8 +20,8 @@ from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed import Allowed
 from evsched.targets.answer import Answer, as_result, judge
-from evsched.targets.exchange import Progress
-from evsched.targets.pool import Pool
+from evsched.targets.connector import Transfer
+from evsched.targets.session import Session
 from evsched.targets.signature import Secrets, signature
 
 Sign = Callable[[bytes], dict[str, str]]
@@ -84,10 +84,10 @@ class _NotInTime(Exception):
 class Sender:
     """Sends the requests of one worker, as far as the settings allow them."""
 
-    def __init__(self, allowed: Allowed, secrets: Secrets, pool: Pool) -> None:
+    def __init__(self, allowed: Allowed, secrets: Secrets, session: Session) -> None:
         self.secrets = secrets
         self._allowed = allowed
-        self._pool = pool
+        self._session = session
 
     async def send(
         self, request: Request, headers: dict[str, str], signed: Sign, timeout: float
@@ -127,7 +127,7 @@ class Sender:
             _NotInTime: no head of an answer has arrived by then.
             RetryLater, GiveUp: as `http` does.
         """
-        target, progress = request.target, Progress()
+        target = request.target
         if not self._allowed.allows(target):
             raise GiveUp(
                 f"requests to {target.origin} are not allowed: to send them, start all workers of the queue with "
@@ -135,13 +135,13 @@ class Sender:
             )
         if asyncio.get_running_loop().time() >= until:  # a redirect took all of it
             raise _NotInTime("no time was left for it")
+        transfer = Transfer(target)
         try:
             async with asyncio.timeout_at(until):
-                return await self._pool.send(request, headers, progress)
+                return await self._session.send(request, headers, transfer)
         except TimeoutError:
-            arrived = None if progress.exchange is None else progress.exchange.arrived()
-            if arrived is None:
-                raise _NotInTime(progress.missing) from None
+            if (arrived := transfer.arrived()) is None:
+                raise _NotInTime(transfer.missing) from None
             return arrived
 
 

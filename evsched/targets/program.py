@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,22 @@ from evsched.targets.forward import RETRY, Forwarder
 from evsched.transport.topology import topology
 
 if TYPE_CHECKING:
-    from evsched.targets.names import Resolve
+    from aiohttp.abc import AbstractResolver
 
 
-def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | None = None) -> App:
+def make_app(
+    config: Config, environment: Mapping[str, str], names: Callable[[], AbstractResolver] | None = None
+) -> App:
     """Return the app. `environment`: has the secrets, and the URLs of the servers to which messages are forwarded.
+
+    `names`: see `Session`.
 
     Raises:
         ConfigError: nothing is allowed; a setting, a secret or a URL is not valid; or a library is missing.
     """
     forwards = bool(config.forward_destinations)
     sends = bool(config.http_hosts) or not forwards
-    requests = _requests(config, environment, resolve) if sends else no_lifespan
+    requests = _requests(config, environment, names) if sends else no_lifespan
     forwarder = Forwarder(
         read_destinations(config.forward_destinations, environment), cluster=topology(config.url) is not None
     )
@@ -52,15 +56,13 @@ def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | 
     return app
 
 
-def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve | None) -> Lifespan:
+def _requests(config: Config, environment: Mapping[str, str], names: Callable[[], AbstractResolver] | None) -> Lifespan:
     """Return what yields the sender of requests."""
     try:
-        from evsched.targets import names
         from evsched.targets.allowed import read_allowed
-        from evsched.targets.files import raise_limit
+        from evsched.targets.connector import Names, check_authorities, raise_limit
         from evsched.targets.http import Sender
-        from evsched.targets.network import Connector, check_authorities
-        from evsched.targets.pool import Pool
+        from evsched.targets.session import Session
         from evsched.targets.signature import read_secrets
     except ImportError as error:
         raise ConfigError(
@@ -72,7 +74,7 @@ def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve |
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Sender]:
         raise_limit()
-        async with Pool(Connector(allowed.networks, resolve or names.resolve, allowed.nat64)) as pool:
-            yield Sender(allowed, secrets, pool)
+        async with Session(allowed.networks, allowed.nat64, names or Names) as session:
+            yield Sender(allowed, secrets, session)
 
     return lifespan

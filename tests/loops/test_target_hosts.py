@@ -10,9 +10,9 @@ from typing import Any
 
 from evsched import events
 from evsched.config import Config
-from evsched.targets.names import resolve
 from evsched.targets.program import make_app
 from tests.support.endpoint import Endpoint, Reply, always
+from tests.support.names import names
 from tests.support.site import Requests
 from tests.support.system import system
 
@@ -20,11 +20,11 @@ from tests.support.system import system
 async def test_a_redirect_to_a_private_address_is_not_followed(config: Config, raw: Any, queue: str) -> None:
     async with Endpoint(hosts=("127.0.0.2",)) as inside, Endpoint() as outside:
         outside.answer = always(Reply(307, {"location": f"http://inside.test:{inside.port}/"}))
-        names = {"inside.test": "127.0.0.2", "shop.test": "127.0.0.1"}
+        addresses = {"inside.test": "127.0.0.2", "shop.test": "127.0.0.1"}
         allowed = Config(
             http_hosts=(f"*:{inside.port}", f"*:{outside.port}"), http_networks=("127.0.0.1/32",), http_redirects=5
         )
-        app = make_app(allowed, {}, lambda host, port: [names[host]])
+        app = make_app(allowed, {}, names(lambda host: [addresses[host]]))
         async with system(config, app) as running:
             requests = Requests(running, raw, queue)
             why = await requests.reason(url=f"http://shop.test:{outside.port}/")
@@ -38,7 +38,7 @@ async def test_a_resolver_that_changes_its_answer_changes_nothing(config: Config
     closing = always(Reply(headers={"connection": "close"}))
     answers, asked = [["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]], list[str]()
 
-    def resolve(host: str, port: int) -> Sequence[str]:
+    def find(host: str) -> Sequence[str]:
         asked.append(host)
         return answers.pop(0)
 
@@ -47,7 +47,7 @@ async def test_a_resolver_that_changes_its_answer_changes_nothing(config: Config
         Endpoint(hosts=("127.0.0.1",), port=outside.port) as inside,
     ):
         allowed = Config(http_hosts=(f"*:{outside.port}",), http_networks=("127.0.0.2/32",))
-        async with system(config, make_app(allowed, {}, resolve)) as running:
+        async with system(config, make_app(allowed, {}, names(find))) as running:
             requests, url = Requests(running, raw, queue), f"http://rebind.test:{outside.port}/"
             await requests.result(url=url)
             assert "127.0.0.1, which is not public" in await requests.reason("two", url=url)
@@ -81,7 +81,7 @@ NAMES = {
 async def test_no_hostile_address_is_connected_to(config: Config, raw: Any, queue: str) -> None:
     async with Endpoint(hosts=("127.0.0.1", "::1")) as inside:
         allowed = Config(http_hosts=("*", f"*:{inside.port}"), http_redirects=5)
-        app = make_app(allowed, {}, lambda host, port: NAMES.get(host) or resolve(host, port))
+        app = make_app(allowed, {}, names(NAMES.get))
         async with system(config, app) as running:
             requests = Requests(running, raw, queue)
             for n, host in enumerate(HOSTILE):

@@ -65,7 +65,7 @@ def test_without_its_library_it_says_what_to_install(cli: Cli) -> None:
 def test_a_message_is_forwarded_by_a_worker_without_the_libraries_of_other_targets(
     cli: Cli, raw: Any, queue: str, news: str
 ) -> None:
-    missing = ["aiormq", "h11", "h2", "standardwebhooks"]
+    missing = ["aiormq", "aiohttp", "aiodns", "standardwebhooks"]
     cli.run_first(f"import sys; sys.modules.update(dict.fromkeys({missing}))")
     record = schedule(raw, queue, to=f"stream:{news}", message={"n": 1})
     done = cli.run("worker", APP, "--burst", "--forward-destination", f"stream:{queue}:*")

@@ -79,7 +79,7 @@ def test_a_secret_that_is_not_valid_is_named_and_not_shown(cli: Cli) -> None:
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("missing", ["h11", "h2", "standardwebhooks"])
+@pytest.mark.parametrize("missing", ["aiohttp", "aiodns", "standardwebhooks"])
 def test_without_its_libraries_it_says_what_to_install(cli: Cli, missing: str) -> None:
     cli.run_first(f"import sys; sys.modules[{missing!r}] = None")
     done = cli.run("worker", APP, "--http-host", "a")

@@ -1,4 +1,4 @@
-"""A pool of connections to servers on this machine, and requests through it."""
+"""The session of a worker with servers on this machine, and requests through it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from ipaddress import ip_network
 
 from evsched.client.target_request import read_request
 from evsched.client.target_tasks import HttpMethod
-from evsched.targets.exchange import Progress
-from evsched.targets.network import Connector
-from evsched.targets.pool import Pool
+from evsched.targets.answer import Answer
+from evsched.targets.connector import Transfer
+from evsched.targets.session import Session
+from tests.support.names import Find, names
 from tests.support.patience import PATIENCE
 
 Tls = Callable[..., ssl.SSLContext]
-"""Makes the context of a server that the pool trusts, for these protocols."""
+"""Makes the context of a server that the session trusts, for these protocols."""
 
 
-def new_pool() -> Pool:
-    """Make a pool that finds every host on this machine."""
-    return Pool(Connector([ip_network("127.0.0.0/8")], lambda host, port: ["127.0.0.1"]))
+def new_session(find: Find = lambda host: ["127.0.0.1"], networks: str = "127.0.0.0/8") -> Session:
+    """Make a session that finds every host on this machine."""
+    return Session([ip_network(networks)], names=names(find))
 
 
-async def send(pool: Pool, url: str, body: str | None = None, method: HttpMethod = "POST") -> int:
+async def ask(session: Session, url: str, body: str | None = None, method: HttpMethod = "POST") -> Answer:
+    """Send a request, and return its answer."""
+    request = read_request(url, method, {}, body)
+    return await asyncio.wait_for(session.send(request, request.headers, Transfer(request.target)), PATIENCE)
+
+
+async def send(session: Session, url: str, body: str | None = None, method: HttpMethod = "POST") -> int:
     """Send a request, and return the status of its answer."""
-    answer = await asyncio.wait_for(pool.send(read_request(url, method, {}, body), {}, Progress()), PATIENCE)
-    return answer.status
+    return (await ask(session, url, body, method)).status

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from evsched import JobDead
 from evsched.config import Config
-from evsched.targets.names import resolve
 from evsched.targets.program import make_app
 from tests.support.endpoint import Answer, Endpoint, Received, fine
+from tests.support.names import names, on_loopback
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
@@ -65,11 +65,6 @@ class Site:
         return self.endpoint.requests
 
 
-def on_loopback(host: str, port: int) -> Sequence[str]:
-    """Resolve every host of the domain `test` to this machine."""
-    return ["127.0.0.1"] if host.endswith(".test") else resolve(host, port)
-
-
 @asynccontextmanager
 async def site(
     config: Config, raw: Any, answer: Answer = fine, *, secrets: Mapping[str, str] = {}, redirects: int = 0
@@ -80,5 +75,5 @@ async def site(
         allowed = replace(
             config, http_hosts=(f"*.test:{endpoint.port}",), http_networks=(LOOPBACK,), http_redirects=redirects
         )
-        async with system(config, make_app(allowed, secrets, on_loopback)) as running:
+        async with system(config, make_app(allowed, secrets, names(on_loopback))) as running:
             yield Site(endpoint, Requests(running, raw, queue))

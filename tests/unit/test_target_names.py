@@ -1,126 +1,116 @@
-"""Names are looked up once at a time, and one that is not found keeps no other waiting."""
+"""Names are looked up once at a time, in the file of hosts and in the DNS; one that is not found delays no other."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
+import socket
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 
 import pytest
 
-from evsched import RetryLater
-from evsched.client.target_url import read_url
-from evsched.targets import names as module
-from evsched.targets.addresses import Address
-from evsched.targets.names import Names
-from evsched.targets.network import Connector
+from evsched import GiveUp, RetryLater
+from evsched.client.target_request import read_request
+from evsched.targets.connector import Transfer
+from evsched.targets.session import Session
+from tests.support.endpoint import Endpoint, Reply, always
+from tests.support.names import dns
+from tests.support.outbound import new_session, send
 from tests.support.patience import PATIENCE
 
-
-class Resolver:
-    """Answers for the domain `fine` at once, and for all others when it is let go."""
-
-    def __init__(self) -> None:
-        self.asked = Counter[str]()
-        self.go = threading.Event()
-        self._loop = asyncio.get_running_loop()
-        self._begun = asyncio.Semaphore(0)
-
-    def __call__(self, host: str, port: int) -> list[str]:
-        self.asked[host] += 1
-        if not host.endswith("fine"):
-            self._loop.call_soon_threadsafe(self._begun.release)
-            self.go.wait(PATIENCE)
-        return ["93.184.216.34"]
-
-    async def begun(self, count: int = 1) -> None:
-        """Wait until that many lookups hang."""
-        for _ in range(count):
-            await asyncio.wait_for(self._begun.acquire(), PATIENCE)
+CLOSING = always(Reply(headers={"connection": "close"}))
 
 
-@pytest.fixture
-async def resolver() -> AsyncGenerator[Resolver]:
-    found = Resolver()
-    yield found
-    found.go.set()
+async def test_a_name_is_looked_up_once_for_all_who_ask_at_one_time() -> None:
+    asked, begun, go = Counter[str](), asyncio.Event(), asyncio.Event()
+
+    async def find(host: str) -> Sequence[str]:
+        asked[host] += 1
+        begun.set()
+        await go.wait()
+        return ["127.0.0.1"]
+
+    async with Endpoint(CLOSING) as endpoint, new_session(find) as session:
+        url = f"http://slow.test:{endpoint.port}/"
+        sending = [asyncio.create_task(send(session, url)) for _ in range(50)]
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        sending[0].cancel()
+        go.set()
+        _, *found = await asyncio.wait_for(asyncio.gather(*sending, return_exceptions=True), PATIENCE)
+        assert found == [200] * 49
+        assert asked["slow.test"] == 1
+        assert await send(session, url) == 200
+        assert asked["slow.test"] == 2  # nothing is remembered
 
 
-async def test_a_name_is_looked_up_once_for_all_who_ask_at_one_time(resolver: Resolver) -> None:
-    names = Names(resolver)
-    asking = [asyncio.create_task(names.find("slow", 80)) for _ in range(50)]
-    await resolver.begun()
-    asking[0].cancel()
-    resolver.go.set()
-    _, *found = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), PATIENCE)
-    assert found == [["93.184.216.34"]] * 49
-    assert resolver.asked["slow"] == 1
-    await asyncio.wait_for(names.find("slow", 80), PATIENCE)
-    assert resolver.asked["slow"] == 2  # nothing is remembered
+async def test_names_without_an_answer_delay_no_other() -> None:
+    async with dns("127.0.0.1") as (server, names), Session([], names=names) as session:
+        dead = list[asyncio.Task[int]]()
+        for n in range(600):
+            dead.append(asyncio.create_task(send(session, f"http://n{n}.dead.test/")))
+            await asyncio.wait_for(server.unanswered.acquire(), PATIENCE)
+        for task in dead[:300]:
+            task.cancel()  # their jobs give up
+        with pytest.raises(GiveUp, match=r"fine\.test has the address 127\.0\.0\.1, which is not public"):
+            await send(session, "http://fine.test/")
+        assert not any(task.done() for task in dead[300:])
+        for task in dead:
+            task.cancel()
+        await asyncio.gather(*dead, return_exceptions=True)
 
 
-async def test_names_that_hang_keep_no_other_waiting(resolver: Resolver) -> None:
-    connector = Connector([], resolver)
-    hanging = [asyncio.create_task(_addresses(connector, f"{n}.slow")) for n in range(300)]
-    await resolver.begun(300)
-    for task in hanging[:200]:
-        task.cancel()  # their jobs give up, and the system goes on
-    await asyncio.gather(*hanging[:200], return_exceptions=True)
-    assert len(await _addresses(connector, "is.fine")) == 1
-    resolver.go.set()
-    await asyncio.gather(*hanging[200:])
+async def test_an_address_needs_no_lookup() -> None:
+    asked = list[str]()
+
+    def find(host: str) -> Sequence[str]:
+        asked.append(host)
+        return []
+
+    async with Endpoint(hosts=("127.0.0.1",)) as endpoint, new_session(find) as session:
+        assert await send(session, endpoint.url) == 200
+    assert asked == []
 
 
-async def test_an_address_needs_no_lookup(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOKUPS", 1)
-    connector = Connector([], resolver)
-    hanging = asyncio.create_task(_addresses(connector, "slow"))
-    await resolver.begun()
-    for host in ("93.184.216.34", "[2606:2800:220:1::1]"):
-        assert len(await _addresses(connector, host)) == 1
-    resolver.go.set()
-    await hanging
-    assert set(resolver.asked) == {"slow"}
+async def test_ten_addresses_of_a_host_are_tried() -> None:
+    async with dns(*(f"127.0.1.{n}" for n in range(1, 26))) as (_, names):
+        found = await names().resolve("many.test", 80, socket.AF_UNSPEC)
+    assert len({one["host"] for one in found}) == 10
 
 
-async def test_a_lookup_that_nobody_waits_for_any_more_is_not_begun(
-    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_LOOKUPS", 1)
-    names = Names(resolver)
-    first, waits = (asyncio.create_task(names.find(host, 80)) for host in ("slow", "later"))
-    await resolver.begun()
-    waits.cancel()
-    await asyncio.gather(waits, return_exceptions=True)
-    resolver.go.set()
-    await first
-    await asyncio.wait_for(names.find("is.fine", 80), PATIENCE)
-    assert resolver.asked == {"slow": 1, "is.fine": 1}
+@pytest.mark.parametrize("host", ["localhost", socket.gethostname()])
+async def test_the_file_of_hosts_is_asked_before_the_dns(host: str) -> None:
+    own = {found[4][0] for found in socket.getaddrinfo(host, 80, type=socket.SOCK_STREAM)}
+    async with dns("192.0.2.1") as (server, make_names):
+        names = make_names()
+        found = await names.resolve(host, 80, socket.AF_UNSPEC)
+        await names.close()
+    assert {one["host"] for one in found} & own
+    assert server.asked == []
 
 
 async def test_a_name_that_does_not_exist_is_looked_up_again() -> None:
-    def resolve(host: str, port: int) -> list[str]:
-        raise OSError(-2, "Name or service not known")
+    def find(host: str) -> Sequence[str]:
+        raise OSError(None, "Domain name not found")
 
-    connector = Connector([], resolve)
-    for _ in range(2):
-        with pytest.raises(RetryLater, match=r"the address of shop.test cannot be found: Name or service not known"):
-            await _addresses(connector, "shop.test")
-
-
-async def test_a_system_without_room_for_a_thread(monkeypatch: pytest.MonkeyPatch, resolver: Resolver) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    names = Names(resolver)
-    with monkeypatch.context() as patched, contextlib.suppress(OSError):
-        patched.setattr(module.Thread, "start", start)
-        await names.find("is.fine", 80)
-        pytest.fail("no thread was started")
-    assert await names.find("is.fine", 80) == ["93.184.216.34"]
+    async with new_session(find) as session:
+        for _ in range(2):
+            with pytest.raises(RetryLater, match=r"the address of shop.test cannot be found: Domain name not found"):
+                await send(session, "http://shop.test/")
 
 
-async def _addresses(connector: Connector, host: str) -> list[Address]:
-    return await asyncio.wait_for(connector.addresses(read_url(f"http://{host}/")), PATIENCE)
+async def test_a_name_without_an_address_is_said_to_have_none() -> None:
+    async with dns() as (_, names), Session([], names=names) as session:
+        with pytest.raises(RetryLater, match=r"the address of shop.test cannot be found: "):
+            await send(session, "http://shop.test/")
+
+
+async def test_a_request_says_what_it_waits_for() -> None:
+    async with dns() as (server, names), Session([], names=names) as session:
+        request = read_request("http://n.dead.test/", "GET", {}, None)
+        transfer = Transfer(request.target)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await session.send(request, {}, transfer)
+        assert transfer.missing == "the address of n.dead.test was not found"
+        assert transfer.arrived() is None
+    assert server.asked

@@ -10,12 +10,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from evsched import RetryLater
-from evsched.client.target_request import read_request
 from evsched.client.target_tasks import HttpMethod
-from evsched.targets import pool as pools
-from evsched.targets.exchange import Progress
+from evsched.targets import connector
 from tests.support.endpoint import Endpoint, Received, Reply
-from tests.support.outbound import Tls, new_pool, send
+from tests.support.outbound import Tls, ask, new_session, send
 from tests.support.patience import PATIENCE
 
 FINE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -77,9 +75,9 @@ async def talker(*said: bytes, tls: Tls | None = None) -> AsyncGenerator[Talker]
 async def test_surplus_after_an_answer_is_not_the_next_answer(
     tls: Tls, with_tls: bool, method: HttpMethod, said: bytes
 ) -> None:
-    async with talker(said, tls=tls if with_tls else None) as server, new_pool() as pool:
-        assert await send(pool, server.url, method=method) in (200, 204)
-        assert await send(pool, server.url) == 404
+    async with talker(said, tls=tls if with_tls else None) as server, new_session() as session:
+        assert await send(session, server.url, method=method) in (200, 204)
+        assert await send(session, server.url) == 404
         assert server.connections == 2
 
 
@@ -87,63 +85,64 @@ async def test_surplus_after_an_answer_is_not_the_next_answer(
 @pytest.mark.parametrize("said", [FINE, b""])
 async def test_what_arrives_between_two_requests_is_no_answer(tls: Tls, with_tls: bool, said: bytes) -> None:
     """An answer, or the end of the connection. It is in the socket still: nobody has read since."""
-    async with talker(FINE, tls=tls if with_tls else None) as server, new_pool() as pool:
-        assert await send(pool, server.url) == 200
+    async with talker(FINE, tls=tls if with_tls else None) as server, new_session() as session:
+        assert await send(session, server.url) == 200
         assert server.writer is not None
         if said:
             server.writer.write(said)
         else:
             server.writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
-        assert await send(pool, server.url) == 404
+        assert await send(session, server.url) == 404
         assert server.connections == 2
 
 
 async def test_a_connection_on_which_a_surplus_arrives_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_KEPT", 3600.0)
-    async with talker(FINE) as server, new_pool() as pool:
-        assert await send(pool, server.url) == 200
+    monkeypatch.setattr(connector, "_KEPT", 3600.0)
+    async with talker(FINE) as server, new_session() as session:
+        assert await send(session, server.url) == 200
         assert server.writer is not None
         server.writer.write(FINE)
         await asyncio.wait_for(server.ended.wait(), PATIENCE)
-        assert await send(pool, server.url) == 404
+        assert await send(session, server.url) == 404
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
 async def test_a_request_that_crosses_the_end_of_its_connection_is_sent_again(tls: Tls, with_tls: bool) -> None:
     """Many servers close a connection a little after the last answer. Nobody has looked at such a request."""
-    async with talker(FINE, b"CLOSE", tls=tls if with_tls else None) as server, new_pool() as pool:
-        assert await send(pool, server.url) == 200
-        assert await send(pool, server.url) == 404
+    async with talker(FINE, b"CLOSE", tls=tls if with_tls else None) as server, new_session() as session:
+        assert await send(session, server.url) == 200
+        assert await send(session, server.url) == 404
         assert server.connections == 2
 
 
+@pytest.mark.parametrize("method", ["POST", "GET", "PUT"])
 @pytest.mark.parametrize("answers", [0, 1])
-async def test_a_request_is_sent_again_once_at_most(answers: int) -> None:
-    """And not at all after a connection that is closed before its first answer: the request is to blame."""
+async def test_a_request_is_sent_again_once_at_most(answers: int, method: HttpMethod) -> None:
+    """Not at all after a connection that is closed before its first answer: then the request may be to blame."""
 
     async def answer(received: Received) -> Reply:
         return Reply(hang_up=len(endpoint.requests) > answers)
 
-    async with Endpoint(answer) as endpoint, new_pool() as pool:
+    async with Endpoint(answer) as endpoint, new_session() as session:
         for _ in range(answers):
-            assert await send(pool, endpoint.url) == 200
+            assert await send(session, endpoint.url, method=method) == 200
         with pytest.raises(RetryLater, match="closed the connection before it had answered"):
-            await send(pool, endpoint.url)
+            await send(session, endpoint.url, method=method)
         assert len(endpoint.requests) == (3 if answers else 1)
 
 
 async def test_a_request_is_not_sent_again_when_its_answer_has_begun() -> None:
-    async with talker(FINE, b"HTTP/1.1 2PAUSECLOSE") as server, new_pool() as pool:
-        assert await send(pool, server.url) == 200
+    async with talker(FINE, b"HTTP/1.1 2PAUSECLOSE") as server, new_session() as session:
+        assert await send(session, server.url) == 200
         with pytest.raises(RetryLater, match="closed the connection before it had answered"):
-            await send(pool, server.url)
+            await send(session, server.url)
         assert server.connections == 1
 
 
 async def test_an_answer_in_many_parts_is_one_answer() -> None:
     said = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-LengthPAUSE: 4\r\n\r\nabPAUSEcd"
-    async with talker(said, FINE) as server, new_pool() as pool:
-        answer = await pool.send(read_request(server.url, "POST", {}, "x"), {}, Progress())
+    async with talker(said, FINE) as server, new_session() as session:
+        answer = await ask(session, server.url, "x")
         assert (answer.status, answer.body, answer.whole) == (200, b"abcd", True)
-        assert await send(pool, server.url) == 200
+        assert await send(session, server.url) == 200
         assert server.connections == 1
