@@ -5,7 +5,7 @@
 A due job is a request to an HTTP endpoint: start with `http.py`, which has the task. Clients and workers read its
 payload in the same way (`client/target_request.py`); `signature.py` signs it, `answer.py` judges what the server
 answers. `allowed.py` and `addresses.py` say where a request may go. aiohttp sends it: `connector.py` opens connections,
-to no other address, and bounds what is read from them; `session.py` is one request and its answer.
+to no other address; `intake.py` reads them in small pieces; `session.py` is one request and its answer.
 
 Or it is a message: `forward.py` has the task, `destinations.py` says where messages may go, and `broker.py` publishes
 those for AMQP brokers, over `broker_transport.py`.

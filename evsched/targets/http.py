@@ -20,7 +20,7 @@ from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed import Allowed
 from evsched.targets.answer import Answer, as_result, judge
-from evsched.targets.connector import Transfer
+from evsched.targets.intake import Transfer
 from evsched.targets.session import Session
 from evsched.targets.signature import Secrets, signature
 

@@ -1,13 +1,15 @@
 """One request and its answer, on a connection that `connector.py` opens or keeps.
 
-When the head of an answer has arrived, what becomes of the job is known. So whatever happens to the body then, the
-request ends with that answer, its body cut.
+The head of an answer decides the outcome of the job. So whatever happens to the body after it, the request ends with
+that answer, its body cut.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from io import BytesIO
 from ipaddress import IPv6Network
 from types import TracebackType
@@ -32,7 +34,8 @@ from evsched.client.target_request import Request
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.addresses import Network
 from evsched.targets.answer import BODY_MOST, Answer
-from evsched.targets.connector import HEAD_MOST, NOT_HTTP, Connector, Names, Transfer, current, why
+from evsched.targets.connector import Connector, Names, why
+from evsched.targets.intake import HEAD_MOST, NOT_HTTP, Transfer, current
 
 CLOSED: Final = "closed the connection before it had answered"
 
@@ -42,6 +45,9 @@ _HEAD_KEPT: Final = 64 * 1024
 _HEADERS_MOST: Final = 4096
 """Headers of an answer that are read: of an informational one too."""
 
+
+_GOODBYE: Final = 2.0
+"""Seconds for the end of all connections when the worker stops."""
 
 _LARGE: Final = 2**20
 """Bytes of a body from which on aiohttp warns that it takes long to send it at once."""
@@ -54,8 +60,8 @@ class _Lost(Exception):
 class Session:
     """The connections of one worker. It is an async context manager, and closes them at its end.
 
-    It sends to public addresses and to those in `networks`. `nat64`: see `may_connect`. `names`: makes what looks up
-    names, in the event loop.
+    It sends to public addresses and to those in `networks`. `nat64`: see `may_connect`. `names`: makes the resolver,
+    which needs the event loop.
     """
 
     def __init__(
@@ -87,7 +93,9 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE):
+                await self._http.close()
         await self._names.close()
 
     async def send(self, request: Request, headers: Mapping[str, str], transfer: Transfer) -> Answer:
@@ -170,8 +178,7 @@ async def _read(response: ClientResponse, transfer: Transfer) -> Answer:
     else:
         ended = len(body) <= BODY_MOST and not intake.fault
     if ended:
-        intake.end(len(body), chunked="transfer-encoding" in response.headers)
-        transfer.ended = True
+        transfer.ended = intake.end(len(body), chunked="transfer-encoding" in response.headers)
     del body[BODY_MOST:]
     return Answer(response.status, transfer.headers, bytes(body), ended and headers_whole)
 

@@ -10,7 +10,7 @@ from ipaddress import ip_network
 from evsched.client.target_request import read_request
 from evsched.client.target_tasks import HttpMethod
 from evsched.targets.answer import Answer
-from evsched.targets.connector import Transfer
+from evsched.targets.intake import Transfer
 from evsched.targets.session import Session
 from tests.support.names import Find, names
 from tests.support.patience import PATIENCE

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.client_proto import ResponseHandler
 
 from evsched import RetryLater
-from evsched.targets import connector
+from evsched.targets import intake
 from evsched.targets.answer import BODY_MOST, Answer
 from tests.support.outbound import Tls, ask, new_session, send
 from tests.support.patience import PATIENCE
@@ -88,7 +88,7 @@ async def test_the_parts_of_an_answer_are_read_in_many_turns(tls: Tls, monkeypat
     async with flood(tls, CHUNKED, CHUNK, 20_000, b"0\r\n\r\n") as server:
         answer = await answer_of(server)
     assert (answer.status, answer.body, answer.whole) == (200, b"x" * 20_000, True)
-    assert max(seen.values()) <= connector._PIECE  # pyright: ignore[reportPrivateUsage]
+    assert max(seen.values()) <= intake._PIECE  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.extra
@@ -102,15 +102,15 @@ async def test_an_answer_of_too_many_parts_is_cut(tls: Tls, part: bytes) -> None
 
 
 async def test_an_answer_of_too_many_packets_is_cut(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connector, "_PIECES_MOST", 100)
-    monkeypatch.setattr(connector, "_PIECE", 1)
+    monkeypatch.setattr(intake, "_PIECES_MOST", 100)
+    monkeypatch.setattr(intake, "_PIECE", 1)
     async with flood(tls, b"HTTP/1.1 200 OK\r\nContent-Length: 70\r\n\r\n", b"x", 70) as server:
         answer = await answer_of(server)
     assert (answer.status, answer.whole) == (200, False)
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", CHUNKED])
-async def test_an_answer_that_is_as_long_as_it_likes_is_cut(tls: Tls, head: bytes) -> None:
+async def test_a_body_without_end_is_cut(tls: Tls, head: bytes) -> None:
     async with flood(tls, head, b"4000\r\n%s\r\n" % (b"x" * 16384)) as server:
         answer = await answer_of(server)
         assert (answer.status, len(answer.body), answer.whole) == (200, BODY_MOST, False)
@@ -133,14 +133,14 @@ def head_of(blocks: int) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + LINE * 18 * blocks + b"\r\n"
 
 
-async def test_of_many_headers_some_are_kept(tls: Tls) -> None:
+async def test_the_first_64_kib_of_headers_are_kept(tls: Tls) -> None:
     async with flood(tls, head_of(8), b"", 0) as server:
         answer = await answer_of(server)
     assert (answer.status, answer.whole) == (200, False)
     assert 60_000 < sum(len(name) + len(value) for name, value in answer.headers) <= 65_536
 
 
-async def test_a_head_that_is_too_large_is_called_so(tls: Tls) -> None:
+async def test_a_head_that_is_too_large_is_no_answer(tls: Tls) -> None:
     async with flood(tls, head_of(30), b"", 0) as server, new_session() as session:
         with pytest.raises(RetryLater, match="sent more than 256 KiB of headers in one answer"):
             await send(session, server.url)

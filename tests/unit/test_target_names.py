@@ -11,7 +11,7 @@ import pytest
 
 from evsched import GiveUp, RetryLater
 from evsched.client.target_request import read_request
-from evsched.targets.connector import Transfer
+from evsched.targets.intake import Transfer
 from evsched.targets.session import Session
 from tests.support.endpoint import Endpoint, Reply, always
 from tests.support.names import dns

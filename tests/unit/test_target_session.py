@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -121,6 +123,19 @@ async def test_the_next_address_is_tried_if_one_does_not_answer() -> None:
     addresses = ["127.0.0.2", "127.0.0.3"]  # nobody listens on the first
     async with Endpoint(hosts=("127.0.0.3",)) as endpoint, new_session(lambda host: addresses) as session:
         assert await send(session, f"http://shop.test:{endpoint.port}/") == 200
+
+
+async def test_an_address_that_swallows_packets_is_not_waited_for() -> None:
+    async with Endpoint(hosts=("127.0.0.3",)) as endpoint, AsyncExitStack() as silent:
+        full = silent.enter_context(socket.socket())
+        full.bind(("127.0.0.2", endpoint.port))
+        full.listen(0)
+        for _ in range(4):  # more than the system accepts for a program that accepts none
+            waits = silent.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(full.getsockname())
+        async with new_session(lambda host: ["127.0.0.2", "127.0.0.3"]) as session:
+            assert await send(session, f"http://shop.test:{endpoint.port}/") == 200
 
 
 async def test_addresses_that_are_not_allowed_are_left_out() -> None:

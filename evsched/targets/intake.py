@@ -1,0 +1,216 @@
+"""One request on its way: which step it waits for, and how its answer is read from the connection.
+
+An answer is read in small pieces and up to a bound, so that no server takes the time of the requests to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from evsched.client.target_url import Target
+from evsched.jobs.steering import GiveUp
+from evsched.targets.addresses import Address, is_teredo
+from evsched.targets.answer import Answer
+
+if TYPE_CHECKING:
+    from aiohttp import StreamReader
+    from aiohttp.client_proto import ResponseHandler
+
+NOT_HTTP: Final = "sent an answer that is not valid HTTP"
+TOO_LARGE: Final = "sent more than 256 KiB of headers in one answer"
+TOO_MANY: Final = "sent too many small parts before it had answered"
+
+HEAD_MOST: Final = 256 * 1024
+"""Bytes that are read before an answer begins: its headers, and informational answers (1xx) before it."""
+
+_ANSWER_MOST: Final = 512 * 1024
+"""Bytes of an answer that are read. Chunks of one byte, which take six bytes each, fill `BODY_MOST` with fewer."""
+
+_PIECES_MOST: Final = 4096
+"""Pieces of an answer that are read. Each costs a turn of the event loop, however small it is."""
+
+_PIECE: Final = 4 * 1024
+"""Bytes that are read in one turn of the event loop. Parsing the worst of them takes a few milliseconds, by which a
+server that sends thousands of tiny parts at once delays the requests to others."""
+
+
+class Transfer:
+    """The state of a request. When its time is over, this decides the outcome of the job."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.missing = ""
+        """The step that has not happened, as the beginning of a sentence."""
+        self.alone = False
+        """Send it on a new connection."""
+        self.intake: Intake | None = None
+        """The reader of the connection on which it is sent."""
+        self.refused = list[Address]()
+        """The addresses that may not be connected to."""
+        self.tried = False
+        """A connection to an address was tried."""
+        self.ended = False
+        """The answer was read to its end, and the connection may serve another request."""
+        self.status = 0
+        self.headers = list[tuple[str, str]]()
+        self.body = bytearray()
+
+    def arrived(self) -> Answer | None:
+        """Return the answer as far as it has arrived; None = not even its head has."""
+        return Answer(self.status, self.headers, bytes(self.body), whole=False) if self.status else None
+
+    def refusal(self) -> GiveUp:
+        """Return the error of a host that has no address which may be connected to."""
+        host, shown = self.target.host, ", ".join(map(str, dict.fromkeys(self.refused)))
+        if all(map(is_teredo, self.refused)):
+            return GiveUp(
+                f"{host} has the Teredo address {shown}: requests are never sent there; give the host another address"
+            )
+        return GiveUp(
+            f"{host} has the address {shown}, which is not public: to send requests there, start the worker with "
+            "--http-network and the network of that address"
+        )
+
+
+current: Final[ContextVar[Transfer]] = ContextVar("current")
+"""The request for which a connection is needed: aiohttp passes only its own arguments on."""
+
+
+class Intake(asyncio.BufferedProtocol):
+    """Reads a connection for aiohttp: in small pieces, up to a bound, and only while a request is under way.
+
+    An answer has no mark of its request. So a connection on which anything arrived after an answer is not used again:
+    the next job would take it for its own answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, protocol: ResponseHandler, lost: Callable[[], None]) -> None:
+        self.fault = ""
+        """The reason for which reading was stopped; empty if it was not."""
+        self.size = 0
+        """Bytes that have arrived since the request was sent."""
+        self.reused = False
+        """The request is not the first one on the connection."""
+        self._transport = transport
+        self._protocol = protocol
+        self._lost = lost
+        """Called when the connection is closed."""
+        self._content: StreamReader | None = None
+        """The body of the answer, when that has begun."""
+        self._buffer = memoryview(b"")
+        self._pieces = 0
+        self._busy = False
+        """A request is under way."""
+        self._clean = False
+        """The last answer was read to its end, and nothing has arrived after it."""
+        self._head = bytearray()
+        self._in_body = False
+        self._body = 0
+        """Bytes that have arrived after the head."""
+        self._last = b""
+
+    def begin(self) -> None:
+        """Expect the answer to the next request."""
+        self.reused = self._clean
+        self.fault, self.size, self._content = "", 0, None
+        self._busy, self._clean, self._pieces, self._in_body, self._body = True, False, 0, False, 0
+        self._head.clear()
+
+    def follow(self, content: StreamReader) -> None:
+        """Note that the answer has begun. `content`: its body."""
+        self._content = content
+        self._look_for_error()
+
+    def end(self, body: int, *, chunked: bool) -> bool:
+        """Note that an answer was read to its end. Return whether the connection may serve another request.
+
+        `body`: the bytes of its body.
+        """
+        self._busy = False
+        nothing_else = self._last == b"\n" if chunked else self._body == body
+        self._clean = nothing_else and not self._transport.get_write_buffer_size()
+        return self._clean
+
+    def may_be_used(self) -> bool:
+        """Return whether another request may be sent: nothing has arrived since the last answer, not even an end."""
+        if not self._clean or self._protocol.should_close:
+            return False
+        waiting = select.poll()
+        waiting.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return not waiting.poll(0)
+
+    def abort(self, fault: str) -> None:
+        """Close the connection at once."""
+        self.fault = self.fault or fault
+        self._transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return room for the next piece."""
+        self._buffer = memoryview(bytearray(_PIECE))
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass a piece on to aiohttp, if it is expected and not too much."""
+        data, self._buffer = bytes(self._buffer[:nbytes]), memoryview(b"")
+        self.size += nbytes
+        self._pieces += 1
+        if not self._busy:
+            self.abort("")
+        elif self.size > (HEAD_MOST if self._content is None else _ANSWER_MOST):
+            self.abort(TOO_LARGE)
+        elif self._pieces > _PIECES_MOST:
+            self.abort(TOO_MANY)
+        else:
+            self._last = data[-1:]
+            if not self._in_body:
+                data = self._pass_heads(data)
+            self._body += len(data)
+            if data:
+                self._protocol.data_received(data)
+            self._look_for_error()
+
+    def _look_for_error(self) -> None:
+        """End a body that is not valid: aiohttp closes its connection, and lets the reader wait for the rest."""
+        content = self._content
+        if content is not None and not content.is_eof() and self._protocol.exception() is not None:
+            self.fault = NOT_HTTP
+            content.feed_eof()
+
+    def _pass_heads(self, data: bytes) -> bytes:
+        """Pass on each head by itself, and return the bytes after the last one.
+
+        A server may send bytes that are not HTTP after an answer without a body. In one piece with them, aiohttp would
+        refuse the answer too.
+        """
+        while data and not self._in_body:
+            before = len(self._head)
+            self._head += data
+            end = self._head.find(b"\r\n\r\n", max(0, before - 3))
+            length = len(data) if end < 0 else end + 4 - before
+            if end >= 0:
+                self._in_body = not self._head.startswith((b"HTTP/1.1 1", b"HTTP/1.0 1"))
+                self._head.clear()
+            self._protocol.data_received(data[:length])
+            data = data[length:]
+        return data
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        self._protocol.eof_received()
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on."""
+        self._lost()
+        self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._protocol.resume_writing()
