@@ -131,7 +131,8 @@ class Intake(asyncio.BufferedProtocol):
         """
         self._busy = False
         nothing_else = self._last == b"\n" if chunked else self._body == body
-        self._clean = nothing_else and not self._transport.get_write_buffer_size()
+        is_open = not self._transport.is_closing()  # asked first: a closed transport of TLS has no buffer to ask for
+        self._clean = nothing_else and is_open and not self._transport.get_write_buffer_size()
         return self._clean
 
     def may_be_used(self) -> bool:

@@ -45,7 +45,6 @@ _HEAD_KEPT: Final = 64 * 1024
 _HEADERS_MOST: Final = 4096
 """Headers of an answer that are read: of an informational one too."""
 
-
 _GOODBYE: Final = 2.0
 """Seconds for the end of all connections when the worker stops."""
 
@@ -143,7 +142,7 @@ class Session:
         finally:
             current.reset(token)
             if transfer.intake is not None and not transfer.ended:
-                transfer.intake.abort("")  # aiohttp would wait until what was written is sent
+                transfer.intake.abort("")  # aiohttp would first send the rest of the request
 
 
 def _data(content: bytes) -> bytes | BytesIO | None:

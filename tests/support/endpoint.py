@@ -28,7 +28,7 @@ class Received(NamedTuple):
 class Reply(Struct, frozen=True):
     """An answer. `hang_up`: close the connection in its place, without a word.
 
-    `after_half`: what happens when half of the body is sent.
+    `after_half`: the behaviour when half of the body is sent.
     """
 
     status: int = 200

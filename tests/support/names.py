@@ -78,7 +78,7 @@ class DnsServer(asyncio.DatagramProtocol):
 
 @asynccontextmanager
 async def dns(*addresses: str) -> AsyncGenerator[tuple[DnsServer, Callable[[], AbstractResolver]]]:
-    """Run a DNS server; yield it, and what makes the lookups that ask it."""
+    """Run a DNS server; yield it, and a factory of resolvers that ask it."""
     loop = asyncio.get_running_loop()
     transport, server = await loop.create_datagram_endpoint(lambda: DnsServer(addresses), ("127.0.0.1", 0))
     port = transport.get_extra_info("sockname")[1]

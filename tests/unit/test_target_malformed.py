@@ -19,7 +19,7 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 @asynccontextmanager
 async def saying(parts: Sequence[bytes]) -> AsyncGenerator[tuple[str, asyncio.Event]]:
-    """Run a server that answers with those packets; yield its URL, and what is set when the client closes."""
+    """Run a server that answers with those packets; yield its URL, and an event that is set when the client closes."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):

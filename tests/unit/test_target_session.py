@@ -63,8 +63,10 @@ async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
         assert endpoint.connections == 2
 
 
-async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
-    async with Endpoint(always(Reply(headers={"connection": "close"}))) as endpoint, new_session() as session:
+@pytest.mark.parametrize("with_tls", [False, True])
+async def test_a_connection_that_the_server_closed_is_not_used_again(tls: Tls, with_tls: bool) -> None:
+    closing = always(Reply(headers={"connection": "close"}, body=b"x"))
+    async with Endpoint(closing, tls=tls() if with_tls else None) as endpoint, new_session() as session:
         assert [await send(session, endpoint.url) for _ in range(3)] == [200] * 3
         assert endpoint.connections == 3
 
