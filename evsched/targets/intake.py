@@ -37,6 +37,9 @@ _PIECE: Final = 4 * 1024
 """Bytes that are read in one turn of the event loop. Parsing the worst of them takes a few milliseconds, by which a
 server that sends thousands of tiny parts at once delays the requests to others."""
 
+_BODY_PIECE: Final = 64 * 1024
+"""Bytes of a body without chunks that are read in one turn: they are copied, not parsed."""
+
 
 class Transfer:
     """The state of a request. When its time is over, this decides the outcome of the job."""
@@ -110,18 +113,23 @@ class Intake(asyncio.BufferedProtocol):
         self._in_body = False
         self._body = 0
         """Bytes that have arrived after the head."""
+        self._unparsed = 0
+        """Bytes of the body that need no parsing."""
         self._last = b""
 
     def begin(self) -> None:
         """Expect the answer to the next request."""
         self.reused = self._clean
         self.fault, self.size, self._content = "", 0, None
-        self._busy, self._clean, self._pieces, self._in_body, self._body = True, False, 0, False, 0
+        self._busy, self._clean, self._pieces, self._in_body = True, False, 0, False
+        self._body = self._unparsed = 0
         self._head.clear()
 
-    def follow(self, content: StreamReader) -> None:
-        """Note that the answer has begun. `content`: its body."""
+    def follow(self, content: StreamReader, length: int | None, *, chunked: bool) -> None:
+        """Note that the answer has begun. `content`: its body; `length`: the bytes of that, if the head says so."""
         self._content = content
+        if not chunked and not content.is_eof():
+            self._unparsed = _ANSWER_MOST if length is None else length
         self._look_for_error()
 
     def end(self, body: int, *, chunked: bool) -> bool:
@@ -150,7 +158,7 @@ class Intake(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return room for the next piece."""
-        self._buffer = memoryview(bytearray(_PIECE))
+        self._buffer = memoryview(bytearray(min(_BODY_PIECE, max(_PIECE, self._unparsed - self._body))))
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -164,7 +164,8 @@ async def _read(response: ClientResponse, transfer: Transfer) -> Answer:
     """Read an answer whose head has arrived, as much of it as is kept."""
     intake, content, body = transfer.intake, response.content, transfer.body
     assert intake is not None
-    intake.follow(content)
+    chunked = "transfer-encoding" in response.headers
+    intake.follow(content, response.content_length, chunked=chunked)
     if response.status < 200:  # informational ones are read over; 101 answers a question that is not asked
         raise _failed(transfer, NOT_HTTP)
     headers_whole = _keep_headers(response, transfer)
@@ -177,7 +178,7 @@ async def _read(response: ClientResponse, transfer: Transfer) -> Answer:
     else:
         ended = len(body) <= BODY_MOST and not intake.fault
     if ended:
-        transfer.ended = intake.end(len(body), chunked="transfer-encoding" in response.headers)
+        transfer.ended = intake.end(len(body), chunked=chunked)
     del body[BODY_MOST:]
     return Answer(response.status, transfer.headers, bytes(body), ended and headers_whole)
 

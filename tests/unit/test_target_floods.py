@@ -104,6 +104,7 @@ async def test_an_answer_of_too_many_parts_is_cut(tls: Tls, part: bytes) -> None
 async def test_an_answer_of_too_many_packets_is_cut(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "_PIECES_MOST", 100)
     monkeypatch.setattr(intake, "_PIECE", 1)
+    monkeypatch.setattr(intake, "_BODY_PIECE", 1)
     async with flood(tls, b"HTTP/1.1 200 OK\r\nContent-Length: 70\r\n\r\n", b"x", 70) as server:
         answer = await answer_of(server)
     assert (answer.status, answer.whole) == (200, False)
