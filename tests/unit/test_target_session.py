@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
@@ -181,6 +181,33 @@ async def test_a_server_with_tls_that_dies_while_it_is_written_to(tls: Tls, capl
             await send(session, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/", "a" * 10_000_000)
         await asyncio.wait_for(ended.wait(), PATIENCE)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+async def test_a_request_that_is_given_up_is_not_sent_to_its_end(tls: Tls, with_tls: bool) -> None:
+    """A server that does not read would keep its connection open, and the body in memory."""
+    size, found = 20_000_000, asyncio.get_running_loop().create_future()
+    arrived, given_up = asyncio.Event(), asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        read = len(await reader.readuntil(b"\r\n\r\n"))
+        arrived.set()
+        await given_up.wait()
+        with suppress(ConnectionError):
+            while part := await reader.read(65536):
+                read += len(part)
+        writer.transport.abort()
+        found.set_result(read)
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=tls() if with_tls else None)
+    url = f"http{'s' if with_tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with server, new_session() as session:
+        sending = asyncio.create_task(send(session, url, "a" * size))
+        await asyncio.wait_for(arrived.wait(), PATIENCE)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        given_up.set()
+        assert await asyncio.wait_for(found, PATIENCE) < size
 
 
 async def test_a_server_that_ends_the_handshake() -> None:

@@ -43,7 +43,8 @@ class Talker:
                     if segment == b"CLOSE":
                         writer.transport.abort()
                     writer.write(segment)
-                    await writer.drain()
+                    for _ in range(5):  # turns of the event loop, in which the client reads the segment
+                        await asyncio.sleep(0)  # noqa: TID251
             await reader.read()
         writer.transport.abort()
         self.ended.set()
@@ -70,6 +71,8 @@ async def talker(*said: bytes, tls: Tls | None = None) -> AsyncGenerator[Talker]
         ("POST", b'HTTP/1.1 204 No Content\r\n\r\n{"ok":true}'),
         ("POST", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok\r\n"),
         ("POST", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + FINE),
+        ("POST", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nPAUSE0\r\n\r\n" + FINE),
+        ("POST", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nPAUSEok" + FINE),
     ],
 )
 async def test_surplus_after_an_answer_is_not_the_next_answer(
@@ -129,6 +132,21 @@ async def test_a_request_is_sent_again_once_at_most(answers: int, method: HttpMe
         with pytest.raises(RetryLater, match="closed the connection before it had answered"):
             await send(session, endpoint.url, method=method)
         assert len(endpoint.requests) == (3 if answers else 1)
+
+
+async def test_a_request_is_sent_again_on_a_new_connection() -> None:
+    """All kept connections may be as old as the one that was closed."""
+    together = asyncio.Barrier(2)
+
+    async def answer(received: Received) -> Reply:
+        if received.path == "/first":
+            await together.wait()
+        return Reply(hang_up=received.path == "/then" and endpoint.connections == 2)
+
+    async with Endpoint(answer) as endpoint, new_session() as session:
+        assert await asyncio.gather(*(send(session, f"{endpoint.url}/first") for _ in range(2))) == [200] * 2
+        assert await send(session, f"{endpoint.url}/then") == 200
+        assert (endpoint.connections, len(endpoint.requests)) == (3, 4)
 
 
 async def test_a_request_is_not_sent_again_when_its_answer_has_begun() -> None:
