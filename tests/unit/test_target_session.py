@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 
@@ -183,14 +184,33 @@ async def test_a_server_with_tls_that_dies_while_it_is_written_to(tls: Tls, capl
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("with_tls", [False, True])
-async def test_a_request_that_is_given_up_is_not_sent_to_its_end(tls: Tls, with_tls: bool) -> None:
+@pytest.mark.parametrize(
+    ("answers", "with_tls"),
+    [
+        (False, False),
+        (False, True),
+        (True, False),
+    ],  # asyncio does not say how much TLS has left to send
+)
+async def test_a_request_that_is_given_up_or_answered_is_not_sent_to_its_end(
+    tls: Tls, monkeypatch: pytest.MonkeyPatch, answers: bool, with_tls: bool
+) -> None:
     """A server that does not read would keep its connection open, and the body in memory."""
-    size, found = 20_000_000, asyncio.get_running_loop().create_future()
+    make_socket = connector.Connector._open  # pyright: ignore[reportPrivateUsage]
+
+    def make_small(self: connector.Connector, info: Any) -> socket.socket:
+        made = make_socket(self, info)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that the system takes a part of the body alone
+        return made
+
+    monkeypatch.setattr(connector.Connector, "_open", make_small)
+    size, found = 1_000_000, asyncio.get_running_loop().create_future()
     arrived, given_up = asyncio.Event(), asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         read = len(await reader.readuntil(b"\r\n\r\n"))
+        if answers:
+            writer.write(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
         arrived.set()
         await given_up.wait()
         with suppress(ConnectionError):
@@ -199,13 +219,18 @@ async def test_a_request_that_is_given_up_is_not_sent_to_its_end(tls: Tls, with_
         writer.transport.abort()
         found.set_result(read)
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=tls() if with_tls else None)
-    url = f"http{'s' if with_tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    server = await asyncio.start_server(talk, sock=listening, ssl=tls() if with_tls else None)
+    url = f"http{'s' if with_tls else ''}://127.0.0.1:{listening.getsockname()[1]}/"
     async with server, new_session() as session:
         sending = asyncio.create_task(send(session, url, "a" * size))
         await asyncio.wait_for(arrived.wait(), PATIENCE)
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
+        if answers:
+            assert await sending == 413
+        else:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
         given_up.set()
         assert await asyncio.wait_for(found, PATIENCE) < size
 
