@@ -73,7 +73,7 @@ Mark = Literal["1", "alone", "soon", "soon alone"]
 its worker. "soon", "soon alone": it is about to begin."""
 
 
-class Done(Struct, frozen=True):
+class Done(Struct, frozen=True, tag=True):
     """The run returned; `result` is JSON."""
 
     result: bytes
@@ -100,7 +100,7 @@ class Message(Struct, frozen=True):
     """About how many entries the stream keeps; None = all."""
 
 
-class Retried(Struct, frozen=True):
+class Retried(Struct, frozen=True, tag=True):
     """The run failed; the job runs again after `delay` seconds."""
 
     delay: float
@@ -112,7 +112,7 @@ class Retried(Struct, frozen=True):
     """The class of what the handler raised, see `retry.class_name`; empty = it raised nothing."""
 
 
-class Buried(Struct, frozen=True):
+class Buried(Struct, frozen=True, tag=True):
     """The job is given up, and goes to dead."""
 
     reason: str
@@ -127,7 +127,7 @@ class Buried(Struct, frozen=True):
     """The class of what the handler raised, see `retry.class_name`; empty = it raised nothing."""
 
 
-class Forwarded(Done, frozen=True):
+class Forwarded(Done, frozen=True, tag=True):
     """The run returned a message, which is sent when the job ends."""
 
     message: Message
@@ -143,7 +143,7 @@ class Forwarded(Done, frozen=True):
         return Snoozed(shorten(str(Snooze(delay, why))), delay)
 
 
-class Aborted(Struct, frozen=True):
+class Aborted(Struct, frozen=True, tag=True):
     """The run stopped because the job was cancelled."""
 
     retention: float
@@ -157,7 +157,7 @@ DeferCause = Literal["window", "code", "task"]
 task, which the worker's app does not have."""
 
 
-class Deferred(Struct, frozen=True):
+class Deferred(Struct, frozen=True, tag=True):
     """The run did not begin, for one of the causes above. The job is due again at `due`, Unix seconds."""
 
     due: float
@@ -173,7 +173,7 @@ class Deferred(Struct, frozen=True):
     """Since when workers have not known the task; None = this one knows it."""
 
 
-class Snoozed(Struct, frozen=True):
+class Snoozed(Struct, frozen=True, tag=True):
     """The run is put off: to `until`, Unix seconds, or for `delay` seconds. It costs no attempt.
 
     Its handler asked for that; or it returned a message, for which Redis has no memory now.
@@ -184,7 +184,7 @@ class Snoozed(Struct, frozen=True):
     until: float | None = None
 
 
-class Requeued(Struct, frozen=True):
+class Requeued(Struct, frozen=True, tag=True):
     """The run did not begin: the worker has no room for it now. The job goes back to the front of ready."""
 
     reason: str = "no process of the pool was free"
