@@ -222,7 +222,7 @@ class Clock:
         if not end >= self.now:  # nor NaN
             raise ConfigError(f"the clock is at {self.now}, and cannot go back to {end}")
         ran, self._runs = list[Ran](), 0
-        async with self._program.lifespan() as self._executor.handlers.state:
+        async with self._executor, self._program.lifespan() as self._executor.handlers.state:
             relayed = -1
             while True:
                 if relayed != self._runs:  # only handlers write while the clock moves

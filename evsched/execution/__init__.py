@@ -2,6 +2,6 @@
 
 Start with `executor.py`. `prepare.py` reads the payload and finds the task. `handlers.py` calls it on the event loop,
 in a thread or in a process (`process_pool.py`), `running_runs.py` ends it in time, and `verdict.py` judges.
-`hang.py` describes one that does not end. `precautions.py` says how a job runs that may kill its process. Nothing here
-knows queues, fetching or other workers.
+`hang.py` describes one that does not end. `precautions.py` says how a job runs that may kill its process, and runs it
+isolated. Nothing here knows queues, fetching or other workers.
 """

@@ -12,38 +12,38 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Final, Self
 
 import anyio
 from msgspec.structs import replace
 
-from evsched.events import Emit
-from evsched.execution import process_pool
+from evsched.events import Emit, HandlerNotFound
 from evsched.execution.handlers import Handlers
-from evsched.execution.isolation import IsolatedProcess, Isolation, StartIsolated
-from evsched.execution.missing_handlers import MissingHandlers
-from evsched.execution.precautions import patience, precautions_for
+from evsched.execution.precautions import AppSource, Isolation, patience, precautions_for
 from evsched.execution.prepare import NoTask, Prepared
-from evsched.execution.process_pool import HandlerMissing
+from evsched.execution.process_pool import HandlerMissing, Process
 from evsched.execution.program import Program
 from evsched.execution.run import Run
 from evsched.execution.run_lock import RunLock
 from evsched.execution.run_store import NoRunStore, RunStore
 from evsched.execution.unknown_tasks import UnknownTasks
-from evsched.execution.verdict import aborted, judge
+from evsched.execution.verdict import aborted, judge, not_now
 from evsched.execution.window_check import check_window
 from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
 
 _FIRST_STEP: Final = 0.025
 """Seconds after which a handler that this process calls itself has taken its first step, unless it has ended."""
 
+_LOOK_AGAIN: Final = 1.0
+"""Seconds from one process that looks for a missing handler to the next: each start costs much CPU time."""
+
 
 class Executor:
     """Runs jobs: up to `slots` at a time, and up to `processes` of those whose task has `on="process"`.
 
-    `start_isolated` starts a process for one job, which is killed when the job does not stop within `kill_grace`
-    seconds. Without it such a job runs alone in this process. A job whose task the program does not have waits for
-    another worker for `unknown_task_grace` seconds.
+    `source` is the app that the process of an isolated job imports; the process is killed when the job does not stop
+    within `kill_grace` seconds. Without it such a job runs alone in this process. A job whose task the program does not
+    have waits for another worker for `unknown_task_grace` seconds. Use it in an `async with`, which ends its processes.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Executor:
         processes: int = 1,
         store: RunStore | None = None,
         *,
-        start_isolated: StartIsolated | None = None,
+        source: AppSource | None = None,
         kill_grace: float = 10.0,
         unknown_task_grace: float = 0.0,
         emit: Emit = lambda event: None,
@@ -61,7 +61,7 @@ class Executor:
         self._tasks = program.tasks
         self._store = store or NoRunStore()
         self.handlers = Handlers(program, slots)
-        self._isolation = Isolation(start_isolated, self.handlers, slots, kill_grace) if start_isolated else None
+        self._isolation = Isolation(source, self.handlers, slots, kill_grace) if source else None
         self._processes = anyio.CapacityLimiter(processes)
         self._missing = MissingHandlers(emit)
         self._unknown = UnknownTasks(program.tasks, self._store, unknown_task_grace, emit)
@@ -70,6 +70,15 @@ class Executor:
         self.lock = RunLock(self._on_freed)
         self.freed: list[Callable[[], None]] = []
         """Called when a process of the pool is free again, and when a run that was alone has ended."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        """End the processes, also those that still run handlers."""
+        await self.handlers.processes.close()
+        if self._isolation is not None:
+            await self._isolation.processes.close()
 
     @property
     def free_processes(self) -> int:
@@ -140,17 +149,17 @@ class Executor:
         precautions = precautions_for(run.job, prepared.policy.attempts, can_isolate=can_isolate)
         isolation = self._isolation if precautions.isolated and not on_process else None
         async with AsyncExitStack() as stack:
-            process: IsolatedProcess | None = None
+            process: Process | None = None
             # What takes long comes before the mark. If the worker dies between the mark and the first step, the attempt
             # counts, although the job did not begin.
             if isolation is not None:
                 await stack.enter_async_context(isolation.limiter)
-                process = await isolation.start(run)
-                stack.callback(process.outcome.cancel)
-                if process.outcome.done():
-                    return process.outcome.result()
+                process = await isolation.find()
+                stack.push_async_callback(isolation.processes.give_back, process)
+                if outcome := await isolation.prepare(process, run):
+                    return outcome
             elif on_process:
-                await process_pool.ready(prepared.task.module, prepared.task.handler.__qualname__)
+                await self.handlers.processes.ready(prepared.task.module, prepared.task.handler.__qualname__)
             open_again: Callable[[], None] | None = None
             if precautions.alone:
                 open_again = await stack.enter_async_context(self.lock.alone(patience(run.job)))
@@ -213,6 +222,31 @@ class Executor:
     def _on_freed(self) -> None:
         for freed in self.freed:
             freed()
+
+
+class MissingHandlers:
+    """Defers runs whose handlers a new process does not find, because the code on disk is not what the worker runs.
+
+    It reports each task once for each reason.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._missing: dict[str, tuple[str, float]] = {}
+        """By task: why its handler was not found, and when the next process may look (monotonic clock)."""
+
+    def known(self, run: Run) -> Deferred | None:
+        """Return the outcome of a run whose handler was not found a moment ago; None = a process may look for it."""
+        reason, look_again = self._missing.get(run.task, ("", 0.0))
+        return not_now(run.delivery.redis_now(), reason, "code") if time.monotonic() < look_again else None
+
+    def found_missing(self, run: Run, reason: str) -> Deferred:
+        """Note that a process did not find the handler of a run; return the outcome of the run."""
+        before, _ = self._missing.get(run.task, ("", 0.0))
+        self._missing[run.task] = reason, time.monotonic() + _LOOK_AGAIN
+        if before != reason:
+            self._emit(HandlerNotFound(queue=run.delivery.queue, task=run.task, reason=reason))
+        return not_now(run.delivery.redis_now(), reason, "code")
 
 
 def _stopped_before(run: Run, prepared: Prepared | NoTask) -> Outcome:

@@ -132,13 +132,18 @@ def _place(frames: Sequence[_Frame], module: str) -> str:
 
 
 def message(error: BaseException) -> str:
-    """Return an exception's own text, whatever its class makes of that."""
+    """Return an exception's own text as UTF-8 can hold it, whatever its class makes of that."""
     try:
-        text = str(error)
+        text = plain(str(error))
     # A user's class may raise anything here.
     except BaseException as broken:  # noqa: BLE001
         return f"its message cannot be read: {type(broken).__name__} in __str__"
     return text
+
+
+def plain(text: str) -> str:
+    """Return a text as UTF-8 can hold it."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _line(error: BaseException, most: int) -> str:

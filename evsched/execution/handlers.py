@@ -14,10 +14,10 @@ import anyio.to_thread
 from msgspec import Struct
 
 from evsched import forks
-from evsched.execution import process_pool
+from evsched.execution import frames
 from evsched.execution.failure import Failure, failure_of, message, release, where
 from evsched.execution.prepare import Prepared
-from evsched.execution.process_pool import HandlerFailed, HandlerMissing, ProcessDied
+from evsched.execution.process_pool import HandlerFailed, HandlerMissing, ProcessDied, ProcessPool
 from evsched.execution.program import Program
 from evsched.execution.results import encode_result
 from evsched.execution.run import Run
@@ -39,6 +39,7 @@ class Handlers:
         self.state: Any = None
         """What the app's lifespan yields."""
         self.running = RunningRuns()
+        self.processes = ProcessPool()
 
     def make_current(self, run: Run, prepared: Prepared) -> None:
         """Make a run's job what `current_job` returns in the run's own asyncio task."""
@@ -68,7 +69,7 @@ class Handlers:
         try:
             if prepared.task.on == "process":
                 # The wait for a process does not count as running time.
-                await process_pool.ready(prepared.task.module, prepared.task.handler.__qualname__)
+                await self.processes.ready(prepared.task.module, prepared.task.handler.__qualname__)
             result = await self._call_through(run, prepared)
             return result if type(result) is Message else encode_result(result)
         except HandlerMissing:
@@ -113,7 +114,9 @@ class Handlers:
         task, args, kwargs = prepared.task, prepared.args, prepared.kwargs
         self.begin(run)
         if task.on == "process":
-            return await process_pool.run(task.handler, args, kwargs, cast(CurrentJob, run.current))
+            current = cast(CurrentJob, run.current)
+            order = frames.Call(task.module, task.handler.__qualname__, run.job, current.queue, current.lateness)
+            return await self.processes.call(order, current.tell)
         if task.on == "thread":
             # There is a thread for each slot, so none waits.
             result = await anyio.to_thread.run_sync(_in_thread, run, task, args, kwargs, limiter=self._threads)

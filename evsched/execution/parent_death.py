@@ -18,28 +18,22 @@ from typing import Final
 _PR_SET_PDEATHSIG: Final = 1
 """Of prctl(2): the signal that the kernel sends to this process when the thread that started it ends."""
 
-_tied = False
 _process = 0
-"""The process that is tied; what it forks is tied to it in turn."""
+"""The process that `end_with` has tied; what it forks is tied to it in turn."""
 
 _by_main_thread = False
 
 
-def end_with(parent: int) -> None:
-    """End this process with `parent`, the pid of the process that started it. May be called again.
+def end_with(link: int) -> None:
+    """End this process with its parent, which holds the other end of the socket `link`; and its forks with it.
 
     Linux watches the thread that started this process, not the whole parent: start such a child from the event loop's
     thread, which lives as long as the parent needs the child.
     """
-    global _tied, _process
+    global _process
     _process = os.getpid()
-    if not _tied:
-        _tied = True
-        os.register_at_fork(before=_note_thread, after_in_child=_tie_fork)
-        if not _ask_kernel():
-            threading.Thread(target=_wait_for_end, args=(parent,), name="evsched-parent-death", daemon=True).start()
-    if os.getppid() != parent:
-        _end()  # the parent ended before it was watched
+    os.register_at_fork(before=_note_thread, after_in_child=_tie_fork)
+    _tie(link, threading.Event())
 
 
 @contextmanager
@@ -48,13 +42,8 @@ def tied(link: int) -> Generator[None]:
 
     For code that may hang before the process can end in order, such as the import of an app.
     """
-    watched, over = select.poll(), threading.Event()
-    watched.register(link, select.POLLIN)
-    by_kernel = _ask_kernel()
-    if not by_kernel:
-        threading.Thread(target=_wait_for_close, args=(watched, over), name="evsched-import", daemon=True).start()
-    elif watched.poll(0):
-        _end()  # the parent ended before it was watched
+    over = threading.Event()
+    by_kernel = _tie(link, over)
     try:
         yield
     finally:
@@ -63,8 +52,20 @@ def tied(link: int) -> Generator[None]:
             _ask_kernel(0)
 
 
+def _tie(link: int, over: threading.Event) -> bool:
+    """Have the kernel or, where it cannot, a thread end this process; return whether the kernel does."""
+    watched = select.poll()
+    watched.register(link, 0)  # only its end, not the data that it carries
+    by_kernel = _ask_kernel()
+    if not by_kernel:
+        threading.Thread(target=_wait_for_close, args=(watched, over), name="evsched-parent-death", daemon=True).start()
+    elif watched.poll(0):
+        _end()  # the parent ended before it was watched
+    return by_kernel
+
+
 def _wait_for_close(watched: select.poll, over: threading.Event) -> None:
-    watched.poll()  # the parent sends nothing
+    watched.poll()
     if not over.is_set():
         _end()
 
@@ -85,24 +86,6 @@ def _ask_kernel(number: int = signal.SIGKILL) -> bool:
     if sys.platform != "linux":
         return False
     return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number)) == 0
-
-
-def _wait_for_end(parent: int) -> None:
-    try:
-        if sys.platform == "linux":
-            watched = select.poll()
-            watched.register(os.pidfd_open(parent), select.POLLIN)
-            if os.getppid() == parent:  # otherwise the pid may be another process's by now
-                watched.poll()
-        else:
-            exits = select.kevent(parent, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
-            queue = select.kqueue()
-            queue.control([exits], 0)
-            if os.getppid() == parent:
-                queue.control([], 1)
-    except ProcessLookupError:
-        pass
-    _end()
 
 
 def _end() -> None:

@@ -4,15 +4,27 @@ When a worker dies, nobody knows which of its jobs killed it. So all jobs that i
 (`FetchedJob.deaths`). After one death a suspect runs like any other job: one death says little, and there may be many
 suspects. After two, it runs in a process of its own: if that process dies, this job killed it. Its last attempt, and
 every run after four deaths, has the worker to itself: if the whole worker dies then, this job killed it.
+
+An isolated run is prepared in its process as in a worker: the process imports the app, reads the payload, and enters
+the lifespan. Then the worker has it begin.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Final
 
+import anyio
 from msgspec import Struct
 
-from evsched.jobs.job import FetchedJob
+from evsched.execution import frames
+from evsched.execution.handlers import Handlers
+from evsched.execution.prepare import Prepared
+from evsched.execution.process_pool import HandlerMissing, Process, ProcessDied, ProcessPool
+from evsched.execution.run import Run
+from evsched.execution.verdict import TIMED_OUT, Failed, aborted, judge
+from evsched.jobs.job import FetchedJob, Outcome
 
 _ISOLATED: Final = 2
 """Deaths after which a suspect runs in a process of its own: few jobs are held by two workers that die."""
@@ -27,6 +39,9 @@ begins there. The wait doubles with each death after the fourth, so that in the 
 
 _WAIT_MOST: Final = 60.0
 """The longest wait, in seconds."""
+
+_ISOLATED_MOST: Final = 8
+"""Jobs that are isolated at one time: each has a process, with the app in its memory."""
 
 
 class Precautions(Struct, frozen=True):
@@ -53,3 +68,92 @@ def precautions_for(job: FetchedJob, attempts: int, *, can_isolate: bool) -> Pre
 def patience(job: FetchedJob) -> float:
     """Return how many seconds a run waits to be alone. Once it is, it stays alone for a second more than it waits."""
     return min(_PATIENCE * 2.0 ** max(0, job.deaths - _ALONE), _WAIT_MOST)
+
+
+class AppSource(Struct, frozen=True):
+    """How a process of an isolated run becomes like its worker."""
+
+    app: str
+    """MODULE:APP."""
+    log_level: str = ""
+    """Of evsched's log; empty = the app configures logging itself."""
+
+
+class Isolation:
+    """Runs jobs in processes of their own. One that does not stop within `kill_grace` seconds is killed."""
+
+    def __init__(self, source: AppSource, handlers: Handlers, slots: int, kill_grace: float) -> None:
+        self._source = source
+        self._handlers = handlers
+        self._kill_grace = kill_grace
+        self.processes = ProcessPool(output=None)
+        self.limiter = anyio.CapacityLimiter(min(slots, _ISOLATED_MOST))
+
+    async def find(self) -> Process:
+        """Take a process that has imported the app's module.
+
+        Raises:
+            HandlerMissing: a fresh process cannot import it.
+        """
+        return await self.processes.find(self._source.app.partition(":")[0])
+
+    async def prepare(self, process: Process, run: Run) -> Outcome | None:
+        """Have a process get ready for a run; return the outcome if it has one already.
+
+        Raises:
+            HandlerMissing: the process does not find the app or the task, or dies before it is ready.
+        """
+        delivery, source = run.delivery, self._source
+        process.on_progress = run.report_progress
+        process.begun.clear()
+        order = frames.Isolate(source.app, source.log_level, run.job, delivery.whole_queue, delivery.redis_now())
+        reply = await process.prepare(order)
+        return reply.outcome if isinstance(reply, frames.Ended) else None
+
+    async def run(self, process: Process, run: Run, prepared: Prepared) -> Outcome:
+        """Run a job in a process that is ready; return its outcome.
+
+        Raises:
+            asyncio.CancelledError: the run is lost.
+            HandlerMissing: the process has died, so the handler has not begun.
+        """
+        if not process.alive:
+            raise HandlerMissing("its process died before the handler began")
+        # The process enforces the timeout. This one is for a handler that does not yield to it.
+        self._handlers.begin(run, self._kill_grace)
+        running = asyncio.ensure_future(process.ask(frames.Begin()))
+        try:
+            outcome = await self._outcome_of(process, running, run)
+        except ProcessDied as error:
+            outcome = judge(run.job, prepared, Failed(str(error), killed=True))
+        finally:
+            running.cancel()
+            self._handlers.end(run)
+        if run.stop_reason == "lost":
+            raise asyncio.CancelledError
+        if run.stop_reason == "cancelled":
+            return aborted(prepared)
+        return outcome or judge(run.job, prepared, Failed(f"{TIMED_OUT} and did not yield"))
+
+    async def _outcome_of(self, process: Process, running: asyncio.Task[frames.Reply], run: Run) -> Outcome | None:
+        """Wait for the outcome; None = the handler did not stop in time.
+
+        Raises:
+            ProcessDied: the process died.
+        """
+        until: float | None = None
+        while not running.done() and (until is None or time.monotonic() < until):
+            try:
+                await asyncio.wait([running], timeout=until and until - time.monotonic())
+            except asyncio.CancelledError:  # `run.stop`, or the end of the worker
+                if run.stop_reason is None:
+                    raise
+                if run.stop_reason == "timeout":
+                    break
+                process.send(frames.Stop(run.stop_reason))
+                until = until or time.monotonic() + self._kill_grace
+        if not running.done():
+            return None
+        reply = running.result()
+        assert isinstance(reply, frames.Ended)
+        return reply.outcome

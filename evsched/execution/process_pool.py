@@ -1,38 +1,45 @@
-"""Tasks on processes: for work that keeps a processor busy. A timeout or a cancellation ends the process for real.
+"""Processes that run user code for a worker: for work that keeps a processor busy, and for jobs that may crash.
 
-anyio keeps the pool. What crosses to the process is the handler's name and its arguments, pickled; what comes back is
-JSON or text, so that no exception and no result of a user's class has to be rebuilt here. The processes end with the
-worker, and not before it: signals that are meant for the worker may reach them too.
+A process serves one run at a time. A run of a task with `on="process"` calls one handler in it; an isolated run
+(`precautions.py`) imports the whole app there. The process gets the job's payload and converts the arguments itself. It
+returns JSON or text, so no exception and no result of a user's class has to be made again here. A run that is cancelled
+ends its process for real. The processes end with the worker, and not before it: signals that are meant for the worker
+may reach them too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
-import signal
-from collections.abc import Callable
-from functools import reduce
-from typing import Any, TypeVar, TypeVarTuple
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
-import anyio.to_process
-from anyio import to_process
-from msgspec import Struct
+import anyio.to_thread
+import msgspec
 
+from evsched import forks
 from evsched.errors import EvschedError
-from evsched.execution import exit_codes, pool_process, progress_socket, shadows
-from evsched.execution.failure import failure_of, message, release
-from evsched.execution.progress_socket import ProgressSender, SocketAddress
-from evsched.execution.results import encode_result
-from evsched.jobs.current_job import CurrentJob, Progress, set_current_job
+from evsched.execution import frames
+from evsched.jobs.current_job import Progress
 from evsched.jobs.job import decode
-from evsched.jobs.retry import kinds_of
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 
-Args = TypeVarTuple("Args")
-R = TypeVar("R")
+_PROGRAM: Final = "from evsched.process.job_process import main; main()"
+"""The code that a process executes. The module imports apps, so it is in a layer above this one."""
+
+_IDLE_MOST: Final = 300.0
+"""Seconds for which a process is kept without work: to start one takes about half a second, mostly for imports."""
+
+_NAMED_MOST: Final = 3
+"""Files that a reason names."""
 
 
 class HandlerFailed(EvschedError):
@@ -42,208 +49,246 @@ class HandlerFailed(EvschedError):
         super().__init__(reason)
         self.traceback = traceback
         self.error = error
-        """The class of what was raised."""
+        """The class of the exception."""
         self.kinds = kinds
-        """What `retry.kinds_of` returned for what was raised."""
+        """The result of `retry.kinds_of` for the exception."""
 
 
 class HandlerMissing(EvschedError):
-    """A process cannot import the module of a task, or finds no such function in it. The handler has not begun."""
-
-
-class Missing(Struct, frozen=True):
-    """What a process returns instead of raising HandlerMissing."""
-
-    reason: str
-    pid: int
-    """Of the process that returns this."""
+    """A process does not find the handler of a job, or not one that fits the job. The handler has not begun."""
 
 
 class ProcessDied(HandlerFailed):
     """The process that ran the handler died."""
 
 
-async def run(
-    handler: Callable[..., Any],
-    args: list[Any],
-    kwargs: dict[str, Any],
-    job: CurrentJob,
-) -> Any:
-    """Call a handler in a process of the pool. Cancelling ends the process.
+class Process:
+    """A process that runs user code. It takes one order at a time."""
 
-    Raises:
-        RetryLater, Snooze, GiveUp: the handler did.
-        HandlerFailed: it raised something else, or its process died.
-        HandlerMissing: the process does not find it.
-    """
-    known = {
-        name: getattr(job, name) for name in ("id", "queue", "task", "attempt", "due", "planned", "lateness", "meta")
-    }
-    kind, value, more = await call(job.tell, _call, handler.__module__, handler.__qualname__, args, kwargs, known)
-    if kind == "done":
-        return decode(value)
-    if kind == "retry":
-        raise RetryLater(more, value)
-    if kind == "snooze":
-        raise Snooze(value, more[0], until=more[1])
-    if kind == "give up":
-        raise GiveUp(value)
-    raise HandlerFailed(value, *more)
+    def __init__(
+        self, running: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.found = set[tuple[str, str]]()
+        """Handlers that it has found, by module and name."""
+        self.on_progress: Callable[[Progress], object] | None = None
+        """Called with the progress that the handler reports."""
+        self.begun = asyncio.Event()
+        """The handler of an isolated run has begun."""
+        self._running = running
+        self._reader = reader
+        self._writer = writer
+        self._free = True
 
+    def descriptors(self) -> Iterable[int]:
+        """Return the descriptor of the link: a forked child that held it would hide the end of the worker."""
+        return [self._writer.get_extra_info("socket").fileno()]
 
-async def ready(module: str, name: str = "") -> None:
-    """Prepare a process that has that module imported, so that the next call begins at once.
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, as the kernel says now."""
+        return self._running.poll() is None and not self._reader.at_eof()
 
-    Raises:
-        HandlerMissing: a fresh process cannot import the module, or finds no `name` in it.
-    """
-    problem = "it does not start"
-    for _ in range(2):  # the first may have been a process that died while it was idle
+    @property
+    def idle(self) -> bool:
+        """Whether it can serve another run."""
+        return self._free and self.alive
+
+    def send(self, order: frames.Order) -> None:
+        """Send an order, and wait for no reply."""
+        self._writer.write(frames.frame(order))
+
+    async def ask(self, order: frames.Order) -> frames.Reply:
+        """Send an order and wait for its reply. If this is cancelled, the process cannot be used again.
+
+        Raises:
+            ProcessDied: the process died.
+            HandlerMissing: it does not find the handler or the app, or they do not fit the job.
+        """
+        self._free = False
+        self.send(order)
         try:
-            missing = await _in_process(_import, os.getpid(), module, name)
-        except anyio.BrokenWorkerProcess as error:
-            problem = message(error) or f"it ends while it imports {module!r}"
-        except OSError as error:
-            problem = message(error) or "it ends as soon as it starts"
-        except asyncio.CancelledError:
+            while isinstance(answer := await self._next_answer(), frames.Reported | frames.Begun):
+                if isinstance(answer, frames.Begun):
+                    self.begun.set()
+                elif self.on_progress is not None:
+                    self.on_progress(answer.progress)
+        except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):  # the last if a handler wrote to the link
+            raise ProcessDied("its process died (it crashed, ended itself or was killed)") from None
+        if isinstance(answer, frames.Missing):  # its modules may be older than the code on disk: it is not used again
+            raise HandlerMissing(answer.reason)
+        self._free = not isinstance(order, frames.Isolate)  # the order that follows it frees the process
+        return answer
+
+    async def prepare(self, order: frames.Order, dying: str = "") -> frames.Reply:
+        """Send an order that comes before a handler begins. `dying`: the reason to give if the process dies.
+
+        Raises:
+            HandlerMissing: the process does not find the handler or the app, or dies.
+        """
+        try:
+            return await self.ask(order)
+        except ProcessDied as error:
+            raise HandlerMissing(f"a fresh process cannot run it: {dying or error}{hint()}") from None
+
+    async def _next_answer(self) -> frames.Answer:
+        length = int.from_bytes(await self._reader.readexactly(frames.LENGTH), "big")
+        return frames.read_answer(await self._reader.readexactly(length))
+
+    def end(self) -> asyncio.Future[int]:
+        """Kill it; return a future that is done when it has ended."""
+        self._running.kill()
+        self._writer.transport.abort()
+        # In a thread, since the kernel may need some time to free its memory.
+        waiting = anyio.to_thread.run_sync(self._running.wait, limiter=anyio.CapacityLimiter(1))
+        return asyncio.ensure_future(waiting)
+
+
+class ProcessPool:
+    """The processes of a worker. Those without work are kept for some minutes. The callers bound how many there are.
+
+    `output`: where they write; None = to the worker's stdout and stderr.
+    """
+
+    def __init__(self, output: int | None = subprocess.DEVNULL) -> None:
+        self._output = output
+        self._processes = set[Process]()
+        self._idle = list[tuple[Process, float]]()
+        """With the time since when it is idle, by the monotonic clock; the last one worked last."""
+
+    async def find(self, module: str, name: str = "") -> Process:
+        """Take a process that has found a handler, or imported the module for ''. Give it back later.
+
+        Raises:
+            HandlerMissing: a process does not find it.
+        """
+        process = self._take() or await self._start()
+        try:
+            if (module, name) not in process.found:
+                main = getattr(sys.modules["__main__"], "__file__", None)
+                path = [] if process.found else [os.fsencode(folder) for folder in sys.path]
+                order = frames.Find(module, name, path, main and os.fsencode(main))
+                await process.prepare(order, f"it ends when it starts or while it imports {module!r}")
+                process.found.add((module, name))
+        except BaseException:
+            await self.give_back(process)
             raise
-        # Whatever its import of this module raises, sys.exit() too.
-        except BaseException as error:  # noqa: BLE001
-            problem = f"{type(error).__name__}: {message(error)}"
-            await _end_process(_newest_idle())
-        else:
-            return await _raise_missing(missing)
-    raise HandlerMissing(_cannot_run(problem))
+        return process
+
+    async def give_back(self, process: Process) -> None:
+        """Keep a process for the next run, or end it if it is at work or cannot be used again."""
+        process.on_progress, now = None, time.monotonic()
+        over = [entry for entry in self._idle if entry[1] < now - _IDLE_MOST or not entry[0].alive]
+        self._idle = [entry for entry in self._idle if entry not in over]
+        (self._idle if process.idle else over).append((process, now))
+        await self._end([ended for ended, _ in over])
+
+    async def ready(self, module: str, name: str) -> None:
+        """Have a process that has found a handler, so that the next call begins at once.
+
+        Raises:
+            HandlerMissing: a process does not find it.
+        """
+        await self.give_back(await self.find(module, name))
+
+    async def call(self, order: frames.Call, on_progress: Callable[[Progress], object]) -> Any:
+        """Call a handler; return its result. Cancelling ends the process.
+
+        Raises:
+            RetryLater, Snooze, GiveUp: the handler did.
+            HandlerFailed: it raised something else, or its process died.
+            HandlerMissing: a process does not find it, or the arguments do not fit the handler that it finds.
+        """
+        process = await self.find(order.module, order.name)
+        try:
+            process.on_progress = on_progress
+            reply = await process.ask(order)
+        finally:
+            await self.give_back(process)
+        if isinstance(reply, frames.Raised):
+            raise _exception(reply)
+        assert isinstance(reply, frames.Returned)
+        return decode(reply.result)
+
+    async def close(self) -> None:
+        """End all processes, also those at work."""
+        self._idle.clear()
+        await self._end(list(self._processes))
+
+    async def _end(self, processes: list[Process]) -> None:
+        """Kill processes, and wait until they have ended. If this is cancelled, they end all the same."""
+        self._processes.difference_update(processes)
+        if ending := [process.end() for process in processes]:
+            await asyncio.wait(ending)
+
+    def _take(self) -> Process | None:
+        for entry in reversed(self._idle):
+            if entry[0].alive:
+                self._idle.remove(entry)
+                return entry[0]
+        return None
+
+    async def _start(self) -> Process:
+        """Start a process, whose standard input is its end of the link.
+
+        Raises:
+            HandlerMissing: it does not start.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            try:
+                process = Process(self._execute(theirs.fileno()), reader, writer)
+            except OSError as error:
+                writer.close()
+                why = f"{type(error).__name__}: {error}"
+                raise HandlerMissing(f"a fresh process cannot run it: {why}{hint()}") from None
+        self._processes.add(process)
+        forks.hold(process)
+        return process
+
+    def _execute(self, link: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-u", "-c", _PROGRAM]  # unbuffered, since it does not end by itself
+        return subprocess.Popen(command, stdin=link, stdout=self._output, stderr=self._output)
 
 
-def _cannot_run(problem: str) -> str:
-    return f"a fresh process cannot run it: {problem}{shadows.hint()}"
+def _exception(raised: frames.Raised) -> EvschedError:
+    """Return what a handler raised, as the worker's middleware and verdict see it."""
+    match raised.how:
+        case "retry":
+            return RetryLater(raised.delay, raised.reason)
+        case "snooze":
+            return Snooze(raised.delay, raised.reason, until=raised.until)
+        case "give up":
+            return GiveUp(raised.reason)
+        case "failed":
+            return HandlerFailed(raised.reason, raised.traceback, raised.kinds, raised.error)
 
 
-def _import(worker: int, module: str, name: str) -> Missing | None:
-    pool_process.belong_to(worker)
-    try:
-        find_handler(module, name)
-    except HandlerMissing as error:
-        return Missing(str(error), os.getpid())
-    return None
+def hint() -> str:
+    """Return the end of a reason that names the user's files which hide a module of Python or of a library, if any.
 
-
-def find_handler(module: str, name: str) -> Any:
-    """Return what a module has under a dotted name, or the module itself for ''.
-
-    Raises:
-        HandlerMissing: it does not import, or has no such name.
+    They are in the current folder or in the first folder of `sys.path`. The worker itself has imported these modules
+    before it looked into the folder, so it runs.
     """
-    try:
-        found = importlib.import_module(module)
-    # Whatever a user's module does while it is imported, sys.exit() too: no handler has begun.
-    except BaseException as error:  # noqa: BLE001
-        why = f"{type(error).__name__}: {message(error)}"
-        raise HandlerMissing(f"a fresh process cannot import module {module!r}: {why}{shadows.hint()}") from None
-    try:
-        return reduce(getattr, name.split(".") if name else (), found)
-    except AttributeError:
-        raise HandlerMissing(f"module {module!r}, as a fresh process imports it, has no {name!r}") from None
+    found = dict[Path, None]()
+    for folder in dict.fromkeys((Path(), Path(sys.path[0] if sys.path else ""))):
+        with contextlib.suppress(OSError):
+            found.update(dict.fromkeys(entry for entry in sorted(folder.resolve().iterdir()) if _hides(entry)))
+    if not found:
+        return ""
+    more = f" and {len(found) - _NAMED_MOST} more" if len(found) > _NAMED_MOST else ""
+    named = ", ".join(map(str, list(found)[:_NAMED_MOST]))
+    return f"; rename {named}{more}, which a new process imports in place of the module of that name"
 
 
-async def _raise_missing(missing: Missing | None) -> None:
-    """Raise what a process returned, and end it: the modules that it imported may be older than the code on disk."""
-    if missing is None:
-        return
-    await _end_process(missing.pid)
-    raise HandlerMissing(missing.reason)
-
-
-def _newest_idle() -> int:
-    """Return the id of the process that was returned to the pool last."""
-    return to_process._process_pool_idle_workers.get()[-1][0].pid  # pyright: ignore[reportPrivateUsage]
-
-
-async def _end_process(pid: int) -> None:
-    idle, workers = to_process._process_pool_idle_workers.get(), to_process._process_pool_workers.get()  # pyright: ignore[reportPrivateUsage]
-    for entry in [entry for entry in idle if entry[0].pid == pid]:
-        idle.remove(entry)
-        workers.discard(entry[0])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        with anyio.CancelScope(shield=True):
-            await entry[0].aclose()
-
-
-async def _in_process(function: Callable[[*Args], R], *args: *Args) -> R:
-    """Call a function in a process of the pool, or in a new one. Cancelling ends the process."""
-    exit_codes.leave_to_asyncio()
-    # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
-    return await anyio.to_process.run_sync(function, *args, cancellable=True, limiter=anyio.CapacityLimiter(1))
-
-
-async def call(on_progress: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of a module in a process that does nothing else meanwhile. Cancelling ends the process.
-
-    The function's first argument is a function that takes its progress. `on_progress` gets the newest from time to
-    time, and the last one in any case.
-
-    Raises:
-        ProcessDied: it did.
-        HandlerMissing: the function raised it, or the process died before the function began.
-    """
-    try:
-        with progress_socket.receive(on_progress) as address:
-            value, last = await _in_process(_call_and_report, os.getpid(), address, function, args)
-    except anyio.BrokenWorkerProcess as error:
-        if before := message(error):
-            raise HandlerMissing(_cannot_run(before)) from None
-        raise ProcessDied("its process died (it crashed, ended itself or was killed)") from None
-    except (ImportError, OSError) as error:  # `_call_and_report` raises neither, so it has not begun
-        raise HandlerMissing(_cannot_run(f"{type(error).__name__}: {message(error)}")) from None
-    if last is not None:
-        on_progress(last)
-    if isinstance(value, Missing):
-        await _raise_missing(value)
-    return value
-
-
-def _call(
-    tell: Callable[[Progress], None],
-    module: str,
-    name: str,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    known: dict[str, Any],
-) -> tuple[str, Any, Any]:
-    """Call the handler; runs in the process. The name stands for a task there, whose function is `handler`."""
-    found = find_handler(module, name)
-    try:
-        set_current_job(CurrentJob(**known, report=tell))
-        return "done", encode_result(getattr(found, "handler", found)(*args, **kwargs)), None
-    # Nothing else in this process could report what the handler raised.
-    except BaseException as error:  # noqa: BLE001
-        ended = _ended(error, module)
-        release(error)
-        return ended
-
-
-def _ended(error: BaseException, module: str) -> tuple[str, Any, Any]:
-    if isinstance(error, RetryLater):
-        return "retry", message(error), error.delay
-    if isinstance(error, Snooze):
-        return "snooze", error.delay, (error.reason, error.until)
-    if isinstance(error, GiveUp):
-        return "give up", message(error), None
-    failure = failure_of(error, module)
-    return "failed", failure.reason, (failure.traceback, kinds_of(error), failure.error)
-
-
-def _call_and_report(
-    worker: int, address: SocketAddress, function: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[Any, Progress | None]:
-    pool_process.belong_to(worker)
-    sender = ProgressSender(address)
-    try:
-        return function(sender.report, *args), sender.end()
-    except HandlerMissing as error:
-        return Missing(str(error), os.getpid()), None
-    # Such as what a task of its own raised: anyio would raise it in the worker, and end that.
-    except BaseException as error:  # noqa: BLE001
-        raise ProcessDied(f"its process ended by {type(error).__name__}: {message(error)}") from None
+def _hides(entry: Path) -> bool:
+    if entry.suffix != ".py" and not (entry / "__init__.py").is_file():
+        return False
+    if entry.stem in sys.stdlib_module_names:
+        return True
+    others = [folder for folder in sys.path if Path(folder).resolve() != entry.parent]
+    spec = PathFinder.find_spec(entry.stem, others)
+    # Without an origin it is a folder of that name, which hides nothing.
+    if spec is None or spec.origin is None:
+        return False
+    return Path(spec.origin).resolve() not in (entry, entry / "__init__.py")

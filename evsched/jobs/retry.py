@@ -119,7 +119,7 @@ def class_name(error: BaseException) -> str:
 
 
 def _name_of(kind: type) -> str:
-    # `__mp_main__` is what multiprocessing and anyio call the worker's main module in their processes.
+    # `__mp_main__` is the name of the worker's main module in other processes, also in those of multiprocessing.
     module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
     return f"{module}.{kind.__qualname__}"
 

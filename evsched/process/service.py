@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Final
 
 from msgspec import structs
@@ -21,12 +20,12 @@ from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError, StoreRefused
 from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack, RedisFailed
+from evsched.execution.precautions import AppSource
 from evsched.process.app_shards import AppShards
 from evsched.process.child_link import ChildLink
 from evsched.process.doctor_watch import DoctorWatch, OnChanges
 from evsched.process.first_check import check_layout, check_server, unsafe_settings
 from evsched.process.inherited import LINK, METRICS, METRICS_TAKEN, announced, inherited, put_back
-from evsched.process.isolated_run import start_isolated
 from evsched.runtime import collector
 from evsched.runtime.loops import run_loops
 from evsched.runtime.reconnect import Reconnect
@@ -264,8 +263,8 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     await shards.declare()
     runtime = process.spread(config.queues or app.queues)
     queues, program = list(runtime.config.queues), structs.replace(app.program, shards=runtime.shards)
-    isolated = None if app.origin is None else partial(start_isolated, app.origin)
-    worker = Worker(runtime, program, queues, start_isolated=isolated, before=announced())
+    source = None if app.origin is None else AppSource(app.origin, log.level())
+    worker = Worker(runtime, program, queues, source=source, before=announced())
     process.telemetry.of_worker(worker)
     link = None
     if process.link is not None:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from evsched.events import Events
 from evsched.execution.executor import Executor
-from evsched.execution.isolation import StartIsolated
+from evsched.execution.precautions import AppSource
 from evsched.execution.program import Program
 from evsched.execution.run_store import RedisRunStore
 from evsched.runtime.loops import ended_loop, returned
@@ -36,9 +36,10 @@ from evsched.worker.status_reporter import StatusReporter
 
 
 class Worker:
-    """Runs the jobs of `queues` with the registered tasks. `start_isolated` starts a process for one of its own.
+    """Runs the jobs of `queues` with the registered tasks.
 
-    `before`: what the worker process before it had announced, by queue.
+    `source`: the app that the process of an isolated job imports. `before`: what the worker process before it had
+    announced, by queue.
     """
 
     def __init__(
@@ -47,18 +48,18 @@ class Worker:
         program: Program,
         queues: list[str],
         *,
-        start_isolated: StartIsolated | None = None,
+        source: AppSource | None = None,
         before: Mapping[str, Announced] | None = None,
     ) -> None:
         config, emit = runtime.config, runtime.emit
         self.id = new_id()
         self._runtime = runtime
-        executor = Executor(
+        self._executor = executor = Executor(
             program,
             config.concurrency,
             config.process_pool,
             RedisRunStore(runtime, self.id),
-            start_isolated=start_isolated,
+            source=source,
             kill_grace=config.kill_grace,
             unknown_task_grace=config.unknown_task_grace,
             emit=emit,
@@ -124,6 +125,7 @@ class Worker:
         if self._stop.is_set():
             return
         async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._executor)
             if await self._startup.run(stack, [consumer.store for consumer in self.consumers.values()]):
                 await self._run()
             else:

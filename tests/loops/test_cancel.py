@@ -16,8 +16,6 @@ import pytest
 from evsched import App, Job, JobDead, JobMissing, Retry, current_job, events
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
-from evsched.execution import process_pool
-from evsched.execution.process_pool import ProcessDied
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -148,11 +146,6 @@ async def test_tasks_on_processes_run_there_and_may_retry_later_or_give_up(confi
         ):
             with pytest.raises(JobDead, match=reason):
                 await outcome(heavy.steer, how)
-
-
-async def test_an_exception_that_escapes_in_a_process_fails_the_run_and_not_the_worker() -> None:
-    with pytest.raises(ProcessDied, match="its process ended by KeyboardInterrupt"):
-        await process_pool.call(lambda _: None, heavy.interrupt)
 
 
 async def test_a_worker_learns_of_a_cancellation_by_a_message(config: Config, app: App) -> None:

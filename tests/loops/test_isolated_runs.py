@@ -104,3 +104,14 @@ async def test_what_a_handler_prints_and_logs_is_the_workers_output(
     out, err = capfd.readouterr()
     assert out == "printed\n"
     assert err == "to stderr\nlogged\n"
+
+
+async def test_an_exception_that_escapes_in_a_process_fails_the_run_and_not_the_worker(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    async with system(config, app) as running:
+        suspect(raw, queue, "interrupt")
+        retried = await running.recorder.wait(events.Retrying)
+        assert retried.reason == "attempt 1 of 2: its process ended by KeyboardInterrupt: "
+        suspect(raw, queue, "snooze_once")  # in another process
+        await running.recorder.wait(events.Completed)

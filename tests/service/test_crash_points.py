@@ -19,7 +19,7 @@ import os, signal, time
 from evsched import App, current_job
 from evsched.execution.executor import Executor
 from evsched.execution.run_store import RedisRunStore
-from evsched.process.run_link import ProcessEnd
+from evsched.process.job_process import WorkerLink
 from tests.support.plain import plain_client
 
 app = App()
@@ -43,7 +43,7 @@ def crash(owner, name, point, *, after):
 crash(Executor, "run", "handed out", after=False)
 crash(RedisRunStore, "mark", "before the mark", after=False)
 crash(RedisRunStore, "mark", "after the mark", after=True)
-crash(ProcessEnd, "wait_to_begin", "told to begin", after=True)
+crash(WorkerLink, "wait_to_begin", "told to begin", after=True)
 
 @app.task
 async def crash_here():

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import stat
 import sys
 import threading
 import time
@@ -52,6 +53,8 @@ def steer(how: str) -> int:
         raise GiveUp("the account is closed")
     if how == "fail":
         raise ValueError("no luck")
+    if how == "snooze":
+        raise Snooze(1.0, "\ud800")
     if how == "die":
         os._exit(3)
     return job.attempt
@@ -67,14 +70,15 @@ def odd_result(which: str) -> Any:
     return odd.get(which, deep)
 
 
-def interrupt(_: object) -> None:
+@app.task(retry=Retry(attempts=2, interval=60))
+async def interrupt() -> None:
     """Raise KeyboardInterrupt in the event loop, as a task that a handler created may do."""
-    raise KeyboardInterrupt
 
+    def raise_it() -> None:
+        raise KeyboardInterrupt
 
-def die(_: object) -> None:
-    """End the process."""
-    os._exit(3)
+    asyncio.get_running_loop().call_soon(raise_it)
+    await asyncio.Event().wait()
 
 
 @app.task(on="process")
@@ -95,6 +99,16 @@ async def die_here() -> None:
 async def where() -> tuple[int, int]:
     current_job().progress(1, 2)
     return os.getpid(), current_job().attempt
+
+
+@app.task(on="process")
+def write_to_sockets() -> None:
+    """Write a frame that holds no value to each socket of the process, and do not return."""
+    for number in range(3, 256):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.write(number, (1).to_bytes(8, "big") + b"\xc1")
+    threading.Event().wait(60)
 
 
 @app.task(on="process", retry=Retry(attempts=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
 
 from evsched.app import App
 from evsched.config import Config
@@ -13,7 +12,7 @@ from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Subscribed, WorkerStarted
-from evsched.process.isolated_run import start_isolated
+from evsched.execution.precautions import AppSource
 from evsched.runtime.runtime import Runtime
 from evsched.transport.senders import BatchingSender
 from evsched.transport.topology import topology
@@ -44,8 +43,8 @@ class System:
         """Start one more worker, of another app if one is given."""
         app = app or self.app
         queues = list(self.config.queues or self.app.queues)
-        isolated = None if app.origin is None else partial(start_isolated, app.origin)
-        worker = Worker(self.runtime, app.program, queues, start_isolated=isolated)
+        source = None if app.origin is None else AppSource(app.origin)
+        worker = Worker(self.runtime, app.program, queues, source=source)
         self.workers.append(worker)
         self._working.append(asyncio.create_task(worker.run()))
         return worker

@@ -34,8 +34,9 @@ async def run(
     tasks = Tasks()
     tasks.add(define(handler, name="t", on=on, retry=retry))
     found = Run(FetchedJob("a", attempt, 1.0, payload), Delivery("q", 1.0, time.monotonic()))
-    found.work = asyncio.ensure_future(Executor(Program(tasks), 1).run(found))
-    await found.work
+    async with Executor(Program(tasks), 1) as executor:
+        found.work = asyncio.ensure_future(executor.run(found))
+        await found.work
     assert found.outcome is not None
     return found.outcome
 

@@ -6,18 +6,17 @@ import asyncio
 import gc
 import time
 from collections.abc import Awaitable, Callable, Generator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evsched.execution.executor import Executor
+from evsched.execution.precautions import AppSource
 from evsched.execution.program import Middleware, Program
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.job import Done, FetchedJob, Outcome, encode
-from evsched.process.isolated_run import start_isolated
 from tests.support.failures import ASYNC, PLAIN, alive, app
 
 RUNS = 10
@@ -37,8 +36,7 @@ def collector_off() -> Generator[None]:
 
 
 def executor(*middleware: Middleware) -> Executor:
-    isolated = partial(start_isolated, "tests.support.failures:app")
-    return Executor(Program(app.tasks, list(middleware)), 4, 1, start_isolated=isolated)
+    return Executor(Program(app.tasks, list(middleware)), 4, 1, source=AppSource("tests.support.failures:app"))
 
 
 async def outcome_of(running: Executor, task: str, *args: Any, deaths: int = 0) -> Outcome | None:
@@ -94,19 +92,19 @@ async def test_nothing_is_left_of_a_handler_that_fails_through_a_middleware_whic
 @pytest.mark.extra
 @pytest.mark.parametrize("handler", PLAIN, ids=[one.__name__ for one in PLAIN])
 async def test_nothing_is_left_of_a_handler_that_fails_in_a_process(handler: Callable[[], None]) -> None:
-    running = executor()
-    await outcome_of(running, "collector_off")
-    await fail(running, f"{handler.__name__} process")
-    found = await outcome_of(running, "left")
+    async with executor() as running:
+        await outcome_of(running, "collector_off")
+        await fail(running, f"{handler.__name__} process")
+        found = await outcome_of(running, "left")
     assert isinstance(found, Done)
     assert found.result == b"0"
 
 
 @pytest.mark.extra
 async def test_nothing_is_left_of_a_handler_that_fails_in_isolation(tmp_path: Path) -> None:
-    running = executor()
-    for _ in range(4):  # one after the other in one process of the pool
-        await outcome_of(running, "reports what is left", str(tmp_path / "left"), deaths=2)
+    async with executor() as running:
+        for _ in range(4):  # one after the other in one process of the pool
+            await outcome_of(running, "reports what is left", str(tmp_path / "left"), deaths=2)
     found = [int(count) for count in (tmp_path / "left").read_text().split()]
     assert len(found) == 4
     assert max(found) <= 1

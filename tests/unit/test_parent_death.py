@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import socket
 import subprocess
 import sys
 
@@ -10,17 +10,10 @@ import pytest
 
 from tests.support.patience import PATIENCE
 
-PARENT = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
-sys.stdin.read()
-"""
-
 BY_KERNEL = """
-import os
+import os, sys
 from evsched.execution import parent_death
-parent_death.end_with(os.getppid())
-parent_death.end_with(os.getppid())
+parent_death.end_with(int(sys.argv[1]))
 print("tied", flush=True)
 while True:
     pass
@@ -38,7 +31,7 @@ os.read(link, 1)
 print("alive", flush=True)
 """
 
-LINKED = """
+PARENT = """
 import socket, subprocess, sys
 ours, theirs = socket.socketpair()
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(theirs.fileno())], pass_fds=[theirs.fileno()])
@@ -62,10 +55,25 @@ def test_a_child_ends_with_a_parent_that_is_killed(child: str) -> None:
         assert parent.stdout.read() == ""  # the child holds the pipe too: it is closed when both have ended
 
 
-def test_a_child_whose_parent_has_ended_already_ends_at_once() -> None:
-    child = BY_KERNEL.replace("os.getppid()", f"{os.getpid() + 1}")
-    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (-9, "")
+@pytest.mark.parametrize("child", [BY_KERNEL, BY_THREAD], ids=["kernel", "thread"])
+def test_a_child_whose_parent_has_ended_already_ends_at_once(child: str) -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        command = [sys.executable, "-c", child, str(theirs.fileno())]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE, pass_fds=[theirs.fileno()])
+    assert done.returncode == -9
+
+
+@pytest.mark.parametrize("child", [BY_KERNEL, BY_THREAD], ids=["kernel", "thread"])
+def test_data_on_the_link_does_not_end_a_child(child: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.send(b"an order")
+        child = child.replace("while True:\n    pass", "os.read(int(sys.argv[1]), 100); print('alive')")
+        command = [sys.executable, "-c", child, str(theirs.fileno())]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE, pass_fds=[theirs.fileno()])
+    assert (done.returncode, done.stdout) == (0, b"tied\nalive\n")
 
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "thread"])
@@ -77,7 +85,7 @@ def test_a_child_is_tied_to_its_parent_for_a_while(kernel: bool, hang: str, line
     if not kernel:
         child = child.replace("import parent_death", "import parent_death; parent_death._ask_kernel = lambda: False")
     with subprocess.Popen(
-        [sys.executable, "-c", LINKED, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
         before = lines[:2]
