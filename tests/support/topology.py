@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from tests.support.patience import PATIENCE
+
+_PROCESSES: Final = 16
+"""Test processes that have different ports. Others may run at the same time, so the order is random."""
+
+_number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
+_mine = range(20_000 + _number, 32_768, _PROCESSES)
+_ports = cycle(secrets.SystemRandom().sample(_mine, len(_mine)))
 
 
 class Servers(ABC):
@@ -47,13 +56,14 @@ class Servers(ABC):
 
 
 def free_port() -> int:
-    """Return a port that is free now, and that no connection gets by itself before a server takes it.
+    """Return a port that is free now, and that nothing else gets before a server takes it.
 
-    The system gives connections, and servers that ask for any port, one from 32768 on.
+    The system gives connections, and servers that ask for any port, one from 32768 on. Each test process has ports of
+    its own below, and uses them in turn.
     """
     while True:
         try:
-            with socket.create_server(("127.0.0.1", 20_000 + secrets.randbelow(12_768))) as free:
+            with socket.create_server(("127.0.0.1", next(_ports))) as free:
                 return int(free.getsockname()[1])
         except OSError:
             pass  # it is in use
