@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def nothing_is_repeated_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call to the lost node is not sent again, and where its slots are is asked without pauses, by each test anew."""
+    """Send no call to the lost node again, ask for its slots without pauses, and forget the answers to other tests."""
     monkeypatch.setattr(operations, "_PATIENCE", 0.1)
     monkeypatch.setattr(topology, "_PACE", (0.0, 0.05))
     topology.topology.cache_clear()
