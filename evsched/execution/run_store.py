@@ -19,8 +19,9 @@ _UNKNOWN_MOST: Final = 64
 """Bytes: room for two moments. A longer value is malformed, and is not read."""
 
 
-_PATIENCE: Final = 1.0
-"""Seconds that runs wait in their slots for a window. Then other jobs get these slots: a node may hang."""
+_PATIENCE: Final = 0.5
+"""Seconds that the runs of a queue wait in their slots for its windows. Then other jobs get these slots: the node that
+keeps the windows may hang."""
 
 
 class RunStore(Protocol):
@@ -30,7 +31,7 @@ class RunStore(Protocol):
         """Return the window that is kept under a name; None = there is none.
 
         Raises:
-            StoreDown: there was no answer for a second.
+            StoreDown: the node that keeps the window has not answered for half a second.
             StoreRefused: it cannot be read.
         """
         ...
@@ -87,7 +88,8 @@ class RedisRunStore:
         self._windows = Reconnects("worker, windows", runtime.emit)
         self._unknown = Reconnects("worker, jobs of unknown tasks", runtime.emit)
         self._reading = dict[tuple[str, str], tuple[asyncio.Future[str | None], float]]()
-        """The windows that are being read, each with the time until which runs wait, by the clock of the loop."""
+        """The windows that are being read by queue and name, each with the time when it was asked for, by the clock of
+        the loop."""
 
     async def mark(self, run: Run, mark: Mark) -> bool:
         """Mark a run, as `RunStore.mark`."""
@@ -97,14 +99,19 @@ class RedisRunStore:
                 return not await self._sender.send(store.begin(self._worker, [(run.job, mark)]))
 
     async def read_window(self, queue: str, name: str) -> str | None:
-        """Read a window, as `RunStore.read_window`. Runs that ask for it at the same time share one call."""
+        """Read a window, as `RunStore.read_window`. Runs that ask for it at the same time share one call.
+
+        All windows of a queue are on one node, so runs wait for the one that was asked for first, and no longer.
+        """
+        now = asyncio.get_running_loop().time()
         if (queue, name) not in self._reading:
             reading = asyncio.ensure_future(self._read(self._windows.of(queue), Store(queue).window(name)))
             reading.add_done_callback(partial(self._has_read, queue, name))
-            self._reading[queue, name] = reading, asyncio.get_running_loop().time() + _PATIENCE
-        reading, until = self._reading[queue, name]
+            self._reading[queue, name] = reading, now
+        reading, _ = self._reading[queue, name]
+        first = min(asked for (of, _), (_, asked) in self._reading.items() if of == queue)
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(first + _PATIENCE):
                 return await asyncio.shield(reading)  # a run that is stopped must not cancel the call of the others
         except TimeoutError:
             raise StoreDown(f"Redis gave no answer within {_PATIENCE:g} s", kind="timeout") from None

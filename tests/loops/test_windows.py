@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -11,13 +12,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from evsched import App, ConfigError, Declared, JobDead, Retry, TaskHandle, current_job, events
+from evsched import App, ConfigError, Declared, JobDead, Retry, StoreDown, TaskHandle, current_job, events
 from evsched.client.explain import explain
 from evsched.config import Config
 from evsched.execution.run_store import RedisRunStore
+from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
 from tests.support.patience import PATIENCE
+from tests.support.proxy import Proxy
+from tests.support.recorder import Recorder
 from tests.support.system import System, system
 
 
@@ -223,6 +228,26 @@ async def test_a_job_of_a_shard_is_not_deferred_by_a_window_that_has_changed_mea
             with pytest.raises(JobDead, match="there is no window 'w'"):
                 await job.result(PATIENCE)
         assert len(running.recorder.of(events.JobDeferred)) == 1
+
+
+async def test_runs_wait_for_all_windows_of_a_queue_together(own: EmbeddedRedis, recorder: Recorder) -> None:
+    async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
+        config = Config(url=f"redis://{proxy.host}:{proxy.port}")
+        sender = BatchingSender(config.url)
+        store = RedisRunStore(Runtime(config, sender, recorder), "worker")
+        assert await store.read_window("mail", "first") is None
+        proxy.swallow("down")
+        with pytest.raises(StoreDown, match="no answer within"):
+            await store.read_window("mail", "first")
+        other = asyncio.ensure_future(store.read_window("other", "first"))
+        second = asyncio.ensure_future(store.read_window("mail", "second"))
+        done, _ = await asyncio.wait([other, second], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {second}  # `other` was asked for before, and waits
+        assert isinstance(second.exception(), StoreDown)
+        proxy.heal()
+        with contextlib.suppress(StoreDown):
+            await other
+        await sender.close()
 
 
 @asynccontextmanager
