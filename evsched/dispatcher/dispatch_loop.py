@@ -1,6 +1,6 @@
 """The loop that dispatches: it steps each queue when its timer says so, and sleeps until the next one.
 
-It never polls. Each step returns how long to sleep, and events only shorten that sleep. `queue_timer.py` decides when a
+It never polls. Each step returns how long to sleep, and events only shorten that sleep. `timing.py` decides when a
 queue is stepped or looked at.
 
     wake-up (event, timer, safety cap, reconnect) ──▶ step: dispatch.lua ──▶ how long to sleep
@@ -22,9 +22,9 @@ from typing import Final, Protocol
 
 from evsched import events, keys
 from evsched.dispatcher.proof import Proof
-from evsched.dispatcher.queue_timer import QueueTimer
 from evsched.dispatcher.redis_clock import RedisClock
 from evsched.dispatcher.resting_queues import RestingQueues
+from evsched.dispatcher.timing import QueueTimer
 from evsched.errors import MOVING, StoreError
 from evsched.events import Reason
 from evsched.runtime.pulse import Pulse
@@ -100,9 +100,6 @@ class DispatchLoop:
         """The queues to check, and why. An "event" is that of a queue without a timer."""
         self._to_step: dict[str, Reason] = {}
         """The queues that a check found to be due."""
-        self._guesses = set[str]()
-        """The queues that are to be stepped because of an event after a silence. If there are many, others are checked:
-        a step for each would hold up due jobs."""
         self._resting = RestingQueues(runtime, owner.forget)
 
     @property
@@ -157,24 +154,9 @@ class DispatchLoop:
         if self._answer_by_check(queue):
             return
         timer = self.timer(queue)
-        if self._polls:
-            return
-        now = time.monotonic()
-        if timer.pace.guesses(now) and not timer.rivals.reserve:
-            if len(self._guesses) >= _TOGETHER and queue not in self._guesses:
-                self._check(queue, "event")
-                return
-            self._guesses.add(queue)
-        timer.changed(now)
-        self._plan(timer)
-
-    def removed(self, queue: str) -> None:
-        """Note that another dispatcher, or a user, removed jobs from the schedule."""
-        timer = self._timers.get(queue)
-        if timer is not None:
-            timer.removed(time.monotonic())
-            if timer.rivals.reserve:
-                self._plan(timer)
+        if not self._polls:
+            timer.changed(time.monotonic())
+            self._plan(timer)
 
     def opens(self, queue: str, moment: float) -> None:
         """Step when the gate opens."""
@@ -206,7 +188,7 @@ class DispatchLoop:
         for queue in list(self._resting):
             self.timer(queue)
         for timer in self._timers.values():
-            timer.poll(now)
+            timer.changed(now)
             self._plan(timer)
         self._wakeup.ring()
 
@@ -231,7 +213,7 @@ class DispatchLoop:
             now = time.monotonic()
             if self._proof.at() <= now:
                 # The queue that was stepped longest ago carries the canary, so the step counts for its safety cap too.
-                oldest = min(self._timers.values(), key=lambda timer: timer.pace.last_step)
+                oldest = min(self._timers.values(), key=lambda timer: timer.last_step)
                 self._to_step.setdefault(oldest.store.queue, "safety")
             if looks := self._take_looks(now):
                 await self._look(looks)
@@ -354,7 +336,7 @@ class DispatchLoop:
         if due or (seen is not None and seen.gated):
             self._to_step[timer.store.queue] = reason
         elif self._polls:
-            timer.poll(sent)
+            timer.changed(sent)
         self._plan(timer)
 
     def _may_rest(self, queue: str) -> bool:
@@ -389,7 +371,6 @@ class DispatchLoop:
             StoreDown, StoreRefused: the failure concerns all queues.
         """
         reconnect = self._refused.of(timer.store.queue)
-        self._guesses.discard(timer.store.queue)
         try:
             await self.step(timer)
             reconnect.passed()
@@ -413,7 +394,7 @@ class DispatchLoop:
             else:
                 timer.looked(now, reason, nearest)
                 if self._polls:
-                    timer.poll(sent)
+                    timer.changed(sent)
             self._plan(timer)
 
     async def step(self, timer: QueueTimer) -> Step:
@@ -436,9 +417,9 @@ class DispatchLoop:
                 self._proof.unsent()
             raise
         self._redis_clock.read(done.now, sent)
-        timer.stepped(sent, time.monotonic(), reason, done, self._runtime.config.safety_cap)
+        timer.stepped(sent, reason, done, self._runtime.config.safety_cap)
         if self._polls:
-            timer.poll(sent)
+            timer.changed(sent)
         self._emit(timer.store.queue, reason, done)
         return done
 

@@ -17,7 +17,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from evsched.transport.subscription import Subscription
 
@@ -26,9 +26,9 @@ _WITHIN: Final = 0.1
 """So many events for each queue in so many seconds are a flood: far more than sparse jobs cause, and less than 2,000 a
 second. For each queue, because each is polled: with many queues, that costs more than a few thousand events."""
 
-_DEAF: Final = (1.0, 2.0)
-"""Seconds without events before the next sample: the first, and later ones. Each sample may cost Redis hundreds of
-messages to each dispatcher."""
+_DEAF: Final = (0.75, 2.0)
+"""Seconds without events before the next sample, which may cost Redis hundreds of messages to each dispatcher. At
+random, because the samples of many dispatchers at once would keep Redis busy."""
 
 _BITE: Final = 0.005
 """Seconds between two reads during a sample, which only counts events: one read costs little more than one message."""
@@ -59,15 +59,14 @@ class Flood:
         self._patterns = patterns
         self._channels = channels
         self._poller = poller
-        self._state: Literal["calm", "deaf", "sampling"] = "calm"
+        self._deaf = False
         self._count = 0
         self._since = 0.0
-        self._rest = _DEAF[0]
         self._timer: asyncio.TimerHandle | None = None
 
     def event(self) -> bool:
         """Count an event; return whether to pass it on. Those that arrive after the unsubscription are not."""
-        if self._state == "deaf":
+        if self._deaf:
             return False
         if not self._count:
             self._since = time.monotonic()
@@ -76,7 +75,6 @@ class Flood:
             if time.monotonic() - self._since >= _WITHIN:
                 self._count = 0
             elif self._count >= _MANY * self._poller.count:
-                self._count = 0
                 self._stop_receiving()
         return True
 
@@ -89,31 +87,26 @@ class Flood:
             self._timer.cancel()
 
     def _stop_receiving(self) -> None:
-        if self._state == "calm":
-            self._rest = _DEAF[0]
-            self._poller.poll()
-        self._state = "deaf"
-        self._subscription.rest = 0.0
         self._cancel()
-        self._subscription.unsubscribe(self._patterns, self._channels, self._rest_deaf)
+        self._deaf = True
+        self._subscription.rest = 0.0
+        self._poller.poll()
+        self._subscription.unsubscribe(self._patterns, self._channels, self._wait)
 
-    def _rest_deaf(self) -> None:
-        # At random, because the samples of many dispatchers at once would keep Redis busy.
-        self._after(self._rest * random.uniform(0.5, 1.0), self._receive)  # noqa: S311 - no secret
-        self._rest = min(2 * self._rest, _DEAF[1])
+    def _wait(self) -> None:
+        self._after(random.uniform(*_DEAF), self._receive)  # noqa: S311 - no secret
 
     def _receive(self) -> None:
         self._subscription.subscribe(self._patterns, self._channels, self._sample)
 
     def _sample(self) -> None:
         """Count events from 0. Redis has confirmed the subscription, so all events from now on arrive."""
-        self._state, self._count = "sampling", 0
+        self._deaf, self._count = False, 0
         self._subscription.rest = _BITE
         self._poller.poll()
         self._after(_WITHIN, self._calm)
 
     def _calm(self) -> None:
-        self._state = "calm"
         self._subscription.rest = 0.0
         self._poller.look()
 

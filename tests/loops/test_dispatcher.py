@@ -13,7 +13,7 @@ import pytest
 from evsched import App, events
 from evsched.config import Config
 from evsched.dispatcher import flood
-from evsched.dispatcher.queue_timer import QueueTimer
+from evsched.dispatcher.timing import QueueTimer
 from evsched.store.clients import New
 from evsched.store.dispatchers import Step
 from evsched.store.server import set_notification_flags
@@ -113,11 +113,11 @@ async def test_a_reserve_takes_over_when_no_other_dispatcher_acts(server: Embedd
         await running.recorder.wait(events.Woken)
         timer = running.dispatcher._loop.timer(queue)  # pyright: ignore[reportPrivateUsage]
         for name in ("at-once", "ahead"):
-            timer.rivals.reserve = True
+            timer.leads = False
             job = Store(queue).enqueue([New(name, b'{"task":"lateness"}', delay=0.05 if name == "ahead" else 0.0)])
             await running.sender.send(job)
             await running.recorder.wait(events.Completed, lambda event: event.ids == [name])  # noqa: B023
-            assert not timer.rivals.reserve
+            assert timer.leads
 
 
 def timer_of(running: System, queue: str) -> QueueTimer:
@@ -136,10 +136,7 @@ async def rivals(own: EmbeddedRedis, queue: str, app: App) -> AsyncGenerator[tup
         ):
             for running in (leader, reserve):
                 await running.recorder.wait(events.NotificationsProven)
-            timer = timer_of(reserve, queue)
-            timer.rivals.reserve = True
-            for _ in range(10):
-                timer.rivals.trust()
+            timer_of(reserve, queue).leads = False
             yield leader, reserve, proxy
 
 
@@ -162,7 +159,7 @@ async def test_a_reserve_leads_when_the_leader_is(
             proxy.delay(0.5, "up")
         put(client, queue, "at-once")
         await reserve.recorder.wait(events.Dispatched)
-        assert not timer_of(reserve, queue).rivals.reserve
+        assert timer_of(reserve, queue).leads
 
 
 async def test_a_reserve_leads_when_the_leader_stops_while_jobs_are_removed_by_others(
