@@ -18,7 +18,7 @@ from bench.server import Server
 from evsched.config import Config
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.events import Events
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.transport.call import Call, T
 from evsched.transport.senders import BatchingSender
 

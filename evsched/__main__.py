@@ -16,7 +16,7 @@ def main() -> None:
     if _is_service(sys.argv[1:]):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _end)  # until runtime/shutdown.py handles them
-        # The parent of --processes has blocked it while Python started (process/worker_process.py).
+        # The parent of --processes has blocked it while Python started (services/worker_process.py).
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         if any(word.startswith("--processes") for word in sys.argv[2:]):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a reload: this process has just read the code

@@ -24,7 +24,7 @@ from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError, EvschedError
 from evsched.jobs.current_job import current_job
-from evsched.process.inherited import LINK
+from evsched.services.worker_process import LINK
 from evsched.transport.address import parse
 
 app = App(queue="demo")

@@ -14,7 +14,7 @@ from msgspec import structs
 from evsched import events
 from evsched.config import Config
 from evsched.errors import StoreError, StoreRefused
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store import server
 from evsched.transport.address import Host
 

@@ -14,7 +14,7 @@ from bench.server import Server, server
 from bench.sparse import sparse_dues, started
 from bench.stage import stage
 from evsched.client.new_job import JobOptions, new_job
-from evsched.dispatcher.occurrences import AHEAD
+from evsched.dispatcher.recurring import AHEAD
 from evsched.recurrence.recurrence import Declared, occurrence_id
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender

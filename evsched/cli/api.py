@@ -16,7 +16,7 @@ def api(*, config: Config) -> None:
 
     Example: evsched api --port 8420 --write-tokens-file /run/secrets/evsched
     """
-    from evsched.process.service import run_api
+    from evsched.services.service import run_api
 
     log.configure(config.log_level)
     run_api(config)

@@ -105,7 +105,7 @@ def ledger(*, config: Config) -> None:
 
     Example: evsched ledger run --ledger-url postgresql://localhost/shop
     """
-    from evsched.process.service import run_ledger
+    from evsched.services.service import run_ledger
 
     log.configure(config.log_level)
     with _psycopg():

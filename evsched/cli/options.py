@@ -105,7 +105,7 @@ def _warn() -> None:
     """Print one line, once, about variables EVSCHED_... that are not settings."""
     if not (line := environment.warning(os.environ)):
         return
-    from evsched.process.inherited import LINK
+    from evsched.services.worker_process import LINK
 
     if LINK not in os.environ:  # a child of --processes: its parent has printed the line
         print(f"evsched: warning: {escape(line)}", file=sys.stderr)

@@ -31,7 +31,7 @@ def dispatcher(*, config: Config) -> None:
 
     Example: evsched dispatcher --url redis://localhost:6379/0
     """
-    from evsched.process.service import run_dispatcher
+    from evsched.services.service import run_dispatcher
 
     log.configure(config.log_level)
     run_dispatcher(config)
@@ -76,9 +76,9 @@ def worker(
     if processes is not None:
         return _worker_processes(config, processes, module, metrics_targets, environment)
 
-    from evsched.process.inherited import tied_to_parent
-    from evsched.process.locate_app import find_app
-    from evsched.process.service import run_worker
+    from evsched.services.locate_app import find_app
+    from evsched.services.service import run_worker
+    from evsched.services.worker_process import tied_to_parent
 
     os.environ.update(environment)  # where the app reads its settings, also in the processes of isolated runs
     with tied_to_parent():
@@ -91,8 +91,7 @@ def _worker_processes(
     config: Config, processes: str, module: str, targets: Path | None, environment: Mapping[str, str]
 ) -> int:
     """Run worker processes. `environment`: their settings; no URL = that of the app."""
-    from evsched.process.parent import run_workers
-    from evsched.process.scaling import read_span
+    from evsched.services.supervisor import read_span, run_workers
 
     return run_workers(config, read_span(processes), ["worker", module], environment, targets)
 
@@ -106,8 +105,8 @@ def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
 
     Example: evsched dev tasks:app
     """
-    from evsched.process.locate_app import find_app
-    from evsched.process.service import run_dev
+    from evsched.services.locate_app import find_app
+    from evsched.services.service import run_dev
     from evsched.transport.embedded import EmbeddedRedis
     from evsched.transport.project_folder import is_ended, project_folder
 

@@ -32,7 +32,7 @@ def watch_with(config: Config, role: Role | None, every: str | None, *, json: bo
     Raises:
         UsageError: `every` is not a length of time, or 0.
     """
-    from evsched.process.service import run_doctor  # it imports the worker
+    from evsched.services.service import run_doctor  # it imports the worker
 
     interval = parse_length(every or _EVERY)
     if interval <= 0:

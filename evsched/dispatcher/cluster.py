@@ -17,14 +17,10 @@ from msgspec import structs
 
 from evsched import events, keys, shard_map
 from evsched.dispatcher.dispatcher import Dispatcher
-from evsched.dispatcher.janitor import Janitor
 from evsched.errors import StoreError
 from evsched.events import Emit, Event
-from evsched.runtime.loops import run_loops
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import Part, Pulse, Runtime, Wakeup, run_loops
 from evsched.runtime.reconnect import Reconnect
-from evsched.runtime.runtime import Part, Runtime
-from evsched.runtime.wakeup import Wakeup
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.topology import Topology, slot_of
@@ -49,7 +45,6 @@ class _Node:
             part=part,
         )
         self.dispatcher = Dispatcher(mine)
-        self.janitor = Janitor(mine, self.dispatcher)
         self.reconnect = Reconnect("the search for queues", self._reports.emit)
         self.task: asyncio.Task[None] | None = None
 
@@ -61,7 +56,7 @@ class _Node:
                 async with self.reconnect:
                     await self.dispatcher.find_queues()
                     found = True
-            await run_loops({"dispatcher": self.dispatcher.run(), "janitor": self.janitor.run()})
+            await self.dispatcher.run()
         finally:
             self._reports.end()
             await self.sender.close()
@@ -116,9 +111,7 @@ class ClusterDispatcher:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of all loops."""
-        nodes = self._nodes.values()
-        of_nodes = [pulse for node in nodes for pulse in (*node.dispatcher.pulses, node.janitor.pulse)]
-        return [self._reconnect.pulse, *of_nodes]
+        return [self._reconnect.pulse, *(pulse for node in self._nodes.values() for pulse in node.dispatcher.pulses)]
 
     def problem(self) -> str | None:
         """Return why no queue is dispatched; None = at least one node's are."""
@@ -130,7 +123,7 @@ class ClusterDispatcher:
         if isinstance(event, events.ShardsFound):
             self._wakeup.ring()
         for node in self._nodes.values():
-            node.janitor.on_event(event)
+            node.dispatcher.on_event(event)
 
     async def run(self) -> None:
         """Dispatch until cancelled.

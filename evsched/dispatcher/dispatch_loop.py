@@ -21,17 +21,13 @@ from itertools import islice
 from typing import Final, Protocol
 
 from evsched import events, keys
-from evsched.dispatcher.proof import Proof
-from evsched.dispatcher.redis_clock import RedisClock
-from evsched.dispatcher.resting_queues import RestingQueues
-from evsched.dispatcher.timing import QueueTimer
+from evsched.dispatcher.queues import RestingQueues
+from evsched.dispatcher.timing import QueueTimer, RedisClock
+from evsched.dispatcher.watcher import Proof
 from evsched.errors import MOVING, StoreError
 from evsched.events import Reason
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import Pulse, Runtime, Timetable, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
-from evsched.runtime.runtime import Runtime
-from evsched.runtime.timetable import Timetable
-from evsched.runtime.wakeup import Wakeup
 from evsched.store import server
 from evsched.store.dispatchers import GLANCE_MOST, Seen, Step
 from evsched.store.store import Store

@@ -12,14 +12,13 @@ from typing import Final
 
 from evsched import events
 from evsched.dispatcher.dispatch_loop import DispatchLoop
-from evsched.dispatcher.proof import Proof
-from evsched.dispatcher.queue_finder import Finder
+from evsched.dispatcher.janitor import Janitor
+from evsched.dispatcher.queues import Finder
 from evsched.dispatcher.recurring import Recurring
-from evsched.dispatcher.redis_clock import RedisClock
-from evsched.dispatcher.watcher import Watcher
-from evsched.runtime.loops import run_loops
-from evsched.runtime.pulse import Pulse
-from evsched.runtime.runtime import Runtime
+from evsched.dispatcher.timing import RedisClock
+from evsched.dispatcher.watcher import Proof, Watcher
+from evsched.events import Event
+from evsched.runtime.loops import Pulse, Runtime, run_loops
 
 _SEARCH: Final = 5.0
 """Seconds between two searches for new queues in a flood."""
@@ -37,6 +36,7 @@ class Dispatcher:
         self._watcher = Watcher(runtime, name, proof, self._loop, self)
         self._recurring = Recurring(runtime, clock, self._loop)
         self._finder = Finder(runtime, proof, self._loop)
+        self._janitor = Janitor(runtime, self._loop)
         self._searched = 0.0
         """When new queues were last searched because events may have been missed."""
 
@@ -53,11 +53,16 @@ class Dispatcher:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its loops."""
-        return [self._loop.pulse, self._watcher.pulse, self._recurring.pulse, self._finder.pulse]
+        loops = self._loop, self._watcher, self._recurring, self._finder, self._janitor
+        return [loop.pulse for loop in loops]
 
     def problem(self) -> str | None:
         """Return why no queue is dispatched: the failure of the last steps; None = at least one queue is."""
         return self._loop.problem()
+
+    def on_event(self, event: Event) -> None:
+        """Pass an event on to the janitor. Subscribe it to the events of the process."""
+        self._janitor.on_event(event)
 
     async def run(self) -> None:
         """Dispatch until cancelled.
@@ -70,6 +75,7 @@ class Dispatcher:
                 "subscription": self._watcher.run(),
                 "recurring": self._recurring.run(),
                 "finder": self._finder.run(),
+                "janitor": self._janitor.run(),
                 "dispatcher": self._loop.run(),
             }
         )

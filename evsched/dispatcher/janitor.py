@@ -16,16 +16,11 @@ from msgspec import Struct
 
 from evsched import events
 from evsched.dispatcher.mover import ABANDONED, Mover
-from evsched.dispatcher.queue_search import Search
-from evsched.dispatcher.served_queues import ServedQueues
+from evsched.dispatcher.queues import Search, ServedQueues
 from evsched.errors import StoreError
 from evsched.events import Dispatched, Event, QueueFound, Woken
-from evsched.runtime.loops import run_loops
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import Pulse, Runtime, Timetable, Wakeup, run_loops
 from evsched.runtime.reconnect import Reconnect, Reconnects
-from evsched.runtime.runtime import Runtime
-from evsched.runtime.timetable import Timetable
-from evsched.runtime.wakeup import Wakeup
 from evsched.store.dispatchers import Lease
 from evsched.store.store import Store
 

@@ -12,9 +12,8 @@ from typing import Final
 
 from evsched import events, shard_map
 from evsched.errors import StoreError, StoreRefused
+from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnects
-from evsched.runtime.runtime import Runtime
-from evsched.runtime.wakeup import Wakeup
 from evsched.store.limits import still_reserved, undivided
 from evsched.store.moves import Arrival, Batch
 from evsched.store.store import Store

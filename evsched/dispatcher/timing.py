@@ -13,14 +13,22 @@ a thirtieth of a step.
 Measured, both are necessary. Steps alone, 3 ms apart, are 300 calls of scripts a second in a flood of far jobs; the
 target is 100, with jobs at most 10 ms late. Without reserves, every job costs a step of each dispatcher, and waits for
 those that reach Redis before the one that moves it.
+
+Detects that Redis's clock was set, and by how much, with this host's monotonic clock.
+
+Redis's clock decides what is due, so after a jump all times that were computed from it are wrong. A wall clock cannot
+detect the jump, because it may have been set too.
 """
 
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from typing import Final
 
-from evsched.events import Reason
+from evsched import events
+from evsched.events import Emit, Reason
 from evsched.store.batch_size import Batch
 from evsched.store.dispatchers import Step
 from evsched.store.store import Store
@@ -29,27 +37,34 @@ GAP: Final = 0.003
 """Seconds from a step or look to the next one that answers an event. In a flood of far jobs, a due job may be late by
 this much, and a dispatcher makes 300 looks a second."""
 
+
 FOUND_GAP: Final = 0.001
 """The same after a step that found due jobs. With 3 ms, jobs that a client schedules for now, 500 a second, were 1.8 ms
 later, and the dispatcher used twice the CPU time: to wait for an exact moment, it does not sleep."""
 
+
 _FRUITFUL: Final = 2
 """Events in a row that brought due jobs, after which the next event is answered by a step."""
+
 
 _IN_VAIN: Final = 2
 """Steps in a row that did not find the job they were made for, after which a dispatcher is a reserve. A user's
 cancellation causes one such step."""
 
+
 _BEHIND: Final = (0.004, 0.008)
 """Seconds by which a reserve lets the leader act first, least and most: longer than a round trip on a busy machine. A
 job that is overdue by less than the least is left to the leader."""
+
 
 _RESERVE_GAP: Final = (0.02, 0.05)
 """Seconds from a look of a reserve that found no job overdue to its next look. If the leader dies, the next job is late
 by this much at most. At random, so that the queues of a dead leader fall to several reserves."""
 
+
 _SAME: Final = 0.001
 """Seconds by which a due time that was computed from two replies may differ."""
+
 
 _NEVER: Final = float("inf")
 
@@ -209,3 +224,32 @@ class QueueTimer:
             self.step_by(self._throttled(opens), "timer")
             if due < opens:
                 self.look_by(self._throttled(due), "timer")
+
+
+_JUMP: Final = 1.0
+"""Seconds. Smaller jumps are corrections by NTP, and do not make a job noticeably early or late."""
+
+
+class RedisClock:
+    """Compares the times in the replies of Redis. `jumped()` is called after a jump."""
+
+    def __init__(self, emit: Emit, jumped: Callable[[], None]) -> None:
+        self._emit = emit
+        self._jumped = jumped
+        self._lead: tuple[float, float] | None = None
+        """Bounds of Redis's clock minus the monotonic clock, by the last reply."""
+
+    def read(self, now: float, sent: float) -> None:
+        """Compare the time `now` in a reply with the last one. `sent`: when the call was sent, by the monotonic clock.
+
+        Redis read its clock between `sent` and this moment, so a slow reply does not count as a jump. Neither does
+        drift, because each reply is compared with the one before it only.
+        """
+        least, most = now - time.monotonic(), now - sent
+        before, self._lead = self._lead, (least, most)
+        if before is None:
+            return
+        jump = least - before[1] if least > before[1] else min(most - before[0], 0.0)
+        if abs(jump) >= _JUMP:
+            self._emit(events.ClockJumped(seconds=jump))
+            self._jumped()

@@ -2,11 +2,31 @@
 
 A subscription fails in three ways, each of which is noticed: the connection is closed (it is opened again, and all
 queues are checked after the confirmation), it is half open, or Redis sends no events (`proof.py` finds these two).
+
+The proof that the subscription works: a canary's message arrives in time, and its keyspace event before it.
+
+A `dispatch` carries the canary: it changes a key of its own, then publishes a message. If no message comes, the
+connection is half open. If the message comes without the event, Redis sends no keyspace events.
+
+In a flood of events of schedules, a dispatcher stops receiving them and polls the queues until the flood is over.
+
+A client that schedules thousands of jobs a second for a later time causes as many events. Redis would send each of them
+to every dispatcher, which costs both more than reading the nearest due every few milliseconds. Network drivers disable
+interrupts under load for the same reason.
+
+    calm ──(many events)──▶ deaf ──(a while)──▶ sampling ──(few events)──▶ calm
+                             ▲                     │
+                             └────(many events)────┘
+
+Other events, and the messages about gates and canaries, arrive all the time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, Literal, Protocol
 
@@ -14,12 +34,9 @@ from msgspec import structs
 
 from evsched import events, keys
 from evsched.config import Config
-from evsched.dispatcher.flood import Flood, Poller
-from evsched.dispatcher.proof import Proof
 from evsched.errors import StoreError
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import WHOLE, Part, Pulse, Runtime
 from evsched.runtime.reconnect import Losses, Reconnect
-from evsched.runtime.runtime import WHOLE, Part, Runtime
 from evsched.store import server
 from evsched.transport import address
 from evsched.transport.subscription import Subscription
@@ -42,6 +59,23 @@ class ScheduleListener(Protocol):
 
     def opens(self, queue: str, moment: float) -> None:
         """Handle the time at which a gate opens, by Redis's clock; 0 = check now."""
+        ...
+
+
+class Poller(Protocol):
+    """Polls the queues while no events of schedules arrive."""
+
+    @property
+    def count(self) -> int:
+        """How many queues it polls."""
+        ...
+
+    def poll(self) -> None:
+        """Poll from now on. Called again when events arrive for a sample, because events were missed before it."""
+        ...
+
+    def look(self) -> None:
+        """Check every queue and poll no more: all later events arrive."""
         ...
 
 
@@ -240,3 +274,176 @@ def _read_moment(message: bytes) -> float:
     except ValueError:
         return 0.0
     return moment if moment > 0 else 0.0
+
+
+class Proof:
+    """When the next canary is wanted, the one that is under way, and what the last one showed.
+
+    The watcher reports what it receives. The dispatch loop sends the canaries.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._silent: Callable[[], None] | None = None
+        """Called if a canary's message does not arrive in time; None = there is no subscription."""
+        self._pulse: Pulse | None = None
+        self._new = True
+        """The subscription has not been proved yet: the next step carries a canary, whatever was received before."""
+        self._last = 0.0
+        """When anything was last received, by the monotonic clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._event_came = False
+        self._proven: bool | None = None
+        self.mend = ""
+        """What to do if Redis sends no events."""
+
+    @property
+    def failed(self) -> bool:
+        """The last canary's event did not arrive: Redis sends no keyspace events."""
+        return self._proven is False
+
+    def begin(self, pulse: Pulse, silent: Callable[[], None]) -> None:
+        """Ask for a proof at once, because the subscription is new.
+
+        `pulse`: that of the loop that reads its messages. `silent()` is called if a canary's message does not arrive.
+        """
+        self._new, self._pulse, self._silent = True, pulse, silent
+
+    def end(self) -> None:
+        """Ask for no more proofs, because the subscription has ended."""
+        self._pulse = self._silent = None
+        self._cancel()
+
+    def at(self) -> float:
+        """Return when the next canary is wanted, by the monotonic clock; inf = no canary is wanted.
+
+        It is wanted after a silence, and at once if the subscription is new.
+        """
+        if self._silent is None or self._timer is not None:
+            return float("inf")
+        return 0.0 if self._new else self._last + self._runtime.config.probe_interval
+
+    def expect(self) -> None:
+        """Note that a canary is being sent: it must arrive within the reply timeout."""
+        if self._silent is not None and self._timer is None:
+            self._new = False
+            self._timer = asyncio.get_running_loop().call_later(self._runtime.config.reply_timeout, self._timed_out)
+
+    def _timed_out(self) -> None:
+        self._timer = None
+        if self._silent is not None:
+            self._silent()
+
+    def unsent(self) -> None:
+        """Note that a canary may not have been sent: it proves nothing if none arrives. Another one is sent later."""
+        self._cancel()
+        self.received()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def received(self) -> None:
+        """Note that something was received, so that the connection works."""
+        self._last = time.monotonic()
+        self.await_message()
+
+    def await_message(self) -> None:
+        """Tell the pulse when the next message arrives at the latest: that of the canary that follows a silence."""
+        if self._pulse is not None:
+            config = self._runtime.config
+            self._pulse.expect(config.probe_interval + config.reply_timeout)
+
+    def event_came(self) -> None:
+        """Note that a canary's keyspace event arrived."""
+        self._event_came = True
+
+    def message_came(self) -> None:
+        """End the proof: the event must have arrived before this message."""
+        self._cancel()
+        came, self._event_came = self._event_came, False
+        if came != self._proven:
+            self._proven = came
+            self._runtime.emit(events.NotificationsProven() if came else events.NotificationsMissing(mend=self.mend))
+
+
+_MANY: Final = 150
+
+
+_WITHIN: Final = 0.1
+"""So many events for each queue in so many seconds are a flood: far more than sparse jobs cause, and less than 2,000 a
+second. For each queue, because each is polled: with many queues, that costs more than a few thousand events."""
+
+
+_DEAF: Final = (0.75, 2.0)
+"""Seconds without events before the next sample, which may cost Redis hundreds of messages to each dispatcher. At
+random, because the samples of many dispatchers at once would keep Redis busy."""
+
+
+_BITE: Final = 0.005
+"""Seconds between two reads during a sample, which only counts events: one read costs little more than one message."""
+
+
+class Flood:
+    """Decides whether a subscription receives the events of schedules: those on these patterns and channels."""
+
+    def __init__(self, subscription: Subscription, patterns: list[str], channels: list[str], poller: Poller) -> None:
+        self._subscription = subscription
+        self._patterns = patterns
+        self._channels = channels
+        self._poller = poller
+        self._deaf = False
+        self._count = 0
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def event(self) -> bool:
+        """Count an event; return whether to pass it on. Those that arrive after the unsubscription are not."""
+        if self._deaf:
+            return False
+        if not self._count:
+            self._since = time.monotonic()
+        self._count += 1
+        if self._count % _MANY == 0:
+            if time.monotonic() - self._since >= _WITHIN:
+                self._count = 0
+            elif self._count >= _MANY * self._poller.count:
+                self._stop_receiving()
+        return True
+
+    def end(self) -> None:
+        """Do nothing more, because the subscription has ended."""
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _stop_receiving(self) -> None:
+        self._cancel()
+        self._deaf = True
+        self._subscription.rest = 0.0
+        self._poller.poll()
+        self._subscription.unsubscribe(self._patterns, self._channels, self._wait)
+
+    def _wait(self) -> None:
+        self._after(random.uniform(*_DEAF), self._receive)  # noqa: S311 - no secret
+
+    def _receive(self) -> None:
+        self._subscription.subscribe(self._patterns, self._channels, self._sample)
+
+    def _sample(self) -> None:
+        """Count events from 0. Redis has confirmed the subscription, so all events from now on arrive."""
+        self._deaf, self._count = False, 0
+        self._subscription.rest = _BITE
+        self._poller.poll()
+        self._after(_WITHIN, self._calm)
+
+    def _calm(self) -> None:
+        self._subscription.rest = 0.0
+        self._poller.look()
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, act)

@@ -5,7 +5,7 @@
 
 They pass over a pair of sockets without a name, so nobody else can write there, and each side reads the end of the
 stream when the other one has ended. A frame is the length of a MessagePack value, and the value. `process_pool.py` has
-the worker's end, `process/job_process.py` the program that holds the other one.
+the worker's end, `services/job_process.py` the program that holds the other one.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import decode
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 
-_PROGRAM: Final = "from evsched.process.job_process import main; main()"
+_PROGRAM: Final = "from evsched.services.job_process import main; main()"
 """The code that a process executes. The module imports apps, so it is in a layer above this one."""
 
 _IDLE_MOST: Final = 300.0

@@ -17,9 +17,9 @@ from evsched.ledger import rows
 from evsched.ledger.database import Database
 from evsched.ledger.epoch import check_owner
 from evsched.ledger.identity import make_identity
+from evsched.runtime.loops import Runtime
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
-from evsched.runtime.runtime import Runtime
 from evsched.store.ledger import SETTING, Report, read_ends
 from evsched.store.store import Store
 from evsched.transport.senders import BlockingSender

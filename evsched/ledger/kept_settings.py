@@ -18,7 +18,7 @@ from evsched.client.client import Client
 from evsched.errors import ConfigError, StoreRefused
 from evsched.ledger.epoch import read_epoch
 from evsched.ledger.identity import read_identity
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store.limits import as_limit
 from evsched.store.store import Store
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from evsched.ledger.database import Database
 from evsched.ledger.tables import CHANNEL
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 
 
 class Listener:

@@ -16,7 +16,7 @@ from evsched.ledger.delivery import cause, too_long
 from evsched.ledger.rows import Selection, storable
 from evsched.recurrence.check_declared import check_declared
 from evsched.recurrence.recurrence import Declared
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store.server import clock
 
 _MOST: Final = 50

@@ -27,9 +27,8 @@ from evsched.ledger.kept_settings import KeptSettings
 from evsched.ledger.presence import CONNECTED, Presence
 from evsched.ledger.recurrences import Recurrences
 from evsched.ledger.rows import Claimed, Refusal, Selection
+from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
-from evsched.runtime.runtime import Runtime
-from evsched.runtime.wakeup import Wakeup
 from evsched.store.store import Store
 
 _LOCKED: Final = 0.5

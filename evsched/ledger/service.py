@@ -19,10 +19,8 @@ from evsched.ledger.identity import make_identity
 from evsched.ledger.listener import Listener
 from evsched.ledger.relay import Relay
 from evsched.ledger.withdrawals import Withdrawals
-from evsched.runtime.loops import run_loops
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import Pulse, Runtime, run_loops
 from evsched.runtime.reconnect import Reconnect
-from evsched.runtime.runtime import Runtime
 
 _COUNTED: Final = 10_000
 """Rows that a scrape counts at most, so that it costs little while many wait."""

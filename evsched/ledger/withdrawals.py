@@ -20,9 +20,8 @@ from evsched.ledger import rows
 from evsched.ledger.database import Database
 from evsched.ledger.epoch import read_epoch
 from evsched.ledger.identity import make_identity, note_checked
+from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
-from evsched.runtime.runtime import Runtime
-from evsched.runtime.wakeup import Wakeup
 from evsched.store.store import Store
 
 _SLICE: Final = 500

@@ -1,12 +1,64 @@
-"""Runs the loops of a process. Each runs as long as the process, so when one ends, all end."""
+"""Runs the loops of a process. Each runs as long as the process, so when one ends, all end.
+
+What all loops of a process share: the settings, the sender to Redis, and the function that emits events.
+
+Whether a loop hangs: each loop says when its next pass will begin, and is late if it does not. For /healthz.
+
+Sleep until an exact moment, or until another task ends the sleep.
+
+An event loop rounds its timers to a millisecond, and uvloop's fire early. So the timer ends a little before the moment,
+and the sleeper yields to other tasks until the moment has come.
+
+A timetable: when something is next to be done for each of many items, without a walk over all of them. Pure.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from typing import Any, cast
+import heapq
+import time
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from itertools import count
+from typing import Any, Final, Generic, TypeVar, cast
 
+from msgspec import Struct, field
+
+from evsched.config import DEFAULT_QUEUE, Config
 from evsched.errors import LoopEnded
+from evsched.events import Emit
+from evsched.shards import Shards
+from evsched.transport.address import Host
+from evsched.transport.senders import BatchingSender
+
+
+def _all(queue: str) -> bool:
+    return True
+
+
+class Part(Struct, frozen=True):
+    """The queues that a dispatcher is for: those of one node of a cluster."""
+
+    node: Host | None = None
+    """None = there is no cluster."""
+    owns: Callable[[str], bool] = _all
+    """Whether the node has a queue."""
+    idle_queue: str = DEFAULT_QUEUE
+    """A queue of the node that carries the proof of the subscription while there is no other."""
+
+
+WHOLE: Final = Part()
+"""The part of the dispatcher of one Redis."""
+
+
+class Runtime(Struct, frozen=True):
+    """Passed to the constructor of each loop. Use `structs.replace` to send events elsewhere."""
+
+    config: Config
+    sender: BatchingSender
+    emit: Emit
+    part: Part = WHOLE
+    shards: Shards = field(default_factory=Shards)
+    """What is known of the shards of queues. It grows while the process runs."""
 
 
 async def run_loops(loops: Mapping[str, Coroutine[Any, Any, None]]) -> None:
@@ -51,3 +103,149 @@ def _describe(error: BaseException) -> str:
         trace = trace.tb_next
     where = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
     return f"{type(error).__name__}: {error}{where}"
+
+
+SLACK: Final = 15.0
+"""Seconds that a pass may take: two calls that time out, both when connecting and when reading (7 s each), and a
+pause."""
+
+
+class Pulse:
+    """The pulse of one loop. For any thread."""
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+        self._since = self._by = time.monotonic()
+        self.rest()
+
+    def expect(self, within: float = 0.0) -> None:
+        """Note that a pass begins, and that the next one begins within so many seconds."""
+        self._since = time.monotonic()
+        self._by = self._since + within + SLACK
+
+    def rest(self) -> None:
+        """Note that the loop waits without a limit."""
+        self._by = float("inf")
+
+    def problem(self) -> str | None:
+        """Return what is wrong; None = the loop is not late."""
+        now = time.monotonic()
+        return f"the {self.who} loop has not run for {now - self._since:.0f} s" if now > self._by else None
+
+
+_EARLY: Final = 0.0015
+"""Seconds by which a timer may be late: a millisecond of rounding, and the time that the kernel takes to wake up."""
+
+
+class Wakeup:
+    """For one sleeper at a time. `ring` ends the sleep under way, or else the next one as soon as it begins."""
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._sleeper: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """End the sleep that is under way, or the next one."""
+        self._rung = True
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    async def sleep(self, until: float, roughly: float = float("inf")) -> bool:
+        """Sleep until that moment of the monotonic clock; return whether `ring` ended the sleep.
+
+        `roughly`: another moment that ends the sleep. It may be missed by a millisecond, which saves the CPU that the
+        exact one costs, unless it is so near that a timer cannot tell.
+        """
+        loop = asyncio.get_running_loop()
+        now = time.monotonic()
+        early = until - _EARLY if now + _EARLY < roughly else min(until, roughly) - _EARLY
+        until, early = min(until, roughly), min(early, roughly)
+        if not self._rung and early > now:
+            self._sleeper = sleeper = loop.create_future()
+            timer = loop.call_at(early, _wake, sleeper)
+            try:
+                await sleeper
+            finally:
+                timer.cancel()
+                self._sleeper = None
+        while not self._rung and time.monotonic() < until:  # noqa: ASYNC110 - no event is this exact
+            await asyncio.sleep(0)
+        rung, self._rung = self._rung, False
+        return rung
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+_NEVER = float("inf")
+
+
+class Timetable(Generic[T]):
+    """The moment of each item that has one. To plan, and to take the next item, costs O(log n)."""
+
+    def __init__(self) -> None:
+        self._moments: dict[T, float] = {}
+        self._listed: dict[T, float] = {}
+        """The moment of each item's valid entry in the heap. Other entries of the item are skipped."""
+        self._heap: list[tuple[float, int, T]] = []
+        self._number = count()
+        """Decides between entries of one moment: the one that was added first comes first."""
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._moments
+
+    def at(self, item: T) -> float:
+        """Return the moment of an item; inf = it has none."""
+        return self._moments.get(item, _NEVER)
+
+    def plan(self, item: T, at: float) -> None:
+        """Set the moment of an item, instead of an earlier or a later one; inf = never."""
+        if at == _NEVER:
+            self.drop(item)
+            return
+        self._moments[item] = at
+        # If the moment moves to a later time, the entry stays: `next` corrects it when it comes first.
+        if at < self._listed.get(item, _NEVER):
+            self._listed[item] = at
+            heapq.heappush(self._heap, (at, next(self._number), item))
+
+    def bring_forward(self, item: T, at: float) -> bool:
+        """Set the moment of an item, unless it has an earlier one; return whether it was set."""
+        sooner = at < self.at(item)
+        if sooner:
+            self.plan(item, at)
+        return sooner
+
+    def drop(self, item: T) -> None:
+        """Remove an item, if it is there."""
+        self._moments.pop(item, None)
+
+    def next(self) -> float:
+        """Return the earliest moment; inf = there is none."""
+        heap, moments, listed = self._heap, self._moments, self._listed
+        while heap:
+            at, _, item = heap[0]
+            if listed.get(item) == at:
+                moment = moments.get(item)
+                if moment == at:
+                    return at
+                del listed[item]
+                heapq.heappop(heap)
+                if moment is not None:
+                    self.plan(item, moment)
+            else:
+                heapq.heappop(heap)
+        return _NEVER
+
+    def take(self, until: float) -> T | None:
+        """Remove and return the item whose moment is the earliest, if that is at most `until`."""
+        if self.next() > until:
+            return None
+        item = heapq.heappop(self._heap)[2]
+        del self._moments[item], self._listed[item]
+        return item

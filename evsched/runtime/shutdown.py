@@ -4,32 +4,44 @@ A thread waits for SIGTERM, SIGINT, or the end of the parent process. It passes 
 does the rest. If the event loop is blocked, the thread hands back the worker's jobs and ends the process.
 
     request ──▶ grace ──▶ 5 s later, if the loop is blocked: `rescue`, exit ──▶ 10 s after the grace: exit
+
+The request that the process ends, made in any thread and awaited in the event loop.
+
+SIGTERM and SIGINT, received in a thread: a handler that blocks the event loop does not delay them.
+
+A parent of worker processes also receives SIGHUP, which asks it to reload. If its terminal has hung up, SIGHUP asks it
+to end, as it does any program.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import select
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from evsched import forks
 from evsched.events import Emit, EndedAtOnce, EndedByForce, HandlersLeft
-from evsched.runtime.stop_request import StopRequest
-from evsched.runtime.stop_signals import StopSignals
 
 FORCED: Final = 70
 """Exit code of a process that did not end within its limits (EX_SOFTWARE of sysexits)."""
+
 
 _BLOCKED: Final = 5.0
 """Seconds after the grace, after which an event loop that has not begun to hand back jobs counts as blocked. On a busy
 machine, a loop that is not blocked is quicker than this."""
 
+
 _LAST: Final = 10.0
 """Seconds after the grace, by which the jobs must have been handed back and the app's lifespan must have ended."""
+
 
 _TWICE: Final = 1.0
 """Seconds after which a second signal counts. Before that, it may be a Ctrl-C that both the terminal and a process
@@ -162,3 +174,143 @@ def call_within(seconds: float, call: Callable[[], object]) -> None:
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)
+
+
+class StopRequest:
+    """Is made at most once, and stays made."""
+
+    def __init__(self) -> None:
+        self.made = False
+        self._arrived = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def make(self) -> None:
+        """Make the request. For any thread."""
+        self.made = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the service has ended by itself
+                self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def attach(self) -> None:
+        """Let the running event loop await the request."""
+        self._loop = asyncio.get_running_loop()
+        if self.made:
+            self._arrived.set()
+
+    async def wait(self) -> None:
+        """Wait for the request."""
+        await self._arrived.wait()
+
+    async def comes_within(self, seconds: float) -> bool:
+        """Wait for the request at most that long; return whether it was made."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), seconds)
+        return self._arrived.is_set()
+
+    async def run_until_made(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run a coroutine, which the request cancels; return whether it finished first."""
+        working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(self.wait())
+        try:
+            await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+                return True
+            return False
+        finally:
+            working.cancel()
+            waiting.cancel()
+            await asyncio.gather(working, waiting, return_exceptions=True)
+
+
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """Writes the number of each signal to a socket. Call `install` and `restore` in the main thread.
+
+    `reloads`: receive SIGHUP too.
+    """
+
+    def __init__(self, *, reloads: bool = False) -> None:
+        self._read_end, self._write_end = socket.socketpair()
+        self._write_end.setblocking(False)
+        self._received = (*_STOPS, signal.SIGHUP) if reloads else _STOPS
+        self._terminals = [number for number in (0, 1, 2) if os.isatty(number)]
+        """The standard descriptors that are terminals."""
+        self._before: list[Any] = []
+        """The signal handlers that `install` replaced."""
+
+    def install(self) -> None:
+        """Receive the signals from now on."""
+        signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+        self._before = [signal.signal(number, self._forward) for number in self._received]
+
+    def restore(self) -> None:
+        """Receive no more signals. `wait` and `read` raise EOFError from now on."""
+        for number, before in zip(self._received, self._before, strict=True):
+            signal.signal(number, before)
+        signal.set_wakeup_fd(-1)
+        self._write_end.close()
+
+    def close(self) -> None:
+        """Close the socket that the thread has read."""
+        self._read_end.close()
+
+    def descriptors(self) -> Iterable[int]:
+        """Return the descriptors of the sockets."""
+        return self._read_end.fileno(), self._write_end.fileno()
+
+    def wait(self, parent: socket.socket | None) -> bool:
+        """Wait until a signal asks for something, or until the other end of `parent` is closed.
+
+        Return whether the process is to end; False = it is to reload.
+
+        Raises:
+            EOFError: `restore` was called.
+        """
+        poll = select.poll()
+        for one in filter(None, (self._read_end, parent)):
+            poll.register(one, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._read_end.fileno() not in ready:
+                return True
+            numbers = self._read_end.recv(64)
+            if not numbers:
+                raise EOFError
+            if any(self._is_stop(number) for number in numbers):
+                return True
+            if signal.SIGHUP in numbers and signal.SIGHUP in self._received:
+                return False
+
+    def read(self, seconds: float) -> int | None:
+        """Return the number of the next signal that asks to end; None if none comes within so many seconds.
+
+        Raises:
+            EOFError: `restore` was called.
+        """
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._read_end.settimeout(left)
+            try:
+                numbers = self._read_end.recv(64)
+            except TimeoutError:
+                break
+            if not numbers:
+                raise EOFError
+            for number in filter(self._is_stop, numbers):
+                return number
+        return None
+
+    def _is_stop(self, number: int) -> bool:
+        """Return whether a signal asks to end. An app may handle others itself: Python writes their numbers too."""
+        hung_up = any(not os.isatty(descriptor) for descriptor in self._terminals)
+        return number in _STOPS or (number == signal.SIGHUP and number in self._received and hung_up)
+
+    def _forward(self, number: int, frame: object) -> None:
+        # Python writes the number to the wake-up descriptor, unless a job's own event loop has replaced the descriptor.
+        ours = self._write_end.fileno()
+        descriptor = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+        if descriptor != ours:
+            signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+            self._write_end.send(bytes([number]))

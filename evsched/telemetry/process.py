@@ -15,10 +15,8 @@ from prometheus_client import disable_created_metrics
 from evsched.config import DEFAULT_QUEUE
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
-from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Listening
-from evsched.runtime.pulse import Pulse
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Pulse, Runtime
 from evsched.telemetry.http import HttpServer
 from evsched.telemetry.metrics import Metrics
 from evsched.telemetry.queue_stats import Depths
@@ -61,10 +59,6 @@ class Telemetry:
         self._readiness.watch(lambda: dispatcher.pulses)
         queue = next(iter(dispatcher.queues), DEFAULT_QUEUE)
         self._readiness.require(queue, dispatcher.problem, subscribes=True)
-
-    def of_janitor(self, janitor: Janitor) -> None:
-        """Report whether a janitor makes progress."""
-        self._readiness.watch(lambda: [janitor.pulse])
 
     def of_worker(self, worker: Worker) -> None:
         """Report on a worker: its slots, and whether it serves its queues."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from evsched.errors import StoreError
 from evsched.events import RedisFailed
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store import server
 from evsched.store.operators import QueueStats, merged
 from evsched.store.store import Store

@@ -15,7 +15,7 @@ from evsched.events import (
     SubscriptionLost,
     WorkerDraining,
 )
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import Pulse
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.telemetry.queue_stats import DEADLINE

@@ -22,9 +22,8 @@ from evsched.execution.executor import Executor
 from evsched.execution.hang import Hang
 from evsched.execution.run import Run
 from evsched.jobs.job import Requeued
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Reconnect
-from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
 from evsched.store.workers import Fetched
 from evsched.transport.sync_sender import SyncSender

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from evsched import events, keys
 from evsched.errors import StoreError
+from evsched.runtime.loops import Runtime
 from evsched.runtime.reconnect import Losses, Reconnect
-from evsched.runtime.runtime import Runtime
 from evsched.transport.subscription import Subscription
 
 

@@ -16,7 +16,7 @@ from evsched.errors import StoreError, StoreRefused
 from evsched.events import Event
 from evsched.execution.hang import Hang, HangFinder
 from evsched.execution.running_runs import RunningRuns
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.runtime.shutdown import FORCED, call_within, end_children
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker.consumer import QueueConsumer

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from evsched import events, keys
 from evsched.errors import StoreError
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
 from evsched.store.workers import Fetched

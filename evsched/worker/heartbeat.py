@@ -14,7 +14,7 @@ from typing import Protocol
 from evsched.config import Config
 from evsched.errors import StoreDown, StoreRefused
 from evsched.events import Event
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import Pulse
 from evsched.runtime.reconnect import Reconnects
 from evsched.store.announced import Announced
 from evsched.store.store import Store

@@ -18,9 +18,8 @@ from typing import Any, Final
 
 from evsched import events
 from evsched.errors import StoreError
-from evsched.runtime.pulse import Pulse
+from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Losses, Reconnect
-from evsched.runtime.runtime import Runtime
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription

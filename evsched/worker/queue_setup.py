@@ -18,8 +18,8 @@ from evsched import events
 from evsched.errors import StoreError
 from evsched.execution.program import Program
 from evsched.jobs.policies import write_policy
+from evsched.runtime.loops import Runtime
 from evsched.runtime.reconnect import Reconnects
-from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.store.announced import Announced
 from evsched.store.store import Store

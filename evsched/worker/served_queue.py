@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store.store import Store
 
 

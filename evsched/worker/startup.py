@@ -11,7 +11,7 @@ from evsched import events
 from evsched.errors import CannotStart
 from evsched.execution.handlers import Handlers
 from evsched.execution.program import Program
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store.store import Store
 from evsched.worker.queue_setup import QueueSetup
 

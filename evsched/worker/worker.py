@@ -17,10 +17,8 @@ from evsched.execution.executor import Executor
 from evsched.execution.precautions import AppSource
 from evsched.execution.program import Program
 from evsched.execution.run_store import RedisRunStore
-from evsched.runtime.loops import ended_loop, returned
+from evsched.runtime.loops import Pulse, Runtime, ended_loop, returned
 from evsched.runtime.new_id import new_id
-from evsched.runtime.pulse import Pulse
-from evsched.runtime.runtime import Runtime
 from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer

@@ -11,7 +11,7 @@ import pytest
 
 import evsched
 from evsched import events
-from evsched.process.locate_app import find_app
+from evsched.services.locate_app import find_app
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "evsched").rglob("*.py"))

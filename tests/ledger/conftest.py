@@ -14,7 +14,7 @@ from evsched import App
 from evsched.config import Config
 from evsched.events import Events
 from evsched.ledger.service import Service
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.support.patience import NO_CAP

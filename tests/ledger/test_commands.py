@@ -20,7 +20,7 @@ from evsched.jobs.job import Buried
 from evsched.ledger import audit
 from evsched.ledger.database import Database
 from evsched.ledger.service import Service
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

@@ -19,7 +19,7 @@ from evsched.ledger.database import Database
 from evsched.ledger.migration import migrate
 from evsched.ledger.service import Service
 from evsched.ledger.status import read_status
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.transport.senders import BatchingSender
 from tests.ledger.conftest import Running
 from tests.support.postgres import PgBouncer, find_pgbouncer

@@ -15,7 +15,7 @@ from evsched.ledger import rows
 from evsched.ledger.database import connect
 from evsched.ledger.relay import Relay
 from evsched.ledger.rows import Selection
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.transport.senders import BatchingSender
 from tests.ledger.test_losses import insert, scheduled
 from tests.support.recorder import Recorder

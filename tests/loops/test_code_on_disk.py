@@ -14,7 +14,7 @@ from evsched.app import App
 from evsched.config import Config
 from evsched.execution import executor, verdict
 from evsched.jobs.job import encode
-from evsched.process.locate_app import find_app
+from evsched.services.locate_app import find_app
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.system import system
 

@@ -15,7 +15,7 @@ from msgspec import structs
 from evsched import App, Retry, events
 from evsched.config import Config
 from evsched.errors import JobMissing
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store import server
 from evsched.store.announced import Announced
 from evsched.store.store import Store

@@ -12,7 +12,7 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.dispatcher import flood
+from evsched.dispatcher import watcher as flood
 from evsched.dispatcher.timing import QueueTimer
 from evsched.store.clients import New
 from evsched.store.dispatchers import Step

@@ -12,7 +12,7 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.dispatcher.flood import Flood
+from evsched.dispatcher.watcher import Flood
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.subscription import Subscription
 from tests.support.patience import PATIENCE

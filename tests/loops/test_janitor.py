@@ -11,7 +11,7 @@ from evsched import events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Dispatched, Woken
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

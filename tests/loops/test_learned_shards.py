@@ -13,8 +13,8 @@ from msgspec import structs
 from evsched import App, events, keys
 from evsched.config import Config
 from evsched.dispatcher.cluster import ClusterDispatcher
-from evsched.process.app_shards import AppShards
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
+from evsched.services.app_shards import AppShards
 from evsched.store import server as redis_server
 from evsched.store.clients import New
 from evsched.store.store import Store

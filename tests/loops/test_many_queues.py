@@ -11,9 +11,10 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.dispatcher import dispatch_loop, resting_queues
+from evsched.dispatcher import dispatch_loop
+from evsched.dispatcher import queues as resting_queues
 from evsched.dispatcher.dispatch_loop import DispatchLoop
-from evsched.dispatcher.queue_set import QueueSet
+from evsched.dispatcher.queues import QueueSet
 from evsched.store import server
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis

@@ -12,7 +12,7 @@ from evsched import events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
 from evsched.dispatcher.mover import ABANDONED, Mover
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.shards import Shards
 from evsched.store import server as redis_server
 from evsched.store.clients import New

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from evsched import events
 from evsched.config import Config
-from evsched.process.ready_watch import ReadyWatch
-from evsched.process.reports import Ready
+from evsched.services.scale_to_zero import ReadyWatch
+from evsched.services.worker_process import Ready
 from evsched.store.announced import Announced
 from evsched.store.clients import New
 from evsched.store.parents import Need
@@ -93,7 +93,7 @@ async def test_a_job_that_a_worker_fetches_wakes_no_parent(
 async def test_one_job_starts_a_process_of_one_parent(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evsched.process.ready_watch._CLAIM", PATIENCE)  # until the process that it starts fetches
+    monkeypatch.setattr("evsched.services.scale_to_zero._CLAIM", PATIENCE)  # until the process that it starts fetches
     watching = {watch(config, recorder, store.queue) for _ in range(5)}
     await blocked(sender, 5)
     await put(sender, store, "a")
@@ -112,7 +112,7 @@ async def test_one_job_starts_a_process_of_one_parent(
 async def test_a_claim_that_does_not_end_keeps_a_parent_only_for_a_while(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evsched.process.ready_watch._REFUSED", 0.01)
+    monkeypatch.setattr("evsched.services.scale_to_zero._REFUSED", 0.01)
     raw.set(f"evsched:{{{store.queue}}}:starting", "1")  # Redis's clock was set back, so it does not expire
     await put(sender, store, "a")
     assert await asyncio.wait_for(watch(config, recorder, store.queue), PATIENCE) == (store.queue, "ready")
@@ -156,7 +156,7 @@ async def announce(sender: BatchingSender, store: Store) -> None:
 async def test_a_parent_is_woken_when_redis_has_lost_what_its_app_declares_and_one_of_several_declares_it(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evsched.process.ready_watch._CLAIM", 60.0)
+    monkeypatch.setattr("evsched.services.scale_to_zero._CLAIM", 60.0)
     config = replace(config, idle_heartbeat=0.1)
     await announce(sender, store)
     watching = {watch(config, recorder, store.queue, announced=APP) for _ in range(3)}

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from evsched import events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
-from evsched.process.recovery import Recovery
-from evsched.process.reports import Ready
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
+from evsched.services.children import Recovery
+from evsched.services.worker_process import Ready
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

@@ -9,7 +9,7 @@ import pytest
 
 from evsched import App, StoreRefused, events
 from evsched.config import Config
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis

@@ -45,7 +45,6 @@ async def served(running: System) -> AsyncGenerator[str]:
     """Serve the telemetry of a system; yield its URL."""
     async with Telemetry(running.runtime, running.events, "1") as telemetry:
         telemetry.of_dispatcher(running.dispatcher)
-        telemetry.of_janitor(running.janitor)
         for worker in running.workers:
             telemetry.of_worker(worker)
         yield (await running.recorder.wait(events.Listening)).url
@@ -209,7 +208,7 @@ async def test_a_loop_that_hangs_is_neither_alive_nor_ready(
         running.dispatch()
         await running.recorder.wait(events.NotificationsProven)
         assert await get(f"{url}/healthz") == (200, "ok\n")
-        for pulse in (running.janitor.pulse, running.dispatcher.pulses[2], running.workers[0].pulses[0]):
+        for pulse in (running.dispatcher.pulses[4], running.dispatcher.pulses[2], running.workers[0].pulses[0]):
             with monkeypatch.context() as hung:
                 pulse.expect(-60)  # as if the loop had not run for that long
                 for method in ("expect", "rest"):  # the loop still runs: ignore what it reports to its pulse

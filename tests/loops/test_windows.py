@@ -16,7 +16,7 @@ from evsched import App, ConfigError, Declared, JobDead, Retry, StoreDown, TaskH
 from evsched.client.explain import explain
 from evsched.config import Config
 from evsched.execution.run_store import RedisRunStore
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

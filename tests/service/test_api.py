@@ -169,7 +169,7 @@ def test_a_redis_that_refuses_ends_it(cli: Cli, server: EmbeddedRedis) -> None:
 
 @pytest.mark.extra
 async def test_an_upload_that_does_not_end_is_answered_when_it_stops(cli: Cli, queue: str) -> None:
-    cli.run_first("import evsched.process.api_server as server; server.GRACE = 1.0")
+    cli.run_first("import evsched.services.api_server as server; server.GRACE = 1.0")
     with serving(cli) as (url, child, log):
         parts = urlsplit(url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

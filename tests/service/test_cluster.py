@@ -21,11 +21,11 @@ from evsched import App, Retry, current_job, events, keys
 from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
-from evsched.dispatcher import resting_queues
+from evsched.dispatcher import queues as resting_queues
 from evsched.errors import CannotStart, StoreDown
 from evsched.execution.run import Run
 from evsched.execution.run_store import RedisRunStore
-from evsched.process.first_check import check_server
+from evsched.services.first_check import check_server
 from evsched.store import server as about
 from evsched.transport.address import parse
 from evsched.transport.embedded import EmbeddedRedis

@@ -20,10 +20,10 @@ from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.diagnostics.standstill import Standstill
 from evsched.errors import StoreRefused
-from evsched.process.first_check import unsafe_settings
-from evsched.process.ready_watch import ReadyWatch
-from evsched.process.reports import Ready
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
+from evsched.services.first_check import unsafe_settings
+from evsched.services.scale_to_zero import ReadyWatch
+from evsched.services.worker_process import Ready
 from evsched.store import server as about
 from evsched.store.announced import Announced
 from evsched.store.clients import New

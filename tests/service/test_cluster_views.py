@@ -14,7 +14,7 @@ import pytest
 from evsched import App, events, keys
 from evsched.config import Config
 from evsched.errors import StoreDown
-from evsched.process.first_check import check_server, unsafe_settings
+from evsched.services.first_check import check_server, unsafe_settings
 from evsched.telemetry.process import Telemetry
 from evsched.transport.address import parse
 from evsched.transport.embedded import EmbeddedRedis

@@ -19,7 +19,7 @@ import os, signal, time
 from evsched import App, current_job
 from evsched.execution.executor import Executor
 from evsched.execution.run_store import RedisRunStore
-from evsched.process.job_process import WorkerLink
+from evsched.services.job_process import WorkerLink
 from tests.support.plain import plain_client
 
 app = App()

@@ -115,7 +115,7 @@ def test_without_work_no_process_runs_and_a_job_starts_one(cli: Cli, queue: str,
 
 SLOW_FIRST_FETCH = """
 import asyncio
-from evsched.process import ready_watch
+from evsched.services import scale_to_zero as ready_watch
 from evsched.worker.consumer import QueueConsumer
 
 ready_watch._CLAIM = 600.0  # however slow the machine is
@@ -296,7 +296,7 @@ def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str
 @pytest.mark.extra
 def test_a_process_counts_what_was_put_back_for_the_one_before_it(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_METRICS_PORT"] = "0"
-    cli.run_first("from evsched.process import children\nchildren._COUNTED = 600.0\n")
+    cli.run_first("from evsched.services import children\nchildren._COUNTED = 600.0\n")
     with (
         cli.running("dispatcher", "--metrics-port", "0", until="NotificationsProven"),
         parent(cli, "1") as (_, log),

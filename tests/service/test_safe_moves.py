@@ -16,7 +16,7 @@ from evsched.client.unfinished_moves import finish
 from evsched.config import Config
 from evsched.dispatcher.mover import Mover
 from evsched.errors import StoreDown
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.store import server as redis_server
 from evsched.store.clients import New
 from evsched.store.moves import Batch

@@ -1,4 +1,4 @@
-"""A whole system in the test's own event loop: a dispatcher, a janitor, workers, and a recorder of their events."""
+"""A whole system in the test's own event loop: a dispatcher, workers, and a recorder of their events."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from evsched.app import App
 from evsched.config import Config
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
-from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Subscribed, WorkerStarted
 from evsched.execution.precautions import AppSource
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.transport.senders import BatchingSender
 from evsched.transport.topology import topology
 from evsched.worker.worker import Worker
@@ -31,10 +30,9 @@ class System:
         self.sender = BatchingSender(config.url)
         self.runtime = Runtime(config, self.sender, self.events.emit, shards=app.shards)
         self.dispatcher = Dispatcher(self.runtime)
-        self.janitor = Janitor(self.runtime, self.dispatcher)
         cluster = topology(config.url)
         self.cluster = None if cluster is None else ClusterDispatcher(self.runtime, cluster)
-        self.events.subscribe(self.janitor.on_event if self.cluster is None else self.cluster.on_event)
+        self.events.subscribe((self.cluster or self.dispatcher).on_event)
         self.workers: list[Worker] = []
         self._working: list[asyncio.Task[None]] = []
         self._dispatching: list[asyncio.Task[None]] = []
@@ -50,9 +48,8 @@ class System:
         return worker
 
     def dispatch(self) -> None:
-        """Start the dispatcher and the janitor."""
-        runs = [self.dispatcher.run(), self.janitor.run()] if self.cluster is None else [self.cluster.run()]
-        self._dispatching += [asyncio.create_task(run) for run in runs]
+        """Start the dispatcher."""
+        self._dispatching.append(asyncio.create_task((self.cluster or self.dispatcher).run()))
 
     async def stop(self) -> None:
         """Stop the workers as SIGTERM does, cancel the rest, and raise the first failure."""

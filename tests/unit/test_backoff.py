@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evsched.process.children import restart_delay
+from evsched.services.children import restart_delay
 from evsched.transport.backoff import reconnect_delay
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from evsched import forks
 from evsched.config import Config
-from evsched.process.ready_watch import ReadyWatch
-from evsched.process.reports import Ready
+from evsched.services.scale_to_zero import ReadyWatch
+from evsched.services.worker_process import Ready
 from evsched.store.announced import Announced
 from evsched.transport.call import Call, raw
 from evsched.transport.connection import Connection

@@ -14,7 +14,7 @@ from evsched.execution import frames
 from evsched.execution.frames import Reported, Returned
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Done, FetchedJob, Forwarded, Message, Retried
-from evsched.process.job_process import Reports, WorkerLink
+from evsched.services.job_process import Reports, WorkerLink
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evsched.errors import CannotStart, ConfigError
-from evsched.process.locate_app import find_app
+from evsched.services.locate_app import find_app
 
 
 @pytest.fixture

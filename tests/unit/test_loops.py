@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from evsched.errors import LoopEnded
-from evsched.runtime.loops import run_loops
-from evsched.runtime.pulse import SLACK, Pulse
+from evsched.runtime.loops import SLACK, Pulse, run_loops
 
 pytestmark = pytest.mark.anyio
 

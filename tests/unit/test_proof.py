@@ -9,9 +9,8 @@ import pytest
 
 from evsched import events
 from evsched.config import Config
-from evsched.dispatcher.proof import Proof
-from evsched.runtime.pulse import Pulse
-from evsched.runtime.runtime import Runtime
+from evsched.dispatcher.watcher import Proof
+from evsched.runtime.loops import Pulse, Runtime
 from evsched.transport.senders import BatchingSender
 from tests.support.recorder import Recorder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evsched.runtime.refusals import LASTING, Refusals
+from evsched.runtime.reconnect import LASTING, Refusals
 
 
 def test_the_first_refusal_and_the_first_success_are_reported() -> None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.process import reports
-from evsched.process.reports import Behind, Fetching, Idle, Ready, Report
+from evsched.services import worker_process as reports
+from evsched.services.worker_process import Behind, Fetching, Idle, Ready, Report
 
 
 @pytest.mark.parametrize("report", [Ready("w", ["a", "b"], "redis://u:secret@h/0"), Fetching(), Behind(), Idle()])
 def test_a_report_is_one_line(report: Report) -> None:
-    line = reports.as_line(report)
+    line = reports.report_line(report)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
-    assert reports.read(line) == report
+    assert reports.read_report(line) == report
 
 
 @pytest.mark.parametrize("line", [b"", b"R\n", b'{"type":"new"}\n', b'{"type":"ready"}\n', b"[1]\n", b"\xff\n"])
 def test_a_report_that_is_not_known_is_ignored(line: bytes) -> None:
-    assert reports.read(line) is None
+    assert reports.read_report(line) is None
 
 
 def test_a_field_that_newer_code_adds_is_ignored() -> None:
-    assert reports.read(b'{"type":"ready","worker":"w","queues":[],"url":"u","new":1}\n') == Ready("w", [], "u")
+    assert reports.read_report(b'{"type":"ready","worker":"w","queues":[],"url":"u","new":1}\n') == Ready("w", [], "u")
 
 
 def test_a_password_is_not_shown() -> None:

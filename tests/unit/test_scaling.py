@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from evsched.errors import ConfigError
-from evsched.process.reports import Behind, Idle
-from evsched.process.scaling import Scaling, Span, read_span
+from evsched.services.supervisor import Scaling, Span, read_span
+from evsched.services.worker_process import Behind, Idle
 
 
 @pytest.mark.parametrize(

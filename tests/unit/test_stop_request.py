@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from evsched.runtime.stop_request import StopRequest
+from evsched.runtime.shutdown import StopRequest
 
 pytestmark = pytest.mark.anyio
 

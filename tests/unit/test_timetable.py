@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from evsched.runtime.timetable import Timetable
+from evsched.runtime.loops import Timetable
 
 NEVER = float("inf")
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from evsched.runtime.wakeup import Wakeup
+from evsched.runtime.loops import Wakeup
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,17 @@
-"""One worker process of the supervisor: how it is started and ended, and the socket over which it reports."""
+"""One worker process of the supervisor: how it is started and ended, and the socket over which it reports.
+
+What a worker process reports to its parent: values, of which each is a line of JSON on the link between them.
+
+The code of a process may be newer than that of its parent. So fields are only ever added, and the parent ignores a
+report that it does not know.
+
+The metrics ports of worker processes, and the file that lists them for Prometheus (`file_sd_configs`).
+
+The parent reserves the ports, so a worker process that is started again keeps its port. It does not listen: while the
+process does not run, a scraper is refused at once.
+
+What a process inherits from the one that started it, in environment variables: descriptors of sockets, counts.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +22,118 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
+from evsched.config import Config
+from evsched.errors import CannotStart
 from evsched.events import ChildEnded, ChildNotStarted, ChildStarted, Emit
-from evsched.process import reports
-from evsched.process.inherited import ANNOUNCED, LINK, METRICS, METRICS_TAKEN, PUT_BACK
-from evsched.process.reports import Ready, Report
+from evsched.execution.parent_death import tied
+from evsched.store.announced import Announced
+from evsched.telemetry.http import reserve
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The worker has its leases, and begins to fetch jobs."""
+
+    worker: str
+    queues: list[str]
+    url: str
+    """The Redis that it is connected to, which its app may choose."""
+    announced: dict[str, Announced] = {}
+    """By queue, what it has written to Redis of its app."""
+
+    def __repr__(self) -> str:
+        return f"Ready(worker={self.worker!r}, queues={self.queues!r})"  # the URL may contain a password
+
+
+class Fetching(Struct, frozen=True, tag="fetching"):
+    """Redis has answered its first fetch from each queue: what was ready then, it or another worker has."""
+
+
+class Behind(Struct, frozen=True, tag="behind"):
+    """More jobs are ready than it can run."""
+
+
+class Idle(Struct, frozen=True, tag="idle"):
+    """It holds no job, and has had none for a while."""
+
+
+Report = Ready | Fetching | Behind | Idle
+
+
+_DECODER: Final = msgspec.json.Decoder(Report)
+
+
+def report_line(report: Report) -> bytes:
+    """Return a report as a line."""
+    return msgspec.json.encode(report) + b"\n"
+
+
+def read_report(line: bytes) -> Report | None:
+    """Read a line; None = the report is not known here."""
+    try:
+        return _DECODER.decode(line)
+    except (msgspec.DecodeError, ValueError):
+        return None
+
+
+LINK: Final = "_EVSCHED_LINK_FD"
+"""The end of the link to the parent: the process reports on it, and stops when the other end is closed."""
+
+
+METRICS: Final = "_EVSCHED_METRICS_FD"
+"""The socket that reserves the metrics port."""
+
+
+METRICS_TAKEN: Final = "_EVSCHED_METRICS_TAKEN_FD"
+"""A socket whose other end is closed when another process no longer answers on the metrics port; absent = none does."""
+
+
+PUT_BACK: Final = "_EVSCHED_PUT_BACK"
+"""How many jobs of the processes that ran here before the parent put back, by queue, as JSON; absent = none."""
+
+
+ANNOUNCED: Final = "_EVSCHED_ANNOUNCED"
+"""What the last worker process of the parent had announced to Redis, by queue, as JSON; absent = nothing."""
+
+
+def tied_to_parent() -> AbstractContextManager[None]:
+    """End this process meanwhile with its parent, if it has one, even while it hangs; later the link is watched."""
+    number = os.environ.get(LINK)
+    return nullcontext() if number is None else tied(int(number))
+
+
+def inherited(name: str) -> socket.socket | None:
+    """Return a socket that the parent passed to this process; None = it passed none. It is not passed on further."""
+    number = os.environ.pop(name, None)
+    if number is None:
+        return None
+    passed = socket.socket(fileno=int(number))
+    passed.set_inheritable(False)
+    return passed
+
+
+def put_back() -> dict[str, int]:
+    """Return how many jobs the parent put back, by queue. Processes that this one starts do not see it."""
+    text = os.environ.pop(PUT_BACK, None)
+    return {} if text is None else msgspec.json.decode(text, type=dict[str, int])
+
+
+def announced() -> dict[str, Announced]:
+    """Return what the last worker process of the parent had announced, by queue."""
+    text = os.environ.pop(ANNOUNCED, None)
+    return {} if text is None else msgspec.json.decode(text, type=dict[str, Announced])
+
 
 NOT_STARTED: Final = 127
 """Stands for the exit code of a process that the system could not start, as in a shell."""
+
 
 OnReport = Callable[[Report], None]
 """Called with each report of the process."""
@@ -188,9 +299,66 @@ async def _receive(link: socket.socket, on_report: OnReport) -> None:
     reader, writer = await asyncio.open_connection(sock=link)
     try:
         while line := await reader.readline():
-            if (report := reports.read(line)) is not None:
+            if (report := read_report(line)) is not None:
                 on_report(report)
     except (OSError, ValueError):  # ValueError: the line is longer than any report
         pass
     finally:
         writer.close()
+
+
+_EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104
+"""Addresses to listen on, but not to connect to: the file has the host's name instead."""
+
+
+class MetricsPorts:
+    """Consecutive ports for `count` processes, beginning with the configured one; no ports if none is configured.
+
+    Raises:
+        CannotStart: a port is taken.
+    """
+
+    def __init__(self, config: Config, count: int, targets: Path | None) -> None:
+        self._host = config.metrics_host
+        self._targets = targets
+        self._sockets = list[socket.socket]()
+        first = config.metrics_port
+        try:
+            for number in range(0 if first is None else count):
+                self._sockets.append(reserve(self._host, first + number if first else 0))
+        except CannotStart:
+            self._close_sockets()
+            raise
+
+    def of(self, number: int) -> socket.socket | None:
+        """Return the socket of one process; None = there are no ports."""
+        return self._sockets[number] if self._sockets else None
+
+    def write_targets(self, numbers: Iterable[int]) -> None:
+        """Write the ports of the processes that should run: Prometheus shows one that died as down, and no others.
+
+        Raises:
+            CannotStart: the file cannot be written.
+        """
+        path = self._targets
+        if path is None:
+            return
+        host = socket.gethostname() if self._host in _EVERY_ADDRESS else self._host
+        ports = [self._sockets[number].getsockname()[1] for number in numbers if self._sockets]
+        text = msgspec.json.encode([{"targets": [f"{host}:{port}" for port in ports], "labels": {}}])
+        try:
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_bytes(text + b"\n")
+            part.replace(path)  # so Prometheus never reads half a file
+        except OSError as error:
+            raise CannotStart(f"metrics targets {path}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Close the ports and delete the file."""
+        if self._targets is not None:
+            self._targets.unlink(missing_ok=True)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for port in self._sockets:
+            port.close()

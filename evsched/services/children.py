@@ -1,41 +1,61 @@
-"""The worker processes of a parent: each runs as long as it is wanted, and is started again when it ends by itself."""
+"""The worker processes of a parent: each runs as long as it is wanted, and is started again when it ends by itself.
+
+The recovery of the jobs that a worker process held when it died: its parent puts them back at once.
+
+Nobody but the parent knows at once that the process is gone. For all others the worker is dead when its lease has
+ended, and then a janitor does the same. Which of the two puts a job back is decided by `requeue`, which removes the job
+from the worker's list. The parent leaves the lease alone: a BLMOVE of the dead process may still wait in Redis and move
+another job into that list, which the janitor finds when the lease ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
+import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
+from evsched import events
+from evsched.config import Config
 from evsched.events import ChildKilled, Emit
-from evsched.process.recovery import Recovery
-from evsched.process.reports import Fetching, Ready, Report
-from evsched.process.worker_process import NOT_STARTED, WorkerProcess
+from evsched.runtime.reconnect import Reconnect
+from evsched.services.worker_process import NOT_STARTED, Fetching, Ready, Report, WorkerProcess
+from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
 
 _CANNOT_START: Final = (1, 2)
 """Exit codes of a command that has printed why it cannot start (`cli`). With any other code the next start may work."""
 
+
 _MARGIN: Final = 1.0
 """Seconds for a child to end after its own time limit. If it has not ended then, it is suspended or the host hangs."""
+
 
 _RESTART_FIRST: Final = 0.25
 """Seconds until a child is started again that ended by itself. They double with each further end."""
 
+
 _RESTART_MOST: Final = 30.0
 """The longest of these waits."""
 
+
 _STABLE: Final = _RESTART_MOST
 """Seconds for which a child must have run so that its end counts as the first one."""
+
 
 _COUNTED: Final = 0.5
 """Seconds for which a restart waits until the jobs of the process that died are put back, so that the new process
 counts them. While Redis is down that takes longer; then the process after it counts them."""
 
+
 _READY_WITHIN: Final = 300.0
 """Seconds that a replacement has until it is ready: an app may load a large model."""
+
 
 Make = Callable[[int, asyncio.Future[int] | None], WorkerProcess]
 """Makes a worker process with a number; given what is done when its predecessor has ended for good."""
@@ -222,3 +242,78 @@ async def _first(ready: asyncio.Event, abandon: asyncio.Event, keeper: asyncio.T
 
 def _describe(code: int) -> str:
     return "could not be started" if code == NOT_STARTED else f"ended with {code}"
+
+
+_NO_LEASE = b"none"
+"""What `requeue` takes for the lease of a worker that has none."""
+
+
+class Recovery:
+    """Puts back what ended worker processes held."""
+
+    def __init__(self, config: Config, emit: Emit) -> None:
+        self._config = config
+        self._emit = emit
+        self._running = set[asyncio.Task[None]]()
+
+    def begin(self, worker: Ready, code: int, count: Counter[str]) -> asyncio.Task[None]:
+        """Put back what a worker held whose process has ended with `code`; add to `count` how many jobs, by queue.
+
+        While Redis is down it tries again, until a janitor has long done it.
+        """
+        task = asyncio.ensure_future(self._put_back_all(worker, code, count))
+        self._running.add(task)  # asyncio itself holds no reference to a task
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _put_back_all(self, worker: Ready, code: int, count: Counter[str]) -> None:
+        reason = f"worker {worker.worker} died: its process {_end_of(code)}"
+        sender = BatchingSender(worker.url, reply_timeout=self._config.reply_timeout)
+        try:
+            async with asyncio.timeout(self._config.lease):
+                async with asyncio.TaskGroup() as group:
+                    for queue in worker.queues:
+                        group.create_task(self._put_back(sender, Store(queue), worker.worker, reason, count))
+        except TimeoutError:
+            pass
+        finally:
+            await sender.close()
+
+    async def _put_back(
+        self, sender: BatchingSender, store: Store, worker: str, reason: str, count: Counter[str]
+    ) -> None:
+        """Put back the jobs of one queue, whatever becomes of the others."""
+        reconnect, done = Reconnect("recovery", self._emit, store.queue), False
+        while not done:
+            async with reconnect:
+                await self._try(sender, store, worker, reason, count)
+                done = True
+
+    async def _try(self, sender: BatchingSender, store: Store, worker: str, reason: str, count: Counter[str]) -> None:
+        """Put back what the worker's list of one queue holds.
+
+        Raises:
+            StoreDown, StoreRefused: some may have been put back.
+        """
+        survey, held = await sender.send_all([store.survey(), store.held(worker)])
+        lease, rest = next((one.end for one in survey.leases if one.worker == worker), _NO_LEASE), ""
+        while held and rest != "moved":  # moved: a janitor was quicker
+            # The last ones first, each slice to the front of ready: so their order stays.
+            held, ids = held[: -self._config.batch], held[-self._config.batch :]
+            done = await sender.send(store.requeue(worker, reason, ids=ids, lease=lease))
+            rest, queue = done.rest, store.queue
+            count[queue] += len(done.ids)
+            if done.ids:
+                self._emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="died", reason=reason))
+            for job_id in done.cancelled:
+                self._emit(events.JobAborted(queue=queue, id=job_id))
+
+
+def _end_of(code: int) -> str:
+    """Say how a process ended, by its exit code; a negative one is the signal that ended it."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

@@ -13,7 +13,7 @@ from evsched.api.stopping import Stopping
 from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import ApiStarted, Emit
-from evsched.runtime.stop_request import StopRequest
+from evsched.runtime.shutdown import StopRequest
 
 try:
     import uvicorn

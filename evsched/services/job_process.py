@@ -40,7 +40,7 @@ from evsched.jobs.job import Buried, Outcome, Requeued, decode_payload
 from evsched.jobs.retry import kinds_of
 from evsched.jobs.signature import Signature, read_signature
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
-from evsched.process.locate_app import find_app
+from evsched.services.locate_app import find_app
 from evsched.telemetry import log
 
 _INTERVAL: Final = 0.1

@@ -1,8 +1,17 @@
-"""The services: what runs in one process, from its connection to Redis to its end."""
+"""The services: what runs in one process, from its connection to Redis to its end.
+
+The link from a worker process to its parent, the supervisor: it reports that it is ready, fetches, or is idle.
+
+The parent decides how many processes there are. When the parent ends, its end of the link closes, and
+`runtime/shutdown.py` stops the process.
+
+The doctor as a service: it examines Redis and the queues again and again, and reports what has changed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,32 +20,55 @@ from typing import Final
 from msgspec import structs
 
 import evsched
-from evsched import forks, shard_map
+from evsched import events, forks, shard_map
 from evsched.app import App
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.diagnostics.acl import Role
+from evsched.diagnostics.examination import examine
+from evsched.diagnostics.finding import Finding, changes
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
-from evsched.dispatcher.janitor import Janitor
 from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError, StoreRefused
-from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack, RedisFailed
+from evsched.events import (
+    DispatcherStarted,
+    DoctorStarted,
+    Event,
+    Events,
+    HandlersLeft,
+    JobsPutBack,
+    ReadyDrained,
+    ReadyLeft,
+    RedisFailed,
+    Started,
+    WorkerStarted,
+)
 from evsched.execution.precautions import AppSource
-from evsched.process.app_shards import AppShards
-from evsched.process.child_link import ChildLink
-from evsched.process.doctor_watch import DoctorWatch, OnChanges
-from evsched.process.first_check import check_layout, check_server, unsafe_settings
-from evsched.process.inherited import LINK, METRICS, METRICS_TAKEN, announced, inherited, put_back
 from evsched.runtime import collector
-from evsched.runtime.loops import run_loops
+from evsched.runtime.loops import Runtime
 from evsched.runtime.reconnect import Reconnect
-from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import Shutdown
+from evsched.services import worker_process as reports
+from evsched.services.app_shards import AppShards
+from evsched.services.first_check import check_layout, check_server, unsafe_settings
+from evsched.services.worker_process import (
+    LINK,
+    METRICS,
+    METRICS_TAKEN,
+    Behind,
+    Fetching,
+    Idle,
+    Ready,
+    Report,
+    announced,
+    inherited,
+    put_back,
+)
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
 from evsched.transport import scripts
 from evsched.transport.routes import primary
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import Topology, topology
+from evsched.transport.topology import topology
 from evsched.worker.worker import Worker
 
 _BURST_LOOK: Final = 0.2
@@ -92,6 +124,7 @@ class _Process:
 
 _ENDED: Final = ", which ends the worker: its jobs start again when its lease ends; restart the process"
 """The end of the message when a handler has ended the event loop that its worker runs in."""
+
 
 _Work = Callable[[_Process], Awaitable[bool]]
 """Works until the process is asked to end; returns whether handlers still run in threads, which cannot be ended."""
@@ -159,7 +192,7 @@ def run_ledger(config: Config) -> None:
 
 def run_api(config: Config) -> None:
     """Serve the HTTP interface until SIGTERM or SIGINT; then finish the requests that are under way."""
-    from evsched.process.api_server import GRACE, ApiServer  # needs the extra `api`
+    from evsched.services.api_server import GRACE, ApiServer  # needs the extra `api`
 
     server = ApiServer(config)
 
@@ -227,13 +260,23 @@ async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
 
 
 async def _dispatch(process: _Process) -> None:
-    runtime, events = process.spread(process.runtime.config.queues), process.events
-    if (cluster := topology(runtime.config.url)) is not None:
-        await _dispatch_cluster(process, runtime, cluster)
-        return
-    dispatcher = Dispatcher(runtime)
-    janitor = Janitor(runtime, dispatcher)
-    events.subscribe(janitor.on_event)
+    runtime = process.spread(process.runtime.config.queues)
+    cluster = topology(runtime.config.url)
+    dispatcher = Dispatcher(runtime) if cluster is None else ClusterDispatcher(runtime, cluster)
+    process.events.subscribe(dispatcher.on_event)
+    if isinstance(dispatcher, Dispatcher):
+        await _find_queues(dispatcher, runtime)
+    process.telemetry.of_dispatcher(dispatcher)
+    runtime.emit(DispatcherStarted(server=process.server, queues=dispatcher.queues))
+    await dispatcher.run()
+
+
+async def _find_queues(dispatcher: Dispatcher, runtime: Runtime) -> None:
+    """Find the queues that exist; wait while Redis is down.
+
+    Raises:
+        CannotStart: Redis refuses.
+    """
     reconnect, found = Reconnect("the search for queues", runtime.emit), False
     while not found:
         async with reconnect:
@@ -242,18 +285,6 @@ async def _dispatch(process: _Process) -> None:
             except StoreRefused as error:
                 raise CannotStart(f"the queues cannot be found: {error}: name them with --queue") from None
             found = True
-    process.telemetry.of_dispatcher(dispatcher)
-    runtime.emit(DispatcherStarted(server=process.server, queues=dispatcher.queues))
-    process.telemetry.of_janitor(janitor)
-    await run_loops({"dispatcher": dispatcher.run(), "janitor": janitor.run()})
-
-
-async def _dispatch_cluster(process: _Process, runtime: Runtime, cluster: Topology) -> None:
-    dispatcher = ClusterDispatcher(runtime, cluster)
-    process.events.subscribe(dispatcher.on_event)
-    process.telemetry.of_dispatcher(dispatcher)
-    process.runtime.emit(DispatcherStarted(server=process.server, queues=dispatcher.queues))
-    await run_loops({"dispatcher": dispatcher.run()})
 
 
 async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
@@ -298,3 +329,141 @@ async def _idle(process: _Process, worker: Worker) -> None:
     while not idle and not await process.shutdown.request.comes_within(_BURST_LOOK):
         async with reconnect:
             idle = await worker.idle()
+
+
+_BEHIND_AFTER: Final = 1.0
+"""Seconds for which jobs must stay in ready before the worker reports that it is behind: a burst passes sooner."""
+
+
+_IDLE_LEAST: Final = 0.1
+"""Seconds between two reports that the worker is idle, at least: the setting may be 0."""
+
+
+class ChildLink:
+    """Reports on a worker, to whose events it subscribes.
+
+    It is idle when no job has started for the setting `scale_down_after`, counted from when Redis answered its first
+    fetch: that may take long, and a job may wait meanwhile.
+    """
+
+    def __init__(self, link: socket.socket, config: Config, worker: Worker) -> None:
+        self._link = link
+        self._config = config
+        self._worker = worker
+        self._unanswered = set[str]()
+        """Queues from which the first fetch is not answered yet."""
+        self._behind = set[str]()
+        """Queues in which the last fetch left ready jobs."""
+        self._checking: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._behind_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        link.setblocking(False)
+
+    def on_event(self, event: Event) -> None:
+        """Report to the parent, or set a timer to report later."""
+        if isinstance(event, WorkerStarted):
+            announced = {queue: self._worker.announced(queue) for queue in event.queues}
+            self._unanswered.update(event.queues)
+            self._report(Ready(event.worker, event.queues, self._config.url, announced))
+        elif isinstance(event, ReadyLeft):
+            self._note_answer(event.queue)
+            self._behind.add(event.queue)
+            if self._behind_timer is None:
+                self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)
+        elif isinstance(event, ReadyDrained):
+            self._note_answer(event.queue)
+            self._behind.discard(event.queue)
+            if self._behind_timer is not None and not self._behind:
+                self._behind_timer.cancel()
+                self._behind_timer = None
+        elif isinstance(event, Started):
+            self._wait_for_idleness()
+
+    def close(self) -> None:
+        """Stop reporting."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._behind_timer is not None:
+            self._behind_timer.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
+
+    def _note_answer(self, queue: str) -> None:
+        if queue in self._unanswered:
+            self._unanswered.discard(queue)
+            self._wait_for_idleness()
+            if not self._unanswered:
+                self._report(Fetching())
+
+    def _check_backlog(self) -> None:
+        self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)
+        self._checking = self._loop.create_task(self._report_behind())
+
+    async def _report_behind(self) -> None:
+        # A worker without free slots last fetched some time ago. Other workers may have fetched the jobs meanwhile.
+        with contextlib.suppress(StoreError):
+            if await self._worker.jobs_wait():
+                self._report(Behind())
+
+    def _wait_for_idleness(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        after = max(_IDLE_LEAST, self._config.scale_down_after)
+        self._idle_timer = self._loop.call_later(after, self._report_idle)
+
+    def _report_idle(self) -> None:
+        if not self._worker.busy():
+            self._report(Idle())
+        self._wait_for_idleness()
+
+    def _report(self, report: Report) -> None:
+        with contextlib.suppress(OSError):  # the parent has ended
+            self._link.send(reports.report_line(report))
+
+
+OnChanges = Callable[[Sequence[Finding], Sequence[Finding]], object]
+"""Gets the findings that are new and those that are gone, after each examination in which there are any."""
+
+
+class DoctorWatch:
+    """Examines every `interval` seconds, counted from the end of the one before."""
+
+    def __init__(self, runtime: Runtime, role: Role | None, interval: float, on_changes: OnChanges) -> None:
+        self._runtime = runtime
+        self._role: Role | None = role
+        self._interval = interval
+        self._on_changes = on_changes
+        self._reconnect = Reconnect("doctor", runtime.emit)
+        self._known = list[Finding]()
+
+    def problem(self) -> str | None:
+        """Return why the last examination failed; None = it did not."""
+        return self._reconnect.reason
+
+    async def run(self) -> None:
+        """Examine for ever."""
+        while True:
+            rest = 0.0  # after a failure `_reconnect` has waited
+            async with self._reconnect:
+                await self.step()
+                rest = self._interval
+            await asyncio.sleep(rest)
+
+    async def step(self) -> None:
+        """Examine once.
+
+        Raises:
+            StoreDown, StoreRefused: what was found before stays known.
+        """
+        config = self._runtime.config
+        sender, ledger_url = self._runtime.sender, config.ledger_url
+        found = (await examine(config.url, sender, config.queues, self._role, ledger_url=ledger_url)).found
+        new, gone = changes(self._known, found)
+        self._known = found
+        problems = [finding for finding in found if finding.level != "info"]
+        self._runtime.emit(
+            events.Examined(checks=[one.check for one in problems], levels=[one.level for one in problems])
+        )
+        if new or gone:
+            self._on_changes(new, gone)

@@ -18,7 +18,7 @@ from evsched.app import App
 from evsched.client import new_shards
 from evsched.errors import CannotStart, ConfigError, StoreError
 from evsched.events import RedisFailed
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.loops import Runtime
 from evsched.shards import Shards
 from evsched.store import server
 from evsched.worker.worker import Worker

@@ -2,28 +2,133 @@
 
 It imports no app and does not poll: its children report to it (`reports.py`). It connects to Redis only when a child
 has died (`recovery.py`), and while none runs (`ready_watch.py`).
+
+Decides how many worker processes run: between two bounds, more if one is behind, fewer if one is idle. Pure.
+
+If the lower bound is 0, the last process ends too when it is idle; `ready_watch.py` then decides when one starts again.
+
+The reload: at SIGHUP, worker processes with the code that is on disk now replace those that run, one by one.
+
+Each new process must be ready before the old one is asked to end. So there is no gap, and at most one process more than
+before. If a new one does not become ready, its code is broken: the reload stops, and the processes that have not been
+replaced go on.
+
+The service that runs worker processes. It imports neither the app nor the worker, so it stays small.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final, Literal
+
+from msgspec import Struct
 
 from evsched.config import Config
-from evsched.events import ChildCannotStart, Emit, ParentWaits, ParentWoken
-from evsched.process.children import Children
-from evsched.process.metrics_ports import MetricsPorts
-from evsched.process.ready_watch import ReadyWatch
-from evsched.process.recovery import Recovery
-from evsched.process.reload import Reload
-from evsched.process.reports import Report
-from evsched.process.scaling import Scaling, Span
-from evsched.process.worker_process import Launch, WorkerProcess
+from evsched.errors import ConfigError
+from evsched.events import ChildCannotStart, Emit, Events, ParentWaits, ParentWoken, Reloaded, ReloadFailed, Reloading
 from evsched.runtime.loops import ended_loop
 from evsched.runtime.shutdown import FORCED, Shutdown, bound
+from evsched.services.children import Children, Recovery
+from evsched.services.scale_to_zero import ReadyWatch
+from evsched.services.worker_process import Behind, Idle, Launch, MetricsPorts, Report, WorkerProcess, working_directory
 from evsched.store.announced import Announced
+from evsched.telemetry import log
+from evsched.transport import scripts
+
+
+class Span(Struct, frozen=True):
+    """How many processes there are, at least and at most."""
+
+    least: int
+    most: int
+
+
+_SPAN: Final = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
+
+
+def read_span(text: str) -> Span:
+    """Read `4` or `2:8`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = _SPAN.fullmatch(text)
+    span = Span(int(found[1]), int(found[2] or found[1])) if found else Span(0, 0)
+    if not 0 <= span.least <= span.most <= 256 or not span.most:
+        raise ConfigError(f"processes {text!r}: a number such as 4, 1 to 256, or MIN:MAX such as 2:8 or 0:8")
+    return span
+
+
+_APART: Final = 2.0
+"""Seconds between the starts of two more processes: the first one needs this time before it fetches jobs."""
+
+
+_SOUGHT: Final = 20.0
+"""Seconds for which a process stays that starts for a task that is sought: about five offers of a job."""
+
+
+class Scaling:
+    """Decides when to start another process, and when to end one."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self._last_added = float("-inf")
+        """When another process was started, by the monotonic clock."""
+        self._keep_until = float("-inf")
+
+    def keep(self, now: float) -> None:
+        """Let no process end for a while: one starts because workers of another app seek a task that this app has.
+
+        A job of the task is offered again after some seconds, and those workers may fetch it first.
+        """
+        self._keep_until = now + _SOUGHT
+
+    def decide(self, report: Report, running: int, now: float) -> Literal["add", "end"] | None:
+        """Return what to do about a report of one of `running` processes; "end" is about the one that reports."""
+        if isinstance(report, Behind) and running < self.span.most and now - self._last_added > _APART:
+            self._last_added = now
+            return "add"
+        if isinstance(report, Idle) and running > self.span.least and now > self._keep_until:
+            return "end"
+        return None
+
+
+class Reload:
+    """Replaces the children of a parent when it is asked to; asked again meanwhile, it starts over."""
+
+    def __init__(self, children: Children, emit: Emit) -> None:
+        self._children = children
+        self._emit = emit
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Ask for a reload."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Reload whenever asked to, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            await self._replace_all()
+
+    async def _replace_all(self) -> None:
+        # Without a child, one is started all the same: the new code is tried, and its recurrences are declared.
+        began, old = time.monotonic(), self._children.wanted or self._children.current[:1]
+        self._emit(Reloading(processes=len(old)))
+        for replaced, child in enumerate(old):
+            failure = await self._children.replace(child, self._asked)
+            if self._asked.is_set():
+                return
+            if failure is not None:
+                self._emit(ReloadFailed(number=child.number, reason=failure, replaced=replaced, processes=len(old)))
+                return
+        self._emit(Reloaded(processes=len(old), seconds=time.monotonic() - began))
 
 
 class Supervisor:
@@ -155,3 +260,17 @@ class Supervisor:
             CannotStart: it cannot be written.
         """
         self._ports.write_targets(child.number for child in self._children.wanted)
+
+
+def run_workers(
+    config: Config, span: Span, command: Sequence[str], environment: Mapping[str, str], targets: Path | None
+) -> int:
+    """Run worker processes until SIGTERM or SIGINT, and reload their code at SIGHUP; return the exit code.
+
+    `command`: their command line. `environment`: the variables that are added to this process's own for them.
+    """
+    scripts.read_all()  # before a deployment replaces the files
+    launch = Launch(command, environment, working_directory())
+    emit = Events(log.Log(jobs=config.log_jobs).on_event).emit
+    with Shutdown(bound(config.shutdown_grace), emit, reloads=True) as shutdown:
+        return asyncio.run(Supervisor(config, span, launch, emit, shutdown, targets).run())

@@ -24,9 +24,9 @@ from evsched import keys
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
-from evsched.process.reports import Ready
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
+from evsched.services.worker_process import Ready
 from evsched.store.announced import Announced
 from evsched.store.parents import Need, Stance
 from evsched.store.store import Store
