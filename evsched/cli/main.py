@@ -19,7 +19,7 @@ from evsched.cli import terminal
 from evsched.cli.commands import COMMANDS
 from evsched.cli.usage import UsageError
 from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded, StoreError
-from evsched.runtime import collector
+from evsched.runtime import garbage
 
 __all__ = ["main"]
 
@@ -34,7 +34,7 @@ _OUTPUT_FAILED: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, e
 
 def main() -> None:
     """Run the command line, and exit."""
-    collector.skip_imports()
+    garbage.skip_imports()
     _open_closed_streams()
     _escape_what_cannot_be_encoded()
     code, message = _run()

@@ -91,9 +91,9 @@ def _worker_processes(
     config: Config, processes: str, module: str, targets: Path | None, environment: Mapping[str, str]
 ) -> int:
     """Run worker processes. `environment`: their settings; no URL = that of the app."""
-    from evsched.services.supervisor import read_span, run_workers
+    from evsched.services.supervisor import read_process_range, run_workers
 
-    return run_workers(config, read_span(processes), ["worker", module], environment, targets)
+    return run_workers(config, read_process_range(processes), ["worker", module], environment, targets)
 
 
 @takes_settings

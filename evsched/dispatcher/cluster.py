@@ -19,14 +19,14 @@ from evsched import events, keys, shard_map
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.errors import StoreError
 from evsched.events import Emit, Event
-from evsched.runtime.loops import Part, Pulse, Runtime, Wakeup, run_loops
+from evsched.runtime.loops import NodePart, Pulse, Runtime, Wakeup, run_loops
 from evsched.runtime.reconnect import Reconnect
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.topology import Topology, slot_of
 
 
-class _Node:
+class _PrimaryDispatcher:
     """The dispatcher and the janitor of one primary."""
 
     def __init__(self, runtime: Runtime, host: Host, slots: frozenset[int]) -> None:
@@ -34,9 +34,9 @@ class _Node:
         owned = tuple(queue for queue in config.queues if slot_of(keys.root(queue)) in slots)
         self.slots = slots
         self.sender = BatchingSender(config.url, node=host)
-        self._reports = _Reports(runtime.emit, host)
+        self._reports = _NodeReports(runtime.emit, host)
         self.idle_queue = _idle_queue(slots)
-        part = Part(host, lambda queue: slot_of(keys.root(queue)) in slots, self.idle_queue)
+        part = NodePart(host, lambda queue: slot_of(keys.root(queue)) in slots, self.idle_queue)
         mine = structs.replace(
             runtime,
             config=structs.replace(config, queues=owned),
@@ -62,7 +62,7 @@ class _Node:
             await self.sender.close()
 
 
-class _Reports:
+class _NodeReports:
     """Names the node in the events about Redis, and ends what was reported of loops that end with the node."""
 
     def __init__(self, emit: Emit, host: Host) -> None:
@@ -98,7 +98,7 @@ class ClusterDispatcher:
     def __init__(self, runtime: Runtime, topology: Topology) -> None:
         self._runtime = runtime
         self._topology = topology
-        self._nodes: dict[Host, _Node] = {}
+        self._nodes: dict[Host, _PrimaryDispatcher] = {}
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("topology", runtime.emit)
 
@@ -110,7 +110,6 @@ class ClusterDispatcher:
 
     @property
     def pulses(self) -> list[Pulse]:
-        """The pulses of all loops."""
         return [self._reconnect.pulse, *(pulse for node in self._nodes.values() for pulse in node.dispatcher.pulses)]
 
     def problem(self) -> str | None:
@@ -177,7 +176,9 @@ class ClusterDispatcher:
         config = structs.replace(self._runtime.config, queues=queues)
         for host, found in wanted.items():
             if host not in self._nodes:
-                node = self._nodes[host] = _Node(structs.replace(self._runtime, config=config), host, found)
+                node = self._nodes[host] = _PrimaryDispatcher(
+                    structs.replace(self._runtime, config=config), host, found
+                )
                 node.task = asyncio.create_task(node.run())
                 node.task.add_done_callback(lambda _: self._wakeup.ring())
 

@@ -1,13 +1,13 @@
 """The loop that dispatches: it steps each queue when its timer says so, and sleeps until the next one.
 
-It never polls. Each step returns how long to sleep, and events only shorten that sleep. `timing.py` decides when a
-queue is stepped or looked at.
-
     wake-up (event, timer, safety cap, reconnect) ──▶ step: dispatch.lua ──▶ how long to sleep
+
+Each step returns how long to sleep, and events only shorten that sleep. `timing.py` decides when a queue is stepped or
+looked at.
 
 There may be a hundred thousand queues, most of them empty. So the loop glances at many queues in one call to check
 them: new ones, all after a gap in the events, and each once in a safety cap. Only those with a due job are stepped. An
-empty queue is *at rest* (`resting_queues.py`).
+empty queue is *at rest* (`RestingQueues`).
 
 Checks never hold up due jobs: a round trip has a few of them beside the queues whose jobs are due.
 """
@@ -21,12 +21,12 @@ from itertools import islice
 from typing import Final, Protocol
 
 from evsched import events, keys
-from evsched.dispatcher.queues import RestingQueues
+from evsched.dispatcher.queue_finder import RestingQueues
 from evsched.dispatcher.timing import QueueTimer, RedisClock
 from evsched.dispatcher.watcher import Proof
 from evsched.errors import MOVING, StoreError
 from evsched.events import Reason
-from evsched.runtime.loops import Pulse, Runtime, Timetable, Wakeup
+from evsched.runtime.loops import Runtime, Timetable, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store import server
 from evsched.store.dispatchers import GLANCE_MOST, Seen, Step
@@ -81,6 +81,7 @@ class DispatchLoop:
         self._owner = owner
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("dispatcher", runtime.emit)
+        self.pulse = self._reconnect.pulse
         self._refused = Reconnects("dispatcher", runtime.emit)
         self._polls = False
         """The queues are polled, because there are so many events that the watcher does not receive them."""
@@ -107,11 +108,6 @@ class DispatchLoop:
     def count(self) -> int:
         """How many queues there are, with those at rest."""
         return len(self._timers) + len(self._resting) + len(self._unchecked)
-
-    @property
-    def pulse(self) -> Pulse:
-        """The pulse of this loop."""
-        return self._reconnect.pulse
 
     def problem(self) -> str | None:
         """Return why no queue is dispatched; None = at least one is."""

@@ -13,7 +13,7 @@ from typing import Final
 from evsched import events
 from evsched.dispatcher.dispatch_loop import DispatchLoop
 from evsched.dispatcher.janitor import Janitor
-from evsched.dispatcher.queues import Finder
+from evsched.dispatcher.queue_finder import QueueFinder
 from evsched.dispatcher.recurring import Recurring
 from evsched.dispatcher.timing import RedisClock
 from evsched.dispatcher.watcher import Proof, Watcher
@@ -35,14 +35,13 @@ class Dispatcher:
         self._loop = DispatchLoop(runtime, name, clock, proof, self)
         self._watcher = Watcher(runtime, name, proof, self._loop, self)
         self._recurring = Recurring(runtime, clock, self._loop)
-        self._finder = Finder(runtime, proof, self._loop)
+        self._finder = QueueFinder(runtime, proof, self._loop)
         self._janitor = Janitor(runtime, self._loop)
         self._searched = 0.0
         """When new queues were last searched because events may have been missed."""
 
     @property
     def queues(self) -> list[str]:
-        """The queues that it dispatches."""
         return self._loop.queues
 
     @property
@@ -117,11 +116,9 @@ class Dispatcher:
         self._recurring.look_for(queue)
 
     def rests(self, queue: str) -> None:
-        """Note that a queue is empty. Called by the dispatch loop."""
         self._finder.rests(queue)
 
     def forget(self, queues: list[str]) -> None:
-        """Forget queues that have been empty for long. Called by the dispatch loop."""
         self._finder.forget(queues)
 
     def _clock_jumped(self) -> None:

@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from evsched import events
 from evsched.dispatcher.mover import ABANDONED, Mover
-from evsched.dispatcher.queues import Search, ServedQueues
+from evsched.dispatcher.queue_finder import QueueSearch, ServedQueues
 from evsched.errors import StoreError
 from evsched.events import Dispatched, Event, QueueFound, Woken
-from evsched.runtime.loops import Pulse, Runtime, Timetable, Wakeup, run_loops
+from evsched.runtime.loops import Runtime, Timetable, Wakeup, run_loops
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store.dispatchers import Lease
 from evsched.store.store import Store
@@ -35,7 +35,7 @@ _OPENING: Final = 1.0
 """Seconds between two looks at what a new shard may use of its limits: until the runs have ended that began before."""
 
 
-class _Seen(Struct, frozen=True):
+class _WatchedLease(Struct, frozen=True):
     """The end of a lease, and since when it has not changed, by the monotonic clock."""
 
     end: bytes
@@ -47,14 +47,15 @@ class Janitor:
 
     def __init__(self, runtime: Runtime, served: ServedQueues) -> None:
         self._runtime = runtime
-        self._search = Search(runtime, served, runtime.config.idle_lease, lambda seen: seen.workers)
+        self._search = QueueSearch(runtime, served, runtime.config.idle_lease, lambda seen: seen.workers)
         self._queues = Timetable[str]()
         """When to look at the queues that have workers."""
         self._mover = Mover(runtime)
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("janitor", runtime.emit)
+        self.pulse = self._reconnect.pulse
         self._refused = Reconnects("janitor", runtime.emit)
-        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._seen: dict[tuple[str, str], _WatchedLease] = {}
         self._judged_dead: dict[tuple[str, str], float] = {}
         """Workers that were judged dead, each with the time until which its list is still watched. A worker that hangs
         may still have a BLMOVE waiting in Redis, which can move a job that was put back into that list again."""
@@ -76,11 +77,6 @@ class Janitor:
             sooner = self._queues.bring_forward(event.queue, time.monotonic() + self._runtime.config.heartbeat)
         if sooner:
             self._wakeup.ring()
-
-    @property
-    def pulse(self) -> Pulse:
-        """The pulse of its loop."""
-        return self._reconnect.pulse
 
     async def run(self) -> None:
         """Watch until cancelled.
@@ -169,7 +165,7 @@ class Janitor:
             key = queue, lease.worker
             seen = self._seen.get(key)
             if seen is None or seen.end != lease.end:
-                seen = self._seen[key] = _Seen(lease.end, now)
+                seen = self._seen[key] = _WatchedLease(lease.end, now)
             wait = self._wait(lease, now - seen.since)
             if wait <= 0:
                 await self._requeue(store, lease.worker, lease.end)

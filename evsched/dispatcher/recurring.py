@@ -1,8 +1,6 @@
-"""The recurring loop: decides when to look at the recurrences of each queue.
+"""The recurring loop: it puts the occurrences of recurrences on the schedule, ahead of their time.
 
-`occurrences.py` then puts the occurrences on the schedule.
-
-Puts the occurrences of one queue's recurrences on the schedule, ahead of their time.
+`Recurring` decides when to look at the recurrences of each queue, and `Occurrences` schedules them.
 
 A recurrence is a record, not a chain of jobs. Its score is the next planned time that goes on the schedule. One script
 schedules that occurrence and moves the score on, provided that the score is still the one that was read. So any number
@@ -16,12 +14,12 @@ import time
 from typing import Final
 
 from evsched import events
-from evsched.dispatcher.queues import Search, ServedQueues
+from evsched.dispatcher.queue_finder import QueueSearch, ServedQueues
 from evsched.dispatcher.timing import RedisClock
 from evsched.errors import ConfigError, StoreError, StoreRefused
 from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import Plan, read_declared, read_recurrence, window_names
-from evsched.runtime.loops import Pulse, Runtime, Timetable, Wakeup
+from evsched.runtime.loops import Runtime, Timetable, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store.dispatchers import Agenda
 from evsched.store.store import Store
@@ -36,9 +34,10 @@ class Recurring:
 
     def __init__(self, runtime: Runtime, clock: RedisClock, served: ServedQueues) -> None:
         self._occurrences = Occurrences(runtime, clock)
-        self._search = Search(runtime, served, _CAP, lambda seen: seen.recurs)
+        self._search = QueueSearch(runtime, served, _CAP, lambda seen: seen.recurs)
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("recurring", runtime.emit)
+        self.pulse = self._reconnect.pulse
         self._refused = Reconnects("recurring", runtime.emit)
         self._queues = Timetable[str]()
         """When to look at the queues that have recurrences."""
@@ -46,11 +45,6 @@ class Recurring:
         """The queues that were looked at since `look`."""
         self._to_rewind = set[str]()
         """Queues whose `rewind` failed, and must be repeated."""
-
-    @property
-    def pulse(self) -> Pulse:
-        """The pulse of its loop."""
-        return self._reconnect.pulse
 
     def look_at(self, queue: str) -> None:
         """Look at a queue's recurrences now: they have changed."""

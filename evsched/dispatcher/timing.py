@@ -1,4 +1,6 @@
-"""Decides when one queue is stepped or looked at next, and why. Pure; times are monotonic.
+"""When a queue is stepped or looked at next, and why; and jumps of Redis's clock, by which due times are computed.
+
+`QueueTimer` decides this for one queue. It is pure, and its times are monotonic.
 
 A *step* is a call of the script `dispatch`. A *look* reads the earliest due time with a plain ZRANGE, which costs Redis
 a thirtieth of a step.
@@ -10,14 +12,10 @@ a thirtieth of a step.
 * If another dispatcher is quicker, this one becomes a *reserve* for the queue: it lets the other one, the leader, act
   first, then looks, and steps only if a job is overdue. Then it leads.
 
-Measured, both are necessary. Steps alone, 3 ms apart, are 300 calls of scripts a second in a flood of far jobs; the
-target is 100, with jobs at most 10 ms late. Without reserves, every job costs a step of each dispatcher, and waits for
-those that reach Redis before the one that moves it.
-
-Detects that Redis's clock was set, and by how much, with this host's monotonic clock.
-
-Redis's clock decides what is due, so after a jump all times that were computed from it are wrong. A wall clock cannot
-detect the jump, because it may have been set too.
+Looks and reserves are both necessary, as was measured. With steps alone, a flood of 2,000 far jobs a second causes 310
+calls of scripts a second instead of 45, and twice the CPU time; the target is 100 calls. Without reserves, four
+dispatchers make 4.8 steps for each job instead of 1.2, and a job starts 0.6 ms later, because it waits in Redis for
+steps that find nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ _BEHIND: Final = (0.004, 0.008)
 job that is overdue by less than the least is left to the leader."""
 
 
-_RESERVE_GAP: Final = (0.02, 0.05)
+_RESERVE_GAP: Final = (0.05, 0.1)
 """Seconds from a look of a reserve that found no job overdue to its next look. If the leader dies, the next job is late
 by this much at most. At random, so that the queues of a dead leader fall to several reserves."""
 
@@ -121,7 +119,6 @@ class QueueTimer:
         return min(self.next_step.at, self.next_look.at)
 
     def step_by(self, at: float, reason: Reason) -> None:
-        """Step at that moment, or earlier if that is planned."""
         self.next_step.bring_forward(max(at, self._not_before), reason)
 
     def step_now(self, reason: Reason) -> None:
@@ -129,7 +126,6 @@ class QueueTimer:
         self.next_step.at, self.next_step.reason = 0.0, reason
 
     def look_by(self, at: float, reason: Reason) -> None:
-        """Look at that moment, or earlier if that is planned."""
         self.next_look.bring_forward(max(at, self._not_before), reason)
 
     def changed(self, now: float) -> None:
@@ -231,7 +227,11 @@ _JUMP: Final = 1.0
 
 
 class RedisClock:
-    """Compares the times in the replies of Redis. `jumped()` is called after a jump."""
+    """Detects that Redis's clock was set, by this host's monotonic clock; then it calls `jumped()`.
+
+    Redis's clock decides when a job is due, so after a jump all times that were computed from it are wrong. A wall
+    clock cannot detect the jump, because it may have been set too.
+    """
 
     def __init__(self, emit: Emit, jumped: Callable[[], None]) -> None:
         self._emit = emit

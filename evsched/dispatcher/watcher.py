@@ -1,24 +1,7 @@
-"""The watcher keeps a dispatcher's subscription to keyspace events alive, and passes the events on.
+"""Keyspace events: the subscription, the proof that it works, and how a dispatcher does without it in a flood.
 
-A subscription fails in three ways, each of which is noticed: the connection is closed (it is opened again, and all
-queues are checked after the confirmation), it is half open, or Redis sends no events (`proof.py` finds these two).
-
-The proof that the subscription works: a canary's message arrives in time, and its keyspace event before it.
-
-A `dispatch` carries the canary: it changes a key of its own, then publishes a message. If no message comes, the
-connection is half open. If the message comes without the event, Redis sends no keyspace events.
-
-In a flood of events of schedules, a dispatcher stops receiving them and polls the queues until the flood is over.
-
-A client that schedules thousands of jobs a second for a later time causes as many events. Redis would send each of them
-to every dispatcher, which costs both more than reading the nearest due every few milliseconds. Network drivers disable
-interrupts under load for the same reason.
-
-    calm ──(many events)──▶ deaf ──(a while)──▶ sampling ──(few events)──▶ calm
-                             ▲                     │
-                             └────(many events)────┘
-
-Other events, and the messages about gates and canaries, arrive all the time.
+A subscription fails in three ways, each of which is noticed. The connection is closed: `Watcher` opens it again, and
+all queues are checked after the confirmation. It is half open, or Redis sends no events: `Proof` finds both.
 """
 
 from __future__ import annotations
@@ -35,7 +18,7 @@ from msgspec import structs
 from evsched import events, keys
 from evsched.config import Config
 from evsched.errors import StoreError
-from evsched.runtime.loops import WHOLE, Part, Pulse, Runtime
+from evsched.runtime.loops import WHOLE, NodePart, Pulse, Runtime
 from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.store import server
 from evsched.transport import address
@@ -46,7 +29,7 @@ FLAGS: Final = "Kzg"
 
 
 def missing_flags(flags: str) -> set[str]:
-    """Return what notify-keyspace-events lacks. A stands for all kinds of events."""
+    """Return the flags that notify-keyspace-events lacks. A stands for all kinds of events."""
     return set(FLAGS) - set(flags) - (set("zg") if "A" in flags else set())
 
 
@@ -79,7 +62,7 @@ class Poller(Protocol):
         ...
 
 
-class Listener(Poller, Protocol):
+class SubscriptionListener(Poller, Protocol):
     """Handles the other events, and gaps in the subscription."""
 
     def recurs(self, queue: str) -> None:
@@ -87,7 +70,7 @@ class Listener(Poller, Protocol):
         ...
 
 
-Kind = Literal["schedule", "recurrences", "gate", "canary event", "canary message", "foreign"]
+Topic = Literal["schedule", "recurrences", "gate", "canary event", "canary message", "foreign"]
 
 
 _REMOVALS: Final = frozenset(
@@ -100,10 +83,10 @@ _CHANNELS: Final = 1000
 """Names of channels whose meaning is remembered, so that the messages of a flood are read quickly."""
 
 
-class Channels:
-    """What to subscribe to, and what a message on each channel is about."""
+class EventChannels:
+    """The channels to subscribe to, and the meaning of a message on each."""
 
-    def __init__(self, config: Config, dispatcher: str, part: Part = WHOLE) -> None:
+    def __init__(self, config: Config, dispatcher: str, part: NodePart = WHOLE) -> None:
         db = address.parse(config.url).db
         names = config.queues or ("*",)
         watched = (keys.schedule, keys.recurrences, keys.canary)
@@ -119,8 +102,8 @@ class Channels:
         self._owns = part.owns
         self.read = lru_cache(_CHANNELS)(self._read)
 
-    def _read(self, channel: bytes) -> tuple[Kind, str]:
-        """Return what a channel is about, and the queue, '' if it is about none."""
+    def _read(self, channel: bytes) -> tuple[Topic, str]:
+        """Return the topic of a channel and its queue, '' if it has none."""
         if channel.endswith(b"}:schedule"):
             return self._of("schedule", channel[self._prefix :])
         if channel.endswith(b"}:recurrences"):
@@ -129,17 +112,22 @@ class Channels:
             return self._of("gate", channel)
         return ("canary event" if channel.startswith(b"__keyspace@") else "canary message"), ""
 
-    def _of(self, kind: Kind, key: bytes) -> tuple[Kind, str]:
+    def _of(self, kind: Topic, key: bytes) -> tuple[Topic, str]:
         found = keys.parse(key)
-        # In a cluster every node passes on what is published, but only one has the queue.
+        # In a cluster, every node passes on all published messages, but only one has the queue.
         return ("foreign", "") if found is None or not self._owns(found[0]) else (kind, found[0])
 
 
 class Watcher:
-    """Subscribes to the events of the schedules, and calls the listeners."""
+    """Keeps the subscription alive, and passes the events on to the listeners."""
 
     def __init__(
-        self, runtime: Runtime, dispatcher: str, proof: Proof, schedules: ScheduleListener, listener: Listener
+        self,
+        runtime: Runtime,
+        dispatcher: str,
+        proof: Proof,
+        schedules: ScheduleListener,
+        listener: SubscriptionListener,
     ) -> None:
         self._runtime = runtime
         self._proof = proof
@@ -148,17 +136,13 @@ class Watcher:
         self._dispatcher = dispatcher
         self._names = dict.fromkeys(runtime.config.queues)
         """The queues that are subscribed to by name; none = all are, by patterns."""
-        self._channels = Channels(runtime.config, dispatcher, runtime.part)
+        self._channels = EventChannels(runtime.config, dispatcher, runtime.part)
         self._subscription: Subscription | None = None
         self._reconnect = Reconnect("subscription", runtime.emit)
+        self.pulse = self._reconnect.pulse
         self._losses = Losses()
         self._cut = False
         """The watcher closed the connection itself, and has emitted `SubscriptionLost`."""
-
-    @property
-    def pulse(self) -> Pulse:
-        """The pulse of its loop."""
-        return self._reconnect.pulse
 
     def _cut_silent(self, subscription: Subscription) -> None:
         self._cut = True
@@ -172,13 +156,13 @@ class Watcher:
             return
         self._names[queue] = None
         config = structs.replace(self._runtime.config, queues=tuple(self._names))
-        before, self._channels = self._channels, Channels(config, self._dispatcher, self._runtime.part)
+        before, self._channels = self._channels, EventChannels(config, self._dispatcher, self._runtime.part)
         if self._subscription is not None:
             self._subscribe_more(self._subscription, before)
 
-    def _subscribe_more(self, subscription: Subscription, before: Channels) -> None:
+    def _subscribe_more(self, subscription: Subscription, before: EventChannels) -> None:
         more = [name for name in self._channels.names if name not in before.names]
-        # What came before the confirmation was missed.
+        # Events before the confirmation were missed.
         subscription.subscribe([], more, self._listener.look)
 
     async def run(self) -> None:
@@ -277,9 +261,12 @@ def _read_moment(message: bytes) -> float:
 
 
 class Proof:
-    """When the next canary is wanted, the one that is under way, and what the last one showed.
+    """Proves that the subscription works, by canaries.
 
-    The watcher reports what it receives. The dispatch loop sends the canaries.
+    A `dispatch` carries a canary: it changes a key of its own, then publishes a message. If no message arrives, the
+    connection is half open. If the message arrives without the keyspace event, Redis sends no events.
+
+    The dispatch loop sends the canaries, and the watcher reports the messages that it receives.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -288,14 +275,14 @@ class Proof:
         """Called if a canary's message does not arrive in time; None = there is no subscription."""
         self._pulse: Pulse | None = None
         self._new = True
-        """The subscription has not been proved yet: the next step carries a canary, whatever was received before."""
+        """The subscription has not been proved yet: the next step carries a canary, even if messages have arrived."""
         self._last = 0.0
         """When anything was last received, by the monotonic clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._event_came = False
         self._proven: bool | None = None
         self.mend = ""
-        """What to do if Redis sends no events."""
+        """The remedy, for the log, if Redis sends no events."""
 
     @property
     def failed(self) -> bool:
@@ -335,7 +322,7 @@ class Proof:
             self._silent()
 
     def unsent(self) -> None:
-        """Note that a canary may not have been sent: it proves nothing if none arrives. Another one is sent later."""
+        """Note that the call that carried a canary failed: its absence proves nothing. Another one is sent later."""
         self._cancel()
         self.received()
 
@@ -345,7 +332,7 @@ class Proof:
             self._timer = None
 
     def received(self) -> None:
-        """Note that something was received, so that the connection works."""
+        """Note that a message was received: the connection works."""
         self._last = time.monotonic()
         self.await_message()
 
@@ -356,7 +343,6 @@ class Proof:
             self._pulse.expect(config.probe_interval + config.reply_timeout)
 
     def event_came(self) -> None:
-        """Note that a canary's keyspace event arrived."""
         self._event_came = True
 
     def message_came(self) -> None:
@@ -372,8 +358,8 @@ _MANY: Final = 150
 
 
 _WITHIN: Final = 0.1
-"""So many events for each queue in so many seconds are a flood: far more than sparse jobs cause, and less than 2,000 a
-second. For each queue, because each is polled: with many queues, that costs more than a few thousand events."""
+"""This many events for each queue within this many seconds are a flood: far more than sparse jobs cause, and less than
+2,000 a second. For each queue, because each is polled: with many queues, that costs more than a few thousand events."""
 
 
 _DEAF: Final = (0.75, 2.0)
@@ -386,7 +372,20 @@ _BITE: Final = 0.005
 
 
 class Flood:
-    """Decides whether a subscription receives the events of schedules: those on these patterns and channels."""
+    """In a flood of events of schedules, has the dispatcher poll the queues instead of receiving the events.
+
+    A client that schedules thousands of jobs a second for a later time causes as many events. Redis would send each of
+    them to every dispatcher, which costs both more than reading the nearest due every few milliseconds: without this,
+    50,000 such events a second take a dispatcher half of a CPU. Network drivers disable interrupts under load for the
+    same reason.
+
+        calm ──(many events)──▶ deaf ──(a while)──▶ sampling ──(few events)──▶ calm
+                                 ▲                     │
+                                 └────(many events)────┘
+
+    Only the events on these patterns and channels stop. All others, and the messages about gates and canaries, arrive
+    all the time.
+    """
 
     def __init__(self, subscription: Subscription, patterns: list[str], channels: list[str], poller: Poller) -> None:
         self._subscription = subscription
@@ -399,7 +398,7 @@ class Flood:
         self._timer: asyncio.TimerHandle | None = None
 
     def event(self) -> bool:
-        """Count an event; return whether to pass it on. Those that arrive after the unsubscription are not."""
+        """Count an event; return whether to pass it on. After the unsubscription, it is dropped."""
         if self._deaf:
             return False
         if not self._count:
@@ -413,7 +412,7 @@ class Flood:
         return True
 
     def end(self) -> None:
-        """Do nothing more, because the subscription has ended."""
+        """Stop, because the subscription has ended."""
         self._cancel()
 
     def _cancel(self) -> None:

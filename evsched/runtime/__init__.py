@@ -1,5 +1,5 @@
-"""What every long-running process needs: loops, pulses that show a loop hangs, wake-ups, reconnecting, an orderly end.
+"""What every service needs: loops that wake up and show whether they hang, waiting for Redis, an orderly end.
 
-Start with `loops.py`. `pulse.py` decides whether a loop hangs, `reconnect.py` how long to wait after an error of Redis,
-and `shutdown.py` how the process ends.
+Start with `loops.py`. `reconnect.py` decides how long to wait after an error of Redis, and `shutdown.py` how the
+process ends. The loops of `dispatcher` and `worker` import this package; `services` starts both.
 """

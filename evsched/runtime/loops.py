@@ -1,15 +1,6 @@
-"""Runs the loops of a process. Each runs as long as the process, so when one ends, all end.
+"""Loops: what they share, how a process runs them, when they wake up, and how they show that they do not hang.
 
-What all loops of a process share: the settings, the sender to Redis, and the function that emits events.
-
-Whether a loop hangs: each loop says when its next pass will begin, and is late if it does not. For /healthz.
-
-Sleep until an exact moment, or until another task ends the sleep.
-
-An event loop rounds its timers to a millisecond, and uvloop's fire early. So the timer ends a little before the moment,
-and the sleeper yields to other tasks until the moment has come.
-
-A timetable: when something is next to be done for each of many items, without a walk over all of them. Pure.
+A process runs each of its loops until it ends itself. So when one loop ends, it ends the others.
 """
 
 from __future__ import annotations
@@ -35,7 +26,7 @@ def _all(queue: str) -> bool:
     return True
 
 
-class Part(Struct, frozen=True):
+class NodePart(Struct, frozen=True):
     """The queues that a dispatcher is for: those of one node of a cluster."""
 
     node: Host | None = None
@@ -46,17 +37,17 @@ class Part(Struct, frozen=True):
     """A queue of the node that carries the proof of the subscription while there is no other."""
 
 
-WHOLE: Final = Part()
+WHOLE: Final = NodePart()
 """The part of the dispatcher of one Redis."""
 
 
 class Runtime(Struct, frozen=True):
-    """Passed to the constructor of each loop. Use `structs.replace` to send events elsewhere."""
+    """What all loops of a process share; passed to their constructors."""
 
     config: Config
     sender: BatchingSender
     emit: Emit
-    part: Part = WHOLE
+    part: NodePart = WHOLE
     shards: Shards = field(default_factory=Shards)
     """What is known of the shards of queues. It grows while the process runs."""
 
@@ -89,7 +80,6 @@ def ended_loop(name: str, loop: asyncio.Future[Any]) -> LoopEnded:
 
 
 def returned(loop: asyncio.Future[Any]) -> bool:
-    """Return whether a loop has returned, neither cancelled nor with an error."""
     return loop.done() and not loop.cancelled() and loop.exception() is None
 
 
@@ -111,7 +101,10 @@ pause."""
 
 
 class Pulse:
-    """The pulse of one loop. For any thread."""
+    """Shows whether a loop hangs: the loop says when its next pass will begin, and is late if it does not.
+
+    The health pages read it. Its methods may be called in any thread.
+    """
 
     def __init__(self, who: str) -> None:
         self.who = who
@@ -138,14 +131,18 @@ _EARLY: Final = 0.0015
 
 
 class Wakeup:
-    """For one sleeper at a time. `ring` ends the sleep under way, or else the next one as soon as it begins."""
+    """Lets one loop sleep until an exact moment, or until another task calls `ring`.
+
+    An event loop rounds its timers to a millisecond, and uvloop's fire early. So the timer ends a little before the
+    moment, and the sleeper yields to other tasks until the moment has come.
+    """
 
     def __init__(self) -> None:
         self._rung = False
         self._sleeper: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
-        """End the sleep that is under way, or the next one."""
+        """End the sleep that is under way; without one, the next sleep ends as soon as it begins."""
         self._rung = True
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
@@ -186,7 +183,7 @@ _NEVER = float("inf")
 
 
 class Timetable(Generic[T]):
-    """The moment of each item that has one. To plan, and to take the next item, costs O(log n)."""
+    """When something is next to be done for each of many items. To plan, and to take the next item, costs O(log n)."""
 
     def __init__(self) -> None:
         self._moments: dict[T, float] = {}
@@ -222,7 +219,6 @@ class Timetable(Generic[T]):
         return sooner
 
     def drop(self, item: T) -> None:
-        """Remove an item, if it is there."""
         self._moments.pop(item, None)
 
     def next(self) -> float:

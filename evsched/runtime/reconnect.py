@@ -1,12 +1,7 @@
-"""How loops wait for Redis: retry with jitter, report once what is wrong, and once how long it lasted.
+"""How loops wait for Redis: they retry with jitter, and report a failure once, and once how long it lasted.
 
 Two kinds of failure are distinguished: Redis is down or cannot serve (`StoreDown`), or it refuses a command
 (`StoreRefused`), because of a bug, bad data or a missing right. A Redis whose memory is full refuses too.
-
-Decides when to report that Redis refuses the calls of a loop, and that it accepts them again.
-
-The first pass that succeeds is reported. If Redis refuses again soon after, some passes fail and others do not. Then a
-success is reported only when it has lasted, so that the log does not fill with both.
 """
 
 from __future__ import annotations
@@ -140,7 +135,6 @@ class Losses:
         self._opened = 0.0
 
     def opened(self) -> None:
-        """Note that the connection is open."""
         self._opened = time.monotonic()
 
     def wait(self) -> float:
@@ -155,7 +149,11 @@ LASTING: Final = 10.0
 
 
 class Refusals:
-    """The refusals of one loop, and which of them were reported. Times are monotonic."""
+    """Decides when to report that Redis refuses the calls of a loop, and that it accepts them again.
+
+    The first success is reported. If Redis refuses again soon after, some passes fail and others do not. Then a success
+    is reported only after it has lasted, so that the log does not fill with both. Times are monotonic.
+    """
 
     def __init__(self) -> None:
         self._since: float | None = None

@@ -4,13 +4,6 @@ A thread waits for SIGTERM, SIGINT, or the end of the parent process. It passes 
 does the rest. If the event loop is blocked, the thread hands back the worker's jobs and ends the process.
 
     request ──▶ grace ──▶ 5 s later, if the loop is blocked: `rescue`, exit ──▶ 10 s after the grace: exit
-
-The request that the process ends, made in any thread and awaited in the event loop.
-
-SIGTERM and SIGINT, received in a thread: a handler that blocks the event loop does not delay them.
-
-A parent of worker processes also receives SIGHUP, which asks it to reload. If its terminal has hung up, SIGHUP asks it
-to end, as it does any program.
 """
 
 from __future__ import annotations
@@ -177,7 +170,7 @@ def call_within(seconds: float, call: Callable[[], object]) -> None:
 
 
 class StopRequest:
-    """Is made at most once, and stays made."""
+    """The request that the process ends. Any thread may make it, and the event loop awaits it."""
 
     def __init__(self) -> None:
         self.made = False
@@ -198,7 +191,6 @@ class StopRequest:
             self._arrived.set()
 
     async def wait(self) -> None:
-        """Wait for the request."""
         await self._arrived.wait()
 
     async def comes_within(self, seconds: float) -> bool:
@@ -226,9 +218,11 @@ _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Writes the number of each signal to a socket. Call `install` and `restore` in the main thread.
+    """Receives SIGTERM and SIGINT for a thread, so that a handler that blocks the event loop does not delay them.
 
-    `reloads`: receive SIGHUP too.
+    It writes the number of each signal to a socket. Call `install` and `restore` in the main thread. With `reloads`, it
+    receives SIGHUP too, which asks the parent of worker processes to reload. If the parent's terminal has hung up,
+    SIGHUP asks it to end, as it does any program.
     """
 
     def __init__(self, *, reloads: bool = False) -> None:
@@ -253,7 +247,6 @@ class StopSignals:
         self._write_end.close()
 
     def close(self) -> None:
-        """Close the socket that the thread has read."""
         self._read_end.close()
 
     def descriptors(self) -> Iterable[int]:

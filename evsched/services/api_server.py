@@ -45,7 +45,7 @@ class ApiServer:
         self._host, self._port = config.api_host, config.api_port
         app = evsched.api.create(config)
         self._waiters = app.state.waiters
-        self._server = _Server(
+        self._server = _UvicornServer(
             uvicorn.Config(
                 Stopping(app),
                 access_log=False,
@@ -81,7 +81,7 @@ class ApiServer:
                 await asyncio.gather(serving, asked, return_exceptions=True)
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Leave the signals to the service."""

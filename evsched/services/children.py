@@ -1,11 +1,6 @@
-"""The worker processes of a parent: each runs as long as it is wanted, and is started again when it ends by itself.
+"""The worker processes of a parent: each runs while it is wanted, and is restarted when it ends by itself.
 
-The recovery of the jobs that a worker process held when it died: its parent puts them back at once.
-
-Nobody but the parent knows at once that the process is gone. For all others the worker is dead when its lease has
-ended, and then a janitor does the same. Which of the two puts a job back is decided by `requeue`, which removes the job
-from the worker's list. The parent leaves the lease alone: a BLMOVE of the dead process may still wait in Redis and move
-another job into that list, which the janitor finds when the lease ends.
+When one dies, its parent puts the jobs that it held back at once (`Recovery`).
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ from evsched import events
 from evsched.config import Config
 from evsched.events import ChildKilled, Emit
 from evsched.runtime.reconnect import Reconnect
-from evsched.services.worker_process import NOT_STARTED, Fetching, Ready, Report, WorkerProcess
+from evsched.services.worker_process import NOT_STARTED, ChildReport, Fetching, WorkerProcess, WorkerReady
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 
@@ -64,7 +59,7 @@ Make = Callable[[int, asyncio.Future[int] | None], WorkerProcess]
 class ChildrenListener(Protocol):
     """What follows from what children do."""
 
-    def reported(self, child: WorkerProcess, report: Report) -> None:
+    def reported(self, child: WorkerProcess, report: ChildReport) -> None:
         """Handle a report of a child that is ready."""
         ...
 
@@ -88,7 +83,7 @@ class Children:
     ) -> None:
         self.current = [make(number, None) for number in range(count)]
         """By their numbers. Processes that are being replaced, or that replace one, are not all among them."""
-        self.last_ready: Ready | None = None
+        self.last_ready: WorkerReady | None = None
         """The last report of a child that was ready; None = none ever was, so the command line may be wrong."""
         self.none_wanted = asyncio.Event()
         """A child was ready, and now none is wanted."""
@@ -104,7 +99,6 @@ class Children:
 
     @property
     def wanted(self) -> list[WorkerProcess]:
-        """The children that should run."""
         return [child for child in self.current if child.wanted]
 
     def begin(self, child: WorkerProcess) -> None:
@@ -202,13 +196,13 @@ class Children:
                 return 0
 
     async def _recover(self, child: WorkerProcess, code: int) -> None:
-        """Put back what a process held that has died. One that has ended in order has done so itself."""
+        """Put back the jobs of a process that has died. A process that ends in order does so itself."""
         if child.ready is not None and code != 0:
             recovering = self._recovery.begin(child.ready, code, child.put_back)
             await asyncio.wait([recovering], timeout=_COUNTED)
 
-    def _on_report(self, child: WorkerProcess, report: Report) -> None:
-        if isinstance(report, Ready):
+    def _on_report(self, child: WorkerProcess, report: ChildReport) -> None:
+        if isinstance(report, WorkerReady):
             child.ready = self.last_ready = report
             child.became_ready.set()
         elif isinstance(report, Fetching):
@@ -249,24 +243,30 @@ _NO_LEASE = b"none"
 
 
 class Recovery:
-    """Puts back what ended worker processes held."""
+    """Puts back the jobs of worker processes that have died.
+
+    Only the parent knows at once that the process is gone. All others wait until its lease ends, and then a janitor
+    does the same. `requeue` removes each job from the worker's list, so only one of the two puts it back. The parent
+    leaves the lease alone: a BLMOVE of the dead process may still wait in Redis and move another job into that list,
+    which the janitor finds when the lease ends.
+    """
 
     def __init__(self, config: Config, emit: Emit) -> None:
         self._config = config
         self._emit = emit
         self._running = set[asyncio.Task[None]]()
 
-    def begin(self, worker: Ready, code: int, count: Counter[str]) -> asyncio.Task[None]:
-        """Put back what a worker held whose process has ended with `code`; add to `count` how many jobs, by queue.
+    def begin(self, worker: WorkerReady, code: int, count: Counter[str]) -> asyncio.Task[None]:
+        """Put back the jobs of a worker whose process has ended with `code`; add to `count` how many, by queue.
 
-        While Redis is down it tries again, until a janitor has long done it.
+        While Redis is down it tries again, for as long as a lease.
         """
         task = asyncio.ensure_future(self._put_back_all(worker, code, count))
         self._running.add(task)  # asyncio itself holds no reference to a task
         task.add_done_callback(self._running.discard)
         return task
 
-    async def _put_back_all(self, worker: Ready, code: int, count: Counter[str]) -> None:
+    async def _put_back_all(self, worker: WorkerReady, code: int, count: Counter[str]) -> None:
         reason = f"worker {worker.worker} died: its process {_end_of(code)}"
         sender = BatchingSender(worker.url, reply_timeout=self._config.reply_timeout)
         try:
@@ -282,7 +282,7 @@ class Recovery:
     async def _put_back(
         self, sender: BatchingSender, store: Store, worker: str, reason: str, count: Counter[str]
     ) -> None:
-        """Put back the jobs of one queue, whatever becomes of the others."""
+        """Put back the jobs of one queue, also if another queue fails."""
         reconnect, done = Reconnect("recovery", self._emit, store.queue), False
         while not done:
             async with reconnect:
@@ -290,7 +290,7 @@ class Recovery:
                 done = True
 
     async def _try(self, sender: BatchingSender, store: Store, worker: str, reason: str, count: Counter[str]) -> None:
-        """Put back what the worker's list of one queue holds.
+        """Put back the jobs in the worker's list of one queue.
 
         Raises:
             StoreDown, StoreRefused: some may have been put back.

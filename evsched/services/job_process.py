@@ -91,7 +91,7 @@ class WorkerLink:
         return bytes(data)
 
 
-class Reports:
+class ProgressReports:
     """The progress of one run: the newest report is sent, ten times a second at most, and the last one in any case.
 
     So a handler may report as often as it likes, and a worker that is busy delays only the thread that sends.
@@ -173,7 +173,7 @@ def _handler(module: str, name: str) -> tuple[Callable[..., Any], Signature]:
 
 
 def _call(link: WorkerLink, order: frames.Call) -> frames.Reply:
-    job, reports = order.job, Reports(link)
+    job, reports = order.job, ProgressReports(link)
     handler, signature = _handler(order.module, order.name)
     try:
         payload = decode_payload(job.payload)
@@ -212,7 +212,7 @@ def _raised(error: BaseException, module: str) -> frames.Raised:
 
 
 def _run_isolated(link: WorkerLink, order: frames.Isolate) -> Outcome:
-    received, reports = time.monotonic(), Reports(link)
+    received, reports = time.monotonic(), ProgressReports(link)
     if order.log_level:
         log.configure(order.log_level)
     delivery = Delivery(order.queue, order.now, received, lambda: reports.add(cast(Progress, run.progress)))

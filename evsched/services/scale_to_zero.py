@@ -26,7 +26,7 @@ from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
-from evsched.services.worker_process import Ready
+from evsched.services.worker_process import WorkerReady
 from evsched.store.announced import Announced
 from evsched.store.parents import Need, Stance
 from evsched.store.store import Store
@@ -64,7 +64,7 @@ class ReadyWatch:
     `async with`: at its end the parent is no longer registered.
     """
 
-    def __init__(self, config: Config, last: Ready, emit: Emit, announced: Callable[[str], Announced]) -> None:
+    def __init__(self, config: Config, last: WorkerReady, emit: Emit, announced: Callable[[str], Announced]) -> None:
         self._config = config
         self._last = last
         self._emit = emit

@@ -1,11 +1,6 @@
 """The services: what runs in one process, from its connection to Redis to its end.
 
-The link from a worker process to its parent, the supervisor: it reports that it is ready, fetches, or is idle.
-
-The parent decides how many processes there are. When the parent ends, its end of the link closes, and
-`runtime/shutdown.py` stops the process.
-
-The doctor as a service: it examines Redis and the queues again and again, and reports what has changed.
+Each `run_...` starts one service and returns when it has ended. No other module starts a service.
 """
 
 from __future__ import annotations
@@ -43,11 +38,10 @@ from evsched.events import (
     WorkerStarted,
 )
 from evsched.execution.precautions import AppSource
-from evsched.runtime import collector
+from evsched.runtime import garbage
 from evsched.runtime.loops import Runtime
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.shutdown import Shutdown
-from evsched.services import worker_process as reports
 from evsched.services.app_shards import AppShards
 from evsched.services.first_check import check_layout, check_server, unsafe_settings
 from evsched.services.worker_process import (
@@ -55,13 +49,14 @@ from evsched.services.worker_process import (
     METRICS,
     METRICS_TAKEN,
     Behind,
+    ChildReport,
     Fetching,
     Idle,
-    Ready,
-    Report,
+    WorkerReady,
     announced,
     inherited,
     put_back,
+    report_line,
 )
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
@@ -75,7 +70,7 @@ _BURST_LOOK: Final = 0.2
 """Seconds between two checks whether a burst is done. It is not a service, so it may poll."""
 
 
-class _Process:
+class _ServiceProcess:
     """What the loops of one process share."""
 
     def __init__(self, config: Config, events: Events, shutdown: Shutdown, link: socket.socket | None) -> None:
@@ -123,17 +118,17 @@ class _Process:
 
 
 _ENDED: Final = ", which ends the worker: its jobs start again when its lease ends; restart the process"
-"""The end of the message when a handler has ended the event loop that its worker runs in."""
+"""The end of the message about a handler that has ended its worker's event loop."""
 
 
-_Work = Callable[[_Process], Awaitable[bool]]
+_Work = Callable[[_ServiceProcess], Awaitable[bool]]
 """Works until the process is asked to end; returns whether handlers still run in threads, which cannot be ended."""
 
 
 def run_dispatcher(config: Config) -> None:
     """Run a dispatcher and a janitor until SIGTERM or SIGINT."""
 
-    async def work(process: _Process) -> bool:
+    async def work(process: _ServiceProcess) -> bool:
         await process.shutdown.request.run_until_made(_dispatch(process))
         return False
 
@@ -156,7 +151,7 @@ def run_dev(config: Config, app: App) -> None:
 def run_doctor(config: Config, role: Role | None, interval: float, on_changes: OnChanges) -> None:
     """Examine Redis and its queues every `interval` seconds, until SIGTERM or SIGINT."""
 
-    async def work(process: _Process) -> bool:
+    async def work(process: _ServiceProcess) -> bool:
         watch = DoctorWatch(process.runtime, role, interval, on_changes)
         process.telemetry.of_doctor(config.queues[0] if config.queues else DEFAULT_QUEUE, watch.problem)
         process.runtime.emit(DoctorStarted(interval=interval))
@@ -181,7 +176,7 @@ def run_ledger(config: Config) -> None:
             "use a Redis that is no cluster, redis://HOST:PORT, or redis+sentinel:// for failovers"
         )
 
-    async def work(process: _Process) -> bool:
+    async def work(process: _ServiceProcess) -> bool:
         service = Service(process.runtime)
         process.telemetry.of_ledger(lambda: service.pulses, service.problem, service.database_problem, service.waiting)
         await process.shutdown.request.run_until_made(service.run(process.server))
@@ -196,7 +191,7 @@ def run_api(config: Config) -> None:
 
     server = ApiServer(config)
 
-    async def work(process: _Process) -> bool:
+    async def work(process: _ServiceProcess) -> bool:
         process.telemetry.of_api(config.queues[0] if config.queues else DEFAULT_QUEUE)
         serving = asyncio.ensure_future(server.serve(process.runtime.emit, process.shutdown.request))
         checking = asyncio.ensure_future(process.wait_for_redis())
@@ -217,11 +212,11 @@ def run_api(config: Config) -> None:
 def _run(config: Config, grace: float, work: _Work, *, at_once: bool = False) -> None:
     """Run a process. `at_once`: its work begins while Redis may still be down."""
     scripts.read_all()
-    collector.settle()
+    garbage.settle()
     events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:
         try:
-            asyncio.run(_run_until_asked_to_end(_Process(config, events, shutdown, link), work, at_once=at_once))
+            asyncio.run(_run_until_asked_to_end(_ServiceProcess(config, events, shutdown, link), work, at_once=at_once))
         except asyncio.CancelledError:
             raise LoopEnded(f"a handler cancelled tasks that are not its own{_ENDED}") from None
         except RuntimeError as error:
@@ -230,7 +225,7 @@ def _run(config: Config, grace: float, work: _Work, *, at_once: bool = False) ->
             raise LoopEnded(f"a handler stopped the event loop{_ENDED}") from None
 
 
-async def _run_until_asked_to_end(process: _Process, work: _Work, *, at_once: bool) -> None:
+async def _run_until_asked_to_end(process: _ServiceProcess, work: _Work, *, at_once: bool) -> None:
     process.shutdown.request.attach()
     lingering = False
     try:
@@ -245,7 +240,7 @@ async def _run_until_asked_to_end(process: _Process, work: _Work, *, at_once: bo
         os._exit(0)  # a job's thread still runs after the grace: Python would wait for it forever
 
 
-async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
+async def _both(process: _ServiceProcess, app: App, *, burst: bool = False) -> bool:
     dispatching = asyncio.ensure_future(_dispatch(process))
     working = asyncio.ensure_future(_work(process, app, burst=burst))
     try:
@@ -259,7 +254,7 @@ async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
         await asyncio.gather(dispatching, working, return_exceptions=True)
 
 
-async def _dispatch(process: _Process) -> None:
+async def _dispatch(process: _ServiceProcess) -> None:
     runtime = process.spread(process.runtime.config.queues)
     cluster = topology(runtime.config.url)
     dispatcher = Dispatcher(runtime) if cluster is None else ClusterDispatcher(runtime, cluster)
@@ -287,7 +282,7 @@ async def _find_queues(dispatcher: Dispatcher, runtime: Runtime) -> None:
             found = True
 
 
-async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
+async def _work(process: _ServiceProcess, app: App, *, burst: bool = False) -> bool:
     config, shutdown = process.runtime.config, process.shutdown
     app.move_to(config.url)
     shards = AppShards(process.runtime, app)
@@ -323,7 +318,7 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     return worker.lingering
 
 
-async def _idle(process: _Process, worker: Worker) -> None:
+async def _idle(process: _ServiceProcess, worker: Worker) -> None:
     """Return when a burst is done: nothing runs and nothing is due, or the process was asked to end."""
     reconnect, idle = Reconnect("burst", process.runtime.emit), False
     while not idle and not await process.shutdown.request.comes_within(_BURST_LOOK):
@@ -340,10 +335,13 @@ _IDLE_LEAST: Final = 0.1
 
 
 class ChildLink:
-    """Reports on a worker, to whose events it subscribes.
+    """Reports to the parent of this worker process, the supervisor, which decides how many processes run.
 
-    It is idle when no job has started for the setting `scale_down_after`, counted from when Redis answered its first
-    fetch: that may take long, and a job may wait meanwhile.
+    Subscribe `on_event` to the events of the process. When the parent ends, its end of the link closes, and `Shutdown`
+    stops the process.
+
+    The worker is idle when no job has started for the setting `scale_down_after`, counted from when Redis answered its
+    first fetch: that may take long, and a job may wait meanwhile.
     """
 
     def __init__(self, link: socket.socket, config: Config, worker: Worker) -> None:
@@ -365,7 +363,7 @@ class ChildLink:
         if isinstance(event, WorkerStarted):
             announced = {queue: self._worker.announced(queue) for queue in event.queues}
             self._unanswered.update(event.queues)
-            self._report(Ready(event.worker, event.queues, self._config.url, announced))
+            self._report(WorkerReady(event.worker, event.queues, self._config.url, announced))
         elif isinstance(event, ReadyLeft):
             self._note_answer(event.queue)
             self._behind.add(event.queue)
@@ -417,9 +415,9 @@ class ChildLink:
             self._report(Idle())
         self._wait_for_idleness()
 
-    def _report(self, report: Report) -> None:
+    def _report(self, report: ChildReport) -> None:
         with contextlib.suppress(OSError):  # the parent has ended
-            self._link.send(reports.report_line(report))
+            self._link.send(report_line(report))
 
 
 OnChanges = Callable[[Sequence[Finding], Sequence[Finding]], object]
@@ -427,7 +425,10 @@ OnChanges = Callable[[Sequence[Finding], Sequence[Finding]], object]
 
 
 class DoctorWatch:
-    """Examines every `interval` seconds, counted from the end of the one before."""
+    """The doctor as a service: it examines Redis and the queues every `interval` seconds, and reports changes.
+
+    The interval is counted from the end of an examination.
+    """
 
     def __init__(self, runtime: Runtime, role: Role | None, interval: float, on_changes: OnChanges) -> None:
         self._runtime = runtime
@@ -442,7 +443,7 @@ class DoctorWatch:
         return self._reconnect.reason
 
     async def run(self) -> None:
-        """Examine for ever."""
+        """Examine until cancelled."""
         while True:
             rest = 0.0  # after a failure `_reconnect` has waited
             async with self._reconnect:

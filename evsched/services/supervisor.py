@@ -1,19 +1,7 @@
-"""The parent of worker processes: how many run (`scaling.py`), with which code (`reload.py`), and how they end.
+"""The parent of worker processes: how many run, with which code, and how they end.
 
-It imports no app and does not poll: its children report to it (`reports.py`). It connects to Redis only when a child
-has died (`recovery.py`), and while none runs (`ready_watch.py`).
-
-Decides how many worker processes run: between two bounds, more if one is behind, fewer if one is idle. Pure.
-
-If the lower bound is 0, the last process ends too when it is idle; `ready_watch.py` then decides when one starts again.
-
-The reload: at SIGHUP, worker processes with the code that is on disk now replace those that run, one by one.
-
-Each new process must be ready before the old one is asked to end. So there is no gap, and at most one process more than
-before. If a new one does not become ready, its code is broken: the reload stops, and the processes that have not been
-replaced go on.
-
-The service that runs worker processes. It imports neither the app nor the worker, so it stays small.
+It imports neither the app nor the worker, so it stays small, and it does not poll: its children report to it. It
+connects to Redis only when a child has died (`Recovery`), and while none runs (`scale_to_zero.py`).
 """
 
 from __future__ import annotations
@@ -35,33 +23,41 @@ from evsched.runtime.loops import ended_loop
 from evsched.runtime.shutdown import FORCED, Shutdown, bound
 from evsched.services.children import Children, Recovery
 from evsched.services.scale_to_zero import ReadyWatch
-from evsched.services.worker_process import Behind, Idle, Launch, MetricsPorts, Report, WorkerProcess, working_directory
+from evsched.services.worker_process import (
+    Behind,
+    ChildReport,
+    Idle,
+    Launch,
+    MetricsPorts,
+    WorkerProcess,
+    working_directory,
+)
 from evsched.store.announced import Announced
 from evsched.telemetry import log
 from evsched.transport import scripts
 
 
-class Span(Struct, frozen=True):
+class ProcessRange(Struct, frozen=True):
     """How many processes there are, at least and at most."""
 
     least: int
     most: int
 
 
-_SPAN: Final = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
+_BOUNDS: Final = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
 
 
-def read_span(text: str) -> Span:
+def read_process_range(text: str) -> ProcessRange:
     """Read `4` or `2:8`.
 
     Raises:
         ConfigError: it is neither.
     """
-    found = _SPAN.fullmatch(text)
-    span = Span(int(found[1]), int(found[2] or found[1])) if found else Span(0, 0)
-    if not 0 <= span.least <= span.most <= 256 or not span.most:
+    found = _BOUNDS.fullmatch(text)
+    bounds = ProcessRange(int(found[1]), int(found[2] or found[1])) if found else ProcessRange(0, 0)
+    if not 0 <= bounds.least <= bounds.most <= 256 or not bounds.most:
         raise ConfigError(f"processes {text!r}: a number such as 4, 1 to 256, or MIN:MAX such as 2:8 or 0:8")
-    return span
+    return bounds
 
 
 _APART: Final = 2.0
@@ -69,37 +65,45 @@ _APART: Final = 2.0
 
 
 _SOUGHT: Final = 20.0
-"""Seconds for which a process stays that starts for a task that is sought: about five offers of a job."""
+"""Seconds for which a process stays that was started for a task of other apps' jobs: about five offers of a job."""
 
 
-class Scaling:
-    """Decides when to start another process, and when to end one."""
+class ProcessCount:
+    """Decides when to start another process because one is behind, and when to end an idle one. Pure.
 
-    def __init__(self, span: Span) -> None:
-        self.span = span
+    If the lower bound is 0, the last process ends too when it is idle; `ReadyWatch` then decides when one starts again.
+    """
+
+    def __init__(self, bounds: ProcessRange) -> None:
+        self.bounds = bounds
         self._last_added = float("-inf")
         """When another process was started, by the monotonic clock."""
         self._keep_until = float("-inf")
 
     def keep(self, now: float) -> None:
-        """Let no process end for a while: one starts because workers of another app seek a task that this app has.
+        """End no process for a while, because workers of another app look for a task that only this app has.
 
-        A job of the task is offered again after some seconds, and those workers may fetch it first.
+        A job of that task is offered again after some seconds, and those workers may fetch it first.
         """
         self._keep_until = now + _SOUGHT
 
-    def decide(self, report: Report, running: int, now: float) -> Literal["add", "end"] | None:
+    def decide(self, report: ChildReport, running: int, now: float) -> Literal["add", "end"] | None:
         """Return what to do about a report of one of `running` processes; "end" is about the one that reports."""
-        if isinstance(report, Behind) and running < self.span.most and now - self._last_added > _APART:
+        if isinstance(report, Behind) and running < self.bounds.most and now - self._last_added > _APART:
             self._last_added = now
             return "add"
-        if isinstance(report, Idle) and running > self.span.least and now > self._keep_until:
+        if isinstance(report, Idle) and running > self.bounds.least and now > self._keep_until:
             return "end"
         return None
 
 
 class Reload:
-    """Replaces the children of a parent when it is asked to; asked again meanwhile, it starts over."""
+    """Replaces the children one by one with processes that run the code on disk; asked again meanwhile, it starts over.
+
+    Each new process must be ready before the old one is asked to end. So there is no gap, and at most one process more
+    than before. If a new one does not become ready, its code is broken: the reload stops, and the processes that have
+    not been replaced continue.
+    """
 
     def __init__(self, children: Children, emit: Emit) -> None:
         self._children = children
@@ -107,7 +111,6 @@ class Reload:
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Ask for a reload."""
         self._asked.set()
 
     async def run(self) -> None:
@@ -132,7 +135,7 @@ class Reload:
 
 
 class Supervisor:
-    """Keeps `span` worker processes.
+    """Keeps `bounds` worker processes.
 
     Raises:
         CannotStart: a metrics port is taken.
@@ -141,23 +144,23 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
-        span: Span,
+        bounds: ProcessRange,
         launch: Launch,
         emit: Emit,
         shutdown: Shutdown,
         targets: Path | None = None,
     ) -> None:
         self._config = config
-        self._scaling = Scaling(span)
+        self._count = ProcessCount(bounds)
         self._emit = emit
         self._shutdown = shutdown
-        self._ports = MetricsPorts(config, span.most, targets)
+        self._ports = MetricsPorts(config, bounds.most, targets)
 
         def make(number: int, predecessor: asyncio.Future[int] | None) -> WorkerProcess:
             return WorkerProcess(number, launch, self._ports.of(number), predecessor)
 
         recovery = Recovery(config, emit)
-        self._children = Children(make, span.most, bound(config.shutdown_grace), recovery, self, emit)
+        self._children = Children(make, bounds.most, bound(config.shutdown_grace), recovery, self, emit)
         self._reload = Reload(self._children, emit)
         self._stop = asyncio.Event()
         self._code = 0
@@ -179,11 +182,11 @@ class Supervisor:
         requested.add_done_callback(lambda _: self._stop.set())
         stopping = asyncio.ensure_future(self._stop.wait())
         loops = {"reload": asyncio.ensure_future(self._reload.run())}
-        if self._scaling.span.least == 0:
+        if self._count.bounds.least == 0:
             loops["parent"] = asyncio.ensure_future(self._start_when_jobs_wait())
         try:
             # The first one runs in any case: it declares recurrences, and reports the app's queues and its Redis.
-            for child in self._children.current[: max(1, self._scaling.span.least)]:
+            for child in self._children.current[: max(1, self._count.bounds.least)]:
                 self._children.begin(child)
             await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
             await self._end(loops)
@@ -222,7 +225,7 @@ class Supervisor:
                         queue, need = found
                         self._emit(ParentWoken(queue=queue, need=need))
                         if need == "sought":
-                            self._scaling.keep(time.monotonic())
+                            self._count.keep(time.monotonic())
                         child = self._children.current[0]
                         self._children.begin(child)
                         await watch.keep_claim(queue, child.settled.wait())
@@ -235,11 +238,11 @@ class Supervisor:
 
     # Called by the children.
 
-    def reported(self, child: WorkerProcess, report: Report) -> None:
+    def reported(self, child: WorkerProcess, report: ChildReport) -> None:
         """Start another child if this one is behind, or end it if it is idle."""
         if self._stop.is_set():
             return
-        match self._scaling.decide(report, len(self._children.wanted), time.monotonic()):
+        match self._count.decide(report, len(self._children.wanted), time.monotonic()):
             case "add":
                 self._children.begin(next(one for one in self._children.current if not one.wanted))
             case "end":
@@ -263,7 +266,7 @@ class Supervisor:
 
 
 def run_workers(
-    config: Config, span: Span, command: Sequence[str], environment: Mapping[str, str], targets: Path | None
+    config: Config, bounds: ProcessRange, command: Sequence[str], environment: Mapping[str, str], targets: Path | None
 ) -> int:
     """Run worker processes until SIGTERM or SIGINT, and reload their code at SIGHUP; return the exit code.
 
@@ -273,4 +276,4 @@ def run_workers(
     launch = Launch(command, environment, working_directory())
     emit = Events(log.Log(jobs=config.log_jobs).on_event).emit
     with Shutdown(bound(config.shutdown_grace), emit, reloads=True) as shutdown:
-        return asyncio.run(Supervisor(config, span, launch, emit, shutdown, targets).run())
+        return asyncio.run(Supervisor(config, bounds, launch, emit, shutdown, targets).run())

@@ -1,16 +1,8 @@
-"""One worker process of the supervisor: how it is started and ended, and the socket over which it reports.
+"""One worker process: how its parent starts and ends it, what it inherits, and what it reports.
 
-What a worker process reports to its parent: values, of which each is a line of JSON on the link between them.
-
-The code of a process may be newer than that of its parent. So fields are only ever added, and the parent ignores a
-report that it does not know.
-
-The metrics ports of worker processes, and the file that lists them for Prometheus (`file_sd_configs`).
-
-The parent reserves the ports, so a worker process that is started again keeps its port. It does not listen: while the
-process does not run, a scraper is refused at once.
-
-What a process inherits from the one that started it, in environment variables: descriptors of sockets, counts.
+The process gets descriptors and counts in environment variables. It reports over a socket, a line of JSON for each
+report. Its code may be newer than its parent's. So fields are only ever added, and the parent ignores a report that it
+does not know.
 """
 
 from __future__ import annotations
@@ -38,7 +30,7 @@ from evsched.store.announced import Announced
 from evsched.telemetry.http import reserve
 
 
-class Ready(Struct, frozen=True, tag="ready"):
+class WorkerReady(Struct, frozen=True, tag="ready"):
     """The worker has its leases, and begins to fetch jobs."""
 
     worker: str
@@ -49,11 +41,11 @@ class Ready(Struct, frozen=True, tag="ready"):
     """By queue, what it has written to Redis of its app."""
 
     def __repr__(self) -> str:
-        return f"Ready(worker={self.worker!r}, queues={self.queues!r})"  # the URL may contain a password
+        return f"WorkerReady(worker={self.worker!r}, queues={self.queues!r})"  # the URL may contain a password
 
 
 class Fetching(Struct, frozen=True, tag="fetching"):
-    """Redis has answered its first fetch from each queue: what was ready then, it or another worker has."""
+    """Redis has answered its first fetch from each queue, so all jobs that were ready then have a worker."""
 
 
 class Behind(Struct, frozen=True, tag="behind"):
@@ -64,18 +56,17 @@ class Idle(Struct, frozen=True, tag="idle"):
     """It holds no job, and has had none for a while."""
 
 
-Report = Ready | Fetching | Behind | Idle
+ChildReport = WorkerReady | Fetching | Behind | Idle
 
 
-_DECODER: Final = msgspec.json.Decoder(Report)
+_DECODER: Final = msgspec.json.Decoder(ChildReport)
 
 
-def report_line(report: Report) -> bytes:
-    """Return a report as a line."""
+def report_line(report: ChildReport) -> bytes:
     return msgspec.json.encode(report) + b"\n"
 
 
-def read_report(line: bytes) -> Report | None:
+def read_report(line: bytes) -> ChildReport | None:
     """Read a line; None = the report is not known here."""
     try:
         return _DECODER.decode(line)
@@ -104,7 +95,7 @@ ANNOUNCED: Final = "_EVSCHED_ANNOUNCED"
 
 
 def tied_to_parent() -> AbstractContextManager[None]:
-    """End this process meanwhile with its parent, if it has one, even while it hangs; later the link is watched."""
+    """End this process if its parent ends, even while it hangs. For the start, before the link is watched."""
     number = os.environ.get(LINK)
     return nullcontext() if number is None else tied(int(number))
 
@@ -135,7 +126,7 @@ NOT_STARTED: Final = 127
 """Stands for the exit code of a process that the system could not start, as in a shell."""
 
 
-OnReport = Callable[[Report], None]
+OnReport = Callable[[ChildReport], None]
 """Called with each report of the process."""
 
 
@@ -179,7 +170,7 @@ class WorkerProcess:
         self.unwanted = asyncio.Event()
         """The process should not run (any more)."""
         self.unwanted.set()
-        self.ready: Ready | None = None
+        self.ready: WorkerReady | None = None
         """What it reported when it was ready; None = it is not ready yet."""
         self.became_ready = asyncio.Event()
         """It was ready at least once."""
@@ -203,12 +194,10 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def wanted(self) -> bool:
-        """Whether the process should run."""
         return not self.unwanted.is_set()
 
     async def until_it_fetches(self) -> None:
@@ -220,7 +209,7 @@ class WorkerProcess:
             for one in waiting:
                 one.cancel()
 
-    async def run(self, emit: Emit, on_report: OnReport, last: Ready | None = None) -> int:
+    async def run(self, emit: Emit, on_report: OnReport, last: WorkerReady | None = None) -> int:
         """Start the process and wait for its end; return its exit code, NOT_STARTED if it could not be started.
 
         `last`: what the parent's last process reported when it was ready.
@@ -312,7 +301,11 @@ _EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104
 
 
 class MetricsPorts:
-    """Consecutive ports for `count` processes, beginning with the configured one; no ports if none is configured.
+    """The metrics ports of worker processes, and the file that lists them for Prometheus (`file_sd_configs`).
+
+    There are `count` consecutive ports, beginning with the configured one, or none if none is configured. The parent
+    reserves them, so a worker process that is started again keeps its port. It does not listen: while the process does
+    not run, a scraper is refused at once.
 
     Raises:
         CannotStart: a port is taken.

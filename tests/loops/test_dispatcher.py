@@ -12,7 +12,7 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.dispatcher import watcher as flood
+from evsched.dispatcher import watcher
 from evsched.dispatcher.timing import QueueTimer
 from evsched.store.clients import New
 from evsched.store.dispatchers import Step
@@ -165,7 +165,7 @@ async def test_a_reserve_leads_when_the_leader_is(
 async def test_a_reserve_leads_when_the_leader_stops_while_jobs_are_removed_by_others(
     own: EmbeddedRedis, queue: str, app: App, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flood, "_MANY", 10**9)  # the removals arrive, however many they are
+    monkeypatch.setattr(watcher, "_MANY", 10**9)  # the removals arrive, however many they are
 
     def put_and_cancel(number: int) -> None:
         put(client, queue, "another", due=4e9)

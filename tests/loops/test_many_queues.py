@@ -11,10 +11,9 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.dispatcher import dispatch_loop
-from evsched.dispatcher import queues as resting_queues
+from evsched.dispatcher import dispatch_loop, queue_finder
 from evsched.dispatcher.dispatch_loop import DispatchLoop
-from evsched.dispatcher.queues import QueueSet
+from evsched.dispatcher.queue_finder import QueueSet
 from evsched.store import server
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
@@ -262,7 +261,7 @@ async def test_a_queue_that_was_empty_for_long_is_forgotten_and_its_next_event_f
         await other.recorder.wait(events.NotificationsProven)
         for one in (running, other):
             await at_rest(one, *old[1:])
-        monkeypatch.setattr(resting_queues, "_FORGET_AFTER", 0.0)
+        monkeypatch.setattr(queue_finder, "_FORGET_AFTER", 0.0)
         await in_the_set(running, {b"old-0"})
         monkeypatch.undo()
         put(client, ["old-3"])
@@ -272,7 +271,7 @@ async def test_a_queue_that_was_empty_for_long_is_forgotten_and_its_next_event_f
 async def test_what_workers_wrote_is_forgotten_a_day_after_the_last_one_whenever_the_dispatcher_started(
     own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting_queues, "_FORGET_AFTER", 0.0)
+    monkeypatch.setattr(queue_finder, "_FORGET_AFTER", 0.0)
     now, day = client.time()[0], 86400
     for queue, ended in (("old", now - day - 9), ("new", now - day + 900)):
         client.sadd(SET, queue)

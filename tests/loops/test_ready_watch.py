@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from evsched import events
 from evsched.config import Config
 from evsched.services.scale_to_zero import ReadyWatch
-from evsched.services.worker_process import Ready
+from evsched.services.worker_process import WorkerReady
 from evsched.store.announced import Announced
 from evsched.store.clients import New
 from evsched.store.parents import Need
@@ -31,7 +31,7 @@ async def put(sender: BatchingSender, store: Store, job: str) -> None:
 
 
 def ready_watch(config: Config, recorder: Recorder, *queues: str, announced: Announced | None = None) -> ReadyWatch:
-    return ReadyWatch(config, Ready("w", [*queues], config.url), recorder, lambda _: announced or Announced())
+    return ReadyWatch(config, WorkerReady("w", [*queues], config.url), recorder, lambda _: announced or Announced())
 
 
 def watch(

@@ -14,7 +14,7 @@ from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
 from evsched.runtime.loops import Runtime
 from evsched.services.children import Recovery
-from evsched.services.worker_process import Ready
+from evsched.services.worker_process import WorkerReady
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -50,7 +50,7 @@ async def hold(sender: BatchingSender, store: Store, count: int, lease: float = 
 
 async def recover(config: Config, recorder: Recorder, *queues: str) -> Counter[str]:
     count = Counter[str]()
-    await Recovery(config, recorder).begin(Ready("w", list(queues), config.url), -9, count)
+    await Recovery(config, recorder).begin(WorkerReady("w", list(queues), config.url), -9, count)
     return count
 
 

@@ -21,7 +21,7 @@ from evsched import App, Retry, current_job, events, keys
 from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
-from evsched.dispatcher import queues as resting_queues
+from evsched.dispatcher import queue_finder
 from evsched.errors import CannotStart, StoreDown
 from evsched.execution.run import Run
 from evsched.execution.run_store import RedisRunStore
@@ -294,7 +294,7 @@ async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_foun
 
 
 async def test_queues_of_all_primaries_are_forgotten(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resting_queues, "_FORGET_AFTER", 0.0)
+    monkeypatch.setattr(queue_finder, "_FORGET_AFTER", 0.0)
     queues, sender = queues_of_all(cluster), BatchingSender(cluster.url)
     with cluster.foreign_client() as raw:
         raw.sadd("evsched:{}:queues", *queues)

@@ -115,12 +115,12 @@ def test_without_work_no_process_runs_and_a_job_starts_one(cli: Cli, queue: str,
 
 SLOW_FIRST_FETCH = """
 import asyncio
-from evsched.services import scale_to_zero as ready_watch
+from evsched.services import scale_to_zero
 from evsched.worker.consumer import QueueConsumer
 
-ready_watch._CLAIM = 600.0  # however slow the machine is
-ready_watch._REFUSED = 0.05
-ready_watch._REFUSED_MOST = 10**6
+scale_to_zero._CLAIM = 600.0  # however slow the machine is
+scale_to_zero._REFUSED = 0.05
+scale_to_zero._REFUSED_MOST = 10**6
 exchange = QueueConsumer.exchange
 
 async def late(consumer):

@@ -1,20 +1,20 @@
-"""Channels: what a dispatcher subscribes to, and how it reads a channel's name."""
+"""EventChannels: what a dispatcher subscribes to, and how it reads a channel's name."""
 
 from __future__ import annotations
 
 import pytest
 
 from evsched.config import Config
-from evsched.dispatcher.watcher import Channels
+from evsched.dispatcher.watcher import EventChannels
 
 EVENTS = "__keyspace@3__:evsched:"
 
 
 def test_all_queues_need_patterns_and_named_queues_do_not() -> None:
-    every = Channels(Config(url="redis://localhost/3"), "d")
+    every = EventChannels(Config(url="redis://localhost/3"), "d")
     assert f"{EVENTS}{{*}}:schedule" in every.patterns
     assert every.names == ["evsched:canary:d"]
-    some = Channels(Config(url="redis://localhost/3", queues=("a", "b")), "d")
+    some = EventChannels(Config(url="redis://localhost/3", queues=("a", "b")), "d")
     assert some.patterns == []
     assert {f"{EVENTS}{{a}}:schedule", f"{EVENTS}{{b}}:recurrences", "evsched:{b}:gate"} <= set(some.names)
 
@@ -31,4 +31,4 @@ def test_all_queues_need_patterns_and_named_queues_do_not() -> None:
     ],
 )
 def test_the_name_of_a_channel_says_what_changed_and_in_which_queue(channel: str, read: tuple[str, str]) -> None:
-    assert Channels(Config(url="redis://localhost/3"), "d").read(channel.encode()) == read
+    assert EventChannels(Config(url="redis://localhost/3"), "d").read(channel.encode()) == read

@@ -11,7 +11,7 @@ import pytest
 from evsched import forks
 from evsched.config import Config
 from evsched.services.scale_to_zero import ReadyWatch
-from evsched.services.worker_process import Ready
+from evsched.services.worker_process import WorkerReady
 from evsched.store.announced import Announced
 from evsched.transport.call import Call, raw
 from evsched.transport.connection import Connection
@@ -54,7 +54,7 @@ def subscribe(url: str) -> Use:
 
 
 def stop_waiting_for_jobs(url: str) -> Use:
-    watch = ReadyWatch(Config(), Ready("w", ["q"], url), Recorder(), lambda _: Announced())
+    watch = ReadyWatch(Config(), WorkerReady("w", ["q"], url), Recorder(), lambda _: Announced())
 
     async def leave() -> None:
         async with watch:

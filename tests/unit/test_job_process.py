@@ -14,7 +14,7 @@ from evsched.execution import frames
 from evsched.execution.frames import Reported, Returned
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Done, FetchedJob, Forwarded, Message, Retried
-from evsched.services.job_process import Reports, WorkerLink
+from evsched.services.job_process import ProgressReports, WorkerLink
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +55,7 @@ def linked() -> Generator[tuple[Worker, WorkerLink]]:
 
 async def test_the_newest_report_arrives_however_many_there_are() -> None:
     with linked() as (worker, link):
-        sender = Reports(link)
+        sender = ProgressReports(link)
         for n in range(10_000):
             sender.add(Progress(n, 10_000))
         await worker.until(Reported(Progress(9999, 10_000)))
@@ -68,7 +68,7 @@ async def test_the_newest_report_arrives_however_many_there_are() -> None:
 
 async def test_last_report_arrives_before_the_reply() -> None:
     with linked() as (worker, link):
-        sender = Reports(link)
+        sender = ProgressReports(link)
         for n in range(10):
             sender.add(Progress(n))
         sender.end()
@@ -79,14 +79,14 @@ async def test_last_report_arrives_before_the_reply() -> None:
 
 async def test_each_run_receives_only_its_own_reports() -> None:
     with linked() as (one, first), linked() as (two, second):
-        senders = Reports(first), Reports(second)
+        senders = ProgressReports(first), ProgressReports(second)
         for n, sender in enumerate(senders):
             sender.add(Progress(n))
         await one.until(Reported(Progress(0)))
         await two.until(Reported(Progress(1)))
         senders[0].end()
         senders[0].add(Progress(2))  # such as by a thread that the handler has left
-        following = Reports(first)
+        following = ProgressReports(first)
         following.add(Progress(3))
         await one.until(Reported(Progress(3)))
         for sender in (senders[1], following):
@@ -99,7 +99,7 @@ async def test_reports_to_a_worker_that_is_gone_raise_nothing() -> None:
     with linked() as (worker, link):
         asyncio.get_running_loop().remove_reader(worker.own)
         worker.own.close()
-        sender = Reports(link)
+        sender = ProgressReports(link)
         sender.add(Progress(1))
         sender.add(Progress(2))
         sender.end()

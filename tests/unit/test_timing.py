@@ -175,23 +175,23 @@ def test_reserve_looks_seldom_while_the_leader_acts(reserve: QueueTimer) -> None
             looks += 1
             look(reserve, at + 0.001, 500.0)
         assert reserve.next_step.at == 1.0 + CAP
-    assert 39 <= looks <= 101
+    assert 19 <= looks <= 41
 
 
 def test_reserve_that_has_just_looked_does_not_look_again_for_each_event(reserve: QueueTimer) -> None:
     reserve.changed(1.902)
     first = reserve.next_look.at
-    assert 1.92 <= first <= 1.95
+    assert 1.95 <= first <= 2.0
     reserve.changed(1.909)
     assert reserve.next_look.at == first
 
 
-def test_reserve_takes_the_queue_within_50_ms_when_the_leader_stops(reserve: QueueTimer) -> None:
+def test_reserve_takes_the_queue_within_100_ms_when_the_leader_stops(reserve: QueueTimer) -> None:
     look(reserve, 2.0, 500.0)
     reserve.changed(2.002)
-    assert reserve.next_look.at <= 2.0505
+    assert reserve.next_look.at <= 2.1005
     look(reserve, reserve.next_look.at, 2.002)
-    assert reserve.next_step.at <= 2.051
+    assert reserve.next_step.at <= 2.101
     step(reserve, reserve.next_step.at, moved=1)
     assert reserve.leads
 
@@ -203,15 +203,15 @@ def test_reserve_takes_the_queue_of_a_leader_that_acts_but_is_late(reserve: Queu
         reserve.changed(now)
         if reserve.next_look.at <= now + 0.001:
             look(reserve, now + 0.001, now - 0.03)
-    assert now <= 2.06
+    assert now <= 2.11
 
 
 def test_reserve_leaves_a_job_that_has_just_become_due_to_the_leader_and_looks_again(reserve: QueueTimer) -> None:
     look(reserve, 5.0, 4.9999)
     assert reserve.next_step.at == 1.0 + CAP
-    assert 5.02 <= reserve.next_look.at <= 5.05
-    look(reserve, 5.03, 5.025)
-    assert reserve.next_step.at == pytest.approx(5.0302)
+    assert 5.05 <= reserve.next_look.at <= 5.1
+    look(reserve, 5.08, 5.07)
+    assert reserve.next_step.at == pytest.approx(5.0802)
 
 
 def test_reserve_that_moves_a_due_job_leads(reserve: QueueTimer) -> None:
@@ -268,6 +268,6 @@ def test_leader_without_events_looks_as_often_as_in_a_flood_of_them(timer: Queue
 def test_reserve_without_events_looks_seldom_even_if_it_knows_when_a_job_is_due(reserve: QueueTimer) -> None:
     look(reserve, 2.0, 2.01)
     reserve.changed(2.0)
-    assert 2.02 <= reserve.next() <= 2.05
+    assert 2.05 <= reserve.next() <= 2.1
     look(reserve, 2.04, 2.01)
     assert reserve.next_step.at == pytest.approx(2.0402)

@@ -1,31 +1,15 @@
-"""The finder: finds the queues whose first event was lost.
+"""The queues of a dispatcher: how it finds those whose first event was lost, and how it passes over empty ones.
 
 Most queues are found at once, by their first event. An event is lost when the subscription has a gap: a cut connection,
-a flood, a restart of Redis, or a Redis that sends no events. So the finder searches in two ways:
+a flood, a restart of Redis, or a Redis that sends no events. So `QueueFinder` searches in two ways:
 
-* It reads the set of all queues (`queue_set.py`) after each new subscription, and once in a safety cap. It then adds
-  the queues that the set lacks.
-* It scans all keys (`key_scan.py`) after each new subscription, and in each safety cap if Redis sends no events or the
-  set cannot be read.
+* It reads the set of all queues (`QueueSet`) after each new subscription, and once in a safety cap. It then adds the
+  queues that the set lacks.
+* It scans all keys (`KeyScan`) after each new subscription, and in each safety cap if Redis sends no events or the set
+  cannot be read.
 
-The set of all queues in Redis, which this dispatcher keeps complete: it may be flushed, deleted or lost.
-
-Dispatchers and workers write the set, not the scripts: in a Redis Cluster a script reaches only the slot of its queue,
-and this set is in another one. There the set may be down while the queues are not: a dispatcher then does without it,
-and reads it again a safety cap later.
-
-The scan of all keys for queues that only a ZADD has created, in slices that cost Redis a few per cent of its time.
-
-A scan also finds the lists of workers that have no lease, and gives them one, so that the janitor judges them like any
-other.
-
-Finds the queues that a loop must look after: one call tells it of many queues, most of which it may leave alone.
-
-The queues at rest: empty ones, which have no timer, and which no loop looks after until they have a schedule again.
-
-An event ends the rest. If it was lost, a look at many of these queues in one call finds that one has a schedule.
-
-The queues that a dispatcher serves, as its other loops see them.
+`QueueSearch` tells the janitor and the recurring loop which queues they must look at. `RestingQueues` are empty queues,
+which have no timer.
 """
 
 from __future__ import annotations
@@ -40,7 +24,7 @@ from typing import Final, Protocol
 from evsched import events, shard_map
 from evsched.dispatcher.watcher import Proof
 from evsched.errors import MOVING, StoreError, StoreRefused
-from evsched.runtime.loops import Pulse, Runtime, Wakeup
+from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store import server
 from evsched.store.dispatchers import GLANCE_MOST, Seen
@@ -77,8 +61,8 @@ _READ_ALL: Final = 120
 """Safety caps between two readings of a set of the same size: an hour. Its members may have changed all the same."""
 
 
-class Finder:
-    """Serves each queue that it finds. `proof` knows whether Redis sends events."""
+class QueueFinder:
+    """Searches for queues and serves each one that it finds. `proof` knows whether Redis sends events."""
 
     def __init__(self, runtime: Runtime, proof: Proof, queues: NewQueues) -> None:
         self._runtime = runtime
@@ -88,17 +72,13 @@ class Finder:
         self._queues = queues
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("finder", runtime.emit)
+        self.pulse = self._reconnect.pulse
         self._set = QueueSet(runtime)
         self._scan = KeyScan(runtime, queues)
         self._read_at = 0.0
         self._was_read = 0.0
         self._read_all_at = 0.0
         """When to read the set even if its size is the same."""
-
-    @property
-    def pulse(self) -> Pulse:
-        """The pulse of its loop."""
-        return self._reconnect.pulse
 
     async def begin(self) -> None:
         """Find the queues in the set, unless the settings name them, and those in the first slice of the keys.
@@ -119,7 +99,6 @@ class Finder:
             self._wakeup.ring()
 
     def rests(self, queue: str) -> None:
-        """Note that a queue is empty."""
         self._set.rest(queue)
 
     def forget(self, queues: list[str]) -> None:
@@ -128,7 +107,7 @@ class Finder:
         self._wakeup.ring()
 
     def look(self) -> None:
-        """Search for all queues: events may have been missed."""
+        """QueueSearch for all queues: events may have been missed."""
         self._read_at = self._read_all_at = 0.0
         self._scan.restart()
         self._wakeup.ring()
@@ -195,14 +174,19 @@ _SLICE: Final = 1000
 
 
 class QueueSet:
-    """Reads the set, and adds the queues that this dispatcher knows and the set does not contain."""
+    """Keeps the set of all queues in Redis complete: it may be flushed, deleted or lost.
+
+    Dispatchers and workers write the set, not the scripts: in a Redis Cluster a script reaches only the slot of its
+    queue, and this set is in another one. There the set may be down while the queues are not: a dispatcher then does
+    without it, and reads it again a safety cap later.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._queues = set(runtime.config.queues)
         """The queues that belong in the set: they were found and are not at rest, or the settings name them."""
         self._written = set[str]()
-        """What the set contained when it was last read, and what was added since."""
+        """The names in the set when it was last read, and those added since."""
         self._to_add = set(self._queues)
         """The queues that belong in the set and are not in `_written`."""
         self._to_remove = set[str]()
@@ -217,7 +201,7 @@ class QueueSet:
         return True
 
     def rest(self, queue: str) -> None:
-        """Do not add a queue that the set lacks, because the queue is empty."""
+        """Do not add this empty queue if the set lacks it."""
         self._queues.discard(queue)
         self._to_add.discard(queue)
 
@@ -290,14 +274,17 @@ _PAUSE: Final = 0.01
 
 
 _SCAN_APART: Final = 10
-"""Safety caps between two slices when nothing indicates that a queue was missed. It may have been all the same: SWAPDB,
-for example, sends no event."""
+"""Safety caps between two slices when nothing indicates a missed queue. SWAPDB, for example, sends no event."""
 
 
 class KeyScan:
-    """Scans all keys once, then one slice at a time, at long intervals.
+    """Scans all keys for queues that only a ZADD has created, in slices that cost Redis a few per cent of its time.
 
-    `at` is when the next slice is due, by the monotonic clock.
+    All keys are scanned once, and later one slice at a time, at long intervals. `at` is when the next slice is due, by
+    the monotonic clock.
+
+    A scan also finds the lists of workers that have no lease, and gives them one, so that the janitor judges them like
+    any other.
     """
 
     def __init__(self, runtime: Runtime, queues: NewQueues) -> None:
@@ -372,8 +359,12 @@ class KeyScan:
             raise refusal
 
 
-class Search:
-    """Glances at all served queues once in `interval` seconds, and at new ones soon. `needs(seen)`: it is a find."""
+class QueueSearch:
+    """Finds the queues that a loop must look at: one call reads which of many queues they are.
+
+    It glances at all served queues once in `interval` seconds, and at new ones soon. `needs(seen)`: returns whether the
+    loop must look at the queue.
+    """
 
     def __init__(self, runtime: Runtime, served: ServedQueues, interval: float, needs: Callable[[Seen], bool]) -> None:
         self._runtime = runtime
@@ -388,7 +379,6 @@ class Search:
         self._new.add(queue)
 
     def restart(self) -> None:
-        """Glance at all queues soon."""
         self._all_at = 0.0
 
     def at(self) -> float:
@@ -396,7 +386,7 @@ class Search:
         return 0.0 if self._new else self._all_at
 
     async def find(self, known: Container[str] = ()) -> list[str]:
-        """Return the queues that the loop must look after, without those that it is `known` to look after.
+        """Return the queues that the loop must look at, without those in `known`.
 
         Raises:
             StoreDown, StoreRefused: the next call glances at the same queues again.
@@ -441,7 +431,11 @@ _NEVER: Final = float("inf")
 
 
 class RestingQueues:
-    """Looks at each queue at rest once in a safety cap. `forget`: receives queues that have been at rest for long."""
+    """The queues at rest: empty ones, which have no timer, and which no loop looks at until they have a schedule again.
+
+    An event ends the rest. If it was lost, a look at many of these queues in one call, once in a safety cap, finds that
+    one has a schedule. `forget`: receives queues that have been at rest for long.
+    """
 
     def __init__(self, runtime: Runtime, forget: Callable[[list[str]], None]) -> None:
         self._runtime = runtime
@@ -473,7 +467,6 @@ class RestingQueues:
         self._since.pop(queue, None)
 
     def look_soon(self) -> None:
-        """Look at all of them without a pause."""
         self._urgent = len(self._since)
 
     def next(self) -> float:

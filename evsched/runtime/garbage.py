@@ -1,8 +1,8 @@
-"""The garbage collector: what it need not look at, and how often it looks.
+"""Settings of the garbage collector: which objects it skips, and how often it runs.
 
-In a service, runs leave no circles of references, so the collector finds nothing of ours, but each time it looks it
-walks what is alive: by default after 700 new objects, several times for each batch of jobs. That was a tenth of a busy
-worker's time.
+In a service, runs leave no reference cycles, so the collector finds nothing of ours. But each time it runs it walks all
+live objects: by default after 700 new ones, several times for each batch of jobs. That was a tenth of a busy worker's
+time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 from typing import Final
 
 _NEW_OBJECTS: Final = 10_000
-"""New objects after which the collector looks for circles among them. A batch of jobs has fewer: 256 runs of async
+"""New objects after which the collector looks for cycles among them. A batch of jobs has fewer: 256 runs of async
 handlers that wait have 25 each."""
 
 _YOUNG: Final = 2
@@ -26,15 +26,15 @@ _IMPORTED: Final = 100_000
 
 
 def skip_imports() -> None:
-    """Have the collector first look when more objects exist than imports make: it takes 20 ms of a command's start."""
+    """Delay the first collection until a command has imported its modules: it would take 20 ms of the start."""
     gc.set_threshold(_IMPORTED, *gc.get_threshold()[1:])
 
 
 def settle() -> None:
-    """Have the collector pass over all that exists: modules and the app, which live as long as the process.
+    """Exclude all existing objects from collections: modules and the app, which live as long as the process.
 
     Call it once, when they are imported.
     """
-    gc.collect()  # circles that the imports left would stay for good
+    gc.collect()  # cycles that the imports left would stay for good
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS, _YOUNG, _OLD)
