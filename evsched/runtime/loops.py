@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -52,20 +53,33 @@ class Runtime(Struct, frozen=True):
     """What is known of the shards of queues. It grows while the process runs."""
 
 
+@asynccontextmanager
+async def background(*work: Coroutine[Any, Any, Any]) -> AsyncGenerator[tuple[asyncio.Task[Any], ...]]:
+    """Run coroutines as tasks for the length of a block. At its end, those still running are cancelled and awaited."""
+    tasks = tuple(asyncio.ensure_future(one) for one in work)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_of(tasks: Iterable[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+    """Wait until one of the tasks has ended, and return it."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return done.pop()
+
+
 async def run_loops(loops: Mapping[str, Coroutine[Any, Any, None]]) -> None:
     """Run loops, keyed by name, until cancelled.
 
     Raises:
         LoopEnded: a loop failed, returned, or was cancelled from within.
     """
-    running = {asyncio.ensure_future(loop): name for name, loop in loops.items()}
-    try:
-        ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for loop in running:
-            loop.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-    raise ended_loop(running[loop := ended.pop()], loop)
+    async with background(*loops.values()) as running:
+        ended = await first_of(running)
+    raise ended_loop(dict(zip(running, loops, strict=True))[ended], ended)
 
 
 def ended_loop(name: str, loop: asyncio.Future[Any]) -> LoopEnded:

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol, Self
 
 from evsched import forks
 from evsched.events import Emit, EndedAtOnce, EndedByForce, HandlersLeft
+from evsched.runtime.loops import background, first_of
 
 FORCED: Final = 70
 """Exit code of a process that did not end within its limits (EX_SOFTWARE of sysexits)."""
@@ -201,17 +202,11 @@ class StopRequest:
 
     async def run_until_made(self, work: Coroutine[Any, Any, None]) -> bool:
         """Run a coroutine, which the request cancels; return whether it finished first."""
-        working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(self.wait())
-        try:
-            await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+        async with background(work, self.wait()) as (working, waiting):
+            await first_of((working, waiting))
             if working.done():
                 working.result()
-                return True
-            return False
-        finally:
-            working.cancel()
-            waiting.cancel()
-            await asyncio.gather(working, waiting, return_exceptions=True)
+            return working.done()
 
 
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)

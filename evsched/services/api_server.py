@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from evsched.api.stopping import Stopping
 from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import ApiStarted, Emit
+from evsched.runtime.loops import background, first_of
 from evsched.runtime.shutdown import StopRequest
 
 try:
@@ -68,17 +68,11 @@ class ApiServer:
         """
         with _listen(self._host, self._port) as listening:
             emit(ApiStarted(url=_url(listening)))
-            serving = asyncio.ensure_future(self._server.serve([listening]))
-            asked = asyncio.ensure_future(request.wait())
-            try:
-                await asyncio.wait([serving, asked], return_when=asyncio.FIRST_COMPLETED)
+            async with background(self._server.serve([listening]), request.wait()) as tasks:
+                await first_of(tasks)
                 self._waiters.stop()
                 self._server.should_exit = True
-                await serving
-            finally:
-                serving.cancel()
-                asked.cancel()
-                await asyncio.gather(serving, asked, return_exceptions=True)
+                await tasks[0]
 
 
 class _UvicornServer(uvicorn.Server):

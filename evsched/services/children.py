@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from evsched import events
 from evsched.config import Config
 from evsched.events import ChildKilled, Emit
+from evsched.runtime.loops import background
 from evsched.runtime.reconnect import Reconnect
 from evsched.services.worker_process import NOT_STARTED, ChildReport, Fetching, WorkerProcess, WorkerReady
 from evsched.store.store import Store
@@ -226,12 +227,8 @@ def restart_delay(failures: int) -> float:
 
 async def _first(ready: asyncio.Event, abandon: asyncio.Event, keeper: asyncio.Task[int]) -> None:
     """Wait for the first of these, at most as long as a replacement has."""
-    waiting = [asyncio.ensure_future(event.wait()) for event in (ready, abandon)]
-    try:
+    async with background(ready.wait(), abandon.wait()) as waiting:
         await asyncio.wait([*waiting, keeper], timeout=_READY_WITHIN, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in waiting:
-            one.cancel()
 
 
 def _describe(code: int) -> str:

@@ -39,7 +39,7 @@ from evsched.events import (
 )
 from evsched.execution.precautions import AppSource
 from evsched.runtime import garbage
-from evsched.runtime.loops import Runtime
+from evsched.runtime.loops import Runtime, background, first_of
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.shutdown import Shutdown
 from evsched.services.app_shards import AppShards
@@ -193,17 +193,12 @@ def run_api(config: Config) -> None:
 
     async def work(process: _ServiceProcess) -> bool:
         process.telemetry.of_api(config.queues[0] if config.queues else DEFAULT_QUEUE)
-        serving = asyncio.ensure_future(server.serve(process.runtime.emit, process.shutdown.request))
-        checking = asyncio.ensure_future(process.wait_for_redis())
-        try:
-            await asyncio.wait([serving, checking], return_when=asyncio.FIRST_COMPLETED)
+        serve = server.serve(process.runtime.emit, process.shutdown.request)
+        async with background(serve, process.wait_for_redis()) as (serving, checking):
+            await first_of((serving, checking))
             if checking.done():
                 checking.result()
             await serving
-        finally:
-            serving.cancel()
-            checking.cancel()
-            await asyncio.gather(serving, checking, return_exceptions=True)
         return False
 
     _run(config, GRACE, work, at_once=not config.require_redis)
@@ -241,17 +236,11 @@ async def _run_until_asked_to_end(process: _ServiceProcess, work: _Work, *, at_o
 
 
 async def _both(process: _ServiceProcess, app: App, *, burst: bool = False) -> bool:
-    dispatching = asyncio.ensure_future(_dispatch(process))
-    working = asyncio.ensure_future(_work(process, app, burst=burst))
-    try:
-        await asyncio.wait([dispatching, working], return_when=asyncio.FIRST_COMPLETED)
+    async with background(_dispatch(process), _work(process, app, burst=burst)) as (dispatching, working):
+        await first_of((dispatching, working))
         if dispatching.done():
             dispatching.result()
         return await working
-    finally:
-        for half in (dispatching, working):
-            half.cancel()
-        await asyncio.gather(dispatching, working, return_exceptions=True)
 
 
 async def _dispatch(process: _ServiceProcess) -> None:
@@ -297,21 +286,17 @@ async def _work(process: _ServiceProcess, app: App, *, burst: bool = False) -> b
         link = ChildLink(process.link, config, worker)
         process.events.subscribe(link.on_event)
     shutdown.worker = worker
-    running = asyncio.ensure_future(worker.run())
-    ending = asyncio.ensure_future(_idle(process, worker) if burst else shutdown.request.wait())
-    keeping = asyncio.ensure_future(shards.keep(worker, learned=process.learned))
-    tasks = running, ending, keeping
+    end = _idle(process, worker) if burst else shutdown.request.wait()
+    keep = shards.keep(worker, learned=process.learned)
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        worker.stop()
-        await running
-        for task in (ending, keeping):
-            if task.done():
-                task.result()
+        async with background(worker.run(), end, keep) as tasks:
+            await first_of(tasks)
+            worker.stop()
+            await tasks[0]
+            for task in tasks:
+                if task.done():
+                    task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if link is not None:
             link.close()
         await app.close()

@@ -26,6 +26,7 @@ from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import ChildEnded, ChildNotStarted, ChildStarted, Emit
 from evsched.execution.parent_death import tied
+from evsched.runtime.loops import background, first_of
 from evsched.store.announced import Announced
 from evsched.telemetry.http import reserve
 
@@ -202,12 +203,8 @@ class WorkerProcess:
 
     async def until_it_fetches(self) -> None:
         """Wait until it fetches jobs, or should not run any more; it may be started several times before."""
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self.fetching, self.unwanted)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waiting:
-                one.cancel()
+        async with background(self.fetching.wait(), self.unwanted.wait()) as waiting:
+            await first_of(waiting)
 
     async def run(self, emit: Emit, on_report: OnReport, last: WorkerReady | None = None) -> int:
         """Start the process and wait for its end; return its exit code, NOT_STARTED if it could not be started.
