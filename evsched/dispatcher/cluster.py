@@ -1,7 +1,7 @@
 """The dispatchers of a cluster: one for each primary, with the queues of that primary.
 
 Keyspace events stay on their node, clocks differ, and a node that is down must not hold up the others. So each node has
-a dispatcher and a janitor of its own, which see it as a Redis of its own. When slots or primaries move, the dispatchers
+a dispatcher of its own, which treats it as a Redis of its own. When slots or primaries move, the dispatchers
 of the nodes concerned are started again.
 """
 
@@ -27,7 +27,7 @@ from evsched.transport.topology import Topology, slot_of
 
 
 class _PrimaryDispatcher:
-    """The dispatcher and the janitor of one primary."""
+    """The dispatcher of one primary."""
 
     def __init__(self, runtime: Runtime, host: Host, slots: frozenset[int]) -> None:
         config = runtime.config
@@ -63,7 +63,7 @@ class _PrimaryDispatcher:
 
 
 class _NodeReports:
-    """Names the node in the events about Redis, and ends what was reported of loops that end with the node."""
+    """Names the node in the events about Redis, and reports the end of failures when the node is released."""
 
     def __init__(self, emit: Emit, host: Host) -> None:
         self._emit = emit
@@ -88,12 +88,12 @@ class _NodeReports:
 
 
 def _idle_queue(slots: frozenset[int]) -> str:
-    """Return the name of a queue in one of the slots, which no one uses."""
+    """Return a name in one of the slots for a queue that nobody uses."""
     return next(name for number in range(10**6) if slot_of(keys.root(name := f"evsched-idle-{number}")) in slots)
 
 
 class ClusterDispatcher:
-    """Runs a dispatcher and a janitor for each primary that has slots of the queues that are served."""
+    """Runs a dispatcher for each primary that has slots of the queues to serve."""
 
     def __init__(self, runtime: Runtime, topology: Topology) -> None:
         self._runtime = runtime
@@ -104,7 +104,7 @@ class ClusterDispatcher:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that are dispatched, without those that no one uses."""
+        """The queues that are dispatched, without the idle queue of each node."""
         nodes = self._nodes.values()
         return sorted({queue for node in nodes for queue in node.dispatcher.queues if queue != node.idle_queue})
 
@@ -118,7 +118,7 @@ class ClusterDispatcher:
         return self._reconnect.reason or (problems[0] if problems and all(problems) else None)
 
     def on_event(self, event: Event) -> None:
-        """Pass an event on to the janitors. A queue that was found may be a shard of one that is named."""
+        """Pass an event on to the dispatchers. After `ShardsFound`, the nodes to serve are determined again."""
         if isinstance(event, events.ShardsFound):
             self._wakeup.ring()
         for node in self._nodes.values():

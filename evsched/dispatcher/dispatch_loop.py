@@ -37,7 +37,7 @@ _TOGETHER: Final = 50
 
 _CHECKED: Final = 10
 """Queues that are stepped besides in a round trip, because a check was wanted or found a due job: about 1 ms of Redis's
-time, and 3 ms of this process's. So much may hold up a queue whose job is due."""
+time, and 3 ms of this process's, which a queue whose job is due may have to wait."""
 
 _LOOKS: Final = 100
 """Queues that are looked at in one round trip: about 3 ms of this process's time."""
@@ -55,7 +55,7 @@ _NEVER: Final = float("inf")
 
 
 class Owner(Protocol):
-    """Learns which queues the loop has found, and which it no longer looks after."""
+    """Learns which queues the loop has found, and which are empty."""
 
     def found(self, queue: str) -> None:
         """Note that a queue is served from now on."""
@@ -84,7 +84,7 @@ class DispatchLoop:
         self.pulse = self._reconnect.pulse
         self._refused = Reconnects("dispatcher", runtime.emit)
         self._polls = False
-        """The queues are polled, because there are so many events that the watcher does not receive them."""
+        """The queues are polled, because the watcher does not receive events in a flood of them."""
         config = runtime.config
         # Never empty: on an empty Redis, the idle queue carries the proof of the subscription.
         named = bool(config.queues)
@@ -173,7 +173,7 @@ class DispatchLoop:
     def poll(self) -> None:
         """Look at every queue again and again, because no events arrive, until `look` is called.
 
-        Also at those at rest: with many queues, there are never enough events to poll them all.
+        This includes the queues at rest: with many queues, a flood is never large enough to poll them.
         """
         self._polls = True
         now = time.monotonic()
@@ -191,7 +191,7 @@ class DispatchLoop:
         self._wakeup.ring()
 
     def _plan(self, timer: QueueTimer) -> None:
-        """Act when a timer says so, and wake up earlier if that is sooner than what was planned."""
+        """Plan the next step and look of a queue by its timer, and wake up if that is sooner than before."""
         queue = timer.store.queue
         sooner = timer.next() < min(self._steps.at(queue), self._looks.at(queue))
         self._steps.plan(queue, timer.next_step.at)
@@ -252,7 +252,7 @@ class DispatchLoop:
                 raise failure
 
     def _take_due(self, now: float) -> list[QueueTimer]:
-        """Take the queues whose jobs are due, some at most, and have those checked whose safety cap has ended."""
+        """Take up to `_TOGETHER` queues whose jobs are due; those whose safety cap has ended are checked instead."""
         due = list[QueueTimer]()
         while len(due) < _TOGETHER and (queue := self._steps.take(now)) is not None:
             timer = self._timers[queue]
@@ -263,7 +263,7 @@ class DispatchLoop:
         return due
 
     def _take_looks(self, now: float) -> list[QueueTimer]:
-        """Take the queues to look at, some at most, without those that are due for a step."""
+        """Take up to `_LOOKS` queues to look at. A queue that is due for a step needs no look."""
         looks = list[QueueTimer]()
         while len(looks) < _LOOKS and (queue := self._looks.take(now)) is not None:
             timer = self._timers[queue]
@@ -322,7 +322,7 @@ class DispatchLoop:
                 self._checked(timer, reason, sent, found.now, seen)
 
     def _checked(self, timer: QueueTimer, reason: Reason, sent: float, now: float, seen: Seen | None) -> None:
-        """Note what a glance, at `now` by Redis's clock, saw of a queue."""
+        """Use what a glance saw of a queue, at `now` by Redis's clock."""
         nearest = None if seen is None else seen.nearest
         due = timer.glanced(sent, time.monotonic(), now, nearest, self._runtime.config.safety_cap)
         if due or (seen is not None and seen.gated):

@@ -1,6 +1,6 @@
-"""The janitor: puts back what dead workers hold, and has moves between shards finished that were interrupted.
+"""The janitor: it puts back the jobs of dead workers, and has interrupted moves between shards finished.
 
-It also tells all idle workers of a job if the one that was told did not come.
+If a worker that was sent a message about a job does not come, the janitor sends the message to all idle workers.
 
 It judges whether a worker lives, never how long a job takes. An expired lease means "perhaps dead". "Dead" means that
 the lease did not move for one heartbeat interval while the janitor watched, by this host's monotonic clock. So a jump
@@ -25,14 +25,13 @@ from evsched.store.dispatchers import Lease
 from evsched.store.store import Store
 
 _NO_LEASE: Final = b"none"
-"""What `requeue` takes for the lease of a worker that has none."""
-
+"""The word for `requeue` if a worker has no lease."""
 
 _BESIDE: Final = 1.0
-"""Seconds after which a worker that was told of a job has come, unless it died or hangs."""
+"""Seconds within which a worker fetches the job that a message named, unless it died or hangs."""
 
 _OPENING: Final = 1.0
-"""Seconds between two looks at what a new shard may use of its limits: until the runs have ended that began before."""
+"""Seconds between two looks at how much of its limits a new shard may use, until all earlier runs have ended."""
 
 
 class _WatchedLease(Struct, frozen=True):
@@ -134,7 +133,7 @@ class Janitor:
         return rest
 
     async def step(self, queue: str) -> float:
-        """Look at the leases of a queue once, and put back what dead workers hold; return the seconds to the next look.
+        """Look at the leases of a queue once, and requeue the jobs of dead workers; return the seconds to the next.
 
         inf = it has no workers: an event, or the search, will say when it has some.
 
@@ -200,7 +199,7 @@ class Janitor:
         return max(lease.left - config.heartbeat, min(lease.left, config.heartbeat))
 
     async def _requeue(self, store: Store, worker: str, lease: bytes) -> bool:
-        """Put back what a worker holds. If its lease has changed since it was judged, stop and return False."""
+        """Put back the jobs of a worker. If its lease has changed since it was judged, stop and return False."""
         reason = f"worker {worker} died or hung: its lease ended"
         emit, queue, rest = self._runtime.emit, store.queue, "more"
         while rest == "more":

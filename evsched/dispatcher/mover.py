@@ -1,8 +1,8 @@
-"""The mover: finishes moves of jobs between shards that nobody goes on with.
+"""The mover: it finishes moves of jobs between shards that were interrupted.
 
 `evsched queues shard` moves jobs in batches. If it is interrupted, a batch is on its way until the command is repeated.
-The janitor notices that, and this loop finishes it: apart from the janitor, because the other shard may be on a node of
-the cluster that is down, for which the leases of workers must not wait.
+The janitor notices that, and this loop finishes the batch. It is not the janitor's loop, because the other shard may be
+on a node of the cluster that is down, and the leases of workers must not wait for that.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 
 ABANDONED: Final = 60.0
-"""Seconds after which nobody goes on with a batch: it takes a few milliseconds, or 5 s if Redis is down meanwhile."""
+"""Seconds after which a batch counts as interrupted: it takes a few milliseconds, or 5 s if Redis is down meanwhile."""
 
 
 class Mover:
-    """Finishes the batches that leave the queues that it is told of."""
+    """Finishes the batches that leave some queues, and opens new shards, as the janitor asks."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._sender = BatchingSender(runtime.config.url)
-        """Of its own, open while a batch is finished: a call that waits for a replica holds up all behind it."""
+        """Not shared, because a call that waits for a replica holds up all later ones."""
         self._queues = dict[tuple[str, Callable[[str], Awaitable[None]]], None]()
-        """For which queues what is to be done."""
+        """The queues with work to do, each with the method to call."""
         self._wakeup = Wakeup()
         self._failed = Reconnects("mover", runtime.emit)
 
@@ -46,7 +46,7 @@ class Mover:
         self._wakeup.ring()
 
     async def run(self) -> None:
-        """Finish batches until cancelled. What fails is tried again when the janitor meets it the next time."""
+        """Finish batches until cancelled. After a failure, the janitor asks again."""
         while True:
             while self._queues:
                 queue, do = next(iter(self._queues))

@@ -51,11 +51,9 @@ class NewQueues(Protocol):
 _AGAIN: Final = 2.0
 """Seconds, half of them random, until the shards of named queues are read again if their node does not answer."""
 
-
 _SELDOM: Final = 10
 """Safety caps between two readings of the set by a dispatcher that serves all queues and receives events, if no queue
 has shards. Workers write the set as often."""
-
 
 _READ_ALL: Final = 120
 """Safety caps between two readings of a set of the same size: an hour. Its members may have changed all the same."""
@@ -272,7 +270,6 @@ class QueueSet:
 _PAUSE: Final = 0.01
 """Seconds between two slices: 1,000 keys take 0.3 ms of Redis's time, and a million keys are scanned in 10 s."""
 
-
 _SCAN_APART: Final = 10
 """Safety caps between two slices when nothing indicates a missed queue. SWAPDB, for example, sends no event."""
 
@@ -420,12 +417,10 @@ class QueueSearch:
 _AT_REST: Final = 6000
 """Queues at rest that one call looks at: about 1 ms of Redis's time, and 5 ms of this process's."""
 
-
 _FORGET_AFTER: Final = 3600.0
 """Seconds of rest after which a queue is forgotten, if no worker has served it for a day. Redis knows the time of the
 last worker; the rest is counted in memory, so it is short enough for dispatchers that restart each day. The queue's
 next event finds it again, as it finds any new queue."""
-
 
 _NEVER: Final = float("inf")
 

@@ -121,25 +121,20 @@ class Recurring:
 AHEAD: Final = 15.0
 """Seconds by which occurrences are scheduled ahead. To schedule ten thousand of the same minute takes about 2 s."""
 
-
 _SLICE: Final = 25
 """Recurrences that one step reads: about 3 ms of this process's time, and 1 ms of Redis's."""
-
 
 _REWIND_SLICE: Final = 250
 """Recurrences that one call of `rewind` reads: under 1 ms."""
 
-
 _WRONG_TYPE: Final = "wrongtype"
 """The kind of a refusal that concerns the key of the calendars, or of the windows, alone."""
 
-
 _UNREADABLE: Final = (ConfigError, ValueError, ArithmeticError, OSError)
-"""What a record raises that is not valid; all but ConfigError: numbers that are too large for a date."""
-
+"""Raised for a record that is not valid; all but ConfigError: by numbers that are too large for a date."""
 
 _Named = tuple[dict[str, str], dict[str, str]]
-"""The calendars and the windows that some recurrences name; those that do not exist are left out."""
+"""The existing calendars and windows that some recurrences name."""
 
 
 class Occurrences:

@@ -35,34 +35,27 @@ GAP: Final = 0.003
 """Seconds from a step or look to the next one that answers an event. In a flood of far jobs, a due job may be late by
 this much, and a dispatcher makes 300 looks a second."""
 
-
 FOUND_GAP: Final = 0.001
 """The same after a step that found due jobs. With 3 ms, jobs that a client schedules for now, 500 a second, were 1.8 ms
 later, and the dispatcher used twice the CPU time: to wait for an exact moment, it does not sleep."""
 
-
 _FRUITFUL: Final = 2
 """Events in a row that brought due jobs, after which the next event is answered by a step."""
-
 
 _IN_VAIN: Final = 2
 """Steps in a row that did not find the job they were made for, after which a dispatcher is a reserve. A user's
 cancellation causes one such step."""
 
-
 _BEHIND: Final = (0.004, 0.008)
 """Seconds by which a reserve lets the leader act first, least and most: longer than a round trip on a busy machine. A
 job that is overdue by less than the least is left to the leader."""
-
 
 _RESERVE_GAP: Final = (0.05, 0.1)
 """Seconds from a look of a reserve that found no job overdue to its next look. If the leader dies, the next job is late
 by this much at most. At random, so that the queues of a dead leader fall to several reserves."""
 
-
 _SAME: Final = 0.001
 """Seconds by which a due time that was computed from two replies may differ."""
-
 
 _NEVER: Final = float("inf")
 
@@ -148,7 +141,7 @@ class QueueTimer:
         self.last_step, self._acted, self._gap = now, now, GAP
 
     def stepped(self, sent: float, reason: Reason, done: Step, cap: float) -> None:
-        """Note what a step found, and when to step next.
+        """Note the result of a step, and plan the next one.
 
         The sleep is counted from the moment at which the step was sent. The next step takes about as long to reach
         Redis, so it arrives when the job is due. If it arrives early, the script moves nothing, and returns the time
@@ -178,7 +171,7 @@ class QueueTimer:
         self._not_before = self.next_step.at = now + delay
 
     def glanced(self, sent: float, now: float, redis_now: float, nearest: float | None, cap: float) -> bool:
-        """Note what a look at many queues found of this one; return whether a job is due, so that it must be stepped.
+        """Note the result of a glance at many queues for this one; return whether a job is due and needs a step.
 
         `redis_now`: the time in the reply. If no job is due, this serves the safety cap as a step does.
         """

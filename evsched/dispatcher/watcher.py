@@ -72,12 +72,10 @@ class SubscriptionListener(Poller, Protocol):
 
 Topic = Literal["schedule", "recurrences", "gate", "canary event", "canary message", "foreign"]
 
-
 _REMOVALS: Final = frozenset(
     (b"zrem", b"del", b"zremrangebyscore", b"zremrangebyrank", b"zremrangebylex", b"zpopmin", b"zpopmax")
 )
 """Events that bring no due nearer. The last job that leaves a schedule causes `del` too. Dispatchers cause `zrem`."""
-
 
 _CHANNELS: Final = 1000
 """Names of channels whose meaning is remembered, so that the messages of a flood are read quickly."""
@@ -356,16 +354,13 @@ class Proof:
 
 _MANY: Final = 150
 
-
 _WITHIN: Final = 0.1
 """This many events for each queue within this many seconds are a flood: far more than sparse jobs cause, and less than
 2,000 a second. For each queue, because each is polled: with many queues, that costs more than a few thousand events."""
 
-
 _DEAF: Final = (0.75, 2.0)
 """Seconds without events before the next sample, which may cost Redis hundreds of messages to each dispatcher. At
 random, because the samples of many dispatchers at once would keep Redis busy."""
-
 
 _BITE: Final = 0.005
 """Seconds between two reads during a sample, which only counts events: one read costs little more than one message."""

@@ -50,7 +50,7 @@ class Runtime(Struct, frozen=True):
     emit: Emit
     part: NodePart = WHOLE
     shards: Shards = field(default_factory=Shards)
-    """What is known of the shards of queues. It grows while the process runs."""
+    """The known shards of queues. They grow while the process runs."""
 
 
 @asynccontextmanager
@@ -126,7 +126,7 @@ class Pulse:
         self.rest()
 
     def expect(self, within: float = 0.0) -> None:
-        """Note that a pass begins, and that the next one begins within so many seconds."""
+        """Note that a pass begins, and that the next one will begin `within` seconds."""
         self._since = time.monotonic()
         self._by = self._since + within + SLACK
 
@@ -191,7 +191,6 @@ def _wake(sleeper: asyncio.Future[None]) -> None:
 
 
 T = TypeVar("T", bound=Hashable)
-
 
 _NEVER = float("inf")
 

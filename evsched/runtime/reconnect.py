@@ -116,7 +116,7 @@ class Reconnects:
         return reconnect
 
     def forget(self, queue: str) -> None:
-        """Drop what is known of a queue that is not served any more."""
+        """Drop the failures of a queue that is not served any more."""
         self._queues.pop(queue, None)
 
     def problem(self) -> str | None:

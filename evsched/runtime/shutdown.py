@@ -27,15 +27,12 @@ from evsched.runtime.loops import background, first_of
 FORCED: Final = 70
 """Exit code of a process that did not end within its limits (EX_SOFTWARE of sysexits)."""
 
-
 _BLOCKED: Final = 5.0
 """Seconds after the grace, after which an event loop that has not begun to hand back jobs counts as blocked. On a busy
 machine, a loop that is not blocked is quicker than this."""
 
-
 _LAST: Final = 10.0
 """Seconds after the grace, by which the jobs must have been handed back and the app's lifespan must have ended."""
-
 
 _TWICE: Final = 1.0
 """Seconds after which a second signal counts. Before that, it may be a Ctrl-C that both the terminal and a process
@@ -272,7 +269,7 @@ class StopSignals:
                 return False
 
     def read(self, seconds: float) -> int | None:
-        """Return the number of the next signal that asks to end; None if none comes within so many seconds.
+        """Return the number of the next signal that asks to end; None if there is none for `seconds`.
 
         Raises:
             EOFError: `restore` was called.

@@ -1,7 +1,7 @@
-"""The shards of a worker's queues: those that its app declares are written to Redis, and those in Redis are served.
+"""The shards of a worker's queues: it writes the numbers that its app declares to Redis, and serves the shards there.
 
-The node that has the numbers may not answer when the worker starts. Then it serves the shards that it knows of, and
-reads and writes the numbers as soon as that node answers. Later it reads them seldom: the number changes by a deploy,
+The node that has the numbers may not answer when the worker starts. Then the worker serves the shards that it knows,
+and reads and writes the numbers as soon as that node answers. Later it reads them seldom: a number changes by a deploy,
 or by a command that says which workers to restart.
 """
 

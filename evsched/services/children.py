@@ -27,38 +27,31 @@ from evsched.transport.senders import BatchingSender
 _CANNOT_START: Final = (1, 2)
 """Exit codes of a command that has printed why it cannot start (`cli`). With any other code the next start may work."""
 
-
 _MARGIN: Final = 1.0
 """Seconds for a child to end after its own time limit. If it has not ended then, it is suspended or the host hangs."""
 
-
 _RESTART_FIRST: Final = 0.25
-"""Seconds until a child is started again that ended by itself. They double with each further end."""
-
+"""Seconds until a child that ended by itself is started again. They double with each further end."""
 
 _RESTART_MOST: Final = 30.0
 """The longest of these waits."""
 
-
 _STABLE: Final = _RESTART_MOST
 """Seconds for which a child must have run so that its end counts as the first one."""
-
 
 _COUNTED: Final = 0.5
 """Seconds for which a restart waits until the jobs of the process that died are put back, so that the new process
 counts them. While Redis is down that takes longer; then the process after it counts them."""
 
-
 _READY_WITHIN: Final = 300.0
 """Seconds that a replacement has until it is ready: an app may load a large model."""
 
-
 Make = Callable[[int, asyncio.Future[int] | None], WorkerProcess]
-"""Makes a worker process with a number; given what is done when its predecessor has ended for good."""
+"""Makes a worker process with a number; the future is done when its predecessor has ended for good."""
 
 
 class ChildrenListener(Protocol):
-    """What follows from what children do."""
+    """Handles what the children report and how they end."""
 
     def reported(self, child: WorkerProcess, report: ChildReport) -> None:
         """Handle a report of a child that is ready."""
@@ -76,7 +69,7 @@ class ChildrenListener(Protocol):
 class Children:
     """Up to `count` worker processes, of which none runs at first.
 
-    `bound`: within so many seconds a process ends that is asked to.
+    `bound`: seconds within which a process ends after it is asked to.
     """
 
     def __init__(
@@ -214,7 +207,7 @@ class Children:
 
 
 def restart_delay(failures: int) -> float:
-    """Return the seconds until a child is started again that ended too soon so many times in a row.
+    """Return the seconds until a child is started again that ended too soon `failures` times in a row.
 
     They grow further than the delay before Redis is tried again: each start costs as much CPU as the app's import. Half
     is random, so that the children of a fleet do not all start at once.
@@ -236,7 +229,7 @@ def _describe(code: int) -> str:
 
 
 _NO_LEASE = b"none"
-"""What `requeue` takes for the lease of a worker that has none."""
+"""The word for `requeue` if a worker has no lease."""
 
 
 class Recovery:

@@ -1,4 +1,4 @@
-"""What a process checks of Redis when it starts: that it can work with it, and settings that may lose jobs."""
+"""The check of Redis when a process starts: whether it can work with this server, and settings that may lose jobs."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _call(link: WorkerLink, order: frames.Call) -> frames.Reply:
     set_current_job(CurrentJob(*known, report=reports.add))
     try:
         return frames.Returned(encode_result(handler(*args, **kwargs)))
-    # Nothing else in this process could report what the handler raised.
+    # Nothing else in this process could report the handler's error.
     except BaseException as error:  # noqa: BLE001
         raised = _raised(error, order.module)
         release(error)
@@ -196,7 +196,7 @@ def _call(link: WorkerLink, order: frames.Call) -> frames.Reply:
 
 
 def _raised(error: BaseException, module: str) -> frames.Raised:
-    """Say what a handler raised."""
+    """Describe the error of a handler."""
     match error:
         case RetryLater():
             return frames.Raised("retry", message(error), error.delay)

@@ -1,15 +1,15 @@
-"""The watch over ready: how a parent without worker processes learns that one is needed, without polling.
+"""How a parent without worker processes learns that one is needed, without polling: it watches the ready lists.
 
-For each queue it has a connection on which a BLMOVE waits that leaves the job where it is. It ends for every parent and
-worker that waits on the queue. So the parent then pauses, and asks by `stand_by` if jobs still wait: no worker has
-fetched them. `stand_by` also says whether Redis has lost what the app declares, and whether a task of the app is
-sought: workers that do not know it get its jobs, again and again, and no live worker has it. As a worker sends a
-heartbeat, the parent sends `stand_by` from time to time even if no job comes. It keeps the parent registered, so that
-operators see that the queue is served.
+For each queue it has a connection with a waiting BLMOVE that leaves the job where it is. A job ends the BLMOVE of every
+parent and worker that waits on the queue. So the parent then pauses, and asks by `stand_by` whether jobs still wait,
+because no worker has fetched them. `stand_by` also says whether Redis has lost the declarations of the app, and whether
+a task of the app is *sought*: its jobs go again and again to workers that do not know it, and no live worker has it.
+The parent also sends `stand_by` from time to time without a job, as a worker sends a heartbeat. That keeps it
+registered, so that operators see that the queue is served.
 
-Of several parents the one starts a process that claims it first; the others look again. The claim lasts until the
-process has begun to fetch or has died: until then, the others still see the job. The parent stays registered until a
-process fetches: one that does not start must not hide the parent that tries.
+If there are several parents, the first one to claim the start of a process starts it, and the others look again. The
+claim lasts until the process has begun to fetch or has died: until then, the others still see the job. The parent stays
+registered until a process fetches: a process that does not start must not hide the parent that tries.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _PAUSE_MOST: Final = 1.0
 needed, and should not cost a command for each of their jobs. A process adds another to it after the same time."""
 
 _CLAIM: Final = 2.0
-"""Seconds for which a parent claims the start of a process. It prolongs the claim, which so ends soon after a parent
-that was killed."""
+"""Seconds for which a parent claims the start of a process. It prolongs the claim, so the claim of a parent that was
+killed ends soon."""
 
 _CLAIM_MOST: Final = 30.0
-"""Seconds for which it prolongs it: a process that takes longer may hang, and another host may be quicker."""
+"""Seconds after which it prolongs the claim no more: the process may hang, and another host may be quicker."""
 
 _REFUSED: Final = 2.0
-"""Seconds after which a parent looks again whose claim was refused."""
+"""Seconds after which a parent whose claim was refused looks again."""
 
 _REFUSED_MOST: Final = 20
 """Claims that may be refused in a row. After those, 40 s, claims do not end: Redis's clock was set back."""

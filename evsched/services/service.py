@@ -71,7 +71,7 @@ _BURST_LOOK: Final = 0.2
 
 
 class _ServiceProcess:
-    """What the loops of one process share."""
+    """The parts that the loops of one process share."""
 
     def __init__(self, config: Config, events: Events, shutdown: Shutdown, link: socket.socket | None) -> None:
         self.runtime = Runtime(config, BatchingSender(config.url), events.emit)
@@ -89,7 +89,7 @@ class _ServiceProcess:
             self.runtime.emit(JobsPutBack(queue=queue, count=count))
 
     def spread(self, queues: Sequence[str]) -> Runtime:
-        """Return what its loops share, with these queues and their shards as those to serve."""
+        """Return the runtime for loops that serve these queues and their shards."""
         return structs.replace(self.runtime, config=shard_map.spread(self.runtime, queues))
 
     async def wait_for_redis(self) -> None:
@@ -120,13 +120,12 @@ class _ServiceProcess:
 _ENDED: Final = ", which ends the worker: its jobs start again when its lease ends; restart the process"
 """The end of the message about a handler that has ended its worker's event loop."""
 
-
 _Work = Callable[[_ServiceProcess], Awaitable[bool]]
 """Works until the process is asked to end; returns whether handlers still run in threads, which cannot be ended."""
 
 
 def run_dispatcher(config: Config) -> None:
-    """Run a dispatcher and a janitor until SIGTERM or SIGINT."""
+    """Run a dispatcher until SIGTERM or SIGINT."""
 
     async def work(process: _ServiceProcess) -> bool:
         await process.shutdown.request.run_until_made(_dispatch(process))
@@ -144,7 +143,7 @@ def run_worker(config: Config, app: App, *, burst: bool = False) -> None:
 
 
 def run_dev(config: Config, app: App) -> None:
-    """Run a dispatcher, a janitor and a worker in one process, until SIGTERM or SIGINT."""
+    """Run a dispatcher and a worker in one process, until SIGTERM or SIGINT."""
     _run(config, config.shutdown_grace, lambda process: _both(process, app))
 
 
@@ -314,7 +313,6 @@ async def _idle(process: _ServiceProcess, worker: Worker) -> None:
 _BEHIND_AFTER: Final = 1.0
 """Seconds for which jobs must stay in ready before the worker reports that it is behind: a burst passes sooner."""
 
-
 _IDLE_LEAST: Final = 0.1
 """Seconds between two reports that the worker is idle, at least: the setting may be 0."""
 
@@ -406,7 +404,7 @@ class ChildLink:
 
 
 OnChanges = Callable[[Sequence[Finding], Sequence[Finding]], object]
-"""Gets the findings that are new and those that are gone, after each examination in which there are any."""
+"""Gets the new findings and the ones that are gone, after each examination with any."""
 
 
 class DoctorWatch:
@@ -440,7 +438,7 @@ class DoctorWatch:
         """Examine once.
 
         Raises:
-            StoreDown, StoreRefused: what was found before stays known.
+            StoreDown, StoreRefused: the earlier findings stay known.
         """
         config = self._runtime.config
         sender, ledger_url = self._runtime.sender, config.ledger_url

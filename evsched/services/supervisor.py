@@ -63,7 +63,6 @@ def read_process_range(text: str) -> ProcessRange:
 _APART: Final = 2.0
 """Seconds between the starts of two more processes: the first one needs this time before it fetches jobs."""
 
-
 _SOUGHT: Final = 20.0
 """Seconds for which a process stays that was started for a task of other apps' jobs: about five offers of a job."""
 

@@ -39,7 +39,7 @@ class WorkerReady(Struct, frozen=True, tag="ready"):
     url: str
     """The Redis that it is connected to, which its app may choose."""
     announced: dict[str, Announced] = {}
-    """By queue, what it has written to Redis of its app."""
+    """By queue, the declarations of its app that it has written to Redis."""
 
     def __repr__(self) -> str:
         return f"WorkerReady(worker={self.worker!r}, queues={self.queues!r})"  # the URL may contain a password
@@ -59,7 +59,6 @@ class Idle(Struct, frozen=True, tag="idle"):
 
 ChildReport = WorkerReady | Fetching | Behind | Idle
 
-
 _DECODER: Final = msgspec.json.Decoder(ChildReport)
 
 
@@ -78,21 +77,17 @@ def read_report(line: bytes) -> ChildReport | None:
 LINK: Final = "_EVSCHED_LINK_FD"
 """The end of the link to the parent: the process reports on it, and stops when the other end is closed."""
 
-
 METRICS: Final = "_EVSCHED_METRICS_FD"
 """The socket that reserves the metrics port."""
-
 
 METRICS_TAKEN: Final = "_EVSCHED_METRICS_TAKEN_FD"
 """A socket whose other end is closed when another process no longer answers on the metrics port; absent = none does."""
 
-
 PUT_BACK: Final = "_EVSCHED_PUT_BACK"
 """How many jobs of the processes that ran here before the parent put back, by queue, as JSON; absent = none."""
 
-
 ANNOUNCED: Final = "_EVSCHED_ANNOUNCED"
-"""What the last worker process of the parent had announced to Redis, by queue, as JSON; absent = nothing."""
+"""The declarations that the parent's last worker process had written to Redis, by queue, as JSON; absent = none."""
 
 
 def tied_to_parent() -> AbstractContextManager[None]:
@@ -118,14 +113,13 @@ def put_back() -> dict[str, int]:
 
 
 def announced() -> dict[str, Announced]:
-    """Return what the last worker process of the parent had announced, by queue."""
+    """Return the declarations that the parent's last worker process had written to Redis, by queue."""
     text = os.environ.pop(ANNOUNCED, None)
     return {} if text is None else msgspec.json.decode(text, type=dict[str, Announced])
 
 
 NOT_STARTED: Final = 127
 """Stands for the exit code of a process that the system could not start, as in a shell."""
-
 
 OnReport = Callable[[ChildReport], None]
 """Called with each report of the process."""
@@ -172,7 +166,7 @@ class WorkerProcess:
         """The process should not run (any more)."""
         self.unwanted.set()
         self.ready: WorkerReady | None = None
-        """What it reported when it was ready; None = it is not ready yet."""
+        """Its report that it is ready; None = it is not ready yet."""
         self.became_ready = asyncio.Event()
         """It was ready at least once."""
         self.fetching = asyncio.Event()
@@ -209,7 +203,7 @@ class WorkerProcess:
     async def run(self, emit: Emit, on_report: OnReport, last: WorkerReady | None = None) -> int:
         """Start the process and wait for its end; return its exit code, NOT_STARTED if it could not be started.
 
-        `last`: what the parent's last process reported when it was ready.
+        `last`: the `WorkerReady` of the parent's last process.
         """
         self.ready, self.terminated = None, False
         self.fetching.clear()
@@ -245,7 +239,7 @@ class WorkerProcess:
         emit(ChildStarted(number=self.number, pid=process.pid))
         if not self.wanted:
             self.terminate()
-        # The end of the link is not the end of the process: what the process started may hold the link for long after.
+        # The end of the link is not the end of the process: a process that it started may hold the link for longer.
         receiving = asyncio.ensure_future(_receive(ours, on_report))
         code = await process.wait()
         receiving.cancel()
