@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, Final
 
 from evsched import keys
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
+from evsched.runtime.loops import background, first_of
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
 from evsched.services.worker_process import WorkerReady
@@ -88,44 +90,43 @@ class ReadyWatch:
 
         `abandon`: when it is set, return None, and claim nothing.
         """
-        watching = {asyncio.ensure_future(self._watch(Store(queue))): queue for queue in self._last.queues}
-        abandoning = asyncio.ensure_future(abandon.wait())
-        try:
-            await asyncio.wait([*watching, abandoning], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (*watching, abandoning):
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
-        found: list[tuple[str, Need]] = [(watching[task], task.result()) for task in watching if not task.cancelled()]
+        async with background(*(self._watch(Store(queue)) for queue in self._last.queues), abandon.wait()) as tasks:
+            await first_of(tasks)
+        ended = zip(self._last.queues, tasks, strict=False)
+        found: list[tuple[str, Need]] = [(queue, task.result()) for queue, task in ended if not task.cancelled()]
         for queue, _ in found if abandon.is_set() else found[1:]:
             await self.end_claim(queue)
         return None if abandon.is_set() else found[0]
 
     async def keep_claim(self, queue: str, started: Awaitable[object]) -> None:
         """Keep the claim until the process is `started`, or has failed to, and then end it."""
-        waiting, store = asyncio.ensure_future(started), Store(queue)
-        gives_up = time.monotonic() + _CLAIM_MOST
-        try:
-            while time.monotonic() < gives_up:
-                await asyncio.wait([waiting], timeout=_CLAIM / 2)
-                if waiting.done():
-                    break
-                with contextlib.suppress(StoreError):  # the claim ends by itself
-                    await self._sender.send(store.prolong_start(_CLAIM))
-        finally:
-            waiting.cancel()
+        store = Store(queue)
+        await self._repeat(lambda: [store.prolong_start(_CLAIM)], started, _CLAIM / 2, _CLAIM_MOST)
         await self.end_claim(queue)
 
     async def stay(self, serving: Awaitable[object]) -> None:
         """Keep the registration until a process is `serving`, however often it is started."""
-        waiting = asyncio.ensure_future(serving)
+
+        def register() -> list[Call[Stance]]:
+            return [self._stand_by(Store(queue), claim=0) for queue in self._last.queues]
+
+        await self._repeat(register, serving, self._config.idle_heartbeat)
+
+    async def _repeat(
+        self, calls: Callable[[], Sequence[Call[Any]]], until: Awaitable[object], every: float, most: float = math.inf
+    ) -> None:
+        """Send these calls every `every` seconds until something is done, for `most` seconds at most.
+
+        A call that fails is not repeated before its turn: claim and registration last longer than that.
+        """
+        waiting, gives_up = asyncio.ensure_future(until), time.monotonic() + most
         try:
-            while True:
-                await asyncio.wait([waiting], timeout=self._config.idle_heartbeat)
+            while time.monotonic() < gives_up:
+                await asyncio.wait([waiting], timeout=every)
                 if waiting.done():
                     return
-                with contextlib.suppress(StoreError):  # the next one follows
-                    await self._sender.send_all([self._stand_by(Store(queue), claim=0) for queue in self._last.queues])
+                with contextlib.suppress(StoreError):
+                    await self._sender.send_all(calls())
         finally:
             waiting.cancel()
 
