@@ -370,9 +370,10 @@ class Flood:
     """In a flood of events of schedules, has the dispatcher poll the queues instead of receiving the events.
 
     A client that schedules thousands of jobs a second for a later time causes as many events. Redis would send each of
-    them to every dispatcher, which costs both more than reading the nearest due every few milliseconds: without this,
-    50,000 such events a second take a dispatcher half of a CPU. Network drivers disable interrupts under load for the
-    same reason.
+    them to every dispatcher, which costs both more than reading the nearest due every few milliseconds. Measured with
+    eight dispatchers and 2,000 such jobs a second, one at a time: without this, Redis uses twice the CPU time, and each
+    dispatcher four times; with 50,000 in batches, 1.5 and six times. Network drivers disable interrupts under load for
+    the same reason.
 
         calm ──(many events)──▶ deaf ──(a while)──▶ sampling ──(few events)──▶ calm
                                  ▲                     │
