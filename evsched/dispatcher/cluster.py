@@ -45,17 +45,12 @@ class _PrimaryDispatcher:
             part=part,
         )
         self.dispatcher = Dispatcher(mine)
-        self.reconnect = Reconnect("the search for queues", self._reports.emit)
         self.task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
         try:
-            found = False
-            while not found:
-                async with self.reconnect:
-                    await self.dispatcher.find_queues()
-                    found = True
+            await self.dispatcher.find_queues()
             await self.dispatcher.run()
         finally:
             self._reports.end()

@@ -17,8 +17,10 @@ from evsched.dispatcher.queue_finder import QueueFinder
 from evsched.dispatcher.recurring import Recurring
 from evsched.dispatcher.timing import RedisClock
 from evsched.dispatcher.watcher import Proof, Watcher
+from evsched.errors import CannotStart, StoreRefused
 from evsched.events import Event
 from evsched.runtime.loops import Pulse, Runtime, run_loops
+from evsched.runtime.reconnect import Reconnect
 
 _SEARCH: Final = 5.0
 """Seconds between two searches for new queues in a flood."""
@@ -79,14 +81,23 @@ class Dispatcher:
             }
         )
 
-    async def find_queues(self) -> None:
-        """Find the queues that exist at the start. Others are found while it runs.
+    async def find_queues(self, *, required: bool = False) -> None:
+        """Find the queues that exist at the start; wait while Redis is down. Others are found while it runs.
 
         Raises:
-            StoreDown, StoreRefused
+            CannotStart: Redis refuses, and the queues are `required`. Otherwise the search is repeated.
         """
-        await self._finder.begin()
-        await self._loop.settle()
+        reconnect, found = Reconnect("the search for queues", self._emit), False
+        while not found:
+            async with reconnect:
+                try:
+                    await self._finder.begin()
+                    await self._loop.settle()
+                except StoreRefused as error:
+                    if required:
+                        raise CannotStart(f"the queues cannot be found: {error}: name them with --queue") from None
+                    raise
+                found = True
 
     def recurs(self, queue: str) -> None:
         """Look at the recurrences of a queue. Called by the watcher."""

@@ -16,11 +16,9 @@ from msgspec import Struct
 
 from evsched import events
 from evsched.dispatcher.mover import ABANDONED, Mover
-from evsched.dispatcher.queue_finder import QueueSearch, ServedQueues
-from evsched.errors import StoreError
+from evsched.dispatcher.queue_rounds import QueueRounds, ServedQueues
 from evsched.events import Dispatched, Event, QueueFound, Woken
-from evsched.runtime.loops import Runtime, Timetable, Wakeup, run_loops
-from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.loops import Runtime, run_loops
 from evsched.store.dispatchers import Lease
 from evsched.store.store import Store
 
@@ -46,14 +44,10 @@ class Janitor:
 
     def __init__(self, runtime: Runtime, served: ServedQueues) -> None:
         self._runtime = runtime
-        self._search = QueueSearch(runtime, served, runtime.config.idle_lease, lambda seen: seen.workers)
-        self._queues = Timetable[str]()
-        """When to look at the queues that have workers."""
+        idle = runtime.config.idle_lease
+        self._rounds = QueueRounds("janitor", runtime, served, idle, lambda seen: seen.workers, self.step)
+        self.pulse = self._rounds.pulse
         self._mover = Mover(runtime)
-        self._wakeup = Wakeup()
-        self._reconnect = Reconnect("janitor", runtime.emit)
-        self.pulse = self._reconnect.pulse
-        self._refused = Reconnects("janitor", runtime.emit)
         self._seen: dict[tuple[str, str], _WatchedLease] = {}
         self._judged_dead: dict[tuple[str, str], float] = {}
         """Workers that were judged dead, each with the time until which its list is still watched. A worker that hangs
@@ -69,13 +63,10 @@ class Janitor:
         """
         if not isinstance(event, Dispatched | Woken | QueueFound) or not self._runtime.part.owns(event.queue):
             return
-        sooner = isinstance(event, QueueFound)
-        if sooner:
-            self._search.add(event.queue)
+        if isinstance(event, QueueFound):
+            self._rounds.add(event.queue)
         elif not isinstance(event, Woken) or event.reason != "safety":
-            sooner = self._queues.bring_forward(event.queue, time.monotonic() + self._runtime.config.heartbeat)
-        if sooner:
-            self._wakeup.ring()
+            self._rounds.visit_by(event.queue, time.monotonic() + self._runtime.config.heartbeat)
 
     async def run(self) -> None:
         """Watch until cancelled.
@@ -83,59 +74,12 @@ class Janitor:
         Raises:
             LoopEnded
         """
-        await run_loops({"janitor": self._watch(), "mover": self._mover.run()})
-
-    async def _watch(self) -> None:
-        while True:
-            async with self._reconnect:
-                await self._look()
-            if self._reconnect.failures:
-                continue
-            while (at := self._next()) > (now := time.monotonic()):
-                self.pulse.expect(at - now)
-                await self._wakeup.sleep(at)
-
-    def _next(self) -> float:
-        return min(self._search.at(), self._queues.next())
-
-    async def _look(self) -> None:
-        """Look at the queues for which it is time.
-
-        Raises:
-            StoreDown, StoreRefused: the failure concerns all queues.
-        """
-        if self._search.at() <= time.monotonic():
-            for queue in await self._search.find(self._queues):
-                self._queues.bring_forward(queue, 0.0)
-        while (queue := self._queues.take(time.monotonic())) is not None:
-            rest = 0.0
-            try:
-                rest = await self._pass(queue)
-            finally:  # an event that arrived during the pass may have made it earlier
-                self._queues.bring_forward(queue, time.monotonic() + rest)
-
-    async def _pass(self, queue: str) -> float:
-        """Look at a queue; return the seconds until the next look.
-
-        If this queue alone fails, it is looked at again after a heartbeat, and the others go on.
-
-        Raises:
-            StoreDown, StoreRefused: the failure concerns all queues.
-        """
-        self.pulse.expect()
-        reconnect = self._refused.of(queue)
-        try:
-            rest = await self.step(queue)
-        except StoreError as error:
-            reconnect.refused(error)
-            return self._runtime.config.heartbeat
-        reconnect.passed()
-        return rest
+        await run_loops({"janitor": self._rounds.run(), "mover": self._mover.run()})
 
     async def step(self, queue: str) -> float:
         """Look at the leases of a queue once, and requeue the jobs of dead workers; return the seconds to the next.
 
-        inf = it has no workers: an event, or the search, will say when it has some.
+        inf = it has no workers: an event or a glance will say when it has some.
 
         Raises:
             StoreDown, StoreRefused

@@ -8,8 +8,7 @@ a flood, a restart of Redis, or a Redis that sends no events. So `QueueFinder` s
 * It scans all keys (`KeyScan`) after each new subscription, and in each safety cap if Redis sends no events or the set
   cannot be read.
 
-`QueueSearch` tells the janitor and the recurring loop which queues they must look at. `RestingQueues` are empty queues,
-which have no timer.
+`RestingQueues` are empty queues, which have no timer.
 """
 
 from __future__ import annotations
@@ -17,27 +16,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, Protocol
 
 from evsched import events, shard_map
 from evsched.dispatcher.watcher import Proof
-from evsched.errors import MOVING, StoreError, StoreRefused
+from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store import server
-from evsched.store.dispatchers import GLANCE_MOST, Seen
+from evsched.store.dispatchers import GLANCE_MOST
 from evsched.store.store import Store
-
-
-class ServedQueues(Protocol):
-    """Knows the queues that are served."""
-
-    @property
-    def queues(self) -> list[str]:
-        """Their names. More are found while the dispatcher runs."""
-        ...
 
 
 class NewQueues(Protocol):
@@ -354,64 +344,6 @@ class KeyScan:
                 refusal = error  # the key of one worker has the wrong type
         if refusal is not None:
             raise refusal
-
-
-class QueueSearch:
-    """Finds the queues that a loop must look at: one call reads which of many queues they are.
-
-    It glances at all served queues once in `interval` seconds, and at new ones soon. `needs(seen)`: returns whether the
-    loop must look at the queue.
-    """
-
-    def __init__(self, runtime: Runtime, served: ServedQueues, interval: float, needs: Callable[[Seen], bool]) -> None:
-        self._runtime = runtime
-        self._served = served
-        self._interval = interval
-        self._needs = needs
-        self._new = set[str]()
-        self._all_at = 0.0
-
-    def add(self, queue: str) -> None:
-        """Glance at a queue soon."""
-        self._new.add(queue)
-
-    def restart(self) -> None:
-        self._all_at = 0.0
-
-    def at(self) -> float:
-        """Return when to call `find` next, by the monotonic clock."""
-        return 0.0 if self._new else self._all_at
-
-    async def find(self, known: Container[str] = ()) -> list[str]:
-        """Return the queues that the loop must look at, without those in `known`.
-
-        Raises:
-            StoreDown, StoreRefused: the next call glances at the same queues again.
-        """
-        now, new = time.monotonic(), self._new
-        whole, self._new = self._all_at <= now, set[str]()
-        if whole:
-            self._all_at = now + self._interval
-        queues = [queue for queue in (self._served.queues if whole else sorted(new)) if queue not in known]
-        found = list[str]()
-        try:
-            for first in range(0, len(queues), GLANCE_MOST):
-                found += await self._glance(queues[first : first + GLANCE_MOST])
-        except BaseException:
-            self._new |= new
-            if whole:
-                self._all_at = 0.0
-            raise
-        return found
-
-    async def _glance(self, queues: list[str]) -> list[str]:
-        try:
-            glance = await self._runtime.sender.send(Store(queues[0]).glance(queues))
-        except StoreError as error:
-            if error.kind != MOVING:
-                raise
-            return queues  # the slot of the first moves in a cluster: look at each by itself
-        return [queue for queue, seen in glance.seen.items() if self._needs(seen)]
 
 
 _AT_REST: Final = 6000

@@ -14,13 +14,12 @@ import time
 from typing import Final
 
 from evsched import events
-from evsched.dispatcher.queue_finder import QueueSearch, ServedQueues
+from evsched.dispatcher.queue_rounds import QueueRounds, ServedQueues
 from evsched.dispatcher.timing import RedisClock
-from evsched.errors import ConfigError, StoreError, StoreRefused
+from evsched.errors import ConfigError, StoreRefused
 from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import Plan, read_declared, read_recurrence, window_names
-from evsched.runtime.loops import Runtime, Timetable, Wakeup
-from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.loops import Runtime
 from evsched.store.dispatchers import Agenda
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -34,87 +33,42 @@ class Recurring:
 
     def __init__(self, runtime: Runtime, clock: RedisClock, served: ServedQueues) -> None:
         self._occurrences = Occurrences(runtime, clock)
-        self._search = QueueSearch(runtime, served, _CAP, lambda seen: seen.recurs)
-        self._wakeup = Wakeup()
-        self._reconnect = Reconnect("recurring", runtime.emit)
-        self.pulse = self._reconnect.pulse
-        self._refused = Reconnects("recurring", runtime.emit)
-        self._queues = Timetable[str]()
-        """When to look at the queues that have recurrences."""
-        self._looked_at = set[str]()
-        """The queues that were looked at since `look`."""
-        self._to_rewind = set[str]()
-        """Queues whose `rewind` failed, and must be repeated."""
+        self._rounds = QueueRounds("recurring", runtime, served, _CAP, lambda seen: seen.recurs, self._visit)
+        self.pulse = self._rounds.pulse
+        self._rewound = set[str]()
+        """The queues whose recurrences were checked for being too far ahead, since `look`."""
 
     def look_at(self, queue: str) -> None:
         """Look at a queue's recurrences now: they have changed."""
-        self._queues.plan(queue, 0.0)
-        self._wakeup.ring()
+        self._rounds.visit_by(queue, 0.0)
 
     def look_for(self, queue: str) -> None:
         """Look whether a new queue has recurrences."""
-        self._search.add(queue)
-        self._wakeup.ring()
+        self._rounds.add(queue)
 
     def look(self) -> None:
         """Look at all queues: events may have been missed, or Redis's clock was set."""
-        self._looked_at.clear()
-        self._search.restart()
-        self._wakeup.ring()
+        self._rewound.clear()
+        self._rounds.restart()
 
     async def run(self) -> None:
         """Look at recurrences until cancelled."""
-        while True:
-            async with self._reconnect:
-                await self._look()
-            if self._reconnect.failures:
-                continue
-            until = min(self._search.at(), self._queues.next())
-            self.pulse.expect(max(0.0, until - time.monotonic()))
-            await self._wakeup.sleep(until)
+        await self._rounds.run()
 
-    async def _look(self) -> None:
-        """Look at the queues for which it is time.
+    async def _visit(self, queue: str) -> float:
+        """Look at the recurrences of a queue; return the seconds until the next look.
 
         Raises:
-            StoreDown, StoreRefused: the failure concerns all queues.
+            StoreDown, StoreRefused
         """
-        if self._search.at() <= time.monotonic():
-            for queue in await self._search.find():
-                if queue not in self._looked_at or queue not in self._queues:
-                    self._queues.plan(queue, 0.0)
-        while (queue := self._queues.take(time.monotonic())) is not None:
-            fresh = queue not in self._looked_at
-            self._looked_at.add(queue)
+        if queue not in self._rewound:
+            self._rewound.add(queue)  # before the call, because `look` may be called during it
             try:
-                rest = await self._pass(queue, fresh)
-            except BaseException:
-                self._looked_at.discard(queue)
-                self._queues.plan(queue, 0.0)
-                raise
-            # Without recurrences that continue, an event or the search says when there are some. An event that arrived
-            # during the pass may have made it earlier.
-            self._queues.bring_forward(queue, time.monotonic() + rest)
-
-    async def _pass(self, queue: str, fresh: bool) -> float:
-        """Look at a queue; return the seconds until the next look.
-
-        If this queue alone fails, it is looked at again later, and the others go on. `fresh`: this is the first
-        pass since `look`, so recurrences that are too far ahead are moved back.
-
-        Raises:
-            StoreDown, StoreRefused: the failure concerns all queues.
-        """
-        reconnect = self._refused.of(queue)
-        try:
-            if fresh or queue in self._to_rewind:
-                self._to_rewind.add(queue)
                 await self._occurrences.rewind(queue)
-                self._to_rewind.discard(queue)
-            rest = await self._occurrences.step(queue)
-        except StoreError as error:
-            return reconnect.refused(error)
-        reconnect.passed()
+            except BaseException:
+                self._rewound.discard(queue)
+                raise
+        rest = await self._occurrences.step(queue)
         return rest if rest == float("inf") else min(rest, _CAP)
 
 

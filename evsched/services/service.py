@@ -23,7 +23,7 @@ from evsched.diagnostics.examination import examine
 from evsched.diagnostics.finding import Finding, changes
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
-from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError, StoreRefused
+from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError
 from evsched.events import (
     DispatcherStarted,
     DoctorStarted,
@@ -248,26 +248,10 @@ async def _dispatch(process: _ServiceProcess) -> None:
     dispatcher = Dispatcher(runtime) if cluster is None else ClusterDispatcher(runtime, cluster)
     process.events.subscribe(dispatcher.on_event)
     if isinstance(dispatcher, Dispatcher):
-        await _find_queues(dispatcher, runtime)
+        await dispatcher.find_queues(required=True)
     process.telemetry.of_dispatcher(dispatcher)
     runtime.emit(DispatcherStarted(server=process.server, queues=dispatcher.queues))
     await dispatcher.run()
-
-
-async def _find_queues(dispatcher: Dispatcher, runtime: Runtime) -> None:
-    """Find the queues that exist; wait while Redis is down.
-
-    Raises:
-        CannotStart: Redis refuses.
-    """
-    reconnect, found = Reconnect("the search for queues", runtime.emit), False
-    while not found:
-        async with reconnect:
-            try:
-                await dispatcher.find_queues()
-            except StoreRefused as error:
-                raise CannotStart(f"the queues cannot be found: {error}: name them with --queue") from None
-            found = True
 
 
 async def _work(process: _ServiceProcess, app: App, *, burst: bool = False) -> bool:
