@@ -150,6 +150,11 @@ class DispatchLoop:
             timer.changed(time.monotonic())
             self._plan(timer)
 
+    def removed(self, queue: str) -> None:
+        """Note that jobs were removed from the schedule."""
+        if (timer := self._timers.get(queue)) is not None:
+            timer.removed(time.monotonic())
+
     def opens(self, queue: str, moment: float) -> None:
         """Step when the gate opens."""
         if self._answer_by_check(queue):

@@ -43,8 +43,11 @@ _FRUITFUL: Final = 2
 """Events in a row that brought due jobs, after which the next event is answered by a step."""
 
 _IN_VAIN: Final = 2
-"""Steps in a row that did not find the job they were made for, after which a dispatcher is a reserve. A user's
-cancellation causes one such step."""
+"""Jobs in a row that another dispatcher was quicker to move, after which a dispatcher is a reserve."""
+
+_RECENT: Final = 0.01
+"""If a step does not find the job it was made for, and jobs were removed from the schedule in this many seconds before
+it, another dispatcher was quicker. If the removal is older, a user cancelled the job."""
 
 _BEHIND: Final = (0.004, 0.008)
 """Seconds by which a reserve lets the leader act first, least and most: longer than a round trip on a busy machine. A
@@ -100,8 +103,12 @@ class QueueTimer:
         """Steps in a row that answered events and found due jobs."""
         self._expected = _NEVER
         """The due time of the earliest job, as last read, by Redis's clock."""
+        self._seen = False
+        """The last look saw that this job is due."""
+        self._removed = 0.0
+        """When jobs were last removed from the schedule, also by this dispatcher."""
         self._in_vain = 0
-        """Steps in a row that did not find the expected job."""
+        """Jobs in a row that another dispatcher was quicker to move."""
         self._not_before = 0.0
         """No step or look before this: Redis refused the last step."""
         self._ahead: float | None = None
@@ -125,6 +132,10 @@ class QueueTimer:
         """Answer an event, or the lack of events: jobs may have been put on the schedule."""
         act = self.step_by if self.leads and self._fruitful >= _FRUITFUL else self.look_by
         act(self._throttled(now), "event")
+
+    def removed(self, now: float) -> None:
+        """Note that jobs were removed from the schedule."""
+        self._removed = now
 
     def opens(self, now: float, moment: float) -> None:
         """Step when a rate opens the gate, at `moment` of Redis's clock; 0 = now."""
@@ -152,12 +163,12 @@ class QueueTimer:
         found, nearest = bool(done.moved or done.buried or done.missed), done.now + done.sleep
         if found:
             self.leads, self._in_vain, self._gap = True, 0, FOUND_GAP
-        elif nearest > self._expected + _SAME:
+        elif nearest > self._expected + _SAME and (self._seen or sent - self._removed < _RECENT):
             self._in_vain += 1
             self.leads = self.leads and self._in_vain < _IN_VAIN
         if reason == "event":
             self._fruitful = self._fruitful + 1 if found else 0
-        self._expected = nearest if done.sleep < done.opens else _NEVER
+        self._expected, self._seen = nearest if done.sleep < done.opens else _NEVER, False
         self.step_by(sent + cap, "safety")
         if done.sleep < cap:
             self._wake_at(sent + done.sleep, sent + done.opens)
@@ -176,7 +187,7 @@ class QueueTimer:
         `redis_now`: the time in the reply. If no job is due, this serves the safety cap as a step does.
         """
         self._ahead = redis_now - sent
-        due = self._expect(nearest)
+        due = self._expect(nearest, now)
         if due <= now:
             return True
         self.step_by(sent + cap, "safety")
@@ -191,7 +202,7 @@ class QueueTimer:
 
     def looked(self, now: float, reason: Reason, nearest: float | None) -> None:
         """Note the nearest due that a look found, by Redis's clock."""
-        due = self._expect(nearest)
+        due = self._expect(nearest, now)
         if due > now:
             self._fruitful = 0
         if now - due >= (0.0 if self.leads else _BEHIND[0]):
@@ -200,10 +211,12 @@ class QueueTimer:
             self._gap = GAP if self.leads else random.uniform(*_RESERVE_GAP)  # noqa: S311 - no secret
             self._wake_at(due, _NEVER)
 
-    def _expect(self, nearest: float | None) -> float:
+    def _expect(self, nearest: float | None, now: float) -> float:
         """Remember the earliest due time, and return it by the monotonic clock."""
         self._expected = _NEVER if nearest is None else nearest
-        return self._expected - (self._ahead or 0.0)
+        due = self._expected - (self._ahead or 0.0)
+        self._seen = due <= now
+        return due
 
     def _wake_at(self, due: float, opens: float) -> None:
         """Wake when a job is due, and when the gate opens."""

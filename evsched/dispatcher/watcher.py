@@ -40,6 +40,10 @@ class ScheduleListener(Protocol):
         """Handle an event that may have brought the next due nearer."""
         ...
 
+    def removed(self, queue: str) -> None:
+        """Handle the removal of jobs from the schedule."""
+        ...
+
     def opens(self, queue: str, moment: float) -> None:
         """Handle the time at which a gate opens, by Redis's clock; 0 = check now."""
         ...
@@ -225,8 +229,11 @@ class Watcher:
     def _pass_on(self, channel: bytes, message: bytes, flood: Flood) -> None:
         kind, queue = self._channels.read(channel)
         if kind == "schedule":
-            if flood.event() and message not in _REMOVALS:
-                self._schedules.changed(queue)
+            if flood.event():
+                if message == b"zrem":
+                    self._schedules.removed(queue)
+                elif message not in _REMOVALS:
+                    self._schedules.changed(queue)
         elif kind == "recurrences":
             self._listener.recurs(queue)
         elif kind == "gate":

@@ -114,8 +114,10 @@ def test_dispatcher_that_twice_comes_too_late_becomes_a_reserve_and_looks_later_
     timer: QueueTimer,
 ) -> None:
     step(timer, 2.0, sleep=0.5)
+    timer.removed(2.499)
     step(timer, 2.5, sleep=0.5, reason="timer")
     assert (timer.leads, timer.next_step.at) == (True, 3.0)
+    timer.removed(2.999)
     step(timer, 3.0, sleep=3.0, reason="timer")
     assert not timer.leads
     assert timer.next_step.at == 3.0 + CAP
@@ -145,11 +147,29 @@ def test_events_of_far_jobs_make_no_reserve(timer: QueueTimer) -> None:
     assert timer.leads
 
 
-def test_a_cancelled_job_makes_no_reserve(timer: QueueTimer) -> None:
+def test_jobs_that_are_all_cancelled_before_they_are_due_make_no_reserve(timer: QueueTimer) -> None:
+    step(timer, 2.0, sleep=1.0)
+    for due in (3.0, 4.0, 5.0):
+        timer.removed(due - 0.5)
+        step(timer, due, sleep=1.0, reason="timer")
+    assert timer.leads
+
+
+def test_a_job_that_is_cancelled_when_it_is_due_makes_no_reserve(timer: QueueTimer) -> None:
     for due in (3.0, 4.0, 5.0):
         step(timer, due - 0.5, sleep=0.5)
-        step(timer, due, reason="timer")  # cancelled
+        timer.removed(due - 0.001)
+        step(timer, due, reason="timer")
         step(timer, due + 0.1, moved=1)
+    assert timer.leads
+
+
+def test_a_job_that_waits_for_its_record_makes_no_reserve(timer: QueueTimer) -> None:
+    timer.changed(2.0)
+    look(timer, 2.0, 1.999)
+    step(timer, 2.0002, sleep=0.01)
+    for n in range(5):
+        step(timer, 2.01 * 2**n, sleep=2.01 * 2**n, reason="timer")
     assert timer.leads
 
 
@@ -160,7 +180,9 @@ def test_dispatchers_that_move_jobs_in_turn_notice_each_other() -> None:
         step(timer, 1.0, sleep=1.0)
     for first, second in ((one, other), (other, one), (one, other), (one, other)):
         step(first, due, moved=1, sleep=1.0, reason="timer")
+        second.removed(due)
         step(second, due, sleep=1.0, reason="timer")
+        first.removed(due)
         due += 1.0
     assert (one.leads, other.leads) == (True, False)
 
