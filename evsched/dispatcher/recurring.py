@@ -87,7 +87,7 @@ _WRONG_TYPE: Final = "wrongtype"
 _UNREADABLE: Final = (ConfigError, ValueError, ArithmeticError, OSError)
 """Raised for a record that is not valid; all but ConfigError: by numbers that are too large for a date."""
 
-_Named = tuple[dict[str, str], dict[str, str]]
+_CalendarsAndWindows = tuple[dict[str, str], dict[str, str]]
 """The existing calendars and windows that some recurrences name."""
 
 
@@ -159,7 +159,7 @@ class Occurrences:
         rest = nearest - agenda.now - AHEAD
         return max(rest if agenda.pause_ends is None else min(rest, agenda.pause_ends - agenda.now), 0.0)
 
-    async def _named(self, store: Store, agenda: Agenda) -> _Named:
+    async def _named(self, store: Store, agenda: Agenda) -> _CalendarsAndWindows:
         """Read the calendars and windows that the recurrences name."""
         calendars, records = agenda.calendars, [fields for *_, fields in (*agenda.rows, *agenda.over)]
         windows = sorted({name for one in records for name in window_names(one.get("window"), one.get("payload", b""))})
@@ -176,7 +176,7 @@ class Occurrences:
                 raise
             return {}  # only these recurrences are affected, and are reported
 
-    async def _end_pauses(self, store: Store, agenda: Agenda, named: _Named) -> None:
+    async def _end_pauses(self, store: Store, agenda: Agenda, named: _CalendarsAndWindows) -> None:
         """Have the recurrences recur again whose pause is over, from the end of the pause on."""
         calls = list[Call[bool]]()
         for name, seen, fields in agenda.over:
@@ -213,7 +213,7 @@ class Occurrences:
         next_planned: float,
         now: float,
         fields: dict[str, bytes],
-        named: _Named,
+        named: _CalendarsAndWindows,
     ) -> tuple[Plan, str]:
         """Return what to schedule, and the reason if the record is not valid."""
         try:
