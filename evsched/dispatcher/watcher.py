@@ -365,7 +365,7 @@ _WITHIN: Final = 0.1
 """This many events for each queue within this many seconds are a flood: far more than sparse jobs cause, and less than
 2,000 a second. For each queue, because each is polled: with many queues, that costs more than a few thousand events."""
 
-_DEAF: Final = (0.75, 2.0)
+_DEAF: Final = (0.5, 1.0)
 """Seconds without events before the next sample, which may cost Redis hundreds of messages to each dispatcher. At
 random, because the samples of many dispatchers at once would keep Redis busy."""
 
