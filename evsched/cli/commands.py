@@ -114,18 +114,13 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
         ),
         Command(
             "windows",
-            "calendar:windows",
+            "calendars:windows",
             "List, set or remove named windows: the hours in which jobs may start.",
         ),
         Command(
             "calendars",
             "calendars:app",
             "List, set or remove calendars: days on which recurrences make no jobs.",
-        ),
-        Command(
-            "simulate",
-            "calendar:simulate",
-            "List what the recurrences of a queue will run between two times. Nothing is changed.",
         ),
     ),
     "Ledger": (

@@ -119,7 +119,7 @@ def test_a_mistake_gives_one_line_and_its_exit_code(cli: Cli, code: int, words: 
 
 UNKNOWN = [
     *("jobs", "queues", "workers", "top --json", "cancel --task t", "reschedule --task t --in 1h", "dead"),
-    *("cancel --task t --dry-run", "dead revive --all", "dead drop --all", "dead drop --task t", "simulate"),
+    *("cancel --task t --dry-run", "dead revive --all", "dead drop --all", "dead drop --task t", "recurrences next"),
     *("recurrences", "recurrences prune", "windows", "calendars"),
 ]
 
