@@ -9,6 +9,7 @@ from typing import Final
 from evsched.errors import ConfigError
 
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_FRACTION_AFTER_COLON: Final = re.compile(r"(.+):([0-9]+\.[0-9]+)")
 
 _LEAST: Final = 0.001
 _MOST: Final = 1000.0
@@ -19,7 +20,7 @@ def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, flo
     """Return the names, and the weights that are not 1.
 
     Raises:
-        ConfigError: a weight is out of bounds, or a queue has no name, or is named twice.
+        ConfigError: a weight is out of bounds or stands after a colon, or a queue has no name, or is named twice.
     """
     names, weights = list[str](), dict[str, float]()
     for text in queues:
@@ -29,6 +30,8 @@ def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, flo
         if name in names:
             raise ConfigError(f"queue {name!r} is named twice")
         names.append(name)
+        if found := _FRACTION_AFTER_COLON.fullmatch(name):  # a whole number there names a shard
+            raise ConfigError(f"queue {name!r}: a weight is written {found[1]}={found[2]}")
         if not equals:
             continue
         if not _NUMBER.fullmatch(number) or not _LEAST <= float(number) <= _MOST:

@@ -76,6 +76,7 @@ def test_settings_survive_a_round_trip_through_the_environment(config: Config) -
         ({"queues": ("a", "b c")}, "queue 'b c'"),
         ({"queues": ("a", "a=2")}, "queue 'a' is named twice"),
         ({"queues": ("a=0",)}, "a weight is from 0.001 to 1000"),
+        ({"queues": ("a:0.5",)}, "queue 'a:0.5': a weight is written a=0.5"),
         ({"queues": ("a=-1",)}, "queue 'a=-1': a weight is from 0.001 to 1000"),
         ({"queues": ("a=",)}, "queue 'a=': a weight is from 0.001 to 1000"),
         ({"queues": ("=2",)}, "a queue's name is empty"),
