@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from evsched.config import LISTS, LOG_LEVELS, RANGES, SETTINGS, Config, out_of_range, variable
+from evsched.config import FIXED, LISTS, LOG_LEVELS, RANGES, SETTINGS, Config, out_of_range, variable
 from evsched.errors import ConfigError
 from evsched.weights import join_weights, split_weights
 
@@ -41,6 +41,7 @@ def load(environment: Mapping[str, str], **flags: Any) -> Config:
     for name, value in _variables(environment):
         if _is_setting(name, value):
             values[name.lower()] = tuple(value.split(",")) if name.lower() in LISTS else value
+    values |= {name: environment[variable(name)] for name in FIXED if variable(name) in environment}
     values.update({name: value for name, value in flags.items() if value is not None})
     if isinstance(level := values.get("log_level"), str):
         values["log_level"] = level.upper()
@@ -103,7 +104,7 @@ def _is_link(name: str, value: str) -> bool:
 
 def as_environment(config: Config) -> dict[str, str]:
     """Return the environment from which `load` reads these settings. Defaults too: they win over variables."""
-    values = {name: getattr(config, name) for name in SETTINGS} | {
+    values = {name: getattr(config, name) for name in (*SETTINGS, *FIXED)} | {
         "queues": tuple(join_weights(config.queues, config.weights))
     }
     return {

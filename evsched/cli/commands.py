@@ -133,6 +133,11 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
     "Upkeep": (
         Command("doctor", "doctor:doctor", "Check Redis and every queue for problems, and print how to fix each."),
         Command(
+            "lease",
+            "settings:lease",
+            "Show or change the lease: the seconds without a heartbeat after which a worker's jobs start elsewhere.",
+        ),
+        Command(
             "schema",
             "schema:schema",
             "Print the JSON Schema of what clients write to Redis: payloads, inline jobs, the records of recurrences.",

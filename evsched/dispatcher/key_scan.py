@@ -82,7 +82,7 @@ class KeyScan:
         elif named:
             self.at = float("inf")  # the queues are known: the scan was only for their workers' lists
         else:
-            self.at = now + _SELDOM * self._runtime.config.safety_cap
+            self.at = now + _SELDOM * self._runtime.times.safety_cap
 
     async def _lease(self, store: Store, workers: list[str]) -> None:
         """Give a lease to each of these workers of a queue, which have lists, if it has none.
@@ -95,7 +95,7 @@ class KeyScan:
         refusal: StoreRefused | None = None
         for worker in sorted(set(workers) - leased):
             try:
-                await self._runtime.sender.send(store.heartbeat(worker, self._runtime.config.lease, fresh=True))
+                await self._runtime.sender.send(store.heartbeat(worker, self._runtime.times.lease, fresh=True))
             except StoreRefused as error:
                 refusal = error  # the key of one worker has the wrong type
         if refusal is not None:

@@ -111,7 +111,7 @@ class Finder:
         Raises:
             StoreDown, StoreRefused
         """
-        cap = self._config.safety_cap
+        cap = self._runtime.times.safety_cap
         if not self._relies_on_events():  # perhaps since a moment ago
             self._read_at = min(self._read_at, self._was_read + cap)
         if self._read_at <= time.monotonic():
@@ -125,7 +125,7 @@ class Finder:
     async def _read(self) -> None:
         """Serve the queues in the set; scan the keys too if neither the set nor events can be relied on."""
         self._was_read = now = time.monotonic()
-        self._read_at = now + self._config.safety_cap * (_SELDOM if self._relies_on_events() else 1)
+        self._read_at = now + self._runtime.times.safety_cap * (_SELDOM if self._relies_on_events() else 1)
         names, learned = await asyncio.gather(self._read_set(now), shard_map.learn(self._runtime))
         if self._config.queues:
             for name in filter(self._owns, shard_map.named(self._runtime)):
@@ -136,14 +136,14 @@ class Finder:
         for name in filter(self._owns, names or ()):
             self._queues.serve(name)
         if names is None or self._proof.failed:
-            self._read_at = min(self._read_at, now + self._config.safety_cap)
+            self._read_at = min(self._read_at, now + self._runtime.times.safety_cap)
             self._scan.ensure()
 
     async def _read_set(self, now: float) -> set[str] | None:
         """Return the queues in the set, or none if it has not changed; None if it cannot be read."""
         if now < self._read_all_at and not await self._set.changed():
             return set()
-        self._read_all_at = now + _READ_ALL * self._config.safety_cap
+        self._read_all_at = now + _READ_ALL * self._runtime.times.safety_cap
         return await self._set.read()
 
     def _relies_on_events(self) -> bool:

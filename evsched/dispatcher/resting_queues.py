@@ -50,7 +50,7 @@ class RestingQueues:
     def add(self, queue: str) -> None:
         """Put an empty queue at rest."""
         now = time.monotonic()
-        self._look_at = min(self._look_at, now + self._runtime.config.safety_cap)
+        self._look_at = min(self._look_at, now + self._runtime.times.safety_cap)
         self._since.setdefault(queue, now)
 
     def discard(self, queue: str) -> None:
@@ -91,5 +91,5 @@ class RestingQueues:
             self._forget(old)
         self._urgent = max(0, self._urgent - len(queues))
         part = min(1.0, most / len(self._since)) if self._since else _NEVER
-        self._look_at = sent + part * self._runtime.config.safety_cap
+        self._look_at = sent + part * self._runtime.times.safety_cap
         return kept if found or cluster else []

@@ -132,7 +132,7 @@ class Watcher:
 
     def _cut_silent(self, subscription: Subscription) -> None:
         self._cut = True
-        timeout = self._runtime.config.reply_timeout
+        timeout = self._runtime.times.reply_timeout
         self._runtime.emit(events.SubscriptionLost(reason=f"silent for {timeout:g} s after a canary"))
         subscription.cut()
 

@@ -15,6 +15,7 @@ from collections import Counter
 from evsched import events
 from evsched.config import Config
 from evsched.events import Emit
+from evsched.lease import Times
 from evsched.process.reports import Ready
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.store import Store
@@ -28,7 +29,7 @@ class Recovery:
     """Puts back what ended worker processes held."""
 
     def __init__(self, config: Config, emit: Emit) -> None:
-        self._config = config
+        self._times, self._batch = Times(config), config.batch
         self._emit = emit
         self._running = set[asyncio.Task[None]]()
 
@@ -44,9 +45,9 @@ class Recovery:
 
     async def _put_back_all(self, worker: Ready, code: int, count: Counter[str]) -> None:
         reason = f"worker {worker.worker} died: its process {_describe(code)}"
-        sender = BatchingSender(worker.url, reply_timeout=self._config.reply_timeout)
+        sender = BatchingSender(worker.url, reply_timeout=self._times.reply_timeout)
         try:
-            async with asyncio.timeout(self._config.lease):
+            async with asyncio.timeout(self._times.lease):
                 async with asyncio.TaskGroup() as group:
                     for queue in worker.queues:
                         group.create_task(self._put_back(sender, Store(queue), worker.worker, reason, count))
@@ -75,7 +76,7 @@ class Recovery:
         lease, rest = next((one.end for one in survey.leases if one.worker == worker), _NO_LEASE), ""
         while held and rest != "moved":  # moved: a janitor was quicker
             # The last ones first, each slice to the front of ready: so their order stays.
-            held, ids = held[: -self._config.batch], held[-self._config.batch :]
+            held, ids = held[: -self._batch], held[-self._batch :]
             done = await sender.send(store.requeue(worker, reason, ids=ids, lease=lease))
             rest, queue = done.rest, store.queue
             count[queue] += len(done.ids)

@@ -85,7 +85,7 @@ def _misfits(schema: Any, value: Any) -> list[str]:
 @asynccontextmanager
 async def calling(url: str, **settings: Any) -> AsyncGenerator[Caller]:
     """Yield a caller of an application with these settings."""
-    tokens = {} if settings.get("api_open") else {"api_read_tokens": (READ,), "api_write_tokens": (WRITE,)}
+    tokens = {} if settings.get("api_open_hosts") else {"api_read_tokens": (READ,), "api_write_tokens": (WRITE,)}
     defaults: dict[str, Any] = {"api_rate": 100_000, "api_unknown_rate": 100_000, **tokens}
     app = create(Config(url=url, **defaults | settings))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
