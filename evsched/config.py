@@ -265,7 +265,7 @@ def variable(name: str) -> str:
 
 
 def out_of_range(name: str, value: object) -> str:
-    """Return the message about a number that is out of its setting's range, or about what is no number."""
+    """Return the message about a value that is not a number in the range of its setting."""
     least, most = RANGES[name]
     whole = isinstance(least, int)
     bounds = f"a whole number from {least} to {most}" if whole else f"from {least:g} to {most:g} s"
