@@ -1,32 +1,41 @@
-"""The settings in a process's environment and flags: read from there, checked, and written for its children."""
+"""The settings in a process's environment and flags: read from there, checked, and written for its children.
+
+A worker's queues are written as `mail`, or as `mail=3`, which gets three times the slots under load.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from evsched.config import LISTS, LOG_LEVELS, RANGES, SETTINGS, Config, out_of_range, variable
+from evsched.config import FIXED, LISTS, LOG_LEVELS, RANGES, SETTINGS, Config, out_of_range, variable
 from evsched.errors import ConfigError
-from evsched.weights import join_weights, split_weights
 
 _KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
 """The variables that Kubernetes makes for each Service of a namespace, such as EVSCHED_REDIS_SERVICE_HOST."""
 
 SECRET: Final = "EVSCHED_SECRET_"  # noqa: S105 - the name of a variable
-"""What the variables begin with that have the secrets of evsched.targets. They are not settings: nothing shows them."""
+"""The prefix of the variables with the secrets of evsched.targets. They are not settings: nothing shows them."""
 
 FORWARD_URL: Final = "EVSCHED_FORWARD_URL_"
-"""What the variables begin with that have the URLs of the servers to which evsched.targets forwards messages."""
+"""The prefix of the variables with the URLs of the servers to which evsched.targets forwards messages."""
 
 _NAMED_MOST: Final = 8
 """The most variables that a warning names."""
 
 _AT: Final = re.compile(r"(.*) - at `\$\.(\w+).*`", re.DOTALL)
 """A message of msgspec: what is wrong, and in which field."""
+
+_WEIGHT: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_FRACTION_AFTER_COLON: Final = re.compile(r"(.+):([0-9]+\.[0-9]+)")
+
+_LEAST_WEIGHT: Final = 0.001
+_MOST_WEIGHT: Final = 1000.0
+_WEIGHT_RULE: Final = f"a weight is from {_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g}, such as 3 or 0.5"
 
 
 def load(environment: Mapping[str, str], **flags: Any) -> Config:
@@ -41,6 +50,7 @@ def load(environment: Mapping[str, str], **flags: Any) -> Config:
     for name, value in _variables(environment):
         if _is_setting(name, value):
             values[name.lower()] = tuple(value.split(",")) if name.lower() in LISTS else value
+    values |= {name: environment[variable(name)] for name in FIXED if variable(name) in environment}
     values.update({name: value for name, value in flags.items() if value is not None})
     if isinstance(level := values.get("log_level"), str):
         values["log_level"] = level.upper()
@@ -53,7 +63,7 @@ def load(environment: Mapping[str, str], **flags: Any) -> Config:
 
 
 def _misfit(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
-    """Return the message about a value that is not of its setting's type."""
+    """Return the message about a value that has not the type of its setting."""
     found = _AT.fullmatch(str(error))
     if not found:
         return f"setting: {error}"
@@ -103,7 +113,7 @@ def _is_link(name: str, value: str) -> bool:
 
 def as_environment(config: Config) -> dict[str, str]:
     """Return the environment from which `load` reads these settings. Defaults too: they win over variables."""
-    values = {name: getattr(config, name) for name in SETTINGS} | {
+    values = {name: getattr(config, name) for name in (*SETTINGS, *FIXED)} | {
         "queues": tuple(join_weights(config.queues, config.weights))
     }
     return {
@@ -111,3 +121,33 @@ def as_environment(config: Config) -> dict[str, str]:
         for name, value in values.items()
         if value not in (None, ())
     }
+
+
+def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, float]]:
+    """Return the names, and the weights that are not 1.
+
+    Raises:
+        ConfigError: a weight is out of bounds or stands after a colon, or a queue has no name, or is named twice.
+    """
+    names, weights = list[str](), dict[str, float]()
+    for text in queues:
+        name, equals, number = text.partition("=")
+        if not name:
+            raise ConfigError("a queue's name is empty: in EVSCHED_QUEUES, write one comma between two names")
+        if name in names:
+            raise ConfigError(f"queue {name!r} is named twice")
+        names.append(name)
+        if found := _FRACTION_AFTER_COLON.fullmatch(name):  # a whole number there names a shard
+            raise ConfigError(f"queue {name!r}: a weight is written {found[1]}={found[2]}")
+        if not equals:
+            continue
+        if not _WEIGHT.fullmatch(number) or not _LEAST_WEIGHT <= float(number) <= _MOST_WEIGHT:
+            raise ConfigError(f"queue {text!r}: {_WEIGHT_RULE}")
+        if float(number) != 1.0:
+            weights[name] = float(number)
+    return tuple(names), weights
+
+
+def join_weights(queues: Iterable[str], weights: Mapping[str, float]) -> list[str]:
+    """Return the names in the form that `split_weights` reads."""
+    return [f"{name}={weights[name]:f}" if name in weights else name for name in queues]

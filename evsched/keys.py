@@ -40,6 +40,9 @@ LAYOUT: Final = 1
 SHARDS: Final = "evsched:{}:shards"
 """The sorted set of the queues that have shards, or had some: queue -> how many."""
 
+LEASE: Final = "evsched:{}:lease"
+"""The lease of the deployment: see lease.py."""
+
 EPOCH: Final = "evsched:{}:epoch"
 """A random key that the relays of the ledger make: if it is another one, Redis has lost its data."""
 

@@ -1,6 +1,6 @@
-"""What a process knows of the shards of queues: what Redis says, and what its app declares.
+"""What all processes of one Redis share: how many shards queues have, and the lease.
 
-Redis may be down, or may refuse to say it. Then a process serves the shards that it knows of.
+Redis may be down, or may refuse to say it. Then a process goes on with what it knows.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Final
 
 from msgspec import structs
 
-from evsched import events
+from evsched import events, keys
 from evsched.config import Config
 from evsched.errors import StoreError, StoreRefused
+from evsched.lease import Lease
 from evsched.runtime.loops import Runtime
 from evsched.store import server
 from evsched.transport.address import Host
@@ -23,7 +24,11 @@ _PAUSE: Final = 0.01
 
 
 async def learn(runtime: Runtime) -> bool:
-    """Read how many shards queues have; return False if that is not possible now."""
+    """Read how many shards queues have, and the lease; return False if one of them cannot be read now."""
+    return all(await asyncio.gather(_learn_shards(runtime), _learn_lease(runtime)))
+
+
+async def _learn_shards(runtime: Runtime) -> bool:
     try:
         counts = await runtime.sender.send(server.shards())
         runtime.shards.learned = True
@@ -40,6 +45,30 @@ async def learn(runtime: Runtime) -> bool:
             runtime.shards.learned = False
             runtime.emit(events.ShardsUnknown(reason=str(error)))
         return False
+    return True
+
+
+async def _learn_lease(runtime: Runtime) -> bool:
+    """Use the lease that Redis has; if it has none, write this process's."""
+    times, given = runtime.times, runtime.config.lease
+    try:
+        found = await runtime.sender.send(server.lease())
+        if found is None:
+            found = await runtime.sender.send(server.declare_lease(Lease(times.lease)))
+        now = 0.0 if found.before is None else await runtime.sender.send(server.clock(keys.LEASE))
+    except StoreError as error:
+        runtime.emit(events.RedisFailed(kind=error.kind))
+        if times.read is None:
+            times.follow(times.lease, None)
+        return isinstance(error, StoreRefused)  # a right is missing: it would be refused again
+    first, times.read = times.read is None, found
+    if first and given is not None and given != found.seconds:
+        runtime.emit(events.LeaseDiffers(given=given, lease=found.seconds))
+    shortest, longest = found.span(now)
+    if (shortest, longest) != (times.lease, times.longest_lease) or first:
+        times.follow(shortest, longest)
+        if not first:
+            runtime.emit(events.LeaseChanged(lease=found.seconds, settles_in=found.settles_in(now)))
     return True
 
 

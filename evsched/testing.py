@@ -56,6 +56,7 @@ from evsched.execution.run_store import NoRunStore
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
 from evsched.jobs.policies import task_of
 from evsched.jobs.tasks import Tasks
+from evsched.lease import DEFAULT
 from evsched.recurrence.calendars import just_before, names_of
 from evsched.recurrence.recurrence import Plan, Recurrence, read_declared, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
@@ -336,7 +337,7 @@ class Clock:
         recurs = self._recur(store)
         step = self._sender.send(store.dispatch(limit=config.batch, cap=config.payload_cap))
         worked = bool(step.moved or step.buried or recurs <= 0)
-        while jobs := self._sender.send(store.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
+        while jobs := self._sender.send(store.start(_WORKER, (), hold=1, lease=DEFAULT)).jobs:
             (job,) = jobs
             run = Run(job, Delivery(queue, self.now, time.monotonic()))
             task = task_of(job.payload)

@@ -1,18 +1,32 @@
--- Unique jobs: ids that are taken for some time after a job was enqueued, whatever becomes of that job.
+-- Names that are taken for some time, whatever becomes of the jobs: ids of unique jobs; requests that are done once.
 --
--- unique:<id>  string  until when the id is taken, Unix seconds; Redis deletes the key then. If it is not a time, as
---                      other clients may write it, the id is taken as long as the key exists. A key without an expiry
---                      was left by mistake, and takes no id: otherwise it would do so for ever.
+-- unique:<id>       string  until when the id is taken, Unix seconds; Redis deletes the key then. If it is not a time,
+--                           as other clients may write it, the id is taken as long as the key exists.
+-- unique:/<digest>  string  a request with an Idempotency-Key; no id has a slash. After the time, what it asked for and
+--                           what its reply says, separated by spaces: the id and the due of each of its jobs; for
+--                           `trigger` the id, and whether it is on the schedule.
+--
+-- A key without an expiry was left by mistake, and takes no name: otherwise it would do so for ever.
 
-local function unique(id)
-  return root .. 'unique:' .. id
+-- Seconds for which a request is known.
+local REQUEST_KEPT = 86400
+
+local function unique(name)
+  return root .. 'unique:' .. name
+end
+
+-- What is stored under a name that is taken; nil when it is free.
+-- USES unique
+local function claim_of(name)
+  local text = redis.pcall('GET', unique(name)) -- pcall: a key of another type takes nothing
+  return type(text) == 'string' and redis.call('PTTL', unique(name)) >= 0 and text or nil
 end
 
 -- Why the id is taken, although its job may have ended and its record may be gone; nil when it is not.
--- USES unique, moment_of
+-- USES unique, claim_of, moment_of
 local function still_taken(id, now)
-  local text = redis.pcall('GET', unique(id)) -- pcall: a key of another type takes nothing
-  if type(text) ~= 'string' or redis.call('PTTL', unique(id)) < 0 then
+  local text = claim_of(id)
+  if not text then
     return nil
   elseif not moment_of(text) then
     return id .. ' was enqueued before, and is free again when ' .. unique(id) .. ' expires'
@@ -21,12 +35,39 @@ local function still_taken(id, now)
   return left > 0 and ('%s was enqueued before, and is free again in %.0f s'):format(id, math.ceil(left)) or nil
 end
 
--- Take an id that is free, for `within` seconds from now; '0' = only while its job waits or runs.
+-- Take a name that is free, for `within` seconds from now; 0 = only while its job waits or runs. `more`: what is stored
+-- after the time.
 -- USES unique, seconds, milliseconds
-local function take(id, within, now)
+local function take(name, within, now, more)
   if within > 0 then
-    redis.call('SET', unique(id), seconds(now + within), 'PX', milliseconds(math.max(within, 0.001)))
+    redis.call('SET', unique(name), seconds(now + within) .. (more or ''), 'PX', milliseconds(math.max(within, 0.001)))
   else
-    redis.call('DEL', unique(id))
+    redis.call('DEL', unique(name))
   end
+end
+
+-- The reply of the first request of this key; nil when there was none.
+-- USES claim_of
+local function first_reply(key)
+  local text = key ~= '' and claim_of('/' .. key)
+  return text and text:match(' (.*)') or nil
+end
+
+-- Store the reply of the first request of this key, and return it. `words`: what it asked for, and what its reply says.
+-- USES take, REQUEST_KEPT
+local function keep_reply(key, words, now)
+  local text = table.concat(words, ' ')
+  take('/' .. key, REQUEST_KEPT, now, ' ' .. text)
+  return text
+end
+
+-- The same of a request that schedules the jobs of the rows, whose first argument is `first`, and their number `width`.
+-- USES rows, keep_reply
+local function keep_dues(key, asked, dues, first, width, now)
+  local words = { asked }
+  for id in rows(first, width) do
+    words[#words + 1] = id
+    words[#words + 1] = dues[#words / 2]
+  end
+  return keep_reply(key, words, now)
 end

@@ -106,4 +106,4 @@ for id, payload, priority, group in rows(7, 6) do
     end
   end
 end
-return key == '' and dues or keep_dues(key, asked, dues, 7, 6)
+return key == '' and dues or keep_dues(key, asked, dues, 7, 6, now)

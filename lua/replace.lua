@@ -77,4 +77,4 @@ for id, payload, priority, group in rows(6, 6) do
   end
 end
 admit(0, now)
-return key == '' and dues or keep_dues(key, asked, dues, 6, 6)
+return key == '' and dues or keep_dues(key, asked, dues, 6, 6, now)

@@ -39,4 +39,4 @@ if request(name, planned, 0) then
 end
 local id = name .. '@' .. planned
 local begun = redis.call('EXISTS', record(id)) == 1 and '1' or '0'
-return key == '' and begun or keep_reply(key, { asked, id, begun })
+return key == '' and begun or keep_reply(key, { asked, id, begun }, now)

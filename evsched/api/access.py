@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -21,6 +21,9 @@ Scope = Literal["read", "write"]
 
 _FORM: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """What a bearer token is made of (RFC 6750)."""
+
+_FILE: Final = "file:"
+"""Before the path of a file of tokens. No token has a colon."""
 
 _SHORTEST: Final = 20
 """Characters of a token: of fewer, all could be tried."""
@@ -44,24 +47,24 @@ class Access:
 
     def __init__(self, config: Config) -> None:
         read, write = (
-            _read_tokens("api_read_tokens", config.api_read_tokens, config.api_read_tokens_file),
-            _read_tokens("api_write_tokens", config.api_write_tokens, config.api_write_tokens_file),
+            _read_tokens("api_read_tokens", config.api_read_tokens),
+            _read_tokens("api_write_tokens", config.api_write_tokens),
         )
         if read & write:
             raise ConfigError("the same API token is given for reading and for writing: give it for writing only")
-        if config.api_open and (read or write):
+        if config.api_open_hosts and (read or write):
             raise ConfigError("the API has tokens, and is open to callers without one: leave out one of both")
-        if not (config.api_open or read or write):
+        if not (config.api_open_hosts or read or write):
             raise ConfigError(
                 "the API has no token: set EVSCHED_API_WRITE_TOKENS to a secret, such as the output of `openssl rand "
-                "-hex 32`; or let every caller read and write with --open"
+                "-hex 32`; or let every caller of this host read and write with --open-host localhost"
             )
         rate = config.api_rate
         self._callers = [
             *(_Caller(token, "read", rate) for token in sorted(read)),
             *(_Caller(token, "write", rate) for token in sorted(write)),
         ]
-        self._open = Bucket(rate) if config.api_open else None
+        self._open = Bucket(rate) if config.api_open_hosts else None
         self._unknown = Bucket(config.api_unknown_rate)
 
     def admit(self, authorization: str | None, needs: Scope, now: float) -> str:
@@ -131,16 +134,17 @@ def _digest(token: str) -> bytes:
     return sha256(token.encode(errors="backslashreplace")).digest()
 
 
-def _read_tokens(setting: str, given: Iterable[str], file: str | None) -> set[str]:
-    """Return the tokens of a setting and those of a file. No message has a token in it.
+def _read_tokens(setting: str, given: Sequence[str]) -> set[str]:
+    """Return the tokens of a setting, and those of the files that it names. No message has a token in it.
 
     An empty variable counts as not set: compose files pass variables on that have no value.
     """
-    tokens = [(f"{variable(setting)}: token {number}", token.strip()) for number, token in enumerate(given, 1)]
-    if len(tokens) == 1 and not tokens[0][1]:
-        tokens.clear()
-    if file:
-        tokens += _read_file(file)
+    tokens = list[tuple[str, str]]()
+    for number, token in enumerate(given if given != ("",) else (), 1):
+        if token.startswith(_FILE):
+            tokens += _read_file(token.removeprefix(_FILE))
+        else:
+            tokens.append((f"{variable(setting)}: token {number}", token.strip()))
     for where, token in tokens:
         if len(token) < _SHORTEST or not _FORM.fullmatch(token):
             raise ConfigError(

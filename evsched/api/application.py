@@ -60,8 +60,8 @@ class _Server:
 
     async def answer(self, operation: Operation, request: Request) -> Response:
         """Check a request, have it handled, and return the response."""
-        if self.config.api_open:
-            _refuse_other_hosts(request, self.config.api_allowed_hosts)
+        if self.config.api_open_hosts:
+            _refuse_other_hosts(request, self.config.api_open_hosts)
             _refuse_other_origins(request)
         authorization = request.headers.get("authorization")
         if self.access.knows(authorization):
@@ -196,7 +196,7 @@ def _refuse_other_hosts(request: Request, allowed: Sequence[str]) -> None:
             ip_address(name)
     except ValueError:
         detail = (
-            f"an API without tokens answers to addresses, to localhost and to the names that --allowed-host gives, and "
+            f"an API without tokens answers to addresses, to localhost and to the names that --open-host gives, and "
             f"not to {host!r:.100}"
         )
         raise Problem(HTTPStatus.FORBIDDEN, "other-host", detail) from None

@@ -14,7 +14,7 @@ def api(*, config: Config) -> None:
     Callers send a token, which is in EVSCHED_API_WRITE_TOKENS, EVSCHED_API_READ_TOKENS, or a file. With --queue,
     they can reach those queues only. TLS and limits of connections are the business of the proxy in front of it.
 
-    Example: evsched api --port 8420 --write-tokens-file /run/secrets/evsched
+    Example: EVSCHED_API_WRITE_TOKENS=file:/run/secrets/evsched evsched api --port 8420
     """
     from evsched.services.service import run_api
 

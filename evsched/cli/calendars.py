@@ -1,4 +1,4 @@
-"""The commands about calendars: days on which recurrences make no jobs."""
+"""The commands about calendars and windows: days on which recurrences make no jobs, hours in which jobs may start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.cli import ics, output
 from evsched.cli.options import Json, Queue, Url, client, whole
-from evsched.cli.table import Column, table
+from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.recurrence.calendars import CALENDAR_NAME, Days, format_calendar, parse_calendar
+from evsched.recurrence.windows import parse_window
 from evsched.store.store import Store
 
 app = App(
@@ -117,3 +118,76 @@ def remove_calendar(name: _Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = 
     with client_of(url, queue) as redis:
         redis.remove_calendar(queue, name)
     print(f"{name} removed")
+
+
+windows = App(
+    name="windows",
+    help="List, set or remove named windows: the hours in which jobs may start.",
+    version=evsched.__version__,
+)
+
+
+@windows.default
+@windows.command(name="list")
+def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
+    """List the named windows of a queue, and when each opens next.
+
+    Example: evsched windows --queue mail
+    """
+    with client_of(url, queue) as redis:
+        found, now = redis.send(Store(queue).windows()), redis.now(queue)
+        unknown = note_if_unknown(redis, queue, found)
+    rows = [_window_row(name, text, now) for name, text in sorted(found.items())]
+    if json:
+        output.as_json(rows)
+        return unknown
+    columns = (Column("name"), Column("now", 2), Column("opens", 3), Column("window", 1, prose=True))
+    shown = [(row["name"], row["now"], Moment(row["opens"]), row["window"]) for row in rows]
+    table(columns, shown, f"queue {queue} has no named windows")
+    return unknown
+
+
+def _window_row(name: str, window: str, now: float) -> dict[str, Any]:
+    opens: float | None = None
+    try:
+        opens = parse_window(window).next_open(now)
+        state = "open" if opens == now else "closed" if opens else "does not open again"
+    except ConfigError as error:
+        state = f"not valid: {error}"
+    return {"name": name, "now": state, "opens": opens if state == "closed" else None, "window": window}
+
+
+@windows.command(name="set")
+def set_window(
+    name: Annotated[str, Parameter(help="The name by which jobs and recurrences refer to the window.")],
+    window: Annotated[
+        str, Parameter(help="The hours: 'mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26'.")
+    ],
+    /,
+    *,
+    queue: Queue = DEFAULT_QUEUE,
+    url: Url = None,
+) -> None:
+    """Create or change a named window. A change applies at once, also to jobs that already wait for the window.
+
+    Example: evsched windows set nights '22:00-06:00 Europe/Berlin'
+    """
+    with client(url, changes_queue=True) as redis:
+        try:
+            back = redis.set_window(queue, name, window)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+    print(f"{name} is {window}" + (f"; {back} jobs that waited for it are checked again" if back else ""))
+
+
+@windows.command(name="remove")
+def remove_window(
+    name: Annotated[str, Parameter(help="The name of the window.")], /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None
+) -> None:
+    """Delete a named window that no recurrence refers to. A job that does goes to the dead-letter set when it is due.
+
+    Example: evsched windows remove nights
+    """
+    with client_of(url, queue, changes_queue=True) as redis:
+        back = redis.remove_window(queue, name)
+    print(f"{name} removed" + (f"; {back} jobs that waited for it go to dead" if back else ""))

@@ -114,18 +114,13 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
         ),
         Command(
             "windows",
-            "calendar:windows",
+            "calendars:windows",
             "List, set or remove named windows: the hours in which jobs may start.",
         ),
         Command(
             "calendars",
             "calendars:app",
             "List, set or remove calendars: days on which recurrences make no jobs.",
-        ),
-        Command(
-            "simulate",
-            "calendar:simulate",
-            "List what the recurrences of a queue will run between two times. Nothing is changed.",
         ),
     ),
     "Ledger": (
@@ -137,6 +132,11 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
     ),
     "Upkeep": (
         Command("doctor", "doctor:doctor", "Check Redis and every queue for problems, and print how to fix each."),
+        Command(
+            "lease",
+            "settings:lease",
+            "Show or change the lease: the seconds without a heartbeat after which a worker's jobs start elsewhere.",
+        ),
         Command(
             "schema",
             "schema:schema",

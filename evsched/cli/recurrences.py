@@ -6,9 +6,12 @@ that run a recurrence by hand in requested_runs.py.
 
 from __future__ import annotations
 
-from datetime import datetime
-from itertools import islice
-from typing import Annotated, Any, Literal
+import time
+from collections import Counter, defaultdict
+from datetime import datetime, timedelta
+from math import inf
+from typing import Annotated, Final, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 from cyclopts import App, Parameter
 
@@ -22,16 +25,18 @@ from evsched.cli.recurrence_list import list_recurrences
 from evsched.cli.requested_runs import backfill, trigger
 from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
-from evsched.cli.unknown_queues import client_of
+from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client import recurrences
-from evsched.client.kept_recurrences import find_standing
+from evsched.client.kept_recurrences import find_standing, kept
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.recurrences import read_stored
+from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
-from evsched.recurrence.look_ahead import runs_ahead
-from evsched.recurrence.recurrence import Declared, Misfire, Overlap
+from evsched.recurrence.look_ahead import Standing, runs_ahead
+from evsched.recurrence.recurrence import Declared, Misfire, Overlap, Recurrence, read_recurrence
+from evsched.recurrence.zones import find_zone
 from evsched.store.store import Store
 
 app = App(
@@ -48,63 +53,203 @@ Zone = Annotated[
     ),
 ]
 
-_NEXT_MOST = 1000
-"""The most times that are listed: with a window, each takes some 25 us."""
+_NEXT_MOST: Final = 1000
+"""The most times that are listed without --to: with a window, each takes some 25 us."""
 
-_LOOKED_MOST = 200_000
-"""The most planned times that are looked at for them."""
+_LOOKED_MOST: Final = 200_000
+"""The most planned times that are looked at for them, which takes some 5 s."""
+
+_SPAN_MOST: Final = 400 * 86400
+
+
+class _Ahead(NamedTuple):
+    """A recurrence, how far it has got, and the time at which that was read."""
+
+    recurrence: Recurrence
+    standing: Standing
+    now: float
+
+
+class _Time(NamedTuple):
+    """A planned time that will run; due None = never, since its window does not open."""
+
+    name: str
+    planned: float
+    due: float | None
 
 
 @app.command(name="next")
 def next_times(
-    name: RecurrenceName,
+    name: Annotated[
+        str | None, Parameter(help="The name of the recurrence. Default: all recurrences of the queue.")
+    ] = None,
     /,
     *,
+    rule: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="A rule to try instead of recurrences; repeat the flag for several."),
+    ] = None,
     count: Annotated[
-        int, Parameter(converter=whole, name=["--count", "-n"], help=f"How many times to list, 1 to {_NEXT_MOST}.")
-    ] = 5,
+        int | None,
+        Parameter(
+            converter=whole,
+            name=["--count", "-n"],
+            help=f"How many times to list, 1 to {_NEXT_MOST}. Default: 5, or all with --to or --by hour.",
+        ),
+    ] = None,
+    since: Annotated[str | None, Parameter(name="--from", help="The start: 2030-01-31T09:00. Default: now.")] = None,
+    until: Annotated[
+        str | None, Parameter(name="--to", help="The end. Default with --by hour: a day after the start.")
+    ] = None,
+    by: Annotated[Literal["run", "hour"], Parameter(help="One line for each run, or for each hour.")] = "run",
+    zone: Zone = None,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
-) -> None:
-    """Explain a rule in words, and list the planned times that will run next, in its zone and in yours.
+) -> int:
+    """List the times at which recurrences, or rules that are not stored, will run next. Nothing is changed.
+
+    As if each run ended at once. Of one recurrence, the rule is explained in words, and its times are in its zone.
+    At most 400 days and 200,000 planned times.
 
     Example: evsched recurrences next nightly-report -n 10
     """
-    if not 1 <= count <= _NEXT_MOST:
+    if count is not None and not 1 <= count <= _NEXT_MOST:
         raise UsageError(f"--count is {count}: from 1 to {_NEXT_MOST}")
-    with client_of(url, queue) as redis:
-        next_, fields = redis.send(Store(queue).next_planned(name)), redis.send(Store(queue).recurrence(name))
-        if not fields:
-            raise JobMissing(f"{name} is not a recurrence of queue {queue}")
-        standing, now = redis.run(find_standing(Store(queue), next_ or 0.0, fields)), redis.now(queue)
-        try:
-            recurrence = redis.run(read_stored(Store(queue), name, fields))
-        except ConfigError as error:  # what is not valid is the record in Redis, not the command line
-            raise EvschedError(str(error)) from None
-    looked = islice(runs_ahead(recurrence, standing, now, now), _LOOKED_MOST)
-    ahead = list(islice((one for one in looked if one.runs or one.due is None), count))
+    if rule and name is not None:
+        raise UsageError("give the name of a recurrence, or --rule, not both")
+    unknown = 0
+    try:
+        shown_in = find_zone("UTC" if zone is None else zone)
+        first = None if since is None else parse_time(since, zone)
+        last = None if until is None else parse_time(until, zone)
+        if rule:
+            ahead, now = _given(rule, shown_in.key), time.time()
+        else:
+            with client_of(url, queue) as redis:
+                now = redis.now(queue)
+                ahead = _kept(redis, queue, now) if name is None else [_named(redis, queue, name, now)]
+                unknown = note_if_unknown(redis, queue, ahead) if name is None else 0
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    first = now if first is None else first
+    if last is None and by == "hour":
+        last = first + 86400
+    if last is not None and not 0 < last - first <= _SPAN_MOST:
+        raise UsageError("--to: after --from, by 400 days at the most")
+    times = _times(ahead, first, last, count or (5 if last is None else None))
     if json:
-        output.as_json(
-            {"words": recurrence.words(), "times": [{"planned": one.planned, "due": one.due} for one in ahead]}
-        )
-        return
-    sentence(recurrence.words())
-    zone = recurrence.rule.zone
-    shown = [
-        (
-            in_zone(one.planned, zone),
-            Moment(one.planned),
-            "never: the window does not open" if one.due is None else Moment(one.due),
-        )
-        for one in ahead
+        words = {one.recurrence.declared.name: one.recurrence.words() for one in ahead}
+        output.as_json({"words": words, "times": [one._asdict() for one in times]})
+        return unknown
+    single = ahead[0].recurrence if name is not None or (rule and len(rule) == 1) else None
+    if single is not None:
+        sentence(single.words())
+        shown_in = shown_in if zone is not None else single.rule.zone
+    if by == "hour":
+        _show_hours(times, shown_in)
+        return unknown
+    never = "never: the window does not open"
+    rows = [
+        (one.name, in_zone(one.planned, shown_in), Moment(one.planned), never if one.due is None else Moment(one.due))
+        for one in times
     ]
-    table((Column(f"in {zone.key}", 1), Column("here", 2), Column("due")), shown, "it does not recur any more")
-    if (declared := recurrence.declared).window is not None and declared.overlap != "allow" and declared.after is None:
+    columns = (Column("name"), Column(f"in {shown_in.key}", 1), Column("here", 2), Column("due"))
+    if single:
+        table(columns[1:], [row[1:] for row in rows], "it does not recur any more")
+    else:
+        table(columns, rows, "nothing will run")
+    if single and (declared := single.declared).window and declared.overlap != "allow" and declared.after is None:
         sentence("Of several planned times that wait for the same opening of its window, only the first runs.")
+    return unknown
 
 
-def in_zone(moment: float, zone: Any) -> str:
+def _given(rules: list[str], zone: str) -> list[_Ahead]:
+    declared = [Declared(name=f"rule-{n}", rule=rule, zone=zone, payload=b"{}") for n, rule in enumerate(rules, 1)]
+    return [_Ahead(read_recurrence(one), Standing(0.0), 0.0) for one in declared]
+
+
+def _named(redis: SyncClient, queue: str, name: str, now: float) -> _Ahead:
+    """Return one recurrence, also if it is paused.
+
+    Raises:
+        JobMissing
+        EvschedError: its record is not valid.
+    """
+    store = Store(queue)
+    next_, fields = redis.send(store.next_planned(name)), redis.send(store.recurrence(name))
+    if not fields:
+        raise JobMissing(f"{name} is not a recurrence of queue {queue}")
+    standing = redis.run(find_standing(store, next_ or 0.0, fields))
+    try:
+        return _Ahead(redis.run(read_stored(store, name, fields)), standing, now)
+    except ConfigError as error:  # the record in Redis is not valid, not the command line
+        raise EvschedError(str(error)) from None
+
+
+def _kept(redis: SyncClient, queue: str, now: float) -> list[_Ahead]:
+    """Return the recurrences of a queue that recur. A line on stderr names each that cannot."""
+    store, ahead = Store(queue), list[_Ahead]()
+    for name, at, fields in redis.run(kept(store)):
+        if not fields or "retired" in fields or ("paused" in fields and "paused_until" not in fields):
+            continue
+        try:
+            if "reason" in fields:
+                raise ConfigError(fields["reason"].decode(errors="backslashreplace"))
+            recurrence = redis.run(read_stored(store, name, fields))
+        except ConfigError as error:
+            output.note(f"{name} is left out, since it makes no jobs: {error}")
+        else:
+            ahead.append(_Ahead(recurrence, redis.run(find_standing(store, at, fields)), now))
+    return ahead
+
+
+def _times(ahead: list[_Ahead], first: float, last: float | None, count: int | None) -> list[_Time]:
+    """Return the runs that are due from `first` to `last`, in their order, at most `count`.
+
+    Raises:
+        UsageError: the span has too many planned times.
+    """
+    found, looked = list[_Time](), 0
+    for recurrence, standing, now in ahead:
+        of_this = 0
+        for one in runs_ahead(recurrence, standing, now, first):
+            looked += 1
+            if of_this == count or (last is not None and one.planned > last):
+                break
+            if looked > _LOOKED_MOST:
+                if last is None:
+                    break
+                raise UsageError(f"more than {_LOOKED_MOST} planned times to look at: choose a shorter span, by --to")
+            if (one.due is None and last is None) or (one.due is not None and one.runs and one.due <= (last or inf)):
+                found.append(_Time(recurrence.declared.name, one.planned, one.due))
+                of_this += 1
+    found.sort(key=lambda one: (inf if one.due is None else one.due, one.planned, one.name))
+    return found[:count]
+
+
+def _show_hours(times: list[_Time], zone: ZoneInfo) -> None:
+    by_hour = defaultdict[float, Counter[str]](Counter)
+    for one in times:
+        if one.due is not None:
+            by_hour[one.due // 3600 * 3600][one.name] += 1
+    rows = list[tuple[str, int, str | None, str]]()
+    for hour, names in sorted(by_hour.items()):
+        counts = ", ".join(f"{name} {count}" for name, count in names.most_common(5))
+        rows.append((in_zone(hour, zone), names.total(), _clock_is_set(hour, zone), counts))
+    table((Column("hour"), Column("runs", 1), Column("DST", 3), Column("of", 2, prose=True)), rows, "nothing will run")
+
+
+def _clock_is_set(hour: float, zone: ZoneInfo) -> str | None:
+    """Return a note if the clocks are changed on this day."""
+    day = datetime.fromtimestamp(hour, zone).replace(hour=0, minute=0, second=0)
+    before, after = day.utcoffset(), (day + timedelta(days=1)).utcoffset()
+    if before == after or before is None or after is None:
+        return None
+    return f"clock set {'forward' if after > before else 'back'}"
+
+
+def in_zone(moment: float, zone: ZoneInfo) -> str:
     """Return a moment as the clock on a zone's wall shows it."""
     return datetime.fromtimestamp(moment, zone).isoformat(" ", "seconds")
 

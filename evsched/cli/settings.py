@@ -1,4 +1,4 @@
-"""The flags of the services, one for each setting: made from the fields of `Config`, not written by hand."""
+"""The flags of the services, made from the fields of `Config`, and the command for the setting that Redis keeps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
-from evsched.cli.options import settings, whole
-from evsched.config import LISTS, SETTINGS, Config, variable
+from evsched import keys
+from evsched.cli import output
+from evsched.cli.options import Json, Url, client, settings, whole
+from evsched.cli.usage import UsageError
+from evsched.config import LISTS, RANGES, SETTINGS, Config, out_of_range, variable
+from evsched.durations import format_duration
+from evsched.errors import EvschedError
+from evsched.lease import DEFAULT, Lease
+from evsched.store import server
 
 R = TypeVar("R")
 
-_SETTINGS_PANEL: Final = Group("Settings", sort_key=1)
-_TUNING_PANEL: Final = Group("Tuning (you hardly ever need to change these)", sort_key=2)
+_PANEL: Final = Group("Settings", sort_key=1)
 
 _TYPES: Final = get_type_hints(Config)
 _DEFAULTS: Final = Config()
@@ -31,6 +37,8 @@ def default(name: str) -> str:
         return "all queues for a dispatcher and the API, for a worker those of its app, its tasks and its recurrences"
     if name == "process_pool":
         return "the number of processors"
+    if name == "lease":
+        return f"the one in Redis, or else {DEFAULT:g}"
     value = getattr(_DEFAULTS, name)
     if value in (None, ()):
         return "none"
@@ -78,7 +86,7 @@ def _annotation(name: str) -> Any:
         help=f"{setting.help}. Variable: {variable(name)}. Default: {default(name)}.",
         negative="",
         show_default=False,
-        group=_TUNING_PANEL if setting.tuning else _SETTINGS_PANEL,
+        group=_PANEL,
         converter=_upper if name == "log_level" else whole if kind in (int, int | None) else None,
     )
     return Annotated[kind | None, described]
@@ -86,3 +94,40 @@ def _annotation(name: str) -> Any:
 
 def _upper(_kind: Any, tokens: Sequence[Token]) -> str:
     return tokens[0].value.upper()
+
+
+def lease(
+    seconds: Annotated[
+        float | None, Parameter(help="The new lease. Without it, the command shows the lease there is.")
+    ] = None,
+    /,
+    *,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show or change the lease: the seconds without a heartbeat after which a worker's jobs start elsewhere.
+
+    All processes read it from Redis, within five minutes of a change; none needs a restart, and no job is lost.
+
+    Example: evsched lease 30
+    """
+    if seconds is not None and not RANGES["lease"].least <= seconds <= RANGES["lease"].most:
+        raise UsageError(out_of_range("lease", seconds).removeprefix("EVSCHED_"))
+    with client(url) as redis:
+        found, now = redis.send(server.lease()), redis.send(server.clock(keys.LEASE))
+        left = 0.0 if found is None else found.settles_in(now)
+        if seconds is not None and (found is None or seconds != found.seconds):
+            if left:
+                raise EvschedError(
+                    f"some processes may still have the lease before the last change: repeat the command in "
+                    f"{format_duration(left)}"
+                )
+            found = Lease(seconds) if found is None else Lease(seconds, found.seconds, now)
+            redis.send(server.set_lease(found))
+            left = found.settles_in(now)
+    value, before = (DEFAULT, None) if found is None else (found.seconds, found.before)
+    if json:
+        output.as_json({"lease": value, "before": before if left else None, "settles_in": left})
+        return
+    rest = f"; until all processes use it, in {format_duration(left)}, some have {before:g} s" if left else ""
+    print(f"the lease is {value:g} s{rest}")

@@ -65,7 +65,6 @@ _TYPES_OF_MANY: Final = {
     "backlog:": "zset",
     "declared:": "set",
     "deferred:": "zset",
-    "idempotency:": "string",
     "processing:": "list",
     "program:": "set",
     "recurrence:": "hash",

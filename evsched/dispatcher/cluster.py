@@ -141,7 +141,7 @@ class ClusterDispatcher:
                     await self._adapt()
                 if self._reconnect.failures:
                     continue
-                self._reconnect.pulse.expect(self._runtime.config.safety_cap)
+                self._reconnect.pulse.expect(self._runtime.times.safety_cap)
                 await self._rest()
         finally:
             end()
@@ -156,7 +156,7 @@ class ClusterDispatcher:
                 with contextlib.suppress(StoreError):  # it concerns the other loop as well, which reports it
                     nodes = await self._topology.primaries()
                     await asyncio.gather(*(shard_map.find(self._runtime, node, self._wakeup.ring) for node in nodes))
-            await asyncio.sleep(self._runtime.config.safety_cap * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            await asyncio.sleep(self._runtime.times.safety_cap * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
 
     async def _adapt(self) -> None:
         """Run a dispatcher for each primary, as the slots are now, and the shards of the queues that are named."""
@@ -179,7 +179,7 @@ class ClusterDispatcher:
 
     async def _rest(self) -> None:
         """Wait until the topology is out of date, a dispatcher has ended, or the safety cap has passed."""
-        if not await self._wakeup.sleep(time.monotonic() + self._runtime.config.safety_cap):
+        if not await self._wakeup.sleep(time.monotonic() + self._runtime.times.safety_cap):
             self._topology.outdated()
         for node in self._nodes.values():
             if node.task is not None and node.task.done():

@@ -278,7 +278,7 @@ class DispatchLoop:
 
     def _check_those_near(self, first: QueueTimer, now: float) -> int:
         """Check a queue whose safety cap has ended, and others whose caps end soon; return how many were considered."""
-        found, until = [first], now + _NEAR * self._runtime.config.safety_cap
+        found, until = [first], now + _NEAR * self._runtime.times.safety_cap
         while len(found) < _NEAR_MOST and (queue := self._steps.take(until)) is not None:
             found.append(self._timers[queue])
         for timer in found:
@@ -329,7 +329,7 @@ class DispatchLoop:
     def _checked(self, timer: QueueTimer, reason: Reason, sent: float, now: float, seen: Seen | None) -> None:
         """Use what a glance saw of a queue, at `now` by Redis's clock."""
         nearest = None if seen is None else seen.nearest
-        due = timer.glanced(sent, time.monotonic(), now, nearest, self._runtime.config.safety_cap)
+        due = timer.glanced(sent, time.monotonic(), now, nearest, self._runtime.times.safety_cap)
         if due or (seen is not None and seen.gated):
             self._to_step[timer.store.queue] = reason
         elif self._polls:
@@ -414,7 +414,7 @@ class DispatchLoop:
                 self._proof.unsent()
             raise
         self._redis_clock.read(done.now, sent)
-        timer.stepped(sent, reason, done, self._runtime.config.safety_cap)
+        timer.stepped(sent, reason, done, self._runtime.times.safety_cap)
         if self._polls:
             timer.changed(sent)
         self._emit(timer.store.queue, reason, done)

@@ -44,7 +44,7 @@ class Janitor:
 
     def __init__(self, runtime: Runtime, served: ServedQueues) -> None:
         self._runtime = runtime
-        idle = runtime.config.idle_lease
+        idle = runtime.times.idle_lease
         self._rounds = QueueRounds("janitor", runtime, served, idle, lambda seen: seen.workers, self.step)
         self.pulse = self._rounds.pulse
         self._mover = Mover(runtime)
@@ -66,7 +66,7 @@ class Janitor:
         if isinstance(event, QueueFound):
             self._rounds.add(event.queue)
         elif not isinstance(event, Woken) or event.reason != "safety":
-            self._rounds.visit_by(event.queue, time.monotonic() + self._runtime.config.heartbeat)
+            self._rounds.visit_by(event.queue, time.monotonic() + self._runtime.times.heartbeat)
 
     async def run(self) -> None:
         """Watch until cancelled.
@@ -88,12 +88,12 @@ class Janitor:
         survey, waits = await self._runtime.sender.send_all([store.survey(), store.waits()])
         now = time.monotonic()
         # Jobs that wait may be fetched at any time, and no step announces it: a worker starts, or a slot becomes free.
-        rest = self._runtime.config.idle_lease if survey.leases else float("inf")
+        rest = self._runtime.times.idle_lease if survey.leases else float("inf")
         if waits:
-            rest = self._runtime.config.lease - self._runtime.config.heartbeat
+            rest = self._runtime.times.lease - self._runtime.times.heartbeat
         alive = set[tuple[str, str]]()
         if survey.moving is not None:
-            rest = min(rest, max(ABANDONED - survey.moving, self._runtime.config.heartbeat))
+            rest = min(rest, max(ABANDONED - survey.moving, self._runtime.times.heartbeat))
             if survey.moving >= ABANDONED:
                 self._mover.finish(queue)
         if survey.reserved:
@@ -112,7 +112,7 @@ class Janitor:
             wait = self._wait(lease, now - seen.since)
             if wait <= 0:
                 await self._requeue(store, lease.worker, lease.end)
-                self._judged_dead[key] = now + self._runtime.config.probe_interval + self._runtime.config.heartbeat
+                self._judged_dead[key] = now + self._runtime.times.longest_block + self._runtime.times.longest_heartbeat
             else:
                 alive.add(key)
                 rest = min(rest, wait)
@@ -122,7 +122,7 @@ class Janitor:
             if not await self._requeue(store, key[1], _NO_LEASE) or self._judged_dead[key] < now:
                 del self._judged_dead[key]
             else:
-                rest = min(rest, self._runtime.config.heartbeat)
+                rest = min(rest, self._runtime.times.heartbeat)
         return rest
 
     def _note_beside(self, queue: str, job: str | None) -> None:
@@ -133,14 +133,14 @@ class Janitor:
 
     def _wait(self, lease: Lease, unchanged: float) -> float:
         """Return the seconds after which to look at this lease again; 0 or less = the worker is dead."""
-        config = self._runtime.config
+        longest, heartbeat = self._runtime.times.longest_lease, self._runtime.times.longest_heartbeat
         if lease.left <= 0:
-            return config.heartbeat - unchanged
-        if lease.held and lease.left > config.lease:
+            return heartbeat - unchanged
+        if lease.held and lease.left > longest:
             # It fetched a job and never started it, or Redis's clock was set back: the end of its lease says nothing.
-            return min(config.lease - config.heartbeat - unchanged, config.heartbeat)
+            return min(longest - heartbeat - unchanged, heartbeat)
         # Look a heartbeat before the lease ends: it has then been watched for long enough when it does.
-        return max(lease.left - config.heartbeat, min(lease.left, config.heartbeat))
+        return max(lease.left - heartbeat, min(lease.left, heartbeat))
 
     async def _requeue(self, store: Store, worker: str, lease: bytes) -> bool:
         """Put back the jobs of a worker. If its lease has changed since it was judged, stop and return False."""

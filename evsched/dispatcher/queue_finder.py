@@ -117,7 +117,7 @@ class QueueFinder:
         Raises:
             StoreDown, StoreRefused
         """
-        cap = self._config.safety_cap
+        cap = self._runtime.times.safety_cap
         if not self._relies_on_events():  # perhaps since a moment ago
             self._read_at = min(self._read_at, self._was_read + cap)
         if self._read_at <= time.monotonic():
@@ -131,7 +131,7 @@ class QueueFinder:
     async def _read(self) -> None:
         """Serve the queues in the set; scan the keys too if neither the set nor events can be relied on."""
         self._was_read = now = time.monotonic()
-        self._read_at = now + self._config.safety_cap * (_SELDOM if self._relies_on_events() else 1)
+        self._read_at = now + self._runtime.times.safety_cap * (_SELDOM if self._relies_on_events() else 1)
         names, learned = await asyncio.gather(self._read_set(now), shard_map.learn(self._runtime))
         if self._config.queues:
             for name in filter(self._owns, shard_map.named(self._runtime)):
@@ -142,14 +142,14 @@ class QueueFinder:
         for name in filter(self._owns, names or ()):
             self._queues.serve(name)
         if names is None or self._proof.failed:
-            self._read_at = min(self._read_at, now + self._config.safety_cap)
+            self._read_at = min(self._read_at, now + self._runtime.times.safety_cap)
             self._scan.ensure()
 
     async def _read_set(self, now: float) -> set[str] | None:
         """Return the queues in the set, or none if it has not changed; None if it cannot be read."""
         if now < self._read_all_at and not await self._set.changed():
             return set()
-        self._read_all_at = now + _READ_ALL * self._config.safety_cap
+        self._read_all_at = now + _READ_ALL * self._runtime.times.safety_cap
         return await self._set.read()
 
     def _relies_on_events(self) -> bool:
@@ -326,7 +326,7 @@ class KeyScan:
         elif named:
             self.at = float("inf")  # the queues are known: the scan was only for their workers' lists
         else:
-            self.at = now + _SCAN_APART * self._runtime.config.safety_cap
+            self.at = now + _SCAN_APART * self._runtime.times.safety_cap
 
     async def _lease(self, store: Store, workers: list[str]) -> None:
         """Give a lease to each of these workers of a queue, which have lists, if it has none.
@@ -339,7 +339,7 @@ class KeyScan:
         refusal: StoreRefused | None = None
         for worker in sorted(set(workers) - leased):
             try:
-                await self._runtime.sender.send(store.heartbeat(worker, self._runtime.config.lease, fresh=True))
+                await self._runtime.sender.send(store.heartbeat(worker, self._runtime.times.lease, fresh=True))
             except StoreRefused as error:
                 refusal = error  # the key of one worker has the wrong type
         if refusal is not None:
@@ -386,7 +386,7 @@ class RestingQueues:
     def add(self, queue: str) -> None:
         """Put an empty queue at rest."""
         now = time.monotonic()
-        self._look_at = min(self._look_at, now + self._runtime.config.safety_cap)
+        self._look_at = min(self._look_at, now + self._runtime.times.safety_cap)
         self._since.setdefault(queue, now)
 
     def discard(self, queue: str) -> None:
@@ -426,5 +426,5 @@ class RestingQueues:
             self._forget(old)
         self._urgent = max(0, self._urgent - len(queues))
         part = min(1.0, most / len(self._since)) if self._since else _NEVER
-        self._look_at = sent + part * self._runtime.config.safety_cap
+        self._look_at = sent + part * self._runtime.times.safety_cap
         return kept if found or cluster else []

@@ -148,7 +148,7 @@ class Watcher:
 
     def _cut_silent(self, subscription: Subscription) -> None:
         self._cut = True
-        timeout = self._runtime.config.reply_timeout
+        timeout = self._runtime.times.reply_timeout
         self._runtime.emit(events.SubscriptionLost(reason=f"silent for {timeout:g} s after a canary"))
         subscription.cut()
 
@@ -313,13 +313,13 @@ class Proof:
         """
         if self._silent is None or self._timer is not None:
             return float("inf")
-        return 0.0 if self._new else self._last + self._runtime.config.probe_interval
+        return 0.0 if self._new else self._last + self._runtime.times.probe_interval
 
     def expect(self) -> None:
         """Note that a canary is being sent: it must arrive within the reply timeout."""
         if self._silent is not None and self._timer is None:
             self._new = False
-            self._timer = asyncio.get_running_loop().call_later(self._runtime.config.reply_timeout, self._timed_out)
+            self._timer = asyncio.get_running_loop().call_later(self._runtime.times.reply_timeout, self._timed_out)
 
     def _timed_out(self) -> None:
         self._timer = None
@@ -344,8 +344,8 @@ class Proof:
     def await_message(self) -> None:
         """Tell the pulse when the next message arrives at the latest: that of the canary that follows a silence."""
         if self._pulse is not None:
-            config = self._runtime.config
-            self._pulse.expect(config.probe_interval + config.reply_timeout)
+            times = self._runtime.times
+            self._pulse.expect(times.probe_interval + times.reply_timeout)
 
     def event_came(self) -> None:
         self._event_came = True

@@ -64,6 +64,8 @@ from evsched.events.processes import (
 from evsched.events.redis_state import (
     CallAccepted,
     CallRefused,
+    LeaseChanged,
+    LeaseDiffers,
     NodeReleased,
     RedisDown,
     RedisFailed,
@@ -132,6 +134,8 @@ __all__ = [
     "JobsPutBack",
     "JobsRequeued",
     "JobsWithdrawn",
+    "LeaseChanged",
+    "LeaseDiffers",
     "LeaseLost",
     "LedgerDown",
     "LedgerStarted",

@@ -13,6 +13,21 @@ class RedisUnsafe(Event, frozen=True, kw_only=True):
     """The command that sets this right."""
 
 
+class LeaseDiffers(Event, frozen=True, kw_only=True):
+    """The lease in the settings of a process is not the one in Redis, which it uses. Emitted at the start."""
+
+    given: float
+    lease: float
+
+
+class LeaseChanged(Event, frozen=True, kw_only=True):
+    """A process has read a new lease, or uses it alone from now on."""
+
+    lease: float
+    settles_in: float
+    """Seconds during which other processes may still have the one before; 0 = none has it any more."""
+
+
 class RedisFailed(Event, frozen=True, kw_only=True):
     """A command failed; `kind` is that of the StoreError."""
 

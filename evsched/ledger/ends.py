@@ -47,7 +47,7 @@ class Ends:
         self._added = asyncio.Event()
         self._inherits_at = 0.0
         """When it next looks for what other relays have left, by the monotonic clock."""
-        self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.config.reply_timeout)
+        self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.times.reply_timeout)
         self.database = Database(url, "ends", runtime.emit)
         self._reconnect = Reconnect("ends", runtime.emit)
         self.on_loss: Callable[[], object] = lambda: None
@@ -126,8 +126,8 @@ class Ends:
 
     async def _wait(self, queues: Sequence[str]) -> bool:
         """Wait for reports, and write them; return False when a queue was added."""
-        block = self._runtime.config.probe_interval
-        self.pulse.expect(block + self._runtime.config.reply_timeout)
+        block = self._runtime.times.probe_interval
+        self.pulse.expect(block + self._runtime.times.reply_timeout)
         reading = asyncio.ensure_future(self._blocking.send(read_ends(queues, self._relay, _MOST, block), block))
         added = asyncio.ensure_future(self._added.wait())
         try:

@@ -126,7 +126,7 @@ class Relay:
         connection = await self.database.open()
         queues = await rows.queues(connection)
         self._follow(queues)
-        if connection is not self._seen_on or time.monotonic() - self._looked >= self._runtime.config.safety_cap:
+        if connection is not self._seen_on or time.monotonic() - self._looked >= self._runtime.times.safety_cap:
             self._seen = None
         taken, compared = 0, ""
         while True:
@@ -162,7 +162,7 @@ class Relay:
         return (
             _REFUSED
             if selection.avoid or selection.aside or self._recurrences.aside.rows()
-            else self._runtime.config.safety_cap
+            else self._runtime.times.safety_cap
         )
 
     async def _retry(self, connection: AsyncConnection, selection: Selection) -> bool:

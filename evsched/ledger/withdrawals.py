@@ -66,7 +66,7 @@ class Withdrawals:
                 rest = 0.0  # after a failure, `_reconnect` or `database` has waited
                 async with self._reconnect, self.database:
                     await self.step()
-                    rest = self._runtime.config.safety_cap
+                    rest = self._runtime.times.safety_cap
                 self.pulse.expect(rest)
                 await self._wakeup.sleep(time.monotonic() + rest)
         finally:

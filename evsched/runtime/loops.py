@@ -13,11 +13,12 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Final, Generic, TypeVar, cast
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.errors import LoopEnded
 from evsched.events import Emit
+from evsched.lease import Times
 from evsched.shards import Shards
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
@@ -51,6 +52,18 @@ class Runtime(Struct, frozen=True):
     part: NodePart = WHOLE
     shards: Shards = field(default_factory=Shards)
     """The known shards of queues. They grow while the process runs."""
+    made_times: Times | None = None
+    """See `times`. None = make them."""
+
+    def __post_init__(self) -> None:
+        if self.made_times is None:
+            structs.force_setattr(self, "made_times", Times(self.config))
+
+    @property
+    def times(self) -> Times:
+        """The times that follow from the lease. A copy by `structs.replace` has the same ones."""
+        assert self.made_times is not None
+        return self.made_times
 
 
 @asynccontextmanager

@@ -96,7 +96,7 @@ class AppShards:
         `learned`: the numbers could be read at the start.
         """
         while True:
-            wait = _SELDOM * self._runtime.config.safety_cap if learned and not self._undeclared else _AGAIN
+            wait = _SELDOM * self._runtime.times.safety_cap if learned and not self._undeclared else _AGAIN
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             learned = await shard_map.learn(self._runtime)
             await self.declare()

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from evsched import events
 from evsched.config import Config
 from evsched.events import ChildKilled, Emit
+from evsched.lease import Times
 from evsched.runtime.loops import background
 from evsched.runtime.reconnect import Reconnect
 from evsched.services.worker_process import NOT_STARTED, ChildReport, Fetching, WorkerProcess, WorkerReady
@@ -242,7 +243,7 @@ class Recovery:
     """
 
     def __init__(self, config: Config, emit: Emit) -> None:
-        self._config = config
+        self._times, self._batch = Times(config), config.batch
         self._emit = emit
         self._running = set[asyncio.Task[None]]()
 
@@ -258,9 +259,9 @@ class Recovery:
 
     async def _put_back_all(self, worker: WorkerReady, code: int, count: Counter[str]) -> None:
         reason = f"worker {worker.worker} died: its process {_end_of(code)}"
-        sender = BatchingSender(worker.url, reply_timeout=self._config.reply_timeout)
+        sender = BatchingSender(worker.url, reply_timeout=self._times.reply_timeout)
         try:
-            async with asyncio.timeout(self._config.lease):
+            async with asyncio.timeout(self._times.lease):
                 async with asyncio.TaskGroup() as group:
                     for queue in worker.queues:
                         group.create_task(self._put_back(sender, Store(queue), worker.worker, reason, count))
@@ -289,7 +290,7 @@ class Recovery:
         lease, rest = next((one.end for one in survey.leases if one.worker == worker), _NO_LEASE), ""
         while held and rest != "moved":  # moved: a janitor was quicker
             # The last ones first, each slice to the front of ready: so their order stays.
-            held, ids = held[: -self._config.batch], held[-self._config.batch :]
+            held, ids = held[: -self._batch], held[-self._batch :]
             done = await sender.send(store.requeue(worker, reason, ids=ids, lease=lease))
             rest, queue = done.rest, store.queue
             count[queue] += len(done.ids)

@@ -25,6 +25,7 @@ from evsched import keys
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
+from evsched.lease import Times
 from evsched.runtime.loops import background, first_of
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
@@ -67,12 +68,12 @@ class ReadyWatch:
     """
 
     def __init__(self, config: Config, last: WorkerReady, emit: Emit, announced: Callable[[str], Announced]) -> None:
-        self._config = config
+        self._times = Times(config)
         self._last = last
         self._emit = emit
         self._announced = announced
         self._parent = new_id()
-        self._sender = BatchingSender(last.url, reply_timeout=config.reply_timeout)
+        self._sender = BatchingSender(last.url, reply_timeout=self._times.reply_timeout)
 
     async def __aenter__(self) -> ReadyWatch:
         return self
@@ -110,7 +111,7 @@ class ReadyWatch:
         def register() -> list[Call[Stance]]:
             return [self._stand_by(Store(queue), claim=0) for queue in self._last.queues]
 
-        await self._repeat(register, serving, self._config.idle_heartbeat)
+        await self._repeat(register, serving, self._times.idle_heartbeat)
 
     async def _repeat(
         self, calls: Callable[[], Sequence[Call[Any]]], until: Awaitable[object], every: float, most: float = math.inf
@@ -154,7 +155,7 @@ class ReadyWatch:
                         elif time.monotonic() < next_look:
                             continue
                     found = await self._sender.send(self._stand_by(store, _CLAIM))
-                    next_look = time.monotonic() + self._config.idle_heartbeat
+                    next_look = time.monotonic() + self._times.idle_heartbeat
                     if not found.need:
                         refused = 0
                     elif found.claimed or refused >= _REFUSED_MOST:
@@ -164,12 +165,12 @@ class ReadyWatch:
                         await asyncio.sleep(_REFUSED)
 
     def _stand_by(self, store: Store, claim: float) -> Call[Stance]:
-        announced, lease = self._announced(store.queue), self._config.idle_lease
+        announced, lease = self._announced(store.queue), self._times.idle_lease
         return store.stand_by(self._parent, announced, lease=lease, claim=claim)
 
     @contextlib.asynccontextmanager
     async def _connection(self, store: Store) -> AsyncGenerator[BlockingSender]:
-        near, timeout = keys.root(store.queue), self._config.reply_timeout
+        near, timeout = keys.root(store.queue), self._times.reply_timeout
         blocking = BlockingSender(self._last.url, reply_timeout=timeout, near=near)
         try:
             yield blocking
@@ -182,7 +183,7 @@ class ReadyWatch:
         Raises:
             StoreDown, StoreRefused
         """
-        block = min(self._config.probe_interval, max(most, _PAUSE))
+        block = min(self._times.probe_interval, max(most, _PAUSE))
         try:
             return await blocking.send(store.await_ready(block), block)
         except StoreError as error:

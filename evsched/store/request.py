@@ -1,4 +1,4 @@
-"""A request that is done once: its repetitions do nothing, and get the reply of the first (lua/_idempotency.lua)."""
+"""A request that is done once: its repetitions do nothing, and get the reply of the first (lua/_unique.lua)."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
+from evsched.lease import Lease, parse_lease
 from evsched.shards import MOST
 from evsched.transport.address import Host
 from evsched.transport.call import Call, Word, raw, text
@@ -127,6 +128,25 @@ def layout() -> Call[int]:
         return int(reply) if reply and reply.isdigit() else keys.LAYOUT
 
     return Call(("SET", keys.LAYOUT_KEY, keys.LAYOUT, "NX", "GET"), read, near=keys.LAYOUT_KEY)
+
+
+def lease() -> Call[Lease | None]:
+    """Read the lease of the deployment; None = Redis has none, or it is not valid."""
+    return Call(("GET", keys.LEASE), parse_lease, near=keys.LEASE)
+
+
+def declare_lease(lease: Lease) -> Call[Lease]:
+    """Write the lease of the deployment if Redis has none; the reply is the one that Redis has then."""
+
+    def read(reply: bytes | None) -> Lease:
+        return parse_lease(reply) or lease
+
+    return Call(("SET", keys.LEASE, lease.text(), "NX", "GET"), read, near=keys.LEASE)
+
+
+def set_lease(lease: Lease) -> Call[Any]:
+    """Set the lease of the deployment."""
+    return Call(("SET", keys.LEASE, lease.text()), raw, near=keys.LEASE)
 
 
 def size() -> Call[int]:

@@ -17,6 +17,8 @@ _FORMS: Final = (
     "with a port such as *:8443"
 )
 
+_NAT64: Final = "nat64:"
+
 
 class HostRule(Struct, frozen=True):
     """One entry of the allowed hosts."""
@@ -61,8 +63,8 @@ def read_allowed(config: Config) -> Allowed:
         )
     return Allowed(
         hosts=tuple(map(_read_rule, config.http_hosts)),
-        networks=tuple(map(_read_network, config.http_networks)),
-        nat64=tuple(map(_read_nat64, config.http_nat64)),
+        networks=tuple(_read_network(text) for text in config.http_networks if not text.startswith(_NAT64)),
+        nat64=tuple(_read_nat64(text.removeprefix(_NAT64)) for text in config.http_networks if text.startswith(_NAT64)),
         redirects=config.http_redirects,
     )
 
@@ -97,7 +99,7 @@ def _read_nat64(text: str) -> IPv6Network:
     if found is None or found.prefixlen not in NAT64_LENGTHS:
         lengths = ", ".join(map(str, NAT64_LENGTHS))
         raise ConfigError(
-            f"{variable('http_nat64')} has {text!r:.100}, which is not a NAT64 prefix: write one such as fd00:64::/96; "
-            f"its length is one of {lengths}"
+            f"{variable('http_networks')} has {_NAT64 + text!r:.100}, which is not a NAT64 prefix: write one such as "
+            f"{_NAT64}fd00:64::/96; its length is one of {lengths}"
         )
     return found

@@ -13,6 +13,14 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.ApiStarted: (logging.INFO, "API at {url}/v1, its description at {url}/openapi.json"),
     events.DoctorStarted: (logging.INFO, "doctor started: it checks now, and again {interval:g} s after each check"),
     events.RedisUnsafe: (logging.WARNING, "Redis may lose jobs: {what}. {mend}"),
+    events.LeaseDiffers: (
+        logging.WARNING,
+        "EVSCHED_LEASE is {given:g}, but all use {lease:g} s, as Redis has: run `evsched lease {given:g}`, or unset it",
+    ),
+    events.LeaseChanged: (
+        logging.INFO,
+        "the lease in Redis is {lease:g} s; for {settles_in:.0f} s from now some processes may have the one before",
+    ),
     events.QueueFound: (logging.INFO, "queue {queue} found"),
     events.ShardsFound: (logging.INFO, "queue {queue} has {count} shards"),
     events.ShardsUnknown: (

@@ -86,9 +86,9 @@ class Drain:
 
     def rescue(self) -> None:
         """Hand back, since a job blocks the event loop and the process was asked to end. For any thread."""
-        config, hang = self._runtime.config, self._hangs.blocks_loop()
+        hang = self._hangs.blocks_loop()
         running = [run.job.id for run in self._running]
-        sender = SyncSender(config.url, reply_timeout=config.reply_timeout)
+        sender = SyncSender(self._runtime.config.url, reply_timeout=self._runtime.times.reply_timeout)
         reason = f"worker {self._worker} was stopped, and a job blocked it"
         back, written = self._hand_back_from_thread(sender, reason, hang)
         blocked = events.WorkerBlocked(

@@ -76,12 +76,12 @@ class Exchange:
 
         Raises nothing that Redis causes, nor a cancellation: `Exchanged.error` has it.
         """
-        store, worker, config = self._served.store, self._served.worker, self._served.runtime.config
+        store, worker, runtime = self._served.store, self._served.worker, self._served.runtime
         writes = store.end_runs(worker, ended)
         calls: list[Call[Any]] = [call for call, _ in writes]
         if hold:
-            cap = config.payload_cap
-            calls.append(store.start(worker, fetched, hold=hold, lease=config.lease, cap=cap, wait=wait))
+            cap, lease = runtime.config.payload_cap, runtime.times.lease
+            calls.append(store.start(worker, fetched, hold=hold, lease=lease, cap=cap, wait=wait))
         result = Exchanged(time.monotonic(), [], [], [])
         if not calls:
             return result

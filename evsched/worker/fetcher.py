@@ -47,11 +47,11 @@ class Fetcher:
     """BLMOVE brings the job itself; see `IdleWait`."""
 
     def __init__(self, served: ServedQueue, share: Share, listener: FetchListener) -> None:
-        config = served.runtime.config
+        url, timeout = served.runtime.config.url, served.runtime.times.reply_timeout
         self._served = served
         self._share = share
         self._listener = listener
-        self._blocking = BlockingSender(config.url, reply_timeout=config.reply_timeout, near=keys.root(served.queue))
+        self._blocking = BlockingSender(url, reply_timeout=timeout, near=keys.root(served.queue))
         self.reconnect = Reconnect("worker, fetching", served.runtime.emit, served.queue)
         self.full = False
         """The last BLMOVE was refused, since Redis's memory is full. Scripts are accepted, and `start` fetches too."""
@@ -91,14 +91,14 @@ class Fetcher:
 
     async def run(self) -> None:
         """Fetch when hungry, until stopped."""
-        config = self._served.runtime.config
+        times = self._served.runtime.times
         try:
             while not self._stopping:
                 await self._hungry.wait()
                 if self._stopping:
                     break
                 async with self.reconnect:
-                    self.reconnect.pulse.expect(config.probe_interval + config.reply_timeout)
+                    self.reconnect.pulse.expect(times.probe_interval + times.reply_timeout)
                     await self._fetch()
         finally:
             self._ended.set()
@@ -152,7 +152,7 @@ class Fetcher:
 
     async def _block(self) -> str | None:
         """Wait for a job; return its id, None when there was none for as long as a BLMOVE waits."""
-        client, block = self._blocking.client, self._served.runtime.config.probe_interval
+        client, block = self._blocking.client, self._served.runtime.times.probe_interval
         if self.reconnect.failures:
             block = min(block, _BRIEF)
         try:

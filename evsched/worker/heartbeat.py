@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from evsched.config import Config
 from evsched.errors import StoreDown, StoreRefused
 from evsched.events import Event
+from evsched.lease import Times
 from evsched.runtime.loops import Pulse
 from evsched.runtime.reconnect import Reconnects
 from evsched.store.announced import Announced
@@ -65,16 +65,21 @@ class HeartbeatListener(Protocol):
 class Heartbeat(threading.Thread):
     """Renews the leases while the worker lives. A lease that Redis refuses to renew costs no other queue its lease."""
 
-    def __init__(self, config: Config, worker: str, stores: Sequence[Store], listener: HeartbeatListener) -> None:
+    def __init__(
+        self, url: str, times: Times, worker: str, stores: Sequence[Store], listener: HeartbeatListener
+    ) -> None:
         super().__init__(name="evsched-heartbeat", daemon=True)
-        self._config = config
+        self._times = times
         self._worker = worker
         self._stores = list(stores)
         self._listener = listener
-        self._sender = SyncSender(config.url, reply_timeout=config.reply_timeout)
+        self._sender = SyncSender(url, reply_timeout=times.reply_timeout)
         self._reconnects = Reconnects("heartbeat", listener.emit)
         self.pulse = Pulse("heartbeat")
         self._wake = threading.Event()
+        times.listen(self._wake.set)
+        self._renewed_every = times.heartbeat, times.idle_heartbeat
+        """The intervals, for the short leases and for the long ones, that fit the leases which were set last."""
         self._stopping = False
         self._soon = False
         """The next heartbeat is due soon: since the last one the worker received jobs, or Redis refused a lease."""
@@ -120,9 +125,10 @@ class Heartbeat(threading.Thread):
             if self._stopping:
                 break
             self._soon, self._short = False, self._listener.busy()
+            every = self._times.heartbeat, self._times.idle_heartbeat
             try:
                 self._renew_all()
-                failures = 0
+                failures, self._renewed_every = 0, every
                 last = time.monotonic()
             except StoreDown:
                 # Not reported: the worker's own loop says that Redis is down.
@@ -157,7 +163,7 @@ class Heartbeat(threading.Thread):
         Raises:
             StoreDown, StoreRefused
         """
-        lease = self._config.lease if self._short else self._config.idle_lease
+        lease = self._times.lease if self._short else self._times.idle_lease
         announced = self._listener.announced(store.queue)
         found = self._sender.send(store.heartbeat(self._worker, lease, announced=announced))
         if not found.kept:
@@ -170,4 +176,7 @@ class Heartbeat(threading.Thread):
             self._listener.cancelled(store.queue, found.stops)
 
     def _interval(self) -> float:
-        return self._config.heartbeat if self._soon or self._short else self._config.idle_heartbeat
+        short, long = self._renewed_every
+        if self._soon or self._short:
+            return min(short, self._times.heartbeat)
+        return min(long, self._times.idle_heartbeat)

@@ -76,15 +76,15 @@ class _Link:
 
     async def _probe(self, subscription: Subscription) -> None:
         """Test a connection that is silent, and close it if it is dead."""
-        config = self._runtime.config
+        times = self._runtime.times
         while True:
-            await asyncio.sleep(self._heard + config.probe_interval - time.monotonic())
-            if time.monotonic() - self._heard < config.probe_interval:
+            await asyncio.sleep(self._heard + times.probe_interval - time.monotonic())
+            if time.monotonic() - self._heard < times.probe_interval:
                 continue
             answered = asyncio.Event()
             subscription.ping(answered.set)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(config.reply_timeout):
+                async with asyncio.timeout(times.reply_timeout):
                     await answered.wait()
             if not answered.is_set():
                 subscription.cut()

@@ -80,7 +80,7 @@ class QueueSetup:
         """Try to set up a queue; return 0, or the seconds after which to try again."""
         if self.is_done(store):
             return 0.0
-        lease, announced = self._runtime.config.idle_lease, self._announced(store.queue)
+        lease, announced = self._runtime.times.idle_lease, self._announced(store.queue)
         wait = await self._write(store, store.heartbeat(self._worker, lease, fresh=True, announced=announced))
         if not wait:
             self._done.add(store.queue)
@@ -140,7 +140,7 @@ class QueueSetup:
         know, so this is for queues that no dispatcher serves. Redis neither writes nor replicates an SADD of what the
         set contains.
         """
-        seldom = _SELDOM * self._runtime.config.safety_cap
+        seldom = _SELDOM * self._runtime.times.safety_cap
         wait = seldom
         while True:
             with contextlib.suppress(TimeoutError):

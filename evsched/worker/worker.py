@@ -76,7 +76,9 @@ class Worker:
         self._control = Control(runtime, self.id, queues, OnControl(self.consumers, self._status))
         self._drain = Drain(runtime, self.id, self.consumers, executor.handlers.running)
         self._on_heartbeat = OnHeartbeat(emit, self.consumers, self._setup, self._control, self._drain)
-        self._heartbeat = Heartbeat(config, self.id, [Store(queue) for queue in queues], self._on_heartbeat)
+        self._heartbeat = Heartbeat(
+            config.url, runtime.times, self.id, [Store(queue) for queue in queues], self._on_heartbeat
+        )
         counted, slots = (
             structs.replace(runtime, emit=Events(self._status.on_event, emit).emit),
             Slots(config.concurrency),
@@ -230,7 +232,7 @@ class Worker:
         self._heartbeat.stop()
         if self._heartbeat.is_alive():
             # It would renew the leases that end here.
-            self._heartbeat.join(2 * self._runtime.config.reply_timeout)
+            self._heartbeat.join(2 * self._runtime.times.reply_timeout)
         self._drain.rescue()
         return True
 

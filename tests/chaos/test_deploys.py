@@ -22,8 +22,8 @@ from tests.chaos.versions import RULES
 WORKERS = 4
 SETTINGS = {
     "EVSCHED_LEASE": "1.5",
-    "EVSCHED_HEARTBEAT": "0.3",
-    "EVSCHED_IDLE_HEARTBEAT": "0.5",
+    "EVSCHED_TEST_HEARTBEAT": "0.3",
+    "EVSCHED_TEST_IDLE_HEARTBEAT": "0.5",
     "EVSCHED_SHUTDOWN_GRACE": "0.1",
 }
 ROOT = "evsched:{chaos}:"

@@ -21,7 +21,7 @@ from evsched.client.target_tasks import QUEUE
 from tests.chaos.conftest import Fleet
 from tests.support.rabbit import PROGRAM, Rabbit
 
-SHORT = {"EVSCHED_LEASE": "1.5", "EVSCHED_HEARTBEAT": "0.3"}
+SHORT = {"EVSCHED_LEASE": "1.5", "EVSCHED_TEST_HEARTBEAT": "0.3"}
 KILLS = 50
 WORKERS = 3
 BATCH = 500

@@ -19,7 +19,7 @@ from evsched.store.clients import New
 from evsched.transport.senders import BatchingSender
 from tests.chaos.conftest import Fleet
 
-SHORT = {"EVSCHED_LEASE": "1.5", "EVSCHED_HEARTBEAT": "0.3"}
+SHORT = {"EVSCHED_LEASE": "1.5", "EVSCHED_TEST_HEARTBEAT": "0.3"}
 KILLS = 50
 WORKERS = 4
 BATCH = 1000

@@ -70,7 +70,7 @@ def test_twenty_kills_lose_nothing(fleet: Fleet, client: SyncClient) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_job_that_kills_its_worker_ends_in_dead_after_its_attempts(fleet: Fleet, client: SyncClient) -> None:
-    short = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
+    short = {"EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     fleet.start("dispatcher", **short)
     client.enqueue("chaos", [new_job("suicide", (), {}, JobOptions(id="s"))])
     end, workers = time.monotonic() + 60, 0
@@ -97,7 +97,7 @@ def test_jobs_are_on_time_if_the_subscription_is_killed_in_the_instant_of_their_
     fleet: Fleet, server: EmbeddedRedis
 ) -> None:
     raw = plain_client(server.url)
-    fleet.start("dispatcher", EVSCHED_SAFETY_CAP="60", EVSCHED_PROBE_INTERVAL="50")
+    fleet.start("dispatcher", EVSCHED_TEST_SAFETY_CAP="60", EVSCHED_TEST_PROBE_INTERVAL="50")
     fleet.start("worker", "tests.chaos.app:app")
     time.sleep(2)
     late = list[float]()
@@ -118,7 +118,7 @@ def test_jobs_are_on_time_if_the_subscription_is_killed_in_the_instant_of_their_
 
 @pytest.mark.timeout(180)
 def test_a_stopped_worker_completes_nothing_when_it_wakes(fleet: Fleet, client: SyncClient) -> None:
-    short = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
+    short = {"EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     fleet.start("dispatcher", **short)
     first = fleet.start("worker", "tests.chaos.app:app", **short)
     client.enqueue("chaos", [new_job("work", (1.0,), {}, JobOptions(id="w"))])

@@ -26,7 +26,7 @@ BUSY = 2_000
 """Jobs that are due meanwhile, so that workers run while others are changed."""
 
 FAR = 2e9
-SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
+SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}
 ROOT = "evsched:{chaos}:"
 OURS = Filter(group="ours")
 

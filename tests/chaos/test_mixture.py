@@ -26,7 +26,7 @@ from tests.chaos.conftest import Fleet
 from tests.chaos.test_hooks import findings, wait_until_idle
 from tests.support.plain import plain_client
 
-SHORT = {"EVSCHED_LEASE": "3", "EVSCHED_HEARTBEAT": "0.5"}
+SHORT = {"EVSCHED_LEASE": "3", "EVSCHED_TEST_HEARTBEAT": "0.5"}
 SECONDS = int(os.environ.get("CHAOS_SECONDS", "60"))
 BATCH = 10
 """Jobs that are enqueued together, each tenth of a second."""

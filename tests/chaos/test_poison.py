@@ -15,7 +15,7 @@ from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
 from tests.chaos.conftest import Fleet
 
-SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
+SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}
 HARMLESS = 1000
 
 

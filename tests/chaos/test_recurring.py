@@ -18,7 +18,7 @@ SECONDS = 60
 
 @pytest.mark.timeout(180)
 def test_a_job_every_second_for_a_minute_while_all_processes_are_killed(fleet: Fleet, client: SyncClient) -> None:
-    short = {"EVSCHED_LEASE": "3", "EVSCHED_HEARTBEAT": "1"}
+    short = {"EVSCHED_LEASE": "3", "EVSCHED_TEST_HEARTBEAT": "1"}
 
     children = [fleet.start("dispatcher", **short) for _ in range(2)]
     children += [fleet.start("worker", "tests.chaos.app:app", **short) for _ in range(2)]

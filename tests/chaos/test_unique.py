@@ -16,7 +16,7 @@ from tests.chaos.conftest import Fleet
 WITHIN = 1.0
 PROCESSES, EACH = 8, 125
 SECONDS = 30.0
-SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
+SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}
 
 
 def producers(fleet: Fleet) -> subprocess.Popen[bytes]:

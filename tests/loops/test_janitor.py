@@ -18,12 +18,13 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.support.recorder import Recorder
 
+LEASE = 0.3
 HEARTBEAT = 0.1
 
 
 @pytest.fixture
 def config(server: EmbeddedRedis) -> Config:
-    return Config(url=server.url, lease=0.3, heartbeat=HEARTBEAT, idle_lease=60, idle_heartbeat=20)
+    return Config(url=server.url, lease=LEASE, heartbeat=HEARTBEAT, idle_lease=60, idle_heartbeat=20)
 
 
 class OneQueue:
@@ -89,12 +90,12 @@ async def test_a_job_that_was_fetched_and_never_started_is_put_back_despite_a_lo
 
 
 async def test_it_looks_often_while_jobs_wait_because_a_worker_may_fetch_them_at_any_time(
-    sender: BatchingSender, store: Store, janitor: Janitor, config: Config
+    sender: BatchingSender, store: Store, janitor: Janitor
 ) -> None:
     assert await janitor.step(store.queue) > 50
     await sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
     await sender.send(store.dispatch(limit=10, cap=1000))
-    assert await janitor.step(store.queue) <= config.lease - HEARTBEAT
+    assert await janitor.step(store.queue) <= LEASE - HEARTBEAT
 
 
 @pytest.mark.one_server

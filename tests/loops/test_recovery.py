@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from evsched import events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
+from evsched.lease import Times
 from evsched.runtime.loops import Runtime
 from evsched.services.children import Recovery
 from evsched.services.worker_process import WorkerReady
@@ -91,7 +92,7 @@ async def test_of_parent_and_janitor_exactly_one_puts_a_job_back(
     janitor = Janitor(Runtime(config, sender, recorder), OneQueue(store.queue))
     await janitor.step(store.queue)
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(2 * config.heartbeat):
+        async with asyncio.timeout(2 * Times(config).heartbeat):
             await asyncio.Event().wait()  # the janitor judges by time
     slices = replace(config, batch=130)  # so that those of the two overlap
     await asyncio.gather(recover(slices, recorder, store.queue), janitor.step(store.queue))

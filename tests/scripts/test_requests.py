@@ -362,7 +362,7 @@ def test_a_request_with_a_key_triggers_once_and_has_the_first_reply(
     request = Request("k", "asked")
     with pytest.raises(JobMissing):
         send(store.trigger_once(request, "other", f"{NOW:.6f}", now=NOW))
-    assert raw.exists(f"evsched:{{{queue}}}:idempotency:k") == 0
+    assert raw.exists(f"evsched:{{{queue}}}:unique:/k") == 0
     first = send(store.trigger_once(request, NAME, f"{NOW:.6f}", now=NOW))
     assert first == ("asked", f"{NAME}@{NOW:.6f}", True)
     before = state()

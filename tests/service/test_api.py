@@ -261,8 +261,8 @@ async def test_a_restart_of_redis_loses_and_doubles_no_request(tmp_path: Path, q
     [
         ({"EVSCHED_API_WRITE_TOKENS": "", "EVSCHED_API_READ_TOKENS": ""}, (), "the API has no token"),
         ({"EVSCHED_API_WRITE_TOKENS": "short"}, (), "EVSCHED_API_WRITE_TOKENS: token 1 is not valid"),
-        ({}, ("--open",), "leave out one of both"),
-        ({}, ("--write-tokens-file", "/nowhere"), "/nowhere cannot be read"),
+        ({}, ("--open-host", "localhost"), "leave out one of both"),
+        ({"EVSCHED_API_WRITE_TOKENS": "file:/nowhere"}, (), "/nowhere cannot be read"),
         ({}, ("--port", "70000"), "EVSCHED_API_PORT is 70000"),
     ],
 )
@@ -280,7 +280,7 @@ def test_it_does_not_start_without_tokens_unless_it_is_told_to(server: EmbeddedR
     done = cli.process("api")
     assert (done.returncode, done.stdout) == (2, "")
     assert "set EVSCHED_API_WRITE_TOKENS" in done.stderr
-    with serving(cli, "--open") as (url, _, _):
+    with serving(cli, "--open-host", "localhost") as (url, _, _):
         assert httpx.get(f"{url}/v1/queues").status_code == 200
 
 

@@ -24,7 +24,7 @@ async def work() -> None: ...
 def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
     (tmp_path / "tasks.py").write_text(TASKS)
     cli = Cli(server.url, tmp_path)
-    cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
+    cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     return cli
 
 

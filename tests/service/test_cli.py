@@ -296,7 +296,17 @@ def test_the_demo_needs_one_server(cli: Cli, url: str) -> None:
 @pytest.mark.extra
 def test_every_kind_of_command_has_help_with_an_example(cli: Cli) -> None:
     assert "run-now" in cli.run("--help").stdout
-    for command in ("dev", "enqueue", "show", "limit", "recurrences add", "windows set", "simulate", "doctor", "top"):
+    for command in (
+        "dev",
+        "enqueue",
+        "show",
+        "limit",
+        "recurrences add",
+        "windows set",
+        "recurrences next",
+        "doctor",
+        "top",
+    ):
         assert "Example: evsched " in cli.run(*command.split(), "--help").stdout, command
 
 

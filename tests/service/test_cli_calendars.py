@@ -57,7 +57,7 @@ def test_a_calendar_is_set_listed_used_and_removed(cli: Cli, queue: str, raw: An
     assert f"{year + 2}-12-26" in cli.run("calendars", *of).stdout
     assert cli.run(*add).stdout == "r made\n"
     span = ("--from", f"{year + 1}-12-20T00:00+00:00", "--to", f"{year + 1}-12-31T00:00+00:00")
-    assert len(cli.json("simulate", *span, *of)) == 11 - 3
+    assert len(cli.json("recurrences", "next", *span, *of)["times"]) == 11 - 3
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": "inf"})
     assert set_calendar(cli, queue).stdout.endswith("; 1 recurrences are planned again\n")
     assert raw.zscore(f"evsched:{{{queue}}}:recurrences", "r") == 0
@@ -76,7 +76,7 @@ def test_what_shows_a_recurrence_names_its_calendars(cli: Cli, queue: str) -> No
     cli.run("recurrences", "add", "r", "t", "--rule", "0 9 * * *", "--skip", "de", *of)
     cli.run("recurrences", "add", "plain", "t", "--rule", "0 9 * * *", *of)
     words = "At 09:00 every day, UTC, except on the days of calendar de"
-    assert cli.json("recurrences", "next", "r", *of)["words"] == words
+    assert cli.json("recurrences", "next", "r", *of)["words"] == {"r": words}
     assert cli.run("recurrences", "next", "r", *of).stdout.startswith(words + "\n")
     assert {row["name"]: row["skip"] for row in cli.json("recurrences", *of)} == {"plain": None, "r": "de"}
     header, *rows = (line.split("\t") for line in cli.run("recurrences", *of).stdout.splitlines())

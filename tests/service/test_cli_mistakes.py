@@ -119,7 +119,7 @@ def test_a_mistake_gives_one_line_and_its_exit_code(cli: Cli, code: int, words: 
 
 UNKNOWN = [
     *("jobs", "queues", "workers", "top --json", "cancel --task t", "reschedule --task t --in 1h", "dead"),
-    *("cancel --task t --dry-run", "dead revive --all", "dead drop --all", "dead drop --task t", "simulate"),
+    *("cancel --task t --dry-run", "dead revive --all", "dead drop --all", "dead drop --task t", "recurrences next"),
     *("recurrences", "recurrences prune", "windows", "calendars"),
 ]
 
@@ -196,10 +196,10 @@ def test_an_empty_queue_that_redis_knows_is_no_mistake(cli: Cli, queue: str) -> 
 
 @pytest.mark.extra
 def test_a_variable_that_is_not_a_setting_causes_a_warning_and_no_error(cli: Cli) -> None:
-    done = cli.process("queues", EVSCHED_SAFTY_CAP="3", EVSCHED_REDIS_SERVICE_HOST="10.0.0.1")
+    done = cli.process("queues", EVSCHED_CONCURENCY="3", EVSCHED_REDIS_SERVICE_HOST="10.0.0.1")
     assert done.returncode == 0
     assert done.stderr.count("evsched: warning: ") == 1
-    assert "did you mean EVSCHED_SAFETY_CAP?" in done.stderr
+    assert "did you mean EVSCHED_CONCURRENCY?" in done.stderr
     assert "Kubernetes" in done.stderr
 
 

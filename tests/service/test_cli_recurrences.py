@@ -64,7 +64,7 @@ def test_a_recurrence_is_added_listed_paused_resumed_and_removed(cli: Cli, queue
     assert (gone.returncode, gone.stderr) == (1, f"evsched: t is not a recurrence of queue {queue}\n")
 
 
-def test_next_and_simulate_list_the_times_to_come(cli: Cli, queue: str) -> None:
+def test_next_lists_the_times_to_come(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     window = "mon-thu 08:00-18:00 Europe/Berlin"
     cli.run(
@@ -81,7 +81,7 @@ def test_next_and_simulate_list_the_times_to_come(cli: Cli, queue: str) -> None:
         *of,
     )
     explained = cli.json("recurrences", "next", "r", "-n", "10", *of)
-    assert explained["words"] == f"At 09:00 on Monday through Friday, Europe/Berlin; window {window}"
+    assert explained["words"]["r"] == f"At 09:00 on Monday through Friday, Europe/Berlin; window {window}"
     assert len(explained["times"]) == 10
     waits = {round(one["due"] - one["planned"]) for one in explained["times"]}
     assert waits == {0, (3 * 24 - 1) * 3600}  # Friday's waits until Monday, 8 o'clock
@@ -90,39 +90,46 @@ def test_next_and_simulate_list_the_times_to_come(cli: Cli, queue: str) -> None:
     assert window in shown
     assert "wait for the same opening of its window, only the first runs" in " ".join(shown.split())
     span = ("--from", "2040-10-27T00:00:00+02:00", "--to", "2040-10-29T23:00:00+01:00")
-    assert [row["name"] for row in cli.json("simulate", *span, *of)] == ["r", "r"]
+    assert [row["name"] for row in cli.json("recurrences", "next", *span, *of)["times"]] == ["r", "r"]
     assert cli.run("recurrences", "next", "nobody", *of).returncode == 1
 
 
-def test_next_and_simulate_list_what_runs_when_a_window_opens(cli: Cli, queue: str) -> None:
+def test_next_lists_what_runs_when_a_window_opens(cli: Cli, queue: str) -> None:
     """Two hours of planned times wait for an opening; a year of them would be too many to look at."""
     of, opens = ("--queue", queue), (int(time.time()) // 3600 + 3) * 3600
     window = "-".join(time.strftime("%H:%M", time.gmtime(opens + more)) for more in (0, 60)) + " UTC"
     for name, overlap in (("one", "skip"), ("all", "allow")):
         add = ("recurrences", "add", name, "tick", "--rule", "every 15", "--window", window, "--overlap", overlap, *of)
         assert cli.run(*add).returncode == 0
-    rows = cli.json("simulate", "--from", str(opens - 60), "--to", str(opens + 14), *of)
+    rows = cli.json("recurrences", "next", "--from", str(opens - 60), "--to", str(opens + 14), *of)["times"]
     counts = Counter(row["name"] for row in rows)
     assert counts["one"] == 1
     assert 2 * 240 - 60 < counts["all"] <= 3 * 240 + 1
     listed = cli.json("recurrences", "next", "one", "-n", "5", *of)["times"]
     assert [one["due"] for one in listed] == [opens, opens + 15, opens + 30, opens + 45, opens + 86400]
     far = opens + 300 * 86400
-    assert cli.json("simulate", "--from", "1000", "--to", "90000", *of) == []  # that has passed
+    assert cli.json("recurrences", "next", "--from", "1000", "--to", "90000", *of)["times"] == []  # that has passed
     cli.run("recurrences", "remove", "all", *of)
-    assert [row["due"] for row in cli.json("simulate", "--from", str(far), "--to", str(far + 14), *of)] == [far]
+    assert [
+        row["due"] for row in cli.json("recurrences", "next", "--from", str(far), "--to", str(far + 14), *of)["times"]
+    ] == [far]
 
 
-def test_simulate_with_rules_on_the_command_line_needs_no_redis(cli: Cli) -> None:
+def test_next_with_rules_on_the_command_line_needs_no_redis(cli: Cli) -> None:
     cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
     span = ("--from", "2026-03-29T00:00:00+01:00", "--to", "2026-03-29T04:30:00+02:00", "--zone", "Europe/Berlin")
-    shown = cli.run("simulate", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *span).stdout
+    shown = cli.run(
+        "recurrences", "next", "--by", "hour", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *span
+    ).stdout
     assert shown.count("clock set forward") == 4  # there is no 2 o'clock
     assert "2026-03-29 03:00:00+02:00" in shown
-    assert len(cli.json("simulate", "--rule", "*/30 * * * *", *span)) == 8
+    assert len(cli.json("recurrences", "next", "--rule", "*/30 * * * *", *span)["times"]) == 8
     local = ("--from", "2026-03-29T00:00:00", "--to", "2026-03-29T04:30:00", "--zone", "Europe/Berlin")
-    assert cli.run("simulate", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *local).stdout == shown
-    runs = cli.run("simulate", "--rule", "15 2 * * *", "--by", "run", *span).stdout
+    assert (
+        cli.run("recurrences", "next", "--by", "hour", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *local).stdout
+        == shown
+    )
+    runs = cli.run("recurrences", "next", "--rule", "15 2 * * *", *span).stdout
     assert "2026-03-29 03:00:00+02:00" in runs  # 02:15 does not exist on that day: it runs at the next time that does
 
 
@@ -162,8 +169,8 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         ("does not open within two", ("windows", "set", "w", "09:00-17:00 UTC; not 2000-01-01..2999-12-31")),
         ("window name", ("windows", "set", "w w", "09:00-17:00 UTC")),
         ("from 1 to 1000", ("recurrences", "next", "r", "-n", "100000000")),
-        ("shorter span", ("simulate", "--rule", "every 1", "--from", "0", "--to", str(393 * 86400))),
-        ("after --from", ("simulate", "--rule", "@daily", "--from", "100", "--to", "50")),
+        ("shorter span", ("recurrences", "next", "--rule", "every 1", "--from", "0", "--to", str(393 * 86400))),
+        ("after --from", ("recurrences", "next", "--rule", "@daily", "--from", "100", "--to", "50")),
     ],
 )
 def test_what_is_not_valid_is_refused_in_one_line_that_names_it(cli: Cli, words: str, command: tuple[str, ...]) -> None:
@@ -172,15 +179,15 @@ def test_what_is_not_valid_is_refused_in_one_line_that_names_it(cli: Cli, words:
     assert words in done.stderr
 
 
-def test_next_and_simulate_end_when_the_count_of_a_recurrence_is_used_up(cli: Cli, queue: str, raw: Any) -> None:
+def test_next_ends_when_the_count_of_a_recurrence_is_used_up(cli: Cli, queue: str, raw: Any) -> None:
     of, span = ("--queue", queue), ("--from", "4000000000", "--to", "4000000060")
     cli.run("recurrences", "add", "r", "t", "--rule", "every 2", "--count", "2", "--start", "4000000000", *of)
     assert len(cli.json("recurrences", "next", "r", *of)["times"]) == 2
-    assert len(cli.json("simulate", *span, *of)) == 2
+    assert len(cli.json("recurrences", "next", *span, *of)["times"]) == 2
     raw.hset(f"evsched:{{{queue}}}:recurrence:r", "made", 2)
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": "inf"})
     assert "does not recur any more" in cli.terminal(80, "recurrences", "next", "r", *of)
-    assert cli.json("simulate", *span, *of) == []
+    assert cli.json("recurrences", "next", *span, *of)["times"] == []
 
 
 def test_all_commands_name_the_same_next_time_while_an_occurrence_is_on_the_schedule(
@@ -199,7 +206,7 @@ def test_all_commands_name_the_same_next_time_while_an_occurrence_is_on_the_sche
         planned,
         planned + 86400,
     ]
-    assert cli.json("simulate", *of)[0]["due"] == planned
+    assert cli.json("recurrences", "next", *of)["times"][0]["due"] == planned
     assert "its next occurrence is planned in 1h" in cli.run("explain", "r", *of).stdout
 
 
@@ -216,7 +223,7 @@ def test_times_that_are_counted_from_ends_begin_with_the_occurrence_on_the_sched
     assert listed(cli, *of)["r"]["next"] == planned
     expected = [planned, planned + 2000, planned + 4000]
     assert [one["planned"] for one in cli.json("recurrences", "next", "r", "-n", "3", *of)["times"]] == expected
-    assert [one["due"] for one in cli.json("simulate", *of)[:3]] == expected
+    assert [one["due"] for one in cli.json("recurrences", "next", *of)["times"][:3]] == expected
     assert "its next occurrence is planned in 1h" in (said := cli.run("explain", "r", *of).stdout)
     assert "the end of" not in said
 
@@ -244,7 +251,7 @@ def test_a_recurrence_without_a_record_says_so_and_hinders_no_other(cli: Cli, qu
     of = ("--queue", queue)
     cli.run("recurrences", "add", "r", "tick", "--rule", "every 3600", *of)
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"ghost": 0})
-    assert {row["name"] for row in cli.json("simulate", *of)} == {"r"}
+    assert {row["name"] for row in cli.json("recurrences", "next", *of)["times"]} == {"r"}
     said = listed(cli, *of)["ghost"]["reason"]
     assert "it has no record: add it with `evsched recurrences add ghost TASK" in said
     assert f"`evsched recurrences remove ghost --queue {queue}`" in said
@@ -270,13 +277,13 @@ def test_a_window_that_does_not_exist_is_refused_and_one_in_use_is_not_removed(c
     assert raw.zscore(schedule, "r") == 0
 
 
-def test_simulate_names_recurrences_that_cannot_recur_and_lists_the_others(cli: Cli, queue: str, raw: Any) -> None:
+def test_next_names_recurrences_that_cannot_recur_and_lists_the_others(cli: Cli, queue: str, raw: Any) -> None:
     of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
     for name in ("good", "known", "unknown"):
         cli.run("recurrences", "add", name, "tick", "--rule", "every 3600", *of)
     raw.hset(f"{root}recurrence:known", mapping={"zone": "Mars/Base", "reason": "there is no zone Mars/Base"})
     raw.hset(f"{root}recurrence:unknown", "rule", "every blue moon")
-    done = cli.run("simulate", "--by", "run", *of)
+    done = cli.run("recurrences", "next", *of)
     assert (done.returncode, "good" in done.stdout, "known" in done.stdout) == (0, True, False)
     assert "known is left out, since it makes no jobs: there is no zone Mars/Base" in done.stderr
     assert "unknown is left out, since it makes no jobs: recurrence unknown: " in done.stderr
@@ -293,8 +300,8 @@ def test_a_window_that_has_a_name_counts_for_whoever_looks_ahead(cli: Cli, queue
         [time["due"] for time in cli.json("recurrences", "next", name, *of)["times"]] for name in ("named", "plain")
     )
     assert named == plain
-    assert Counter(row["name"] for row in cli.json("simulate", *of))["named"] > 0
-    assert min(row["due"] for row in cli.json("simulate", *of)) == named[0]
+    assert Counter(row["name"] for row in cli.json("recurrences", "next", *of)["times"])["named"] > 0
+    assert min(row["due"] for row in cli.json("recurrences", "next", *of)["times"]) == named[0]
 
 
 def test_an_occurrence_that_was_cancelled_is_no_next_time(cli: Cli, queue: str, raw: Any) -> None:

@@ -37,7 +37,7 @@ def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
         declared = "".join(f'app.recurring("{rule}", name="{name}")(report)\n' for name, rule in rules.items())
         (tmp_path / f"{version}.py").write_text(TASKS.replace("QUEUE", queue) + declared)
     cli = Cli(server.url, tmp_path)
-    cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_IDLE_HEARTBEAT": "0.2", "EVSCHED_HEARTBEAT": "0.2"}
+    cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_TEST_IDLE_HEARTBEAT": "0.2", "EVSCHED_TEST_HEARTBEAT": "0.2"}
     return cli
 
 

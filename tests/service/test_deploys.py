@@ -79,7 +79,7 @@ def deploy(server: Any, tmp_path: Path, queue: str) -> Generator[Deploy]:
         "EVSCHED_QUEUES": queue,
         "EVSCHED_SHUTDOWN_GRACE": "0.1",
         "EVSCHED_LEASE": "5",
-        "EVSCHED_HEARTBEAT": "0.5",
+        "EVSCHED_TEST_HEARTBEAT": "0.5",
     }
     with cli.running("dispatcher", until="NotificationsProven"), ExitStack() as stack:
         yield Deploy(cli, stack)

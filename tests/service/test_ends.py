@@ -297,7 +297,7 @@ def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue
 @contextmanager
 def holding(cli: Cli, queue: str, raw: Any) -> Generator[tuple[subprocess.Popen[str], Log]]:
     """Run a worker with a job that has attempts left, and one that has not."""
-    cli.environment |= {"EVSCHED_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_HEARTBEAT": "0.5"}
+    cli.environment |= {"EVSCHED_TEST_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     with (
         cli.running("dispatcher", until="NotificationsProven"),
         started(cli, "worker", "tasks:app", "--log-jobs") as (child, log),
@@ -359,7 +359,7 @@ def test_the_job_that_blocks_the_loop_fails_and_not_one_whose_timeout_passes_mea
 
 @pytest.mark.extra
 def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, queue: str, raw: Any) -> None:
-    cli.environment |= {"EVSCHED_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_HEARTBEAT": "0.5"}
+    cli.environment |= {"EVSCHED_TEST_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     with cli.running("dispatcher", until="NotificationsProven"), started(cli, "worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
         assert child.stderr is not None

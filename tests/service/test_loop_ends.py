@@ -58,7 +58,7 @@ def test_a_loop_that_ends_ends_the_process_with_a_log_line_and_code_70(
     cli: Cli, words: list[str], module: str, name: str, function: str, loop: str
 ) -> None:
     cli.run_first(BROKEN.format(module=module, name=name, function=function))
-    cli.environment |= {"EVSCHED_HEARTBEAT": "0.1", "EVSCHED_IDLE_HEARTBEAT": "0.1"}
+    cli.environment |= {"EVSCHED_TEST_HEARTBEAT": "0.1", "EVSCHED_TEST_IDLE_HEARTBEAT": "0.1"}
     done = cli.run(*words)
     assert done.returncode == 70, done.stderr
     last = done.stderr.splitlines()[-1]

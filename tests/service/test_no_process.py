@@ -67,7 +67,7 @@ def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
     (tmp_path / "other.py").write_text(OTHER)
     cli = Cli(server.url, tmp_path)
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_LOG_JOBS": "true"}
-    cli.environment["EVSCHED_SCALE_DOWN_AFTER"] = "0.5"
+    cli.environment["EVSCHED_TEST_SCALE_DOWN_AFTER"] = "0.5"
     return cli
 
 
@@ -222,7 +222,7 @@ def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: 
 
 @pytest.mark.extra
 def test_what_redis_has_lost_is_declared_again_although_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
-    cli.environment["EVSCHED_IDLE_HEARTBEAT"] = "0.5"
+    cli.environment["EVSCHED_TEST_IDLE_HEARTBEAT"] = "0.5"
     with parent(cli, "0:8") as (_, log):
         log.until("RecurrenceDeclared")
         log.until("ParentWaits")
@@ -245,7 +245,7 @@ def test_a_job_that_other_workers_do_not_know_wakes_the_parent_whose_app_has_its
     ):
         other.until("ParentWaits")
         other.until("ChildEnded")
-        cli.environment["EVSCHED_SCALE_DOWN_AFTER"] = "1000"
+        cli.environment["EVSCHED_TEST_SCALE_DOWN_AFTER"] = "1000"
         with parent(cli, "0:1") as (_, log):
             log.until("WorkerStarted")
             raw.zadd(f"evsched:{{{queue}}}:schedule", inline("theirs", "a"))

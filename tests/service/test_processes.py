@@ -51,7 +51,7 @@ def cli(server: Any, folder: Path) -> Cli:
 def start(cli: Cli, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         cli.command("worker", "tasks:app", *words),
-        env={**cli.environment, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_SCALE_DOWN_AFTER": "0.5"},
+        env={**cli.environment, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_TEST_SCALE_DOWN_AFTER": "0.5"},
         cwd=cli.folder,
         stderr=subprocess.PIPE,
         text=True,
@@ -123,7 +123,7 @@ def test_another_process_starts_when_all_slots_are_in_use_and_ends_when_idle(
 
 @pytest.mark.extra
 def test_another_process_starts_when_short_jobs_keep_one_busy(cli: Cli, queue: str, raw: Any) -> None:
-    cli.environment["EVSCHED_BATCH"] = "5"  # so that after each exchange some slots are free for a moment
+    cli.environment["EVSCHED_TEST_BATCH"] = "5"  # so that after each exchange some slots are free for a moment
     child = start(cli, "--queue", queue, "--processes", "1:2", "--concurrency", "8")
     log = Log(child)
     try:
@@ -148,7 +148,7 @@ def test_children_end_with_a_parent_that_is_killed(cli: Cli, queue: str) -> None
 
 @pytest.mark.extra
 def test_a_child_that_hangs_is_killed_after_its_time_limit(cli: Cli, queue: str) -> None:
-    cli.environment["EVSCHED_REPLY_TIMEOUT"] = "0.1"
+    cli.environment["EVSCHED_TEST_REPLY_TIMEOUT"] = "0.1"
     child = start(cli, "--queue", queue, "--processes", "1")
     log = Log(child)
     log.until("WorkerStarted")

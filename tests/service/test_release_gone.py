@@ -54,7 +54,7 @@ def cli(server: Any, tmp_path: Path, queue: str, release: Path) -> Cli:
         "PYTHONPATH": str(release.parent),
         "EVSCHED_SHUTDOWN_GRACE": "0.3",
         "EVSCHED_LEASE": "3",
-        "EVSCHED_HEARTBEAT": "0.3",
+        "EVSCHED_TEST_HEARTBEAT": "0.3",
         "EVSCHED_LOG_JOBS": "true",
         "EVSCHED_QUEUES": queue,
     }

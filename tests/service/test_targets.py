@@ -60,7 +60,7 @@ def test_without_an_allowed_host_it_does_not_start(cli: Cli, words: tuple[str, .
     [
         (("--http-host", "http://a"), "EVSCHED_HTTP_HOSTS has 'http://a'"),
         (("--http-host", "a", "--http-network", "10.0.0.1/8"), "EVSCHED_HTTP_NETWORKS has '10.0.0.1/8'"),
-        (("--http-host", "a", "--http-nat64", "fd00::/95"), "EVSCHED_HTTP_NAT64 has 'fd00::/95'"),
+        (("--http-host", "a", "--http-network", "nat64:fd00::/95"), "EVSCHED_HTTP_NETWORKS has 'nat64:fd00::/95'"),
         (("--http-host", "a", "--http-redirects", "21"), "EVSCHED_HTTP_REDIRECTS is 21: a whole number from 0 to 20"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from evsched import keys
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli, Log
-from tests.support.patience import PATIENCE
+from tests.support.patience import NO_CAP, PATIENCE
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -141,7 +141,8 @@ def test_the_other_release_goes_on_with_every_job(
     old, new = Cli(own.url, tmp_path), Cli(own.url, tmp_path)
     for cli, folder in ((old, previous), (new, ROOT)):
         cli.environment |= {"PYTHONPATH": f"{folder}:{tmp_path}", "EVSCHED_LEASE": "5", "EVSCHED_LOG_JOBS": "true"}
-        cli.environment |= {"EVSCHED_HEARTBEAT": "1", "EVSCHED_SHUTDOWN_GRACE": "1"}
+        cli.environment |= {"EVSCHED_TEST_HEARTBEAT": "1", "EVSCHED_SHUTDOWN_GRACE": "1"}
+    old.environment |= {"EVSCHED_HEARTBEAT": "1", "EVSCHED_SAFETY_CAP": str(NO_CAP)}  # it still has them as settings
     first, second = (old, new) if upgrade else (new, old)
     with service(first, "dispatcher", ready="NotificationsProven"):
         with service(first, "worker", "tasks:app", ready="WorkerStarted", FIRST="1") as log:

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import httpx
 
-from evsched.api import create, openapi
+from evsched.api import openapi
+from evsched.api.application import create
 from evsched.api.operations import OPERATIONS, Operation
 from evsched.config import Config
 
@@ -85,7 +86,7 @@ def _misfits(schema: Any, value: Any) -> list[str]:
 @asynccontextmanager
 async def calling(url: str, **settings: Any) -> AsyncGenerator[Caller]:
     """Yield a caller of an application with these settings."""
-    tokens = {} if settings.get("api_open") else {"api_read_tokens": (READ,), "api_write_tokens": (WRITE,)}
+    tokens = {} if settings.get("api_open_hosts") else {"api_read_tokens": (READ,), "api_write_tokens": (WRITE,)}
     defaults: dict[str, Any] = {"api_rate": 100_000, "api_unknown_rate": 100_000, **tokens}
     app = create(Config(url=url, **defaults | settings))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

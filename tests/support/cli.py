@@ -32,7 +32,7 @@ class Cli:
         self.folder = folder
         self.environment = {**os.environ, "EVSCHED_URL": url, "PYTHONPATH": str(Path(__file__).parents[2])}
         self.environment.pop("EVSCHED_TEST_SERVER", None)
-        self.environment["EVSCHED_SAFETY_CAP"] = str(NO_CAP)
+        self.environment["EVSCHED_TEST_SAFETY_CAP"] = str(NO_CAP)
 
     def run_first(self, text: str) -> None:
         """Inject a fault into the processes: Python runs this text when it starts."""

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from msgspec.structs import replace
+
 from evsched.app import App
 from evsched.config import Config
 from evsched.dispatcher.cluster import ClusterDispatcher
@@ -23,6 +25,8 @@ class System:
     """The parts of a running system that a test may use."""
 
     def __init__(self, config: Config, app: App, recorder: Recorder) -> None:
+        # So that an event that is lost costs a test its patience, however short its lease is.
+        config = replace(config, safety_cap=config.safety_cap or 30.0)
         self.config = config
         self.app = app
         self.recorder = recorder

@@ -53,7 +53,7 @@ def test_a_token_allows_what_it_is_for(header: str | None, read: int, write: int
 
 
 def test_an_open_api_needs_no_token() -> None:
-    access = Access(Config(api_open=True, api_rate=1))
+    access = Access(Config(api_open_hosts=("localhost",), api_rate=1))
     assert admit(access, None, "write") == 200
     assert admit(access, f"Bearer {WRITE}", "write") == 429, "all callers share one bucket"
 
@@ -91,10 +91,10 @@ def test_a_bucket_fills_up_to_one_second_of_its_rate() -> None:
         (Config(api_read_tokens=(READ, "with a blank in the middle")), "EVSCHED_API_READ_TOKENS: token 2 is not valid"),
         (Config(api_write_tokens=(WRITE,), api_read_tokens=(READ, "")), "EVSCHED_API_READ_TOKENS: token 2 is not"),
         (Config(api_read_tokens=("",)), "the API has no token"),
-        (Config(api_write_tokens=("",), api_write_tokens_file=""), "the API has no token"),
+        (Config(api_write_tokens=("",)), "the API has no token"),
         (Config(api_read_tokens=(READ,), api_write_tokens=(READ,)), "the same API token"),
-        (Config(api_write_tokens=(WRITE,), api_open=True), "leave out one of both"),
-        (Config(api_write_tokens_file="/nowhere/at/all"), "/nowhere/at/all cannot be read: No such file"),
+        (Config(api_write_tokens=(WRITE,), api_open_hosts=("localhost",)), "leave out one of both"),
+        (Config(api_write_tokens=("file:/nowhere/at/all",)), "/nowhere/at/all cannot be read: No such file"),
     ],
 )
 def test_tokens_that_are_not_valid_are_refused_and_not_shown(settings: Config, words: str) -> None:
@@ -106,17 +106,17 @@ def test_tokens_that_are_not_valid_are_refused_and_not_shown(settings: Config, w
 def test_a_variable_that_is_empty_is_not_set() -> None:
     access = Access(load({"EVSCHED_API_WRITE_TOKENS": WRITE, "EVSCHED_API_READ_TOKENS": ""}))
     assert [admit(access, f"Bearer {token}", "write") for token in (WRITE, "")] == [200, 401]
-    assert admit(Access(Config(api_open=True, api_read_tokens=("",), api_read_tokens_file="")), None) == 200
+    assert admit(Access(Config(api_open_hosts=("localhost",), api_read_tokens=("",))), None) == 200
 
 
 def test_tokens_come_from_files_too(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# rotated in spring\n{WRITE}\n\n  {'n' * 20}  \n")
-    access = Access(Config(api_read_tokens=(READ,), api_write_tokens_file=str(file)))
+    access = Access(Config(api_read_tokens=(READ,), api_write_tokens=(f"file:{file}",)))
     assert [admit(access, f"Bearer {token}", "write") for token in (WRITE, "n" * 20, READ)] == [200, 200, 403]
     file.write_text(f"# rotated in spring\n\n{WRITE}\nshort\n")
     with pytest.raises(ConfigError, match=f"{file}, line 4: the token is not valid"):
-        Access(Config(api_write_tokens_file=str(file)))
+        Access(Config(api_write_tokens=(f"file:{file}",)))
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="it is not text"):
-        Access(Config(api_write_tokens_file=str(file)))
+        Access(Config(api_write_tokens=(f"file:{file}",)))

@@ -54,6 +54,8 @@ EVENTS = [
     events.ShardsUnknown(reason="no answer"),
     events.DoctorStarted(interval=300.0),
     events.ApiStarted(url="http://127.0.0.1:8420"),
+    events.LeaseDiffers(given=30.0, lease=14.0),
+    events.LeaseChanged(lease=30.0, settles_in=900.0),
     events.RedisUnsafe(what="the append-only log is off", mend="CONFIG SET appendonly yes"),
     events.SubscriptionLost(reason="cut"),
     events.NotificationsMissing(mend="set it"),

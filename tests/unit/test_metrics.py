@@ -29,6 +29,8 @@ NOT_COUNTED = {
         events.PauseOver,
         events.RecurrenceDeclared,
         events.LimitDeclared,
+        events.LeaseChanged,
+        events.LeaseDiffers,
         events.RedisUnsafe,
         events.RevisionOutdated,
         events.ShardsFound,

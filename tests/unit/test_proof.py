@@ -10,6 +10,7 @@ import pytest
 from evsched import events
 from evsched.config import Config
 from evsched.dispatcher.watcher import Proof
+from evsched.lease import Times
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.transport.senders import BatchingSender
 from tests.support.recorder import Recorder
@@ -69,7 +70,7 @@ async def test_after_a_proof_the_next_canary_is_wanted_after_a_silence(proof: Pr
     before = time.monotonic()
     proof.received()
     proof.message_came()
-    assert before + config.probe_interval <= proof.at() <= time.monotonic() + config.probe_interval
+    assert before + Times(config).probe_interval <= proof.at() <= time.monotonic() + Times(config).probe_interval
 
 
 async def test_a_canary_that_may_not_have_been_sent_is_tried_again_after_a_silence(
@@ -79,9 +80,9 @@ async def test_a_canary_that_may_not_have_been_sent_is_tried_again_after_a_silen
     proof.begin(Pulse("subscription"), silence)
     proof.expect()
     proof.unsent()
-    assert time.monotonic() < proof.at() <= time.monotonic() + config.probe_interval
+    assert time.monotonic() < proof.at() <= time.monotonic() + Times(config).probe_interval
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(5 * config.reply_timeout):
+        async with asyncio.timeout(5 * Times(config).reply_timeout):
             await silence.noticed.wait()
 
 

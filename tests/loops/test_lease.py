@@ -1,0 +1,161 @@
+"""The lease is kept in Redis: all processes use it, and a change costs no job its run."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from evsched import events, keys, shard_map
+from evsched.app import App
+from evsched.config import Config
+from evsched.dispatcher.janitor import Janitor
+from evsched.lease import DEFAULT, Lease
+from evsched.runtime.loops import Runtime
+from evsched.store import server as redis_server
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
+from tests.support.patience import PATIENCE
+from tests.support.recorder import Recorder
+from tests.support.system import system
+
+LONG_AGO = 1.0
+"""Unix seconds: a change at this time has settled."""
+
+
+class OneQueue:
+    def __init__(self, queue: str) -> None:
+        self.queues = [queue]
+
+
+async def learn(config: Config, sender: BatchingSender, recorder: Recorder) -> Runtime:
+    runtime = Runtime(config, sender, recorder)
+    await shard_map.learn(runtime)
+    return runtime
+
+
+async def test_first_process_writes_its_lease_and_the_others_use_it(
+    config: Config, sender: BatchingSender, recorder: Recorder, raw: Any
+) -> None:
+    first = await learn(replace(config, lease=30.0), sender, recorder)
+    assert (raw.get(keys.LEASE), first.times.lease) == (b"30", 30.0)
+    second = await learn(replace(config, lease=None), sender, recorder)
+    assert second.times.lease == 30.0
+    assert not recorder.of(events.LeaseDiffers)
+    third = await learn(replace(config, lease=20.0), sender, recorder)
+    await shard_map.learn(third)
+    assert (raw.get(keys.LEASE), third.times.lease) == (b"30", 30.0)
+    assert recorder.of(events.LeaseDiffers) == [events.LeaseDiffers(given=20.0, lease=30.0)], "once, at the start"
+
+
+async def test_without_a_lease_in_the_settings_the_first_process_writes_the_default(
+    config: Config, sender: BatchingSender, recorder: Recorder, raw: Any
+) -> None:
+    await learn(config, sender, recorder)
+    assert float(raw.get(keys.LEASE)) == DEFAULT
+    raw.delete(keys.LEASE)
+    raw.set(keys.LEASE, "30")
+    runtime = await learn(config, sender, recorder)
+    raw.delete(keys.LEASE)
+    await shard_map.learn(runtime)
+    assert raw.get(keys.LEASE) == b"30", "a running process restores what Redis has lost"
+
+
+@pytest.mark.parametrize(("seconds", "before"), [(60.0, 14.0), (14.0, 60.0)])
+async def test_process_that_starts_during_a_change_works_with_both_leases(
+    config: Config, sender: BatchingSender, recorder: Recorder, seconds: float, before: float
+) -> None:
+    now = await sender.send(redis_server.clock(keys.LEASE))
+    await sender.send(redis_server.set_lease(Lease(seconds, before, now)))
+    runtime = await learn(config, sender, recorder)
+    assert (runtime.times.lease, runtime.times.longest_lease) == (14.0, 60.0)
+    await sender.send(redis_server.set_lease(Lease(seconds, before, LONG_AGO)))
+    await shard_map.learn(runtime)
+    assert (runtime.times.lease, runtime.times.longest_lease) == (seconds, seconds)
+    assert recorder.of(events.LeaseChanged) == [events.LeaseChanged(lease=seconds, settles_in=0.0)]
+
+
+async def test_process_that_cannot_read_the_lease_judges_no_worker_by_it(
+    config: Config, sender: BatchingSender, recorder: Recorder, raw: Any
+) -> None:
+    raw.hset(keys.LEASE, "not", "a string")
+    runtime = await learn(config, sender, recorder)
+    assert (runtime.times.lease, runtime.times.longest_lease) == (DEFAULT, inf)
+    raw.delete(keys.LEASE)
+    raw.set(keys.LEASE, "30")
+    await shard_map.learn(runtime)
+    assert (runtime.times.lease, runtime.times.longest_lease) == (30.0, 30.0)
+
+
+@pytest.mark.parametrize("longest", [60.0, None])
+async def test_janitor_leaves_the_jobs_to_a_worker_that_may_have_a_longer_lease(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, recorder: Recorder, longest: float | None
+) -> None:
+    config = Config(url=server.url, heartbeat=0.05)
+    runtime = Runtime(config, sender, recorder)
+    janitor = Janitor(runtime, OneQueue(store.queue))
+    await sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
+    await sender.send(store.dispatch(limit=10, cap=1000))
+    await sender.send(store.start("w", (), hold=1, lease=50.0))
+    runtime.times.follow(0.2, longest)
+    await janitor.step(store.queue)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):  # a worker whose lease is 0.2 s would be dead by then
+            await asyncio.Event().wait()
+    await janitor.step(store.queue)
+    assert not recorder.of(events.JobsRequeued)
+    runtime.times.follow(0.2, 0.2)
+    await janitor.step(store.queue)
+    assert (await recorder.wait(events.JobsRequeued)).ids == ["a"]
+
+
+async def test_running_job_outlives_changes_of_the_lease(app: App, queue: str, server: EmbeddedRedis, raw: Any) -> None:
+    done = asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        await done.wait()
+
+    leases = f"evsched:{{{queue}}}:leases"
+    raw.set(keys.LEASE, "4")
+    async with (
+        system(Config(url=server.url, queues=(queue,), lease=4.0), app) as running,
+        asyncio.timeout(3 * PATIENCE),
+    ):
+        runtime, recorder = running.runtime, running.recorder
+        (worker,) = running.workers
+        await shard_map.learn(runtime)
+        job = await hold.enqueue()
+        await recorder.wait(events.Started)
+
+        async def left() -> float:
+            ends, now = raw.zscore(leases, worker.id), await running.sender.send(redis_server.clock())
+            return ends - now
+
+        async def renewed(times: int) -> None:
+            for _ in range(times):
+                ends = raw.zscore(leases, worker.id)
+                while raw.zscore(leases, worker.id) == ends:
+                    await left()
+
+        await renewed(1)
+        assert await left() <= 4.0
+        raw.set(keys.LEASE, f"30 4 {LONG_AGO}")
+        await shard_map.learn(runtime)
+        while (seconds := await left()) < 25:
+            assert seconds > 0, "it does not wait for the next heartbeat of the longer lease"
+        raw.set(keys.LEASE, f"4 30 {LONG_AGO}")
+        await shard_map.learn(runtime)
+        while await left() > 4:
+            pass
+        await renewed(2)
+        done.set()
+        await job.result(timeout=PATIENCE)
+    assert len(recorder.of(events.Started)) == 1
+    assert not recorder.of(events.JobsRequeued)
+    assert not recorder.of(events.LeaseLost)
