@@ -17,25 +17,19 @@ from typing import Final, Self
 import anyio
 from msgspec.structs import replace
 
-from evsched.events import Emit, HandlerNotFound
+from evsched.events import Emit
+from evsched.execution.deferral import MissingHandlers, UnknownTasks, check_window
 from evsched.execution.handlers import Handlers
-from evsched.execution.precautions import AppSource, Isolation, patience, precautions_for
-from evsched.execution.prepare import NoTask, Prepared
+from evsched.execution.precautions import AppSource, Isolation, RunLock, patience, precautions_for
 from evsched.execution.process_pool import HandlerMissing, Process
 from evsched.execution.program import Program
-from evsched.execution.run import Run
-from evsched.execution.run_lock import RunLock
+from evsched.execution.run import NoTask, Prepared, Run
 from evsched.execution.run_store import NoRunStore, RunStore
-from evsched.execution.unknown_tasks import UnknownTasks
-from evsched.execution.verdict import aborted, judge, not_now
-from evsched.execution.window_check import check_window
+from evsched.execution.verdict import aborted, judge
 from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
 
 _FIRST_STEP: Final = 0.025
 """Seconds after which a handler that this process calls itself has taken its first step, unless it has ended."""
-
-_LOOK_AGAIN: Final = 1.0
-"""Seconds from one process that looks for a missing handler to the next: each start costs much CPU time."""
 
 
 class Executor:
@@ -222,31 +216,6 @@ class Executor:
     def _on_freed(self) -> None:
         for freed in self.freed:
             freed()
-
-
-class MissingHandlers:
-    """Defers runs whose handlers a new process does not find, because the code on disk is not what the worker runs.
-
-    It reports each task once for each reason.
-    """
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._missing: dict[str, tuple[str, float]] = {}
-        """By task: why its handler was not found, and when the next process may look (monotonic clock)."""
-
-    def known(self, run: Run) -> Deferred | None:
-        """Return the outcome of a run whose handler was not found a moment ago; None = a process may look for it."""
-        reason, look_again = self._missing.get(run.task, ("", 0.0))
-        return not_now(run.delivery.redis_now(), reason, "code") if time.monotonic() < look_again else None
-
-    def found_missing(self, run: Run, reason: str) -> Deferred:
-        """Note that a process did not find the handler of a run; return the outcome of the run."""
-        before, _ = self._missing.get(run.task, ("", 0.0))
-        self._missing[run.task] = reason, time.monotonic() + _LOOK_AGAIN
-        if before != reason:
-            self._emit(HandlerNotFound(queue=run.delivery.queue, task=run.task, reason=reason))
-        return not_now(run.delivery.redis_now(), reason, "code")
 
 
 def _stopped_before(run: Run, prepared: Prepared | NoTask) -> Outcome:

@@ -14,15 +14,12 @@ import anyio.to_thread
 from msgspec import Struct
 
 from evsched import forks
-from evsched.execution import frames
 from evsched.execution.failure import Failure, failure_of, message, release, where
-from evsched.execution.prepare import Prepared
-from evsched.execution.process_pool import HandlerFailed, HandlerMissing, ProcessDied, ProcessPool
+from evsched.execution.process_pool import CallHandler, HandlerFailed, HandlerMissing, ProcessDied, ProcessPool
 from evsched.execution.program import Program
-from evsched.execution.results import encode_result
-from evsched.execution.run import Run
+from evsched.execution.run import Prepared, Run
 from evsched.execution.running_runs import RunningRuns
-from evsched.execution.verdict import Failed
+from evsched.execution.verdict import Failed, encode_result
 from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import Message, Snoozed, shorten
 from evsched.jobs.retry import class_name, kinds_of
@@ -115,7 +112,7 @@ class Handlers:
         self.begin(run)
         if task.on == "process":
             current = cast(CurrentJob, run.current)
-            order = frames.Call(task.module, task.handler.__qualname__, run.job, current.queue, current.lateness)
+            order = CallHandler(task.module, task.handler.__qualname__, run.job, current.queue, current.lateness)
             return await self.processes.call(order, current.tell)
         if task.on == "thread":
             # There is a thread for each slot, so none waits.

@@ -19,8 +19,8 @@ from evsched import events
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.execution.executor import Executor
-from evsched.execution.hang import Hang
 from evsched.execution.run import Run
+from evsched.execution.running_runs import Hang
 from evsched.jobs.job import Requeued
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from evsched import events
 from evsched.errors import StoreError, StoreRefused
 from evsched.events import Event
-from evsched.execution.hang import Hang, HangFinder
-from evsched.execution.running_runs import RunningRuns
+from evsched.execution.running_runs import Hang, HangFinder, RunningRuns
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import FORCED, call_within, end_children
 from evsched.transport.sync_sender import SyncSender

@@ -12,7 +12,7 @@ from typing import Any
 from evsched import events
 from evsched.errors import StoreError
 from evsched.events import Emit
-from evsched.execution.hang import Hang
+from evsched.execution.running_runs import Hang
 from evsched.store.run_ends import NotEnded, PutBack
 from evsched.transport.call import Call
 from evsched.transport.sync_sender import SyncSender

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from evsched.execution.hang import Hang
 from evsched.execution.run import Delivery, Run
+from evsched.execution.running_runs import Hang
 from evsched.execution.verdict import Failed, judge
 from evsched.jobs.job import FetchedJob
 

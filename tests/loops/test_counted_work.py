@@ -14,8 +14,7 @@ import pytest
 from evsched import App, events
 from evsched.client.new_job import JobOptions, new_job
 from evsched.config import Config
-from evsched.execution.prepare import Prepared
-from evsched.execution.run import Run
+from evsched.execution.run import Prepared, Run
 from evsched.jobs.current_job import CurrentJob
 from evsched.store import batch_size
 from evsched.store.clients import New

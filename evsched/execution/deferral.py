@@ -1,25 +1,32 @@
-"""Jobs whose task the worker's app does not have: they wait on the schedule for a worker that has it.
+"""Why a job cannot begin in this worker now: its task is unknown, its handler is missing, or its window is closed.
 
-During a deploy, workers with the old code and workers with the new code serve the same queue, so a task that is unknown
-to one may be known to the next. The job is offered again, to whichever worker fetches it, after a time that grows. It
-is given up when no worker of the queue has had the task for the setting `unknown_task_grace`: while one has it, which
-is registered in Redis, only chance decides which worker fetches the job.
+Such a job goes back to the schedule (`Deferred`), and is offered again to any worker that fetches it.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import time
 from typing import Final
 
+from msgspec.structs import replace
+
 from evsched.durations import format_duration
-from evsched.errors import StoreRefused, UnknownTask
-from evsched.events import Emit, TaskUnknown
+from evsched.errors import ConfigError, StoreError, StoreRefused, UnknownTask
+from evsched.events import Emit, HandlerNotFound, TaskUnknown
 from evsched.execution.run import Run
 from evsched.execution.run_store import RunStore
-from evsched.execution.verdict import not_now
-from evsched.jobs.job import Buried, Deferred, FetchedJob, Payload, shorten
+from evsched.jobs.job import Buried, DeferCause, Deferred, FetchedJob, Payload, shorten
 from evsched.jobs.tasks import Tasks
+from evsched.recurrence.windows import WINDOW_NAME, read_window
+
+_SOON: Final = 5.0
+"""Seconds until the next start of a job that cannot begin before somebody corrects something. Long enough to cost
+little, and short enough to begin soon after the correction."""
+
+_LOOK_AGAIN: Final = 1.0
+"""Seconds from one process that looks for a missing handler to the next: each start costs much CPU time."""
 
 _FIRST: Final = 0.3
 """Seconds until the job is offered again for the first time. Each further wait is about twice as long."""
@@ -37,8 +44,18 @@ _REPORTED_MOST: Final = 1000
 """Task names whose reasons are kept: a producer may invent any number of names."""
 
 
+def not_now(now: float, reason: str, cause: DeferCause = "window") -> Deferred:
+    """Return the outcome of a run that cannot begin yet: its job comes back in some seconds."""
+    return Deferred(now + _SOON * random.uniform(0.8, 1.2), shorten(reason), cause=cause)  # noqa: S311 - no secret
+
+
 class UnknownTasks:
-    """Decides what becomes of jobs whose task is not in `tasks`, and reports each such task once.
+    """Defers or gives up jobs whose task is not in `tasks`, and reports each such task once.
+
+    During a deploy, workers with the old code and workers with the new code serve the same queue, so a task that is
+    unknown to one may be known to the next. The job is offered again after a time that grows. It is given up when no
+    worker of the queue has had the task for the setting `unknown_task_grace`: while one has it, which is registered in
+    Redis, only chance decides which worker fetches the job.
 
     `grace`: seconds for which a job waits for a worker that knows its task; 0 = it is given up at once, if no other
     worker of the queue has the task.
@@ -121,3 +138,60 @@ def _in_company(due: float, wait: float) -> float:
     """
     step = 2.0 ** math.floor(math.log2(wait)) / 32
     return math.ceil(due / step) * step
+
+
+class MissingHandlers:
+    """Defers runs whose handlers a new process does not find, because the code on disk is not what the worker runs.
+
+    It reports each task once for each reason.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._missing: dict[str, tuple[str, float]] = {}
+        """By task: why its handler was not found, and when the next process may look (monotonic clock)."""
+
+    def known(self, run: Run) -> Deferred | None:
+        """Return the outcome of a run whose handler was not found a moment ago; None = a process may look for it."""
+        reason, look_again = self._missing.get(run.task, ("", 0.0))
+        return not_now(run.delivery.redis_now(), reason, "code") if time.monotonic() < look_again else None
+
+    def found_missing(self, run: Run, reason: str) -> Deferred:
+        """Note that a process did not find the handler of a run; return the outcome of the run."""
+        before, _ = self._missing.get(run.task, ("", 0.0))
+        self._missing[run.task] = reason, time.monotonic() + _LOOK_AGAIN
+        if before != reason:
+            self._emit(HandlerNotFound(queue=run.delivery.queue, task=run.task, reason=reason))
+        return not_now(run.delivery.redis_now(), reason, "code")
+
+
+async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
+    """Return the outcome of a job whose window is closed now; None = it is open.
+
+    `window` is what its payload says: a window, or the name of one that is kept in Redis. `reply`: it asks for one.
+    """
+    if not WINDOW_NAME.fullmatch(window):
+        return judge_window(window, "", run.delivery.redis_now(), reply)
+    try:
+        text = await store.read_window(run.delivery.whole_queue, window)
+    except StoreError as error:  # deferred without the window's name, since `defer` could not compare the text
+        return not_now(run.delivery.redis_now(), f"its window {window!r} cannot be read: {error}")
+    if text is None:
+        return Buried(f"there is no window {window!r}: `evsched windows set {window} ...`, then revive it", reply)
+    judged = judge_window(text, window, run.delivery.redis_now(), reply)
+    if isinstance(judged, Deferred) and run.delivery.whole_queue != run.delivery.queue:
+        return replace(judged, elsewhere=True)
+    return judged
+
+
+def judge_window(text: str, name: str, now: float, reply: bool) -> Deferred | Buried | None:
+    """Return the outcome of a job by the text of its window. `name`, if it has one, is kept with a deferred job."""
+    try:
+        opens = read_window(text).next_open(now)
+    except ConfigError as error:
+        return Buried(shorten(str(error)), reply)
+    if opens is None:
+        return Buried(shorten(f"window {text!r} does not open again within two years"), reply)
+    if opens <= now:
+        return None
+    return Deferred(opens, shorten(f"outside its window {text}"), name, text if name else "")
