@@ -29,19 +29,13 @@ from evsched.store.store import Store
 from evsched.store.workers import Fetched
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker import hand_back
-from evsched.worker.demand import WIDEST, Demand, FetchPause
-from evsched.worker.exchange import Exchange, Exchanged
-from evsched.worker.fetcher import Fetcher
-from evsched.worker.held_runs import HeldRuns
-from evsched.worker.idle_wait import IdleWait
-from evsched.worker.lost_replies import LostReplies
+from evsched.worker.exchange import Exchange, Exchanged, HeldRuns, LostReplies, ServedQueue, events_of
+from evsched.worker.fetcher import Fetcher, IdleWait
 from evsched.worker.notices import SharedConnections
-from evsched.worker.outcomes import events_of
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.run_starter import RunStarter
-from evsched.worker.served_queue import ServedQueue
 from evsched.worker.shard_windows import ShardWindows
-from evsched.worker.slots import Slots
+from evsched.worker.slots import WIDEST, Demand, FetchPause, Slots
 
 _PROMPT: Final = 0.25
 """Seconds for which the slots of a question, and the turns of its queue, wait for the reply: fifty times what the

@@ -1,27 +1,197 @@
-"""The exchange: one round trip that writes the outcomes of runs that have ended and starts the next jobs."""
+"""The exchange: one round trip that writes the outcomes of runs that have ended and starts the next jobs.
+
+A queue as one worker serves it: what the parts of a consumer share.
+
+The jobs in a worker's list of one queue, as far as the worker knows them.
+
+fetched (to be started) -> runs (until their end is written) -> ended (their end is to be written)
+
+From outcome to event: what is emitted when the end of a run is written.
+
+`store.end_runs` has the other half, from outcome to call. docs/design.md#outcomes says where a new outcome is added.
+
+Lost replies: how a worker finds the jobs in its list that it does not know of, and the ends that are written.
+
+If the reply to a BLMOVE or a `start` is lost, the jobs that it named stay in the worker's list in Redis, where nobody
+runs them. So the list itself is read: at the start, after each failure, when `start` did not hand out a job that it was
+asked for, and when heartbeats count more jobs than are known.
+
+If the reply to the end of a run is lost, the end is sent again, and finds the run gone. But the job's id may have been
+scheduled again, dispatched, and started by the same exchange, as a run with the same number. The repeated end would end
+that one. So before an end is repeated, the record is asked when its job was started last.
+
+A repeated end that finds the run gone was written the first time, or the lease was lost before. So the record is asked
+after it too: if the job was not started since, and is as this end would leave it, the end is written.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from evsched import events, keys
-from evsched.errors import FULL, StoreError
-from evsched.execution.run import Run
-from evsched.jobs.job import Forwarded
+from evsched.errors import FULL, StoreError, StoreRefused
+from evsched.events import Event
+from evsched.execution.run import Delivery, Run
+from evsched.execution.running_runs import Hang
+from evsched.execution.verdict import Failed, judge
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Outcome, Requeued, Retried, Snoozed
+from evsched.runtime.runtime import Runtime
 from evsched.store.batch_size import Batch
 from evsched.store.run_ends import NotEnded
 from evsched.store.server import clock
-from evsched.store.workers import Fetched
+from evsched.store.store import Store
+from evsched.store.workers import Fetched, LastRun
 from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender, DirectSender
-from evsched.worker.served_queue import ServedQueue
+from evsched.worker.slots import QueueShare
+
+
+class ServedQueue(Struct, frozen=True):
+    """Passed to each part of a consumer."""
+
+    runtime: Runtime
+    store: Store
+    worker: str
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self.store.queue
+
+
+class HeldRuns:
+    """Keeps account; starts nothing and asks Redis nothing. For the event loop's thread, except `busy`."""
+
+    def __init__(self) -> None:
+        self.fetched: list[str] = []
+        """Ids that are to be started; each has a slot."""
+        self.runs: dict[str, Run] = {}
+        """By id: the runs whose end is not written yet."""
+        self.ended: list[Run] = []
+        """The runs that have ended and whose end is to be written. A run whose end is being written is not included."""
+        self.running = 0
+        """How many of `runs` have not ended."""
+        self._cancelled = set[str]()
+        """Ids of unknown jobs that were cancelled during an exchange: its reply may contain their runs."""
+        self._surplus = 0
+        """How many times in a row Redis counted more jobs than are known."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are any. For any thread."""
+        return bool(self.runs or self.fetched)
+
+    def begin_exchange(self, limit: int) -> tuple[list[Run], list[str]]:
+        """Take out what the next exchange is to write, `limit` at the most, and what it is to start."""
+        ended, self.ended = self.ended[:limit], self.ended[limit:]
+        fetched, self.fetched = self.fetched, []
+        self._cancelled.clear()
+        return ended, fetched
+
+    def keep(self, ended: list[Run], fetched: list[str]) -> None:
+        """Keep what an exchange could not write or start for the next one."""
+        for run in ended:
+            run.repeated = True
+        self.ended += ended
+        self.fetched = fetched + self.fetched
+
+    def add(self, jobs: Iterable[FetchedJob], delivery: Delivery) -> list[Run]:
+        """Make runs of jobs that were handed out; return those that are new.
+
+        If a job was cancelled while it was on its way, its run is told to stop.
+        """
+        # By id: a job that Redis names twice is one run.
+        new = {job.id: Run(job, delivery) for job in jobs if job.id not in self.runs}
+        for job_id in self._cancelled & new.keys():
+            new[job_id].stop("cancelled")
+        self.runs.update(new)
+        self.running += len(new)
+        return list(new.values())
+
+    def end(self, run: Run) -> None:
+        """Note that a run has ended. Nothing is written for one that is lost or has no outcome."""
+        if run.stop_reason == "lost":
+            return
+        self.running -= 1
+        if run.outcome is not None:
+            self.ended.append(run)
+
+    def forget(self, ended: Iterable[Run]) -> None:
+        """Drop runs whose end is written, or is not this worker's to write."""
+        for run in ended:
+            if self.runs.get(run.job.id) is run:
+                del self.runs[run.job.id]
+
+    def drop(self, written: list[Run]) -> None:
+        """Drop runs that are in `ended`, but whose end turned out to be written."""
+        self.ended = [run for run in self.ended if run not in written]
+        self.forget(written)
+
+    def cancel(self, job_id: str) -> bool:
+        """Stop a run, since its job was cancelled; return False if it does not run, or was stopped before.
+
+        Jobs that have not started are ended by `start`.
+        """
+        run = self.runs.get(job_id)
+        if run is None:
+            self._cancelled.add(job_id)
+        if run is None or run.stop_reason in ("cancelled", "lost"):
+            return False
+        run.stop("cancelled")
+        return True
+
+    def unknown(self, listed: Sequence[str]) -> list[str]:
+        """Return which of the ids in the worker's list are not known here."""
+        known = {*self.runs, *self.fetched}
+        return [job_id for job_id in dict.fromkeys(listed) if job_id not in known]
+
+    def is_surplus(self, count: int) -> bool:
+        """Note how many jobs Redis has in the worker's list; return whether it had more than are known twice in a row.
+
+        Once may be a job that is on its way. Twice is a reply that was lost.
+        """
+        self._surplus = self._surplus + 1 if count > len(self.runs) + len(self.fetched) else 0
+        if self._surplus < 2:
+            return False
+        self._surplus = 0
+        return True
+
+    def lose(self) -> int:
+        """Stop and drop everything: it is not this worker's any more. Return the slots of what had not started."""
+        slots = len(self.fetched)
+        self.stop_all()
+        self.runs.clear()
+        self.ended.clear()
+        self.fetched.clear()
+        self.running = 0
+        return slots
+
+    def stop_all(self) -> None:
+        """Stop all runs; what comes of them is dropped."""
+        for run in self.runs.values():
+            run.stop("lost")
+
+    def give_up(self, reason: str, hang: Hang | None = None) -> list[Run]:
+        """Return the runs that may not be handed back when the worker ends before them, each with an outcome.
+
+        A run that is in the only attempt of its job has failed for `reason`. The one that hangs has failed if it is at
+        fault, whatever attempt it is in.
+        """
+        ended = list[Run]()
+        for run in list(self.runs.values()):
+            prepared, own = run.prepared, hang if hang is not None and hang.run is run else None
+            if prepared is not None and (run.in_only_attempt or (own is not None and own.fault)):
+                run.outcome = judge(run.job, prepared, Failed(reason) if own is None else own.failed(reason))
+                ended.append(run)
+        return ended
+
 
 _FINISH: Final = 1.0
 """Seconds to wait for the last exchange. If its reply is not there by then, its connection is most likely dead."""
@@ -159,3 +329,163 @@ def lacks_memory(ended: Sequence[Run], reply: object) -> bool:
 def is_forward(ended: Sequence[Run]) -> bool:
     """Return whether the runs of a call of `end_runs` end with messages."""
     return len(ended) > 0 and isinstance(ended[0].outcome, Forwarded)
+
+
+def events_of(queue: str, worker: str, ended: Sequence[Run], lost: Sequence[str] = ()) -> list[Event]:
+    """Return the events for runs that one call of `store.end_runs` has ended: all of them with one kind of outcome.
+
+    `lost` is the call's reply: the ids of runs whose end was not written.
+    """
+    found = list[Event]()
+    if lost:
+        found += [_lost(queue, worker, run) for run in ended if run.job.id in lost]
+        ended = [run for run in ended if run.job.id not in lost]
+    if not ended:
+        return found
+    match ended[0].outcome:
+        case Done():
+            found.append(_completed(queue, worker, ended))
+        case Requeued(reason=reason):
+            found.append(_requeued(queue, worker, ended, reason))
+        case _:
+            found += [event_of(queue, worker, run, run.outcome) for run in ended if run.outcome is not None]
+    return found
+
+
+def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
+    """Return the event for the end of one run."""
+    job, task, took = run.job, run.task, run.took
+    match outcome:
+        case Done():
+            return _completed(queue, worker, [run])
+        case Retried(delay=delay, reason=reason, traceback=trace):
+            return events.Retrying(
+                queue=queue,
+                id=job.id,
+                task=task,
+                attempt=job.attempt,
+                delay=delay,
+                reason=reason,
+                seconds=took,
+                traceback=trace,
+            )
+        case Buried(reason=reason, outcome=kind, traceback=trace):
+            return events.JobBuried(
+                queue=queue,
+                id=job.id,
+                task=task,
+                attempt=job.attempt,
+                reason=reason,
+                outcome=kind,
+                seconds=took,
+                traceback=trace,
+            )
+        case Aborted():
+            return events.JobAborted(queue=queue, id=job.id, task=task, attempt=job.attempt, seconds=took)
+        case Deferred(due=due, cause=cause):
+            return events.JobDeferred(queue=queue, id=job.id, task=task, due=due, cause=cause)
+        case Snoozed(reason=reason):
+            return events.JobSnoozed(
+                queue=queue, id=job.id, task=task, attempt=job.attempt, reason=reason, seconds=took
+            )
+        case Requeued(reason=reason):
+            return _requeued(queue, worker, [run], reason)
+
+
+def _lost(queue: str, worker: str, run: Run) -> Event:
+    end = "unknown" if run.repeated else "discarded"
+    return events.RunLost(queue=queue, worker=worker, id=run.job.id, task=run.task, attempt=run.job.attempt, end=end)
+
+
+def _completed(queue: str, worker: str, runs: Sequence[Run]) -> Event:
+    ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
+    seconds, attempts = [run.took or 0.0 for run in runs], [run.job.attempt for run in runs]
+    return events.Completed(queue=queue, worker=worker, ids=ids, tasks=tasks, seconds=seconds, attempts=attempts)
+
+
+def _requeued(queue: str, worker: str, runs: Sequence[Run], reason: str) -> Event:
+    return events.JobsRequeued(
+        queue=queue, worker=worker, ids=[run.job.id for run in runs], cause="busy", reason=reason
+    )
+
+
+class LostReplies:
+    """Compares the worker's list with the jobs that it knows of."""
+
+    def __init__(self, served: ServedQueue, held: HeldRuns, share: QueueShare) -> None:
+        self._served = served
+        self._held = held
+        self._share = share
+        self.suspected = True
+        """The list may hold jobs that are not known here. At the start it may."""
+
+    def look_for(self, asked: Sequence[str], reply: Fetched) -> None:
+        """Look at what `start` did of the jobs that it was asked for: those that it left out may not have fitted."""
+        if asked and not self._held.runs.keys() >= {*asked} - {job_id for job_id, _ in reply.buried}:
+            self.suspected = True
+
+    async def drop_written(self) -> list[Run]:
+        """Drop and return the ended runs whose jobs this worker has started again since: their ends are written.
+
+        Raises:
+            StoreDown
+        """
+        ended = list(self._held.ended)  # others end meanwhile
+        again = await asyncio.gather(*(self._started_again(run) for run in ended))
+        written = [run for run, was in zip(ended, again, strict=True) if was]
+        self._held.drop(written)
+        return written
+
+    async def written(self, lost: Sequence[Run]) -> list[Run]:
+        """Return those of the runs, all reported as lost, whose ends were written before they were sent again.
+
+        The others may be written too: a record that is gone, or that belongs to a newer job or run, does not tell.
+        """
+        repeated = [run for run in lost if run.repeated]
+        found = await asyncio.gather(*(self._last_run(run) for run in repeated), return_exceptions=True)
+        return [
+            run
+            for run, last in zip(repeated, found, strict=True)
+            if isinstance(last, LastRun) and _is_end_of(run, last)
+        ]
+
+    async def _started_again(self, run: Run) -> bool:
+        try:
+            last = await self._last_run(run)
+        except StoreRefused:
+            return False  # its key is not a hash any more, and the end will say so
+        return last.worker == self._served.worker and last.started > run.delivery.now
+
+    async def _last_run(self, run: Run) -> LastRun:
+        return await self._served.runtime.sender.send(self._served.store.last_run(run.job.id))
+
+    async def find(self) -> None:
+        """Read the list. Start the jobs that are not known, as far as there are slots, and hand back the others.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        sender, store, worker = self._served.runtime.sender, self._served.store, self._served.worker
+        unknown = self._held.unknown(await sender.send(store.held(worker)))
+        kept = [job_id for job_id in unknown if self._share.reserve_one()]
+        self._held.fetched += kept
+        if len(kept) < len(unknown):
+            await sender.send(store.requeue(worker, "no slot was free", ids=unknown[len(kept) :]))
+        self.suspected = False
+
+
+def _is_end_of(run: Run, last: LastRun) -> bool:
+    """Whether a record is as the end of this run leaves it. `requeue` deletes `started`, and so does `defer`."""
+    if not 0.0 < last.started <= run.delivery.now:
+        return False
+    match run.outcome:
+        case Done():
+            return last.outcome == "done"
+        case Buried(outcome=outcome):
+            return last.outcome == outcome
+        case Aborted():
+            return last.outcome == "cancelled"
+        case Retried() | Snoozed():
+            return last.outcome is None and last.worker is None
+        case Deferred() | Requeued() | None:
+            return False

@@ -16,10 +16,7 @@ from evsched.execution.running_runs import Hang
 from evsched.store.run_ends import NotEnded, PutBack
 from evsched.transport.call import Call
 from evsched.transport.sync_sender import SyncSender
-from evsched.worker.exchange import lacks_memory
-from evsched.worker.held_runs import HeldRuns
-from evsched.worker.outcomes import events_of
-from evsched.worker.served_queue import ServedQueue
+from evsched.worker.exchange import HeldRuns, ServedQueue, events_of, lacks_memory
 
 
 async def hand_back(served: ServedQueue, held: HeldRuns) -> int:

@@ -25,7 +25,7 @@ from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from evsched.transport.topology import topology
-from evsched.worker.idle_wait import IdleWait
+from evsched.worker.fetcher import IdleWait
 
 _FEW: Final = 8
 """Queues for which a worker has connections of their own, two for each. Opening hundreds of them takes a busy machine

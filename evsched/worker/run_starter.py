@@ -11,10 +11,9 @@ from evsched.execution.executor import Executor
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import Requeued
 from evsched.store.workers import Fetched
-from evsched.worker.demand import Demand
-from evsched.worker.held_runs import HeldRuns
+from evsched.worker.exchange import HeldRuns, ServedQueue
 from evsched.worker.progress_writer import ProgressWriter
-from evsched.worker.served_queue import ServedQueue
+from evsched.worker.slots import Demand
 
 
 class RunStarter:

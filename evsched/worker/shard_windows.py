@@ -17,7 +17,7 @@ from evsched.execution.run import Run
 from evsched.jobs.job import Deferred
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.store import Store
-from evsched.worker.served_queue import ServedQueue
+from evsched.worker.exchange import ServedQueue
 
 _LAST: Final = 1.0
 """Seconds for the last comparison when the worker stops."""

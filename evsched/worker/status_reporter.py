@@ -23,7 +23,7 @@ from evsched.events import Event
 from evsched.execution.run import Run
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
-from evsched.worker.demand import FetchPause
+from evsched.worker.slots import FetchPause
 
 _RECENT: Final = 1000
 """Starts whose lateness is kept for each queue. If there are more between two requests, the newest are reported."""

@@ -24,14 +24,11 @@ from evsched.runtime.runtime import Runtime
 from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
-from evsched.worker.control import Control
 from evsched.worker.drain import Drain
-from evsched.worker.heartbeat import Heartbeat
-from evsched.worker.listeners import OnControl, OnHeartbeat
+from evsched.worker.heartbeat import Control, Heartbeat, OnControl, OnHeartbeat
 from evsched.worker.notices import SharedConnections
-from evsched.worker.queue_setup import QueueSetup
+from evsched.worker.setup import QueueSetup, Startup
 from evsched.worker.slots import Slots
-from evsched.worker.startup import Startup
 from evsched.worker.status_reporter import StatusReporter
 
 

@@ -16,9 +16,9 @@ from evsched.execution.run import Run
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.worker import begin_limit
+from evsched.worker import slots
 from evsched.worker.exchange import Exchange, Exchanged
-from evsched.worker.idle_wait import IdleWait
+from evsched.worker.fetcher import IdleWait
 from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
@@ -189,8 +189,8 @@ async def test_a_worker_notified_by_two_shards_at_once_asks_in_both(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard that asks for the job of a notice leaves slots for the others until the reply comes."""
-    monkeypatch.setattr(begin_limit, "BEGIN_WITHIN", float("inf"))
-    monkeypatch.setattr(begin_limit, "KNOWN_FOR", float("inf"))
+    monkeypatch.setattr(slots, "BEGIN_WITHIN", float("inf"))
+    monkeypatch.setattr(slots, "KNOWN_FOR", float("inf"))
     send, decline, settled = Exchange.send, Store.decline, asyncio.Event()
     asked, declined = set[Exchange](), list[str]()
 

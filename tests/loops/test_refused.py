@@ -14,8 +14,8 @@ from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from evsched.worker.exchange import ServedQueue
 from evsched.worker.fetcher import Fetcher
-from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Slots
 from tests.support.plain import on_primaries, plain_client
 from tests.support.recorder import Recorder

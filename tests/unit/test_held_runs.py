@@ -8,7 +8,7 @@ from evsched.execution.running_runs import Hang
 from evsched.jobs.job import Buried, Done, FetchedJob, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define
-from evsched.worker.held_runs import HeldRuns
+from evsched.worker.exchange import HeldRuns
 
 DONE = Done(b"1", 60.0, False)
 
