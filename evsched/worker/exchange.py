@@ -1,27 +1,8 @@
-"""The exchange: one round trip that writes the outcomes of runs that have ended and starts the next jobs.
+"""The exchange: one round trip to Redis that writes the ends of runs and starts the next jobs of a queue.
 
-A queue as one worker serves it: what the parts of a consumer share.
-
-The jobs in a worker's list of one queue, as far as the worker knows them.
-
-fetched (to be started) -> runs (until their end is written) -> ended (their end is to be written)
-
-From outcome to event: what is emitted when the end of a run is written.
-
-`store.end_runs` has the other half, from outcome to call. docs/design.md#outcomes says where a new outcome is added.
-
-Lost replies: how a worker finds the jobs in its list that it does not know of, and the ends that are written.
-
-If the reply to a BLMOVE or a `start` is lost, the jobs that it named stay in the worker's list in Redis, where nobody
-runs them. So the list itself is read: at the start, after each failure, when `start` did not hand out a job that it was
-asked for, and when heartbeats count more jobs than are known.
-
-If the reply to the end of a run is lost, the end is sent again, and finds the run gone. But the job's id may have been
-scheduled again, dispatched, and started by the same exchange, as a run with the same number. The repeated end would end
-that one. So before an end is repeated, the record is asked when its job was started last.
-
-A repeated end that finds the run gone was written the first time, or the lease was lost before. So the record is asked
-after it too: if the job was not started since, and is as this end would leave it, the end is written.
+This file has what a consumer needs for it: the account of the jobs that the worker holds (`HeldRuns`), the exchange as
+a value (`Exchange`), what sends it (`ExchangeSender`), the events for the ends that it wrote (`events_of`), and the
+search for jobs and ends whose replies were lost (`LostReplies`). `consumer.py` has the steps.
 """
 
 from __future__ import annotations
@@ -52,9 +33,14 @@ from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender, DirectSender
 from evsched.worker.slots import QueueShare
 
+_FINISH: Final = 1.0
+"""Seconds to wait for the last exchange. If its reply is not there by then, its connection is most likely dead."""
+
+_NO_MEMORY: Final = "Redis's memory is full, and its message needs some: raise `maxmemory`"
+
 
 class ServedQueue(Struct, frozen=True):
-    """Passed to each part of a consumer."""
+    """A queue as one worker serves it: passed to each part of a consumer."""
 
     runtime: Runtime
     store: Store
@@ -67,7 +53,10 @@ class ServedQueue(Struct, frozen=True):
 
 
 class HeldRuns:
-    """Keeps account; starts nothing and asks Redis nothing. For the event loop's thread, except `busy`."""
+    """The jobs in a worker's list of one queue, as far as the worker knows them. For the event loop's thread.
+
+    fetched (to be started) -> runs (until their end is written) -> ended (their end is to be written)
+    """
 
     def __init__(self) -> None:
         self.fetched: list[str] = []
@@ -105,7 +94,7 @@ class HeldRuns:
     def add(self, jobs: Iterable[FetchedJob], delivery: Delivery) -> list[Run]:
         """Make runs of jobs that were handed out; return those that are new.
 
-        If a job was cancelled while it was on its way, its run is told to stop.
+        If a job was cancelled while it was on its way, its run is stopped.
         """
         # By id: a job that Redis names twice is one run.
         new = {job.id: Run(job, delivery) for job in jobs if job.id not in self.runs}
@@ -116,7 +105,7 @@ class HeldRuns:
         return list(new.values())
 
     def end(self, run: Run) -> None:
-        """Note that a run has ended. Nothing is written for one that is lost or has no outcome."""
+        """Note that a run has ended. Nothing is written for a run that is lost or has no outcome."""
         if run.stop_reason == "lost":
             return
         self.running -= 1
@@ -193,30 +182,36 @@ class HeldRuns:
         return ended
 
 
-_FINISH: Final = 1.0
-"""Seconds to wait for the last exchange. If its reply is not there by then, its connection is most likely dead."""
+class Exchange(Struct):
+    """One exchange: what it writes and starts, and then what came of that."""
 
+    ended: list[Run]
+    """The runs whose ends it writes."""
+    fetched: list[str]
+    """Ids in the worker's list that it starts; each has a slot."""
+    hold: int
+    """How many jobs the worker may hold after it; 0 = it starts nothing."""
+    reserved: int
+    """Slots that are kept for the jobs of the reply, those of `fetched` included."""
+    wait: bool
+    """If ready is empty, the worker waits for a message."""
+    lent: bool = False
+    """The reply was late, so these slots were given to the other queues."""
 
-_NO_MEMORY: Final = "Redis's memory is full, and its message needs some: raise `maxmemory`"
-
-
-class Exchanged(Struct):
-    """The result of an exchange."""
-
-    sent: float
+    sent: float = 0.0
     """When it was sent, by the monotonic clock."""
-    written: list[tuple[list[Run], list[str]]]
-    """The runs whose end was written, by call, each with the ids that were lost."""
-    unwritten: list[Run]
-    refused: list[Run]
+    written: list[tuple[list[Run], list[str]]] = []
+    """The runs whose ends were written, by call, each with the ids of those that were lost."""
+    unwritten: list[Run] = []
+    refused: list[Run] = []
     """The runs whose message Redis refused, or takes later. Each has another outcome now, which is to be written."""
     started: Fetched | None = None
-    """None: nothing was asked for, or that failed."""
+    """The reply of `start`; None: nothing was asked for, or that failed."""
     error: BaseException | None = None
     """The last failure. The runs in `unwritten`, and the start if `started` is None, have to be sent again."""
 
 
-class Exchange:
+class ExchangeSender:
     """Sends exchanges, with as many jobs in a script as Redis can handle quickly.
 
     `shared`: the sender on which a worker sends the exchanges of several queues, so that those of one moment travel
@@ -239,36 +234,33 @@ class Exchange:
         """The number of jobs that one script may end or start."""
         return self._batch.limit
 
-    async def send(self, ended: list[Run], fetched: list[str], hold: int, *, wait: bool) -> Exchanged:
-        """Write these ends, start what was fetched, and take more until `hold` are held; 0 = start nothing.
+    async def send(self, exchange: Exchange) -> None:
+        """Send an exchange, and note in it what came of it.
 
-        `wait`: if ready is empty, the worker waits for a message.
-
-        Raises nothing that Redis causes, nor a cancellation: `Exchanged.error` has it.
+        Raises nothing that Redis causes, nor a cancellation: `Exchange.error` has it.
         """
         store, worker, config = self._served.store, self._served.worker, self._served.runtime.config
-        writes = store.end_runs(worker, ended)
+        writes = store.end_runs(worker, exchange.ended)
         calls: list[Call[Any]] = [call for call, _ in writes]
-        if hold:
-            cap = config.payload_cap
-            calls.append(store.start(worker, fetched, hold=hold, lease=config.lease, cap=cap, wait=wait))
-        result = Exchanged(time.monotonic(), [], [], [])
+        if hold := exchange.hold:
+            cap, wait = config.payload_cap, exchange.wait
+            calls.append(store.start(worker, exchange.fetched, hold=hold, lease=config.lease, cap=cap, wait=wait))
+        exchange.sent = time.monotonic()
         if not calls:
-            return result
+            return
         # Decided by the number of ends, not of free slots: `start` asks for all of those even when it gets one job.
-        timed = self._batch.worth_timing(len(ended))
+        timed = self._batch.worth_timing(len(exchange.ended))
         async with self._sending:
             replies = await self._attempt([clock(), *calls, clock()] if timed else calls)
         if timed:
             self._note_cost(writes, replies)
             replies = replies[1:-1]
         for (_, runs), reply in zip(writes, replies, strict=False):
-            self._read(result, runs, reply)
+            self._read(exchange, runs, reply)
         if hold and isinstance(replies[-1], BaseException):
-            result.error = replies[-1]
+            exchange.error = replies[-1]
         elif hold:
-            result.started = replies[-1]
-        return result
+            exchange.started = replies[-1]
 
     async def finish(self) -> None:
         """Have no other exchange begun, and wait a second at most for the one that is under way."""
@@ -282,18 +274,18 @@ class Exchange:
         if not self._shared:
             await self._sender.close()
 
-    def _read(self, result: Exchanged, runs: list[Run], reply: Any) -> None:
-        """Note in the result what became of the runs of one call."""
+    def _read(self, exchange: Exchange, runs: list[Run], reply: Any) -> None:
+        """Note in the exchange the reply to the call that ends these runs."""
         if lacks_memory(runs, reply):
             self._served.runtime.emit(events.RedisFailed(kind=FULL))
             delay = self._put_off.refused()
             for run in runs:
                 run.put_off(delay, _NO_MEMORY)
-            result.refused += runs
+            exchange.refused += runs
             return
         if isinstance(reply, BaseException):
-            result.error = reply
-            result.unwritten += runs
+            exchange.error = reply
+            exchange.unwritten += runs
             return
         if is_forward(runs):
             self._put_off.accepted()
@@ -301,9 +293,9 @@ class Exchange:
             refused = [run for run in runs if run.job.id in reply.refused]
             for run in refused:
                 run.refuse(reply.refused[run.job.id])
-            result.refused += refused
+            exchange.refused += refused
             runs = [run for run in runs if run not in refused]
-        result.written.append((runs, reply.lost))
+        exchange.written.append((runs, reply.lost))
 
     async def _attempt(self, calls: list[Call[Any]]) -> list[Any]:
         try:
@@ -334,6 +326,7 @@ def is_forward(ended: Sequence[Run]) -> bool:
 def events_of(queue: str, worker: str, ended: Sequence[Run], lost: Sequence[str] = ()) -> list[Event]:
     """Return the events for runs that one call of `store.end_runs` has ended: all of them with one kind of outcome.
 
+    `store.end_runs` has the other half, from outcome to call. docs/design.md#outcomes says where an outcome is added.
     `lost` is the call's reply: the ids of runs whose end was not written.
     """
     found = list[Event]()
@@ -410,7 +403,18 @@ def _requeued(queue: str, worker: str, runs: Sequence[Run], reason: str) -> Even
 
 
 class LostReplies:
-    """Compares the worker's list with the jobs that it knows of."""
+    """Finds the jobs in a worker's list that it does not know of, and the ends that are written although no reply came.
+
+    If the reply to a BLMOVE or a `start` is lost, its jobs stay in the worker's list in Redis, where nobody runs them.
+    So the list itself is read: at the start, after each failure, when `start` did not hand out a job that it was asked
+    for, and when heartbeats count more jobs than are known.
+
+    If the reply to the end of a run is lost, the end is sent again. But the job's id may have been scheduled again,
+    dispatched, and started by the same exchange, as a run with the same number, which the repeated end would end. So
+    before an end is repeated, the record is asked when its job was started last. A repeated end that finds the run gone
+    was written the first time, or the lease was lost before. So the record is asked after it too: if the job was not
+    started since, and is as this end would leave it, the end is written.
+    """
 
     def __init__(self, served: ServedQueue, held: HeldRuns, share: QueueShare) -> None:
         self._served = served
@@ -420,7 +424,7 @@ class LostReplies:
         """The list may hold jobs that are not known here. At the start it may."""
 
     def look_for(self, asked: Sequence[str], reply: Fetched) -> None:
-        """Look at what `start` did of the jobs that it was asked for: those that it left out may not have fitted."""
+        """Suspect a loss if `start` has not handed out all jobs that it was asked for: some may not have fitted."""
         if asked and not self._held.runs.keys() >= {*asked} - {job_id for job_id, _ in reply.buried}:
             self.suspected = True
 
@@ -437,9 +441,9 @@ class LostReplies:
         return written
 
     async def written(self, lost: Sequence[Run]) -> list[Run]:
-        """Return those of the runs, all reported as lost, whose ends were written before they were sent again.
+        """Return the runs among these, all reported as lost, whose ends were written before they were sent again.
 
-        The others may be written too: a record that is gone, or that belongs to a newer job or run, does not tell.
+        The others may be written too: a record that is gone, or that belongs to a newer job or run, does not say.
         """
         repeated = [run for run in lost if run.repeated]
         found = await asyncio.gather(*(self._last_run(run) for run in repeated), return_exceptions=True)

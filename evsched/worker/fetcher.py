@@ -1,11 +1,8 @@
-"""The fetcher: the half of a consumer that blocks. BLMOVE moves a job into the worker's list the moment it is ready.
+"""How a consumer waits for jobs: in BLMOVE, or for a message that a job is ready. Both ways are a `Fetcher`.
 
-The other way to wait for jobs, without BLMOVE: Redis tells the worker by a message that a job is ready.
-
-A BLMOVE occupies a connection and reads one list, so a worker of many shards would need many connections. The messages
-for all its shards on one server arrive on one (`notices.py`). The worker gets them while it is in the sorted set
-`idle`: `start` adds it in the same call in which it finds ready empty, and the script that puts a job into ready takes
-it out. So it waits in `idle`, or has a message, or asks.
+BLMOVE moves a job into the worker's list the moment it is ready. But it occupies a connection and reads one list, so a
+worker of many shards would need many connections. The messages for all its shards on one server arrive on one
+connection (`notices.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
 from evsched.store.workers import Fetched
 from evsched.transport.senders import BlockingSender
-from evsched.transport.sync_sender import SyncSender
 from evsched.worker.exchange import ServedQueue
 from evsched.worker.slots import QueueShare
 
@@ -48,11 +44,62 @@ class FetchListener(Protocol):
         ...
 
 
-class Fetcher:
-    """Blocks while it is hungry, and fetches one job after the other."""
+class Fetcher(Protocol):
+    """Waits for the jobs of one queue while it is hungry.
 
+    The consumer calls `asks` before it sends an exchange, `answered` when its `start` was answered, and then `feed`.
+    """
+
+    full = False
+    """Redis's memory is full, so that BLMOVE is refused. Scripts are accepted, and `start` fetches too."""
     notified = False
-    """BLMOVE brings the job itself; see `IdleWait`."""
+    """A job is ready, and the worker has not asked for it yet."""
+
+    @property
+    def client(self) -> int | None:
+        """The id at Redis of the connection that a BLMOVE may block; None = none does."""
+        return None
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulses of its loops."""
+        return []
+
+    @property
+    def reason(self) -> str | None:
+        """Why it gets no jobs; None = it does, or has not tried."""
+        ...
+
+    async def run(self) -> None:
+        """Wait for jobs until stopped."""
+        ...
+
+    def asks(self, room: int) -> bool:
+        """Note that `start` will ask for `room` jobs; return whether the worker then waits for a message."""
+        return False
+
+    def answered(self, reply: Fetched) -> None:
+        """Note the reply of `start`."""
+
+    async def feed(self, *, hungry: bool) -> None:
+        """Set whether to wait for a job: if slots are free and ready was empty.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        ...
+
+    def fetch_no_more(self) -> None:
+        """Begin no other wait. For any thread; `stop` ends the present one."""
+        ...
+
+    async def stop(self) -> None:
+        """End the wait. A job that has come meanwhile is handed back."""
+        ...
+
+
+class BlockingFetcher(Fetcher):
+    """Waits in BLMOVE, on a connection of its own, and fetches one job after the other."""
 
     def __init__(self, served: ServedQueue, share: QueueShare, listener: FetchListener) -> None:
         config = served.runtime.config
@@ -61,44 +108,30 @@ class Fetcher:
         self._listener = listener
         self._blocking = BlockingSender(config.url, reply_timeout=config.reply_timeout, near=keys.root(served.queue))
         self.reconnect = Reconnect("worker, fetching", served.runtime.emit, served.queue)
-        self.full = False
-        """The last BLMOVE was refused, since Redis's memory is full. Scripts are accepted, and `start` fetches too."""
         self._hungry = asyncio.Event()
         self._stopping = False
         self._ended = asyncio.Event()
 
     @property
+    def client(self) -> int | None:
+        return self._blocking.client
+
+    @property
     def pulses(self) -> list[Pulse]:
-        """The pulse of its loop."""
         return [self.reconnect.pulse]
 
     @property
     def reason(self) -> str | None:
-        """Why it cannot fetch; None = it can."""
         return self.reconnect.reason
 
-    def feed(self, *, hungry: bool) -> None:
-        """Set whether to block for a job: if slots are free and ready was empty."""
+    async def feed(self, *, hungry: bool) -> None:
         if hungry:
             self._hungry.set()
         else:
             self._hungry.clear()
 
-    def asks(self, _room: int) -> bool:
-        """Return whether `start` is to have the worker wait for a message: BLMOVE waits instead."""
-        return False
-
-    def asked(self, _reply: Fetched) -> None:
-        """Do nothing; see `IdleWait`, as for the next two."""
-
-    def found(self, *, waits: bool) -> None:
-        """Do nothing."""
-
-    async def pass_on(self) -> None:
-        """Do nothing."""
-
     async def run(self) -> None:
-        """Fetch when hungry, until stopped."""
+        """Fetch when hungry, until stopped; then cut the connection."""
         config = self._served.runtime.config
         try:
             while not self._stopping:
@@ -110,18 +143,12 @@ class Fetcher:
                     await self._fetch()
         finally:
             self._ended.set()
+            await self._blocking.close()
 
     def fetch_no_more(self) -> None:
-        """Begin no other BLMOVE. For any thread; `stop` ends the one that waits."""
         self._stopping = True
 
-    def unblock_from_thread(self, sender: SyncSender) -> None:
-        """End the BLMOVE that waits, from a thread. Raises as `SyncSender.send`."""
-        if self._blocking.client is not None:
-            sender.send(unblock(self._blocking.client, keys.root(self._served.queue)))
-
     async def stop(self) -> None:
-        """Fetch no more; a BLMOVE that waits ends without a job, or its job is handed back."""
         self.fetch_no_more()
         self._hungry.set()
         while not self._ended.is_set():
@@ -133,10 +160,6 @@ class Fetcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UNBLOCK):
                     await self._ended.wait()
-
-    async def close(self) -> None:
-        """Cut the connection."""
-        await self._blocking.close()
 
     async def _fetch(self) -> None:
         if self._blocking.client is None:
@@ -175,22 +198,22 @@ class Fetcher:
         return job_id
 
 
-class IdleWait:
-    """Waits for the jobs of one queue while it is hungry."""
+class NotifiedFetcher(Fetcher):
+    """Waits for messages, which the worker gets while it is in the sorted set `idle`.
 
-    full = False
-    """`start` is accepted while Redis's memory is full."""
+    `start` adds it in the same call in which it finds ready empty, and the script that puts a job into ready removes
+    it. So the worker waits in `idle`, or has a message, or asks.
+    """
 
     def __init__(self, served: ServedQueue, listener: FetchListener) -> None:
         self._served = served
+        self.queue = served.queue
         self.channel = keys.idle(served.queue, served.worker)
-        """On which the worker is told."""
+        """The channel of the messages."""
         self._listener = listener
         self._hungry = False
         self.waiting = False
         """The worker is in `idle`, as far as it knows."""
-        self.notified = False
-        """A job is ready, and the worker has not asked for it yet."""
         self._declines = False
         """There was no room when it was to ask for that job."""
         self._asked = False
@@ -199,13 +222,17 @@ class IdleWait:
         self._stopped = asyncio.Event()
         self._open = False
         """Messages arrive."""
-        self.reason: str | None = None
-        """Why none arrive; None = they do, or the subscription is being opened for the first time."""
-        self.pulses: list[Pulse] = []
-        """It has no loop of its own."""
+        self._reason: str | None = None
 
-    def feed(self, *, hungry: bool) -> None:
-        """Set whether to wait for a job: if slots are free and ready was empty."""
+    @property
+    def reason(self) -> str | None:
+        return self._reason
+
+    async def feed(self, *, hungry: bool) -> None:
+        # Pass on the notice of a job for which there was no room when the worker was to ask. A notice that has come
+        # since then is kept: the worker asks first, as it may have room.
+        if self._declines:
+            await self._decline()
         self._hungry = hungry
         self._ask()
 
@@ -214,29 +241,16 @@ class IdleWait:
             self._listener.on_more()
 
     def asks(self, room: int) -> bool:
-        """Note that the worker asks for so many jobs; return whether it is to wait if it gets fewer."""
         self._declines = self.notified and not room
         if room:
             self.notified = False
         self._asked = room > 0 and self._open and not self._stopping
         return self._asked
 
-    def asked(self, reply: Fetched) -> None:
-        """Note whether the worker waits from that question on, unless it was told meanwhile."""
+    def answered(self, reply: Fetched) -> None:
         self.waiting = reply.waits and not self.notified
         if self._asked and not (reply.waits or reply.jobs or reply.buried):
             self._listener.on_unsure()  # by Redis's list it holds all that it may: there are jobs that it does not know
-
-    async def pass_on(self) -> None:
-        """Pass on the notice of a job, if there was no room when the worker was to ask for it.
-
-        A notice that has come since then is kept: the worker asks first, as it may have room.
-
-        Raises:
-            StoreDown, StoreRefused: the job stays in ready until a worker asks.
-        """
-        if self._declines:
-            await self._decline()
 
     async def _decline(self) -> None:
         self.notified = self._declines = False
@@ -260,14 +274,14 @@ class IdleWait:
 
     def opened(self) -> None:
         """Note that messages arrive from now on. Earlier ones may have been lost."""
-        self._open, self.reason, self.waiting = True, None, False
+        self._open, self._reason, self.waiting = True, None, False
         self._ask()
 
     def closed(self, reason: str) -> None:
         """Note that no messages arrive."""
-        self._open, self.reason, self.waiting = False, reason, False
+        self._open, self._reason, self.waiting = False, reason, False
 
-    async def told(self) -> None:
+    async def on_notice(self) -> None:
         """Ask for a job that is ready, or pass it on if the worker stops."""
         self.notified, self.waiting = True, False
         if self._stopping:
@@ -276,25 +290,17 @@ class IdleWait:
         else:
             self._listener.on_more()
 
-    # Called at the end of the worker.
+    # Called by the consumer.
 
     async def run(self) -> None:
-        """Wait until stopped."""
+        """Wait until stopped, and pass on a notice that has come."""
         await self._stopped.wait()
-
-    def fetch_no_more(self) -> None:
-        """Ask for no other job. For any thread."""
-        self._stopping = True
-
-    def unblock_from_thread(self, sender: SyncSender) -> None:
-        """Do nothing: `requeue` ends the wait, and a worker that gets the message later passes it on."""
-
-    async def stop(self) -> None:
-        """Wait no more, and pass on what the worker was told of."""
-        self.fetch_no_more()
-        self._stopped.set()
         with contextlib.suppress(StoreError):
             await self._decline()
 
-    async def close(self) -> None:
-        """Do nothing: the subscription belongs to the worker."""
+    def fetch_no_more(self) -> None:
+        self._stopping = True
+
+    async def stop(self) -> None:
+        self.fetch_no_more()
+        self._stopped.set()

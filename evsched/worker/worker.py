@@ -25,7 +25,7 @@ from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.drain import Drain
-from evsched.worker.heartbeat import Control, Heartbeat, OnControl, OnHeartbeat
+from evsched.worker.heartbeat import Control, Heartbeat, HeartbeatListener
 from evsched.worker.notices import SharedConnections
 from evsched.worker.setup import QueueSetup, Startup
 from evsched.worker.slots import Slots
@@ -72,15 +72,17 @@ class Worker:
             lambda queue: self.consumers[queue].held.runs.values(),
             lambda queue: self.consumers[queue].not_fetching,
         )
-        self._control = Control(runtime, self.id, queues, OnControl(self.consumers, self._status))
+        self._control = Control(runtime, self.id, queues, self.consumers, self._status)
         self._drain = Drain(runtime, self.id, self.consumers, executor.handlers.running)
-        self._on_heartbeat = OnHeartbeat(emit, self.consumers, self._setup, self._control, self._drain)
+        self._shared = SharedConnections(runtime, len(queues))
+        self._on_heartbeat = HeartbeatListener(
+            emit, self.consumers, self._shared.notices, self._setup, self._control, self._drain
+        )
         self._heartbeat = Heartbeat(config, self.id, [Store(queue) for queue in queues], self._on_heartbeat)
         counted, slots = (
             structs.replace(runtime, emit=Events(self._status.on_event, emit).emit),
             Slots(config.concurrency),
         )
-        self._shared = SharedConnections(runtime, len(queues))
 
         def consumer(queue: str) -> QueueConsumer:
             shared = self._shared if self._shared.serve(queue) else None
