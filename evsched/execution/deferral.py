@@ -134,14 +134,14 @@ def judge_unknown(
 def _in_company(due: float, wait: float) -> float:
     """Return a due time that jobs with similar waits share: a moment later, by up to a 32nd of the wait.
 
-    Of thousands of jobs, some hundred then come back in one batch. One by one, each would cost ten times as much.
+    If thousands of jobs wait, some hundred then come back in one batch. One by one, each would cost ten times as much.
     """
     step = 2.0 ** math.floor(math.log2(wait)) / 32
     return math.ceil(due / step) * step
 
 
 class MissingHandlers:
-    """Defers runs whose handlers a new process does not find, because the code on disk is not what the worker runs.
+    """Defers runs whose handlers a new process does not find, because the code on disk has changed.
 
     It reports each task once for each reason.
     """
@@ -168,7 +168,7 @@ class MissingHandlers:
 async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
     """Return the outcome of a job whose window is closed now; None = it is open.
 
-    `window` is what its payload says: a window, or the name of one that is kept in Redis. `reply`: it asks for one.
+    `window` is the payload's: a window, or the name of one that is kept in Redis. `reply`: it asks for one.
     """
     if not WINDOW_NAME.fullmatch(window):
         return judge_window(window, "", run.delivery.redis_now(), reply)

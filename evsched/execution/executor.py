@@ -1,6 +1,6 @@
 """The executor: from a job that was fetched to its outcome. It knows no Redis.
 
-    prepare (payload, task, arguments, window) -> call the handler, with precautions where needed -> judge what it did
+    prepare (payload, task, arguments, window) -> call the handler, with precautions where needed -> judge the result
 
 Each step is a value. The outcome is data too, and stays with its run: the worker writes it.
 """
@@ -69,7 +69,7 @@ class Executor:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        """End the processes, also those that still run handlers."""
+        """End the processes, even if they still run handlers."""
         await self.handlers.processes.close()
         if self._isolation is not None:
             await self._isolation.processes.close()
@@ -80,7 +80,7 @@ class Executor:
         return max(0, int(self._processes.available_tokens))
 
     async def run(self, run: Run) -> None:
-        """Run a job; `run.outcome` is then what came of it. Never raises for what a job does.
+        """Run a job and set `run.outcome`. No exception of the job's code is raised.
 
         Raises:
             asyncio.CancelledError: the run is lost, and has no outcome.
@@ -144,7 +144,7 @@ class Executor:
         isolation = self._isolation if precautions.isolated and not on_process else None
         async with AsyncExitStack() as stack:
             process: Process | None = None
-            # What takes long comes before the mark. If the worker dies between the mark and the first step, the attempt
+            # Slow steps come before the mark. If the worker dies between the mark and the first step, the attempt
             # counts, although the job did not begin.
             if isolation is not None:
                 await stack.enter_async_context(isolation.limiter)

@@ -88,7 +88,7 @@ class AppSource(Struct, frozen=True):
     app: str
     """MODULE:APP."""
     log_level: str = ""
-    """Of evsched's log; empty = the app configures logging itself."""
+    """The level of evsched's log; empty = the app configures logging itself."""
 
 
 class Isolation:
@@ -203,7 +203,7 @@ class RunLock:
 
     @asynccontextmanager
     async def alone(self, patience: float) -> AsyncGenerator[Callable[[], None] | None]:
-        """Hold it alone, when no other run holds it; yield what lets others share it again.
+        """Hold it alone, when no other run holds it; yield a function that lets others share it again.
 
         While this waits, no other run begins to share it. After `patience` seconds it is shared with the runs that
         still hold it, and None is yielded.

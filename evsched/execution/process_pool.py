@@ -73,7 +73,7 @@ class Isolate(Struct, frozen=True, tag=True):
     app: str
     """MODULE:APP."""
     log_level: str
-    """Of evsched's log; empty = the app configures logging itself."""
+    """The level of evsched's log; empty = the app configures logging itself."""
     job: FetchedJob
     queue: str
     now: float
@@ -372,7 +372,7 @@ class ProcessPool:
 
 
 def _exception(raised: Raised) -> EvschedError:
-    """Return what a handler raised, as the worker's middleware and verdict see it."""
+    """Return the exception of a handler as the worker's middleware and verdict see it."""
     match raised.how:
         case "retry":
             return RetryLater(raised.delay, raised.reason)

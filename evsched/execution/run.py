@@ -1,6 +1,6 @@
 """A run: one job in a worker, from the reply that handed it out to its outcome.
 
-`prepare` reads the payload and finds the task, so that the executor has what it needs: a `Prepared` job.
+`prepare` reads the payload and finds the task, which makes a `Prepared` job.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_payload(job: FetchedJob) -> Payload | Buried:
 
 
 def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prepared | NoTask | Buried:
-    """Return what is to be run, or why it cannot or must not be. `now` by Redis's clock."""
+    """Return the job ready to run, or why it cannot or must not run. `now` by Redis's clock."""
     task = tasks.get(payload.task)
     if task is None:
         return _expired(job, payload, now) or NoTask(payload)
@@ -113,7 +113,7 @@ _PRECEDENCE: Final[dict[StopReason | None, int]] = {None: 0, "timeout": 1, "canc
 
 
 class Delivery(Struct, frozen=True):
-    """One reply of `start`: what the runs that it handed out have in common."""
+    """One reply of `start`: the data that its runs have in common."""
 
     queue: str
     now: float
@@ -123,7 +123,7 @@ class Delivery(Struct, frozen=True):
     on_progress: Callable[[], None] | None = None
     """Called when one of the runs has reported progress, from any thread."""
     shard_of: str | None = None
-    """The queue of which `queue` is a shard; None = it is none."""
+    """The queue of which `queue` is a shard; None = it is not a shard."""
 
     @property
     def whole_queue(self) -> str:
@@ -138,7 +138,7 @@ class Delivery(Struct, frozen=True):
 class Run:
     """A run; `(job.id, job.attempt)` names it. One object for each job, so it is as small as it can be.
 
-    Each group of attributes below has one writer. `job` and `delivery` are what was handed out, and do not change. The
+    Each group of attributes below has one writer. `job` and `delivery` do not change. The
     executor sets the attributes of the second group, and the consumer those of the third. The handler sets `progress`,
     from any thread, and nothing else. To stop a run, call `stop` in the event loop's thread.
     """
@@ -173,7 +173,7 @@ class Run:
         """The hooks of the task, if the task is known."""
         self.prepared: Prepared | None = None
         self.current: CurrentJob | None = None
-        """What the handler sees of the run."""
+        """The run as the handler sees it."""
         self.marked = False
         """Redis knows, or will soon, that the run has begun. `ProgressWriter` writes this too."""
         self.began = 0.0
@@ -185,7 +185,7 @@ class Run:
         self.thread = 0
         """The thread that runs the handler, if the handler has one of its own; else 0."""
         self.outcome: Outcome | None = None
-        """What came of the run. None until it has ended, and for good if it is lost."""
+        """None until the run has ended, and for good if it is lost."""
 
         self.work: asyncio.Task[None] | None = None
         self.on_begin: Callable[[Run], None] | None = None
@@ -195,7 +195,7 @@ class Run:
         """Its end was sent before, and no reply came: it may be written already."""
 
         self.progress: Progress | None = None
-        """What the handler reported last. `ProgressWriter` sets it back to None when that is written."""
+        """The last report of the handler. `ProgressWriter` sets it back to None when that is written."""
         self.stop_reason: StopReason | None = None
 
     @property
@@ -216,7 +216,7 @@ class Run:
             self.delivery.on_progress()
 
     def prepare(self, tasks: Tasks) -> Prepared | NoTask | Buried:
-        """Read the payload and find the task; return what can be run, or why nothing can."""
+        """Read the payload and find the task; return the job ready to run, or why it cannot run."""
         payload = read_payload(self.job)
         if isinstance(payload, Buried):
             return payload

@@ -80,7 +80,7 @@ _BLOCKED: Final = "it blocked the event loop, and other jobs outlived their time
 
 
 class Hang(Struct, frozen=True):
-    """What blocks the event loop, or a thread beyond its time limit, as another thread sees it."""
+    """Code that blocks the event loop, or a thread beyond its time limit, as another thread sees it."""
 
     run: Run | None
     """None: code that is in no run's own asyncio task blocks the event loop, such as a task that a handler created."""
@@ -103,12 +103,12 @@ class HangFinder:
         self._thread = threading.get_ident()
 
     def blocks_loop(self) -> Hang:
-        """Return what the event loop executes now. For a loop that does not respond."""
+        """Return the code that the event loop executes now. For a loop that does not respond."""
         run = self._current()
         return Hang(run, _stack(self._thread, run))
 
     def stuck(self, kill_grace: float) -> Hang | None:
-        """Return what is at fault that a run went on for `kill_grace` seconds past its timeout, if one did.
+        """If a run went on for `kill_grace` seconds past its timeout, return the code that is at fault.
 
         If the event loop did not even stop that run, the one that blocks the event loop is at fault.
         """

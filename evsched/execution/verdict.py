@@ -31,7 +31,7 @@ from evsched.jobs.retry import least_delay
 from evsched.jobs.steering import GiveUp
 
 RESULT_MOST: Final = 1_048_576
-"""Bytes of a result or a message: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
+"""Bytes of a result or a message: Redis copies it in one go, and redis.conf refuses values over 4 MiB."""
 
 TIMED_OUT: Final = "timeout: it ran longer than its limit"
 
@@ -47,11 +47,11 @@ class Failed(Struct, frozen=True):
     """It killed the process in which it was isolated."""
     traceback: str = ""
     error: str = ""
-    """The class of what the handler raised; empty = it raised nothing."""
+    """The class of the handler's exception; empty = it raised none."""
     refused: str = ""
-    """Why the policy allows no other attempt after what the handler raised; empty if it does."""
+    """Why the policy allows no other attempt after this exception; empty if it does."""
     place: str | None = None
-    """Where the handler was, as the end of a reason. None: what it raised asks for a retry or gives up, or it did not
+    """Where the handler was, as the end of a reason. None: its exception asks for a retry or gives up, or it did not
     fail itself; the reason then stays as it is, even after a timeout."""
 
 
@@ -63,7 +63,7 @@ def judge(
     *,
     began: bool = True,
 ) -> Outcome:
-    """Return the outcome of a run. `result`: what its handler returned, how it failed, or that it snoozes.
+    """Return the outcome of a run. `result`: the handler's result, how it failed, or that it snoozes.
 
     `began` is False for a run that was stopped while it waited for a process or in a middleware.
     """

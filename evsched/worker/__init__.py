@@ -1,4 +1,4 @@
-"""The worker process: it fetches jobs, hands them to `evsched/execution/`, and writes what came of them.
+"""The worker process: it fetches jobs, hands them to `evsched/execution/`, and writes their outcomes.
 
 Start with `worker.py`, then follow a job through `consumer.py`, which names its steps: `fetcher.py` waits for it, in
 BLMOVE or for the messages of `notices.py`, and `exchange.py` starts and ends it. `slots.py` decides how many jobs are

@@ -96,11 +96,6 @@ class QueueConsumer:
         return [self._reconnect.pulse, *self.fetcher.pulses]
 
     @property
-    def running(self) -> int:
-        """How many slots its runs occupy."""
-        return self.held.running
-
-    @property
     def not_fetching(self) -> FetchPause | None:
         """Why it fetches nothing now, however many slots are free; None = it fetches when it has a slot."""
         return self._demand.not_fetching
@@ -119,7 +114,7 @@ class QueueConsumer:
         self._work.set()
 
     async def run(self) -> None:
-        """Fetch and run jobs until `stop_fetching` was called and what is held has ended."""
+        """Fetch and run jobs until `stop_fetching` was called and all held jobs have ended."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.fetcher.run())
@@ -145,16 +140,16 @@ class QueueConsumer:
     # The steps.
 
     async def exchange(self) -> None:
-        """Write the outcomes of what has ended, and start what there is room for.
+        """Write the outcomes of ended runs, and start as many jobs as there is room for.
 
         Raises:
-            StoreDown, StoreRefused: what was not written stays, for the next exchange.
+            StoreDown, StoreRefused: unwritten ends stay for the next exchange.
         """
         if self._lost.suspected:
             await self._find_lost()
         await self._progress.settle()
         if self._sender.finished:
-            return  # `hand_back` writes what has ended by now
+            return  # `hand_back` writes the ends
         exchange = self._collect()
         late = self._loop.call_later(_PROMPT, self._lend, exchange) if self._demand.share.is_in_turn else None
         await self._sender.send(exchange)
@@ -184,7 +179,7 @@ class QueueConsumer:
         self._demand.more = True
 
     def _collect(self) -> Exchange:
-        """Take what is to be written and started, and reserve slots for the jobs to ask for."""
+        """Take the ends to write and the jobs to start, and reserve slots for the jobs to ask for."""
         demand, limit = self._demand, self._sender.limit
         ended, fetched = self.held.begin_exchange(limit)
         if any(type(run.outcome) is Requeued for run in ended):
@@ -202,7 +197,7 @@ class QueueConsumer:
         exchange.reserved, exchange.lent = 0, True
 
     def _settle(self, exchange: Exchange) -> list[Run]:
-        """Update what is held by the result of an exchange; return the new runs, which are to begin."""
+        """Update the account of held jobs by the result of an exchange; return the new runs, which are to begin."""
         if exchange.lent:
             self._work.set()  # take turns again, now that the node answers
         if exchange.error is not None:
@@ -252,7 +247,7 @@ class QueueConsumer:
         return self._demand.asks_again() or bool(self.held.ended or self.held.fetched) or self._lost.suspected
 
     def _report_and_begin(self, exchange: Exchange, runs: list[Run]) -> None:
-        """Report the ends that an exchange has written, begin the new runs, and report what else `start` did."""
+        """Report the ends that an exchange has written, begin the new runs, and report the rest of the reply."""
         for ended, lost in exchange.written:
             self._report([run for run in ended if run.job.id not in lost] if lost else ended)
         for run in runs:
@@ -351,11 +346,7 @@ class QueueConsumer:
         if self._demand.freed():
             self._work.set()
 
-    # Called for what comes from outside the loop, and at the end of the worker.
-
-    def cancel(self, job_id: str) -> bool:
-        """Stop a run, since its job was cancelled; return False if it does not run, or was stopped before."""
-        return self.held.cancel(job_id)
+    # Called by the heartbeat, and at the end of the worker.
 
     def counted(self, count: int) -> None:
         """Note how many jobs Redis has in the worker's list."""
@@ -363,7 +354,7 @@ class QueueConsumer:
             self.on_unsure()
 
     def lose(self) -> None:
-        """Stop and drop what is held: the lease had ended, so other workers have these jobs now."""
+        """Stop and drop all held jobs: the lease had ended, so other workers have them now."""
         count = len(self.held.runs) + len(self.held.fetched)
         self._demand.share.release(self.held.lose())
         self.on_unsure()

@@ -1,4 +1,4 @@
-"""The end of a worker: it fetches no more, lets what runs end within the grace, and hands back the other jobs."""
+"""The end of a worker: it fetches no more, lets runs end within the grace, and hands back the other jobs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from evsched.worker.consumer import QueueConsumer
 from evsched.worker.exchange import HeldRuns, ServedQueue, events_of, lacks_memory
 
 _HAND_BACK: Final = 5.0
-"""Seconds to hand back what still runs after the shutdown grace: a few replies of Redis are enough."""
+"""Seconds to hand back the jobs that still run after the shutdown grace: a few replies of Redis are enough."""
 
 _CLEAN_UP: Final = 2.0
 """Seconds in which cancelled handlers may end, once their jobs are handed back: the process must end soon."""
 
 _REPORT: Final = 1.0
-"""Seconds in which the heartbeat's thread emits what became of the jobs: the reader of the log may hang."""
+"""Seconds in which the heartbeat's thread emits the events about the jobs: the reader of the log may hang."""
 
 
 class Drain:
@@ -46,7 +46,7 @@ class Drain:
         self._running = running
         self._hangs = HangFinder(running)
         self.handing_back = False
-        """The event loop has begun to hand back jobs."""
+        """The event loop has begun to hand back jobs, so no thread has to."""
 
     @property
     def lingering(self) -> bool:
@@ -54,7 +54,7 @@ class Drain:
         return len(self._running) > 0
 
     async def wait(self, consumers_running: Sequence[asyncio.Future[Any]], set_up: Sequence[bool]) -> None:
-        """Fetch no more, and wait until what runs has ended, or for the shutdown grace.
+        """Fetch no more, and wait until all runs have ended, or for the shutdown grace.
 
         `consumers_running` are the tasks of the consumers, and `set_up` says which of them have begun to fetch.
         """
@@ -66,12 +66,8 @@ class Drain:
         for task in stopping:
             task.cancel()
 
-    def begin_hand_back(self) -> None:
-        """Note that the event loop does it, so that no thread has to."""
-        self.handing_back = True
-
     async def hand_back(self) -> None:
-        """Put back to ready what has not ended, and end the leases."""
+        """Put the jobs that have not ended back to ready, and end the leases."""
         back = 0
         # While Redis is down the jobs stay: the janitor puts them back when the lease ends.
         with contextlib.suppress(StoreError, TimeoutError):
@@ -122,7 +118,7 @@ class Drain:
         os._exit(FORCED)
 
     def _hand_back_from_thread(self, sender: SyncSender, reason: str, hang: Hang) -> tuple[int, list[Event]]:
-        """Hand back in all queues; return how many jobs that were, and the events for what was written."""
+        """Hand back in all queues; return how many jobs that were, and the events to emit."""
         back, written = 0, list[Event]()
         with contextlib.suppress(StoreError):  # the rest waits for the lease to end
             for consumer in list(self._consumers.values()):

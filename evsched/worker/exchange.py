@@ -1,7 +1,7 @@
 """The exchange: one round trip to Redis that writes the ends of runs and starts the next jobs of a queue.
 
 This file has what a consumer needs for it: the account of the jobs that the worker holds (`HeldRuns`), the exchange as
-a value (`Exchange`), what sends it (`ExchangeSender`), the events for the ends that it wrote (`events_of`), and the
+a value (`Exchange`), its sender (`ExchangeSender`), the events for the ends that it wrote (`events_of`), and the
 search for jobs and ends whose replies were lost (`LostReplies`). `consumer.py` has the steps.
 """
 
@@ -78,14 +78,14 @@ class HeldRuns:
         return bool(self.runs or self.fetched)
 
     def begin_exchange(self, limit: int) -> tuple[list[Run], list[str]]:
-        """Take out what the next exchange is to write, `limit` at the most, and what it is to start."""
+        """Take out the runs whose ends the next exchange writes, at most `limit`, and the ids that it starts."""
         ended, self.ended = self.ended[:limit], self.ended[limit:]
         fetched, self.fetched = self.fetched, []
         self._cancelled.clear()
         return ended, fetched
 
     def keep(self, ended: list[Run], fetched: list[str]) -> None:
-        """Keep what an exchange could not write or start for the next one."""
+        """Keep the ends that an exchange could not write, and the jobs that it could not start, for the next one."""
         for run in ended:
             run.repeated = True
         self.ended += ended
@@ -153,7 +153,7 @@ class HeldRuns:
         return True
 
     def lose(self) -> int:
-        """Stop and drop everything: it is not this worker's any more. Return the slots of what had not started."""
+        """Stop and drop everything: other workers have it now. Return the slots of the jobs that had not started."""
         slots = len(self.fetched)
         self.stop_all()
         self.runs.clear()
@@ -163,7 +163,7 @@ class HeldRuns:
         return slots
 
     def stop_all(self) -> None:
-        """Stop all runs; what comes of them is dropped."""
+        """Stop all runs; their outcomes are dropped."""
         for run in self.runs.values():
             run.stop("lost")
 
@@ -183,7 +183,7 @@ class HeldRuns:
 
 
 class Exchange(Struct):
-    """One exchange: what it writes and starts, and then what came of that."""
+    """One exchange: the ends that it writes, the jobs that it starts, and then the replies."""
 
     ended: list[Run]
     """The runs whose ends it writes."""
@@ -227,7 +227,7 @@ class ExchangeSender:
         self._sending = asyncio.Lock()
         """Held while an exchange is under way."""
         self.finished = False
-        """No other exchange is to be begun: the worker hands back what it holds."""
+        """No other exchange is to be begun: the worker hands back its jobs."""
 
     @property
     def limit(self) -> int:
@@ -235,7 +235,7 @@ class ExchangeSender:
         return self._batch.limit
 
     async def send(self, exchange: Exchange) -> None:
-        """Send an exchange, and note in it what came of it.
+        """Send an exchange, and note the replies in it.
 
         Raises nothing that Redis causes, nor a cancellation: `Exchange.error` has it.
         """
@@ -287,7 +287,7 @@ class ExchangeSender:
             exchange.error = reply
             exchange.unwritten += runs
             return
-        if is_forward(runs):
+        if _is_forward(runs):
             self._put_off.accepted()
         if reply.refused:
             refused = [run for run in runs if run.job.id in reply.refused]
@@ -315,10 +315,10 @@ class ExchangeSender:
 
 def lacks_memory(ended: Sequence[Run], reply: object) -> bool:
     """Return whether no run of a call of `end_runs` has ended, because Redis has no memory for their messages."""
-    return isinstance(reply, StoreError) and reply.kind == FULL and is_forward(ended)
+    return isinstance(reply, StoreError) and reply.kind == FULL and _is_forward(ended)
 
 
-def is_forward(ended: Sequence[Run]) -> bool:
+def _is_forward(ended: Sequence[Run]) -> bool:
     """Return whether the runs of a call of `end_runs` end with messages."""
     return len(ended) > 0 and isinstance(ended[0].outcome, Forwarded)
 

@@ -29,7 +29,7 @@ _UNBLOCK: Final = 0.05
 
 
 class FetchListener(Protocol):
-    """What the fetcher reports."""
+    """Receives the reports of a fetcher."""
 
     def on_fetched(self, job_id: str) -> None:
         """Take over a job that was fetched; it has a slot."""
@@ -265,7 +265,7 @@ class NotifiedFetcher(Fetcher):
         return await self._served.runtime.sender.send(self._served.store.is_idle(self._served.worker))
 
     def found(self, *, waits: bool) -> None:
-        """Compare what is known with what was found: Redis may have lost that the worker waits."""
+        """Note whether Redis knows that the worker waits, which it may have lost."""
         if not waits and self.waiting:
             self.waiting = False
             self._ask()

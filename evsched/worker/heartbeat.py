@@ -2,7 +2,7 @@
 
 `Heartbeat` renews the leases, from a thread and a connection of its own. So a handler that blocks the event loop costs
 no lease: the other jobs keep theirs, and nothing starts twice. A process whose loop is blocked by a job past its
-timeout and kill grace is ended from there. `HeartbeatListener` passes on what a heartbeat has found.
+timeout and kill grace is ended from there. `HeartbeatListener` passes on its findings.
 
 `Control` subscribes to the worker's control channels, which bring cancellations and status requests at once. The
 subscription costs nothing while it is silent, so it is not health-checked; heartbeats are the fallback. They report
@@ -93,7 +93,7 @@ class Control:
             await asyncio.sleep(self._losses.wait())
 
     def _cancel(self, queue: str, job_id: str) -> None:
-        self._consumers[queue].cancel(job_id)
+        self._consumers[queue].held.cancel(job_id)
 
     def rebuild(self) -> None:
         """Replace the connection: it did not bring a message that it should have."""
@@ -102,7 +102,7 @@ class Control:
 
 
 class HeartbeatListener:
-    """What a heartbeat asks and reports. All of it is called in the heartbeat's thread.
+    """Answers and receives the reports of a heartbeat, which calls it in its thread.
 
     The calls are passed on to the event loop, except `busy`, `announced` and `end_if_stuck`: these must also work while
     a handler blocks the event loop.
@@ -132,15 +132,15 @@ class HeartbeatListener:
         return any(consumer.held.busy for consumer in list(self._consumers.values()))
 
     def lease_lost(self, queue: str) -> None:
-        """Drop what is held there: the lease had ended. The worker has a new one."""
+        """Drop the jobs held there: the lease had ended. The worker has a new one."""
         self._loop.call_soon_threadsafe(self._consumers[queue].lose)
 
     def announced(self, queue: str) -> Announced:
-        """Return what the worker has written of its app there."""
+        """Return the description of the app that the worker has written there."""
         return self._setup.announced(queue)
 
     def undeclared(self, queue: str) -> None:
-        """Declare again what the worker's app declares there."""
+        """Write the declarations of the worker's app again."""
         self._loop.call_soon_threadsafe(self._setup.declare_again, queue)
 
     def counted(self, queue: str, count: int, *, waits: bool) -> None:
@@ -153,7 +153,7 @@ class HeartbeatListener:
         self._loop.call_soon_threadsafe(self._cancel, queue, ids)
 
     def _cancel(self, queue: str, ids: list[str]) -> None:
-        if [job_id for job_id in ids if self._consumers[queue].cancel(job_id)]:
+        if [job_id for job_id in ids if self._consumers[queue].held.cancel(job_id)]:
             self._control.rebuild()  # it should have brought these before
 
     def end_if_stuck(self, sender: SyncSender) -> None:

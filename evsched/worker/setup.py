@@ -5,7 +5,7 @@ all queues, the recurrences and limits that the app declares are written (`Decla
 begins. If that fails for a queue, because Redis refuses it or its node of a cluster is down, it is tried again while
 the others are served. The set may be on another node, so a queue is served without it. While Redis's memory is full it
 refuses none of this but the set, and a worker starts without that: its jobs free memory. If a heartbeat finds that
-Redis has lost what was declared, it is written again.
+Redis has lost the declarations, they are written again.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Declarations:
     So the declarations of an app have a revision. The newest that was registered is in force, and each script refuses
     an older one.
 
-    `before`: what the worker process before this one had announced, by queue. If it had the same content, its revision
-    holds, although Redis has lost it.
+    `before`: the announcements of the worker process before this one, by queue. If its content was the same, its
+    revision holds, although Redis has lost it.
     """
 
     def __init__(self, runtime: Runtime, program: Program, before: Mapping[str, Announced] | None = None) -> None:
         self._runtime = runtime
         self._program = program
         self._contents: dict[str, str] = {}
-        """By queue, the digest of what the app declares."""
+        """By queue, the digest of the app's declarations."""
         self._before = before or {}
         self._known: dict[str, float] = {}
         """By queue, the revision that this worker has registered: Redis may lose it."""
@@ -59,7 +59,7 @@ class Declarations:
         """The queues and newer revisions that were reported."""
 
     def declared(self, queue: str) -> tuple[str, str]:
-        """Return the app, and the digest of what it declares in a queue."""
+        """Return the app, and the digest of its declarations in a queue."""
         if queue not in self._contents:
             self._contents[queue] = self._program.content_in(queue)
         return self._program.owner, self._contents[queue]
@@ -166,7 +166,7 @@ class QueueSetup:
         self._reconnects = Reconnects("worker", runtime.emit)
         self._done = set[str]()
         self._undeclared = set[str]()
-        """The queues of which Redis has lost what was declared."""
+        """The queues whose declarations Redis has lost."""
         self._lost = asyncio.Event()
 
     def is_done(self, store: Store) -> bool:
@@ -209,7 +209,7 @@ class QueueSetup:
         return wait
 
     async def _write(self, store: Store, *last: Call[Any]) -> float:
-        """Announce the queue, write what the app declares, and send the last call; return as `_set_up` does."""
+        """Announce the queue, write the app's declarations, and send the last call; return as `_set_up` does."""
         reconnect = self._reconnects.of(store.queue)
         try:
             await self._announce(store)
@@ -244,23 +244,23 @@ class QueueSetup:
             await self._try(store.set_program(self._digest, sorted(self._policies)), server.may_wait)
 
     def announced(self, queue: str) -> Announced:
-        """Return what is written of the app; nothing is if the queue is not set up. For any thread."""
+        """Return the announcement of the app, which is empty until the queue is set up. For any thread."""
         return self._announced(queue) if queue in self._done else Announced()
 
     def _announced(self, queue: str) -> Announced:
         return Announced(*self._declarations.declared(queue), self._digest, self._declarations.known(queue))
 
     def declare_again(self, queue: str) -> None:
-        """Have `keep` declare again what the app declares in a queue."""
+        """Have `keep` write the declarations of a queue again."""
         self._undeclared.add(queue)
         self._lost.set()
 
     async def keep(self) -> None:
-        """Write again what Redis has lost, until cancelled.
+        """Write lost data again, until cancelled.
 
         The queues that are set up are kept in the set of all queues. Dispatchers do the same for the queues that they
-        know, so this is for queues that no dispatcher serves. Redis neither writes nor replicates an SADD of what the
-        set contains.
+        know, so this is for queues that no dispatcher serves. Redis neither writes nor replicates an SADD that
+        changes nothing.
         """
         seldom = _SELDOM * self._runtime.config.safety_cap
         wait = seldom
@@ -284,14 +284,14 @@ class QueueSetup:
                 await self._try(server.restore_shards(whole, count), server.set_may_wait)
 
     async def _declare_lost(self, queue: str) -> float:
-        """Write again what the app declares in a queue; return 0, or the wait as `_set_up`."""
+        """Write the declarations of a queue again; return 0, or the wait as `_set_up`."""
         wait = await self._write(Store(queue))
         if not wait:
             self._undeclared.discard(queue)
         return wait
 
     async def _try(self, call: Call[Any], may_wait: Callable[[StoreError], bool]) -> None:
-        """Write what a worker can do without."""
+        """Send a call that a worker can do without."""
         try:
             await self._runtime.sender.send(call)
         except StoreError as error:

@@ -47,7 +47,7 @@ class ShardWindows:
             self._comparing = asyncio.ensure_future(self._compare_all(self._keeper))
 
     async def close(self) -> None:
-        """Compare what is left, within a second."""
+        """Compare the other windows, within a second."""
         if self._comparing is not None:
             await asyncio.wait([self._comparing], timeout=_LAST)
             self._comparing.cancel()

@@ -41,7 +41,7 @@ class QueueShare:
         self.in_use = 0
         """Slots that its jobs are in, or that are reserved for them."""
         self.charged = 0.0
-        """Slot seconds of what has ended, by weight."""
+        """Slot seconds of its ended jobs, divided by its weight."""
         self.mean = _FIRST
         """Seconds that one of its jobs lasts."""
         self.wants = False
@@ -53,7 +53,7 @@ class QueueShare:
         return self.wants or self.in_use > 0
 
     def tag(self, more: int = 0) -> float:
-        """Return what it is charged with `more` slots, when all that it has in slots has ended."""
+        """Return its charge with `more` slots, when all its jobs in slots have ended."""
         return self.charged + (self.in_use + more) * self.mean / self.weight
 
     def want(self, wants: bool) -> None:
@@ -81,11 +81,6 @@ class QueueShare:
     def total(self) -> int:
         """How many slots there are in all."""
         return self._slots.total
-
-    @property
-    def free(self) -> int:
-        """How many slots are free, whichever queue's turn it is."""
-        return self._slots.free
 
     @property
     def may_block(self) -> bool:
@@ -199,7 +194,7 @@ class Slots:
         return takers
 
     def changed(self) -> None:
-        """Deal again at the next question: what a share is charged, or whether it wants slots, has changed."""
+        """Deal again at the next question: the charge of a share, or whether it wants slots, has changed."""
         self._turns = None
 
     def taken(self, share: QueueShare, count: int) -> None:

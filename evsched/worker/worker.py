@@ -35,8 +35,8 @@ from evsched.worker.status_reporter import StatusReporter
 class Worker:
     """Runs the jobs of `queues` with the registered tasks.
 
-    `source`: the app that the process of an isolated job imports. `before`: what the worker process before it had
-    announced, by queue.
+    `source`: the app that the process of an isolated job imports. `before`: the announcements of the worker
+    process before it, by queue.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Worker:
             self._heartbeat.add(Store(queue))
             if self._serving:  # else `_run` begins with it
                 self._serving[queue] = asyncio.ensure_future(self._serve(self.consumers[queue]))
-        # Their limits are parts of those that hold in the other parts of these queues.
+        # Each shard has a part of its queue's limits, so the other shards get smaller parts.
         whole = self._runtime.shards.whole
         wholes = {whole(queue) for queue in new}
         for queue in [queue for queue in self.consumers if whole(queue) in wholes]:
@@ -116,7 +116,7 @@ class Worker:
         self._more.set()
 
     async def run(self) -> None:
-        """Run until `stop` was called and what ran has ended, or has had its grace.
+        """Run until `stop` was called and all runs have ended, or have had their grace.
 
         Raises:
             CannotStart: the app's lifespan did not begin.
@@ -156,7 +156,7 @@ class Worker:
                     raise ended_loop(name, loop)
             done = [self._setup.is_done(self.consumers[queue].store) for queue in self._serving]
             await self._drain.wait([*self._serving.values()], done)
-            self._drain.begin_hand_back()
+            self._drain.handing_back = True
             await self._end_heartbeat()
             await self._drain.hand_back()
             await self._drain.clean_up()
@@ -211,11 +211,11 @@ class Worker:
         return self._on_heartbeat.busy()
 
     def announced(self, queue: str) -> Announced:
-        """Return what it has written to Redis of its app. For any thread."""
+        """Return the description of its app that it has written to Redis. For any thread."""
         return self._setup.announced(queue)
 
     def stop(self) -> None:
-        """Fetch no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""
+        """Fetch no more, let runs end within the grace, hand back the rest. For the event loop's thread."""
         self._stop.set()
         self._startup.stop()
 
@@ -225,7 +225,7 @@ class Worker:
             consumer.fetch_no_more()
 
     def rescue(self) -> bool:
-        """Hand back what is held and return True, or False if the event loop has begun to do so. For any thread."""
+        """Hand back all held jobs and return True, or False if the event loop has begun to do so. For any thread."""
         if self._drain.handing_back:
             return False
         self._heartbeat.stop()
