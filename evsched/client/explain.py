@@ -23,7 +23,7 @@ from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.audits import PLACES
 from evsched.store.clients import Facts
 from evsched.store.limits import shown
-from evsched.worker.demand import FetchPause
+from evsched.worker.slots import FetchPause
 
 _RECOVERED: Final = 30.0
 """Seconds after the end of a lease within which a dispatcher that serves the queue has requeued the jobs."""

@@ -21,7 +21,7 @@ from evsched.store import server
 from evsched.store.audits import PLACES
 from evsched.store.clients import Facts
 from evsched.store.store import Store
-from evsched.worker.demand import FetchPause
+from evsched.worker.slots import FetchPause
 
 
 def explain_known(shards: Shards, parts: Parts, queue: str, job: str) -> Operation[Explanation]:

@@ -1,6 +1,6 @@
 """The executor: from a job that was fetched to its outcome. It knows no Redis.
 
-    prepare (payload, task, arguments, window) -> call the handler, with precautions where needed -> judge what it did
+    prepare (payload, task, arguments, window) -> call the handler, with precautions where needed -> judge the result
 
 Each step is a value. The outcome is data too, and stays with its run: the worker writes it.
 """
@@ -17,25 +17,19 @@ from typing import Final, Self
 import anyio
 from msgspec.structs import replace
 
-from evsched.events import Emit, HandlerNotFound
+from evsched.events import Emit
+from evsched.execution.deferral import MissingHandlers, UnknownTasks, check_window
 from evsched.execution.handlers import Handlers
-from evsched.execution.precautions import AppSource, Isolation, patience, precautions_for
-from evsched.execution.prepare import NoTask, Prepared
+from evsched.execution.precautions import AppSource, Isolation, RunLock, patience, precautions_for
 from evsched.execution.process_pool import HandlerMissing, Process
 from evsched.execution.program import Program
-from evsched.execution.run import Run
-from evsched.execution.run_lock import RunLock
+from evsched.execution.run import NoTask, Prepared, Run
 from evsched.execution.run_store import NoRunStore, RunStore
-from evsched.execution.unknown_tasks import UnknownTasks
-from evsched.execution.verdict import aborted, judge, not_now
-from evsched.execution.window_check import check_window
+from evsched.execution.verdict import aborted, judge
 from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
 
 _FIRST_STEP: Final = 0.025
 """Seconds after which a handler that this process calls itself has taken its first step, unless it has ended."""
-
-_LOOK_AGAIN: Final = 1.0
-"""Seconds from one process that looks for a missing handler to the next: each start costs much CPU time."""
 
 
 class Executor:
@@ -75,7 +69,7 @@ class Executor:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        """End the processes, also those that still run handlers."""
+        """End the processes, even if they still run handlers."""
         await self.handlers.processes.close()
         if self._isolation is not None:
             await self._isolation.processes.close()
@@ -86,7 +80,7 @@ class Executor:
         return max(0, int(self._processes.available_tokens))
 
     async def run(self, run: Run) -> None:
-        """Run a job; `run.outcome` is then what came of it. Never raises for what a job does.
+        """Run a job and set `run.outcome`. No exception of the job's code is raised.
 
         Raises:
             asyncio.CancelledError: the run is lost, and has no outcome.
@@ -150,7 +144,7 @@ class Executor:
         isolation = self._isolation if precautions.isolated and not on_process else None
         async with AsyncExitStack() as stack:
             process: Process | None = None
-            # What takes long comes before the mark. If the worker dies between the mark and the first step, the attempt
+            # Slow steps come before the mark. If the worker dies between the mark and the first step, the attempt
             # counts, although the job did not begin.
             if isolation is not None:
                 await stack.enter_async_context(isolation.limiter)
@@ -222,31 +216,6 @@ class Executor:
     def _on_freed(self) -> None:
         for freed in self.freed:
             freed()
-
-
-class MissingHandlers:
-    """Defers runs whose handlers a new process does not find, because the code on disk is not what the worker runs.
-
-    It reports each task once for each reason.
-    """
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._missing: dict[str, tuple[str, float]] = {}
-        """By task: why its handler was not found, and when the next process may look (monotonic clock)."""
-
-    def known(self, run: Run) -> Deferred | None:
-        """Return the outcome of a run whose handler was not found a moment ago; None = a process may look for it."""
-        reason, look_again = self._missing.get(run.task, ("", 0.0))
-        return not_now(run.delivery.redis_now(), reason, "code") if time.monotonic() < look_again else None
-
-    def found_missing(self, run: Run, reason: str) -> Deferred:
-        """Note that a process did not find the handler of a run; return the outcome of the run."""
-        before, _ = self._missing.get(run.task, ("", 0.0))
-        self._missing[run.task] = reason, time.monotonic() + _LOOK_AGAIN
-        if before != reason:
-            self._emit(HandlerNotFound(queue=run.delivery.queue, task=run.task, reason=reason))
-        return not_now(run.delivery.redis_now(), reason, "code")
 
 
 def _stopped_before(run: Run, prepared: Prepared | NoTask) -> Outcome:

@@ -1,6 +1,6 @@
 """A failure: the description of an exception that a handler raised, for operators. Pure: exception -> text.
 
-The reason is one line: what was raised and where in the user's own code, and what caused it. The traceback is Python's
+The reason is one line: the exception, the place in the user's own code, and the causes. The traceback is Python's
 own, cut to a bound. Both are about the user's code, so frames of evsched and of the pools under it are left out.
 """
 
@@ -23,7 +23,7 @@ TRACEBACK_MOST: Final = 4096
 """Bytes of a traceback that are kept: some twenty frames. Dead jobs are kept for months, and there may be many."""
 
 _MESSAGES_MOST: Final = 1600
-"""Characters of all messages of one reason; with the places it stays under what `job.shorten` keeps."""
+"""Characters of all messages of one reason; with the places it stays within the limit of `job.shorten`."""
 
 _LINE_MOST: Final = 600
 """Characters of a message in a traceback: it leaves room for the frames."""
@@ -109,12 +109,12 @@ def where(error: BaseException, module: str = "") -> str:
 
 
 def stack_of(frame: FrameType, module: str = "") -> Stack:
-    """Describe what a thread executes for a handler of `module`. `frame`: the thread's innermost. For any thread."""
+    """Describe the code that a thread runs for a handler of `module`; `frame` is its innermost. For any thread."""
     frames, outer = list[_Frame](), frame
     while outer is not None:
         frames.insert(0, (outer, outer.f_lineno))
         outer = outer.f_back
-    # What comes before evsched's own frames is the program that started it.
+    # The frames before evsched's own belong to the program that started it.
     own = next((n for n, (one, _) in enumerate(frames) if _is_own(one)), 0)
     first = next((n for n, (one, _) in enumerate(frames) if n >= own and _is_users(one, module)), None)
     if first is None:
@@ -200,7 +200,7 @@ def _is_own(frame: FrameType) -> bool:
 def _is_users(frame: FrameType, module: str) -> bool:
     """Tell whether it is the user's code: not a library's, or in the package of the handler, which may be installed.
 
-    The tasks that come with evsched are not: what they raise says what to do, and their lines would say nothing.
+    The tasks that come with evsched are not: their exceptions say what to do, and their lines would not help.
     """
     name = str(frame.f_globals.get("__name__", ""))
     package = module.partition(".")[0]

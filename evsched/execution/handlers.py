@@ -14,15 +14,12 @@ import anyio.to_thread
 from msgspec import Struct
 
 from evsched import forks
-from evsched.execution import frames
 from evsched.execution.failure import Failure, failure_of, message, release, where
-from evsched.execution.prepare import Prepared
-from evsched.execution.process_pool import HandlerFailed, HandlerMissing, ProcessDied, ProcessPool
+from evsched.execution.process_pool import CallHandler, HandlerFailed, HandlerMissing, ProcessDied, ProcessPool
 from evsched.execution.program import Program
-from evsched.execution.results import encode_result
-from evsched.execution.run import Run
+from evsched.execution.run import Prepared, Run
 from evsched.execution.running_runs import RunningRuns
-from evsched.execution.verdict import Failed
+from evsched.execution.verdict import Failed, encode_result
 from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import Message, Snoozed, shorten
 from evsched.jobs.retry import class_name, kinds_of
@@ -37,12 +34,12 @@ class Handlers:
         self._middleware = program.middleware
         self._threads = anyio.CapacityLimiter(threads)
         self.state: Any = None
-        """What the app's lifespan yields."""
+        """The value that the app's lifespan yields."""
         self.running = RunningRuns()
         self.processes = ProcessPool()
 
     def make_current(self, run: Run, prepared: Prepared) -> None:
-        """Make a run's job what `current_job` returns in the run's own asyncio task."""
+        """Have `current_job` return a run's job in the run's own asyncio task."""
         job, delivery = run.job, run.delivery
         run.current = CurrentJob(
             job.id,
@@ -74,7 +71,7 @@ class Handlers:
             return result if type(result) is Message else encode_result(result)
         except HandlerMissing:
             raise
-        # The one place that catches all: what a handler does must not end its worker, nor keep its slot for ever.
+        # The one place that catches all: a handler must neither end its worker nor keep its slot for ever.
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and run.stop_reason == "lost":
                 raise
@@ -115,7 +112,7 @@ class Handlers:
         self.begin(run)
         if task.on == "process":
             current = cast(CurrentJob, run.current)
-            order = frames.Call(task.module, task.handler.__qualname__, run.job, current.queue, current.lateness)
+            order = CallHandler(task.module, task.handler.__qualname__, run.job, current.queue, current.lateness)
             return await self.processes.call(order, current.tell)
         if task.on == "thread":
             # There is a thread for each slot, so none waits.
@@ -130,9 +127,9 @@ class Handlers:
 
 
 class _Raised(Struct, frozen=True):
-    """What a thread returns instead of raising: the frames that wait for the thread then stay out of the traceback.
+    """An exception that a thread returns instead of raising, so that the waiting frames stay out of its traceback.
 
-    They refer to what the thread returns or raises, so each failed run would leave a circle, with all its variables.
+    These frames refer to the exception, so each failed run would leave a circle, with all its variables.
     """
 
     error: BaseException
@@ -180,7 +177,7 @@ def _cancelled(error: asyncio.CancelledError, prepared: Prepared) -> Failed:
 
 
 def _raised(error: BaseException, prepared: Prepared) -> Failed:
-    """Say what a handler raised, and where, and whether the policy allows another attempt after that."""
+    """Describe an exception of a handler, its place, and whether the policy allows another attempt after it."""
     module, policy, refused = prepared.task.module, prepared.policy, ""
     in_process = isinstance(error, HandlerFailed)
     failure = Failure(str(error), error.traceback, error.error) if in_process else failure_of(error, module)

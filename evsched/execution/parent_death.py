@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
-"""Of prctl(2): the signal that the kernel sends to this process when the thread that started it ends."""
+"""An option of prctl(2): the signal that the kernel sends to this process when the thread that started it ends."""
 
 _process = 0
-"""The process that `end_with` has tied; what it forks is tied to it in turn."""
+"""The process that `end_with` has tied; its forks are tied to it in turn."""
 
 _by_main_thread = False
 

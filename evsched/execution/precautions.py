@@ -6,23 +6,35 @@ suspects. After two, it runs in a process of its own: if that process dies, this
 every run after four deaths, has the worker to itself: if the whole worker dies then, this job killed it.
 
 An isolated run is prepared in its process as in a worker: the process imports the app, reads the payload, and enters
-the lifespan. Then the worker has it begin.
+the lifespan. Then the worker has it begin. A run that has the worker to itself holds the `RunLock` alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import anyio
 from msgspec import Struct
 
-from evsched.execution import frames
 from evsched.execution.handlers import Handlers
-from evsched.execution.prepare import Prepared
-from evsched.execution.process_pool import HandlerMissing, Process, ProcessDied, ProcessPool
-from evsched.execution.run import Run
+from evsched.execution.process_pool import (
+    Begin,
+    HandlerMissing,
+    Isolate,
+    Process,
+    ProcessDied,
+    ProcessPool,
+    Reply,
+    RunEnded,
+    Stop,
+)
+from evsched.execution.run import Prepared, Run
 from evsched.execution.verdict import TIMED_OUT, Failed, aborted, judge
 from evsched.jobs.job import FetchedJob, Outcome
 
@@ -76,7 +88,7 @@ class AppSource(Struct, frozen=True):
     app: str
     """MODULE:APP."""
     log_level: str = ""
-    """Of evsched's log; empty = the app configures logging itself."""
+    """The level of evsched's log; empty = the app configures logging itself."""
 
 
 class Isolation:
@@ -106,9 +118,9 @@ class Isolation:
         delivery, source = run.delivery, self._source
         process.on_progress = run.report_progress
         process.begun.clear()
-        order = frames.Isolate(source.app, source.log_level, run.job, delivery.whole_queue, delivery.redis_now())
+        order = Isolate(source.app, source.log_level, run.job, delivery.whole_queue, delivery.redis_now())
         reply = await process.prepare(order)
-        return reply.outcome if isinstance(reply, frames.Ended) else None
+        return reply.outcome if isinstance(reply, RunEnded) else None
 
     async def run(self, process: Process, run: Run, prepared: Prepared) -> Outcome:
         """Run a job in a process that is ready; return its outcome.
@@ -121,7 +133,7 @@ class Isolation:
             raise HandlerMissing("its process died before the handler began")
         # The process enforces the timeout. This one is for a handler that does not yield to it.
         self._handlers.begin(run, self._kill_grace)
-        running = asyncio.ensure_future(process.ask(frames.Begin()))
+        running = asyncio.ensure_future(process.ask(Begin()))
         try:
             outcome = await self._outcome_of(process, running, run)
         except ProcessDied as error:
@@ -135,7 +147,7 @@ class Isolation:
             return aborted(prepared)
         return outcome or judge(run.job, prepared, Failed(f"{TIMED_OUT} and did not yield"))
 
-    async def _outcome_of(self, process: Process, running: asyncio.Task[frames.Reply], run: Run) -> Outcome | None:
+    async def _outcome_of(self, process: Process, running: asyncio.Task[Reply], run: Run) -> Outcome | None:
         """Wait for the outcome; None = the handler did not stop in time.
 
         Raises:
@@ -150,10 +162,76 @@ class Isolation:
                     raise
                 if run.stop_reason == "timeout":
                     break
-                process.send(frames.Stop(run.stop_reason))
+                process.send(Stop(run.stop_reason))
                 until = until or time.monotonic() + self._kill_grace
         if not running.done():
             return None
         reply = running.result()
-        assert isinstance(reply, frames.Ended)
+        assert isinstance(reply, RunEnded)
         return reply.outcome
+
+
+class RunLock:
+    """Held by each run while it lasts: any number hold it together, or one holds it alone.
+
+    `opened()` is called when runs can share it again.
+    """
+
+    def __init__(self, opened: Callable[[], None]) -> None:
+        self._opened = opened
+        self.holders = 0
+        """Runs that hold it, the exclusive one included."""
+        self._exclusive: object | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        """A run holds it alone, or waits to: no other run begins."""
+        return self._exclusive is not None
+
+    async def share(self) -> None:
+        """Hold it together with others, when no run holds it alone. Call `release` when the run has ended."""
+        while self._exclusive is not None:
+            await self._change()
+        self.holders += 1
+
+    def release(self) -> None:
+        """Release it after `share`."""
+        self.holders -= 1
+        if self._exclusive is not None:
+            self._changed.set()
+
+    @asynccontextmanager
+    async def alone(self, patience: float) -> AsyncGenerator[Callable[[], None] | None]:
+        """Hold it alone, when no other run holds it; yield a function that lets others share it again.
+
+        While this waits, no other run begins to share it. After `patience` seconds it is shared with the runs that
+        still hold it, and None is yielded.
+        """
+        while self._exclusive is not None:
+            await self._change()
+        self._exclusive = me = object()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    while self.holders:
+                        await self._change()
+            if self.holders:
+                self._open(me)
+            self.holders += 1
+            try:
+                yield partial(self._open, me) if self._exclusive is me else None
+            finally:
+                self.holders -= 1
+        finally:
+            self._open(me)
+
+    def _open(self, me: object) -> None:
+        if self._exclusive is me:
+            self._exclusive = None
+            self._opened()
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()

@@ -5,6 +5,15 @@ A process serves one run at a time. A run of a task with `on="process"` calls on
 returns JSON or text, so no exception and no result of a user's class has to be made again here. A run that is cancelled
 ends its process for real. The processes end with the worker, and not before it: signals that are meant for the worker
 may reach them too.
+
+This file has the worker's end of the link to a process, and the frames that pass over it; `services/job_process.py` is
+the program that has the other end.
+
+    worker -> process   Find, CallHandler; of an isolated run: Isolate, Begin, Stop
+    process -> worker   Reported, Begun; and one reply to each order but Stop
+
+The link is a pair of sockets without a name, so nobody else can write there, and each side reads the end of the stream
+when the other one has ended. A frame is the length of a MessagePack value, and the value.
 """
 
 from __future__ import annotations
@@ -19,18 +28,129 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec import Struct
 
 from evsched import forks
 from evsched.errors import EvschedError
-from evsched.execution import frames
+from evsched.execution.run import StopReason
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import decode
+from evsched.jobs.job import FetchedJob, Outcome, decode
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
+
+LENGTH: Final = 8
+"""Bytes of the length."""
+
+
+class Find(Struct, frozen=True, tag=True):
+    """Import a module as the worker does, and find a handler in it; the module alone for ''."""
+
+    module: str
+    name: str
+    path: list[bytes]
+    """The worker's `sys.path`, as the file system has it; empty if the process has it already."""
+    main: bytes | None
+    """The file of the worker's main module, which may define handlers."""
+
+
+class CallHandler(Struct, frozen=True, tag=True):
+    """Call a handler that was found, with the arguments of a job's payload."""
+
+    module: str
+    name: str
+    job: FetchedJob
+    queue: str
+    lateness: float
+
+
+class Isolate(Struct, frozen=True, tag=True):
+    """Import an app and prepare one of its jobs, as a worker does."""
+
+    app: str
+    """MODULE:APP."""
+    log_level: str
+    """The level of evsched's log; empty = the app configures logging itself."""
+    job: FetchedJob
+    queue: str
+    now: float
+    """By Redis's clock."""
+
+
+class Begin(Struct, frozen=True, tag=True):
+    """Call the handler of the isolated job that is ready."""
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """Stop the handler of the isolated job. It has no reply, and may arrive after the run has ended."""
+
+    reason: StopReason
+
+
+class HandlerReady(Struct, frozen=True, tag=True):
+    """The handler is found, or the isolated job can begin."""
+
+
+class Missing(Struct, frozen=True, tag=True):
+    """The handler or the app is not found, or does not fit the job. No handler has begun."""
+
+    reason: str
+
+
+class Returned(Struct, frozen=True, tag=True):
+    """The handler returned this, as JSON."""
+
+    result: bytes
+
+
+class Raised(Struct, frozen=True, tag=True):
+    """The handler raised. An exception of a user's class need not be made again in the worker."""
+
+    how: Literal["failed", "retry", "snooze", "give up"]
+    """The last three: it raised RetryLater, Snooze or GiveUp."""
+    reason: str
+    delay: float | None = None
+    until: float | None = None
+    traceback: str = ""
+    error: str = ""
+    """The class, see `retry.class_name`."""
+    kinds: frozenset[str] = frozenset()
+    """Its class and the classes that it inherits from, see `retry.kinds_of`."""
+
+
+class RunEnded(Struct, frozen=True, tag=True):
+    """The isolated run has ended."""
+
+    outcome: Outcome
+
+
+class Begun(Struct, frozen=True, tag=True):
+    """The handler of the isolated job begins."""
+
+
+class Reported(Struct, frozen=True, tag=True):
+    """The handler has reported progress."""
+
+    progress: Progress
+
+
+Order = Find | CallHandler | Isolate | Begin | Stop
+Reply = HandlerReady | Missing | Returned | Raised | RunEnded
+Answer = Reply | Reported | Begun
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+read_order: Final = msgspec.msgpack.Decoder[Order](Order).decode
+read_answer: Final = msgspec.msgpack.Decoder[Answer](Answer).decode
+
+
+def frame(value: Order | Answer) -> bytes:
+    """Return a value as a frame."""
+    text = _encode(value)
+    return len(text).to_bytes(LENGTH, "big") + text
+
 
 _PROGRAM: Final = "from evsched.services.job_process import main; main()"
 """The code that a process executes. The module imports apps, so it is in a layer above this one."""
@@ -93,11 +213,11 @@ class Process:
         """Whether it can serve another run."""
         return self._free and self.alive
 
-    def send(self, order: frames.Order) -> None:
+    def send(self, order: Order) -> None:
         """Send an order, and wait for no reply."""
-        self._writer.write(frames.frame(order))
+        self._writer.write(frame(order))
 
-    async def ask(self, order: frames.Order) -> frames.Reply:
+    async def ask(self, order: Order) -> Reply:
         """Send an order and wait for its reply. If this is cancelled, the process cannot be used again.
 
         Raises:
@@ -107,19 +227,19 @@ class Process:
         self._free = False
         self.send(order)
         try:
-            while isinstance(answer := await self._next_answer(), frames.Reported | frames.Begun):
-                if isinstance(answer, frames.Begun):
+            while isinstance(answer := await self._next_answer(), Reported | Begun):
+                if isinstance(answer, Begun):
                     self.begun.set()
                 elif self.on_progress is not None:
                     self.on_progress(answer.progress)
         except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):  # the last if a handler wrote to the link
             raise ProcessDied("its process died (it crashed, ended itself or was killed)") from None
-        if isinstance(answer, frames.Missing):  # its modules may be older than the code on disk: it is not used again
+        if isinstance(answer, Missing):  # its modules may be older than the code on disk: it is not used again
             raise HandlerMissing(answer.reason)
-        self._free = not isinstance(order, frames.Isolate)  # the order that follows it frees the process
+        self._free = not isinstance(order, Isolate)  # the order that follows it frees the process
         return answer
 
-    async def prepare(self, order: frames.Order, dying: str = "") -> frames.Reply:
+    async def prepare(self, order: Order, dying: str = "") -> Reply:
         """Send an order that comes before a handler begins. `dying`: the reason to give if the process dies.
 
         Raises:
@@ -130,9 +250,9 @@ class Process:
         except ProcessDied as error:
             raise HandlerMissing(f"a fresh process cannot run it: {dying or error}{hint()}") from None
 
-    async def _next_answer(self) -> frames.Answer:
-        length = int.from_bytes(await self._reader.readexactly(frames.LENGTH), "big")
-        return frames.read_answer(await self._reader.readexactly(length))
+    async def _next_answer(self) -> Answer:
+        length = int.from_bytes(await self._reader.readexactly(LENGTH), "big")
+        return read_answer(await self._reader.readexactly(length))
 
     def end(self) -> asyncio.Future[int]:
         """Kill it; return a future that is done when it has ended."""
@@ -166,7 +286,7 @@ class ProcessPool:
             if (module, name) not in process.found:
                 main = getattr(sys.modules["__main__"], "__file__", None)
                 path = [] if process.found else [os.fsencode(folder) for folder in sys.path]
-                order = frames.Find(module, name, path, main and os.fsencode(main))
+                order = Find(module, name, path, main and os.fsencode(main))
                 await process.prepare(order, f"it ends when it starts or while it imports {module!r}")
                 process.found.add((module, name))
         except BaseException:
@@ -190,7 +310,7 @@ class ProcessPool:
         """
         await self.give_back(await self.find(module, name))
 
-    async def call(self, order: frames.Call, on_progress: Callable[[Progress], object]) -> Any:
+    async def call(self, order: CallHandler, on_progress: Callable[[Progress], object]) -> Any:
         """Call a handler; return its result. Cancelling ends the process.
 
         Raises:
@@ -204,9 +324,9 @@ class ProcessPool:
             reply = await process.ask(order)
         finally:
             await self.give_back(process)
-        if isinstance(reply, frames.Raised):
+        if isinstance(reply, Raised):
             raise _exception(reply)
-        assert isinstance(reply, frames.Returned)
+        assert isinstance(reply, Returned)
         return decode(reply.result)
 
     async def close(self) -> None:
@@ -251,8 +371,8 @@ class ProcessPool:
         return subprocess.Popen(command, stdin=link, stdout=self._output, stderr=self._output)
 
 
-def _exception(raised: frames.Raised) -> EvschedError:
-    """Return what a handler raised, as the worker's middleware and verdict see it."""
+def _exception(raised: Raised) -> EvschedError:
+    """Return the exception of a handler as the worker's middleware and verdict see it."""
     match raised.how:
         case "retry":
             return RetryLater(raised.delay, raised.reason)

@@ -1,4 +1,4 @@
-"""A program: what an app brings to a worker."""
+"""A program: the tasks of an app, and its middleware, lifespan and declarations."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from evsched.shards import NONE, Shards, Share
 from evsched.store.limits import field
 
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""Gets the job and what runs it (or the next middleware), and returns the result."""
+"""Gets the job and a function that runs it (or the next middleware), and returns the result."""
 
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
-"""Makes what the tasks of a worker share; `current_job().state` is what it yields."""
+"""Makes the resources that the tasks of a worker share; `current_job().state` is the value that it yields."""
 
 
 @asynccontextmanager
@@ -31,7 +31,7 @@ async def no_lifespan() -> AsyncGenerator[None]:
 
 
 class Program(Struct, frozen=True):
-    """What an app brings to a worker: its tasks, and what stands around each run of them."""
+    """An app as a worker runs it: its tasks, the code around each run, and its declarations."""
 
     tasks: Tasks
     middleware: list[Middleware] = []
@@ -39,7 +39,7 @@ class Program(Struct, frozen=True):
     owner: str = ""
     """The app's name: the recurrences and limits that it declares are its own."""
     revision: int | None = None
-    """The revision of what it declares, None = counted by Redis."""
+    """The revision of its declarations; None = counted by Redis."""
     recurrences: list[tuple[str, Declared]] = []
     """(queue, recurrence)."""
     limits: list[tuple[str, str, float]] = []

@@ -1,19 +1,110 @@
-"""A run: one job in a worker, from the reply that handed it out to its outcome."""
+"""A run: one job in a worker, from the reply that handed it out to its outcome.
+
+`prepare` reads the payload and finds the task, which makes a `Prepared` job.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct
 
-from evsched.execution.prepare import NoTask, Prepared, prepare, read_payload
+from evsched.errors import ConfigError
+from evsched.jobs import json_errors
 from evsched.jobs.current_job import CurrentJob, Progress
 from evsched.jobs.hooks import Hooks
-from evsched.jobs.job import Buried, FetchedJob, Forwarded, Outcome
-from evsched.jobs.tasks import Tasks
+from evsched.jobs.job import Buried, FetchedJob, Forwarded, Outcome, Payload, decode_payload, shorten
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import DEFAULT_RETENTION, Task, Tasks
+
+
+class Prepared(Struct, frozen=True):
+    """A job that can be run: its payload, its task, and the arguments for the handler."""
+
+    payload: Payload
+    task: Task
+    policy: Retry
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+    @property
+    def retention(self) -> float:
+        return max(0.0, self.task.retention if self.payload.retention is None else self.payload.retention)
+
+    @property
+    def timeout(self) -> float | None:
+        return self.task.timeout if self.payload.timeout is None else self.payload.timeout
+
+
+class NoTask(Struct, frozen=True):
+    """A job whose task the app does not have. Another worker may have it."""
+
+    payload: Payload
+
+    @property
+    def retention(self) -> float:
+        return DEFAULT_RETENTION if self.payload.retention is None else max(0.0, self.payload.retention)
+
+
+def read_payload(job: FetchedJob) -> Payload | Buried:
+    """Read the payload of a job, or return why that cannot be done."""
+    try:
+        return decode_payload(job.payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        why = json_errors.describe(job.payload, error)
+        return Buried(shorten(f"the payload is no job: {why}: mend it and schedule it again"), False)
+
+
+def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prepared | NoTask | Buried:
+    """Return the job ready to run, or why it cannot or must not run. `now` by Redis's clock."""
+    task = tasks.get(payload.task)
+    if task is None:
+        return _expired(job, payload, now) or NoTask(payload)
+    try:
+        policy = task.policy(payload)
+        args, kwargs = task.bind(payload)
+    except (msgspec.ValidationError, ConfigError, RecursionError) as error:
+        return Buried(shorten(f"the arguments do not fit: {error}: mend the payload"), payload.reply)
+    if payload.timeout is not None and payload.timeout <= 0:
+        wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: mend the payload"
+        return Buried(wrong, payload.reply)
+    if payload.expires is not None and (expired := _expired(job, payload, now)):
+        return expired
+    if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
+        return Buried(_why_spent(job, policy.attempts), payload.reply)
+    return Prepared(payload, task, policy, args, kwargs)
+
+
+def _expired(job: FetchedJob, payload: Payload, now: float) -> Buried | None:
+    if payload.expires is None or now <= payload.expires:
+        return None
+    late = now - payload.expires
+    again = "" if job.attempt == 1 else f", while it waited for attempt {job.attempt}"
+    return Buried(f"expired {late:.3g} s before a worker could start it{again}", payload.reply, "expired")
+
+
+def _why_spent(job: FetchedJob, attempts: int) -> str:
+    """Return why a job is given up that has no attempt left."""
+    begun = job.attempt - 1
+    if attempts == 1:
+        # It is marked before it begins, so its worker may have died in between.
+        return "its only attempt began, or was about to, and never ended: its worker died or hung"
+    remark = doubtful(job.counted)
+    if begun == attempts:
+        return f"the last of its {attempts} attempts began and never ended{remark}: its worker died or hung"
+    return f"{begun} attempts began{remark}, {attempts} are allowed: workers died or hung, or the limit was lowered"
+
+
+def doubtful(counted: int) -> str:
+    """Say how many of a job's attempts are runs that may not have begun."""
+    if not counted:
+        return ""
+    return f" ({counted} earlier run{' is' if counted == 1 else 's are'} counted that may not have begun)"
+
 
 StopReason = Literal["timeout", "cancelled", "lost"]
 """Why a run is to stop: its timeout has passed; its job was cancelled; its job is not this worker's any more."""
@@ -22,7 +113,7 @@ _PRECEDENCE: Final[dict[StopReason | None, int]] = {None: 0, "timeout": 1, "canc
 
 
 class Delivery(Struct, frozen=True):
-    """One reply of `start`: what the runs that it handed out have in common."""
+    """One reply of `start`: the data that its runs have in common."""
 
     queue: str
     now: float
@@ -32,7 +123,7 @@ class Delivery(Struct, frozen=True):
     on_progress: Callable[[], None] | None = None
     """Called when one of the runs has reported progress, from any thread."""
     shard_of: str | None = None
-    """The queue of which `queue` is a shard; None = it is none."""
+    """The queue of which `queue` is a shard; None = it is not a shard."""
 
     @property
     def whole_queue(self) -> str:
@@ -47,7 +138,7 @@ class Delivery(Struct, frozen=True):
 class Run:
     """A run; `(job.id, job.attempt)` names it. One object for each job, so it is as small as it can be.
 
-    Each group of attributes below has one writer. `job` and `delivery` are what was handed out, and do not change. The
+    Each group of attributes below has one writer. `job` and `delivery` do not change. The
     executor sets the attributes of the second group, and the consumer those of the third. The handler sets `progress`,
     from any thread, and nothing else. To stop a run, call `stop` in the event loop's thread.
     """
@@ -82,7 +173,7 @@ class Run:
         """The hooks of the task, if the task is known."""
         self.prepared: Prepared | None = None
         self.current: CurrentJob | None = None
-        """What the handler sees of the run."""
+        """The run as the handler sees it."""
         self.marked = False
         """Redis knows, or will soon, that the run has begun. `ProgressWriter` writes this too."""
         self.began = 0.0
@@ -94,7 +185,7 @@ class Run:
         self.thread = 0
         """The thread that runs the handler, if the handler has one of its own; else 0."""
         self.outcome: Outcome | None = None
-        """What came of the run. None until it has ended, and for good if it is lost."""
+        """None until the run has ended, and for good if it is lost."""
 
         self.work: asyncio.Task[None] | None = None
         self.on_begin: Callable[[Run], None] | None = None
@@ -104,7 +195,7 @@ class Run:
         """Its end was sent before, and no reply came: it may be written already."""
 
         self.progress: Progress | None = None
-        """What the handler reported last. `ProgressWriter` sets it back to None when that is written."""
+        """The last report of the handler. `ProgressWriter` sets it back to None when that is written."""
         self.stop_reason: StopReason | None = None
 
     @property
@@ -125,7 +216,7 @@ class Run:
             self.delivery.on_progress()
 
     def prepare(self, tasks: Tasks) -> Prepared | NoTask | Buried:
-        """Read the payload and find the task; return what can be run, or why nothing can."""
+        """Read the payload and find the task; return the job ready to run, or why it cannot run."""
         payload = read_payload(self.job)
         if isinstance(payload, Buried):
             return payload
@@ -138,7 +229,7 @@ class Run:
         return prepared
 
     def end(self, outcome: Outcome | None) -> None:
-        """Keep the outcome, unless the run was given up and has one; drop what a run needs only until it has ended.
+        """Keep the outcome, unless the run was given up and has one; drop everything that only a live run needs.
 
         `current` refers to the run, and so does `work`, whose context has `current`. They would live until the garbage
         collector finds them.

@@ -1,4 +1,4 @@
-"""What a run needs of Redis before it begins: its window, since when its task is unknown, the mark that it begins."""
+"""The calls to Redis before a run begins: to read its window, since when its task is unknown, and to mark it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from evsched.transport.call import Call, T
 _UNKNOWN_MOST: Final = 64
 """Bytes: room for two moments. A longer value is malformed, and is not read."""
 
-
 _PATIENCE: Final = 0.5
 """Seconds that the runs of a queue wait in their slots for its windows. Then other jobs get these slots: the node that
 keeps the windows may hang."""
 
 
 class RunStore(Protocol):
-    """What the executor asks of Redis. Each call waits while Redis is down, unless it says otherwise."""
+    """The executor's calls to Redis. Each one waits while Redis is down, unless it says otherwise."""
 
     async def read_window(self, queue: str, name: str) -> str | None:
-        """Return the window that is kept under a name; None = there is none.
+        """Return the window that is kept under a name; None = no window has that name.
 
         Raises:
             StoreDown: the node that keeps the window has not answered for half a second.
@@ -61,19 +60,15 @@ class NoRunStore:
     """A RunStore without Redis: no windows are kept, and no marks are needed."""
 
     async def read_window(self, queue: str, name: str) -> str | None:
-        """Return None."""
         return None
 
     async def unknown_since(self, run: Run) -> float | None:
-        """Return None."""
         return None
 
     async def seek(self, run: Run, task: str) -> bool:
-        """Return False."""
         return False
 
     async def mark(self, run: Run, mark: Mark) -> bool:
-        """Return True."""
         return True
 
 
@@ -92,7 +87,6 @@ class RedisRunStore:
         the loop."""
 
     async def mark(self, run: Run, mark: Mark) -> bool:
-        """Mark a run, as `RunStore.mark`."""
         store = Store(run.delivery.queue)
         while True:
             async with self._marking.of(store.queue):
@@ -122,7 +116,6 @@ class RedisRunStore:
             reading.exception()  # retrieved here, since all the runs that asked may have been stopped
 
     async def unknown_since(self, run: Run) -> float | None:
-        """Read since when a task has not been known, as `RunStore.unknown_since`."""
         queue, job = run.delivery.queue, run.job
         store, refused = Store(queue), self._unknown.of(queue)
         if not 0 < await self._read(refused, store.unknown_size(job.id)) <= _UNKNOWN_MOST:
@@ -130,7 +123,6 @@ class RedisRunStore:
         return unknown_since(await self._read(refused, store.unknown(job.id)), job.due)
 
     async def seek(self, run: Run, task: str) -> bool:
-        """Seek a task, as `RunStore.seek`."""
         queue = run.delivery.queue
         return await self._read(self._unknown.of(queue), Store(queue).seek(task))
 

@@ -1,20 +1,21 @@
-"""The verdict on a run: from what its handler did to its outcome. Pure, but for a little randomness."""
+"""The verdict on a run: from what its handler did to its outcome.
+
+It is pure, but for the jitter of retries. `encode_result` makes JSON of results, and refuses a value that JSON would
+change silently.
+"""
 
 from __future__ import annotations
 
-import random
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evsched.execution.prepare import NoTask, Prepared, doubtful
-from evsched.execution.run import StopReason
+from evsched.execution.run import NoTask, Prepared, StopReason, doubtful
 from evsched.jobs.job import (
     Aborted,
     Buried,
-    DeferCause,
-    Deferred,
     Done,
     FetchedJob,
     Forwarded,
@@ -22,16 +23,15 @@ from evsched.jobs.job import (
     Outcome,
     Retried,
     Snoozed,
+    encode,
+    is_not_finite,
     shorten,
 )
 from evsched.jobs.retry import least_delay
+from evsched.jobs.steering import GiveUp
 
 RESULT_MOST: Final = 1_048_576
-"""Bytes of a result or a message: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
-
-_SOON: Final = 5.0
-"""Seconds until the next start of a job that cannot begin before somebody corrects something. Long enough to cost
-little, and short enough to begin soon after the correction."""
+"""Bytes of a result or a message: Redis copies it in one go, and redis.conf refuses values over 4 MiB."""
 
 TIMED_OUT: Final = "timeout: it ran longer than its limit"
 
@@ -47,11 +47,11 @@ class Failed(Struct, frozen=True):
     """It killed the process in which it was isolated."""
     traceback: str = ""
     error: str = ""
-    """The class of what the handler raised; empty = it raised nothing."""
+    """The class of the handler's exception; empty = it raised none."""
     refused: str = ""
-    """Why the policy allows no other attempt after what the handler raised; empty if it does."""
+    """Why the policy allows no other attempt after this exception; empty if it does."""
     place: str | None = None
-    """Where the handler was, as the end of a reason. None: what it raised asks for a retry or gives up, or it did not
+    """Where the handler was, as the end of a reason. None: its exception asks for a retry or gives up, or it did not
     fail itself; the reason then stays as it is, even after a timeout."""
 
 
@@ -63,7 +63,7 @@ def judge(
     *,
     began: bool = True,
 ) -> Outcome:
-    """Return the outcome of a run. `result`: what its handler returned, how it failed, or that it snoozes.
+    """Return the outcome of a run. `result`: the handler's result, how it failed, or that it snoozes.
 
     `began` is False for a run that was stopped while it waited for a process or in a middleware.
     """
@@ -93,11 +93,6 @@ def aborted(prepared: Prepared | NoTask, *, began: bool = True) -> Aborted:
     return Aborted(prepared.retention, prepared.payload.reply, began)
 
 
-def not_now(now: float, reason: str, cause: DeferCause = "window") -> Deferred:
-    """Return the outcome of a run that cannot begin yet: its job comes back in some seconds."""
-    return Deferred(now + _SOON * random.uniform(0.8, 1.2), shorten(reason), cause=cause)  # noqa: S311 - no secret
-
-
 def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retried | Buried:
     policy, reply = prepared.policy, prepared.payload.reply
     if failure.given_up:
@@ -117,3 +112,21 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
     # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
     return Retried(wait, reason, killed=killed, traceback=failure.traceback, error=failure.error)
+
+
+def encode_result(result: Any) -> bytes:
+    """Return a result as JSON.
+
+    Raises:
+        GiveUp: JSON cannot hold it. The handler has done its work, so another attempt would do it again for nothing.
+    """
+    try:
+        text = encode(result)
+        # NaN and the infinities become null. Most results have no null, and are not looked at.
+        lost = result is not None and b"null" in text and is_not_finite(result)
+    # A class may raise anything while it is encoded.
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise GiveUp(f"the result is not JSON: {error}: return what JSON can hold") from None
+    if lost:
+        raise GiveUp("the result has a number that JSON cannot hold, NaN or infinite: return None or a string for it")
+    return text

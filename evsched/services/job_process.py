@@ -27,14 +27,12 @@ from msgspec.structs import replace
 
 from evsched import forks
 from evsched.errors import CannotStart, ConfigError
-from evsched.execution import frames, parent_death
+from evsched.execution import parent_death, process_pool
 from evsched.execution.failure import Failure, failure_of, message, plain, release
 from evsched.execution.handlers import Handlers
-from evsched.execution.prepare import Prepared
 from evsched.execution.process_pool import HandlerMissing, hint
-from evsched.execution.results import encode_result
-from evsched.execution.run import Delivery, Run, StopReason
-from evsched.execution.verdict import Failed, aborted, judge
+from evsched.execution.run import Delivery, Prepared, Run, StopReason
+from evsched.execution.verdict import Failed, aborted, encode_result, judge
 from evsched.jobs.current_job import CurrentJob, Progress, set_current_job
 from evsched.jobs.job import Buried, Outcome, Requeued, decode_payload
 from evsched.jobs.retry import kinds_of
@@ -58,14 +56,14 @@ class WorkerLink:
         """Return its descriptor: a forked child that held it would hide the end of this process."""
         return [self._socket.fileno()]
 
-    def send(self, answer: frames.Answer) -> None:
+    def send(self, answer: process_pool.Answer) -> None:
         """Send a frame. For any thread."""
         with self._sending:
-            self._socket.sendall(frames.frame(answer))
+            self._socket.sendall(process_pool.frame(answer))
 
-    def receive(self) -> frames.Order:
+    def receive(self) -> process_pool.Order:
         """Wait for the next order."""
-        return frames.read_order(self._read(int.from_bytes(self._read(frames.LENGTH), "big")))
+        return process_pool.read_order(self._read(int.from_bytes(self._read(process_pool.LENGTH), "big")))
 
     async def wait_to_begin(self, on_stop: Callable[[StopReason], None]) -> None:
         """Report that an isolated job is ready, and wait until it may begin. `on_stop` is called when it must stop."""
@@ -73,13 +71,13 @@ class WorkerLink:
 
         def receive() -> None:
             order = self.receive()  # its rest has arrived too: these orders are short
-            if isinstance(order, frames.Stop):
+            if isinstance(order, process_pool.Stop):
                 on_stop(order.reason)
             else:
                 may_begin.set_result(None)
 
         loop.add_reader(self._socket, receive)
-        self.send(frames.Ready())
+        self.send(process_pool.HandlerReady())
         await may_begin
 
     def _read(self, size: int) -> bytes:
@@ -121,31 +119,31 @@ class ProgressReports:
         self._timer = None  # before the newest report is read, so that a newer one sets another timer
         with self._sending, contextlib.suppress(OSError):  # the worker has ended
             if self._newest is not None and not self._over:
-                self._link.send(frames.Reported(self._newest))
+                self._link.send(process_pool.Reported(self._newest))
             self._over = self._over or over
 
 
-def _carry_out(link: WorkerLink, order: frames.Order) -> frames.Reply | None:
+def _carry_out(link: WorkerLink, order: process_pool.Order) -> process_pool.Reply | None:
     """Carry out an order; return the reply, if it has one.
 
     Raises:
         HandlerMissing: the handler or the app is not found, or does not fit the job.
     """
     match order:
-        case frames.Find():
+        case process_pool.Find():
             _import(order)
             if order.name:
                 _handler(order.module, order.name)
-            return frames.Ready()
-        case frames.Call():
+            return process_pool.HandlerReady()
+        case process_pool.CallHandler():
             return _call(link, order)
-        case frames.Isolate():
-            return frames.Ended(_run_isolated(link, order))
+        case process_pool.Isolate():
+            return process_pool.RunEnded(_run_isolated(link, order))
         case _:
             return None  # it arrived after the run had ended
 
 
-def _import(order: frames.Find) -> None:
+def _import(order: process_pool.Find) -> None:
     if order.path:
         sys.path[:] = map(os.fsdecode, order.path)
     try:
@@ -172,7 +170,7 @@ def _handler(module: str, name: str) -> tuple[Callable[..., Any], Signature]:
     return handler, read_signature(name, handler)
 
 
-def _call(link: WorkerLink, order: frames.Call) -> frames.Reply:
+def _call(link: WorkerLink, order: process_pool.CallHandler) -> process_pool.Reply:
     job, reports = order.job, ProgressReports(link)
     handler, signature = _handler(order.module, order.name)
     try:
@@ -184,8 +182,8 @@ def _call(link: WorkerLink, order: frames.Call) -> frames.Reply:
     known = job.id, order.queue, payload.task, job.attempt, job.due, job.planned, order.lateness, payload.meta
     set_current_job(CurrentJob(*known, report=reports.add))
     try:
-        return frames.Returned(encode_result(handler(*args, **kwargs)))
-    # Nothing else in this process could report the handler's error.
+        return process_pool.Returned(encode_result(handler(*args, **kwargs)))
+    # Nothing else in this process could report what the handler raised.
     except BaseException as error:  # noqa: BLE001
         raised = _raised(error, order.module)
         release(error)
@@ -195,23 +193,23 @@ def _call(link: WorkerLink, order: frames.Call) -> frames.Reply:
         reports.end()
 
 
-def _raised(error: BaseException, module: str) -> frames.Raised:
-    """Describe the error of a handler."""
+def _raised(error: BaseException, module: str) -> process_pool.Raised:
+    """Say what a handler raised."""
     match error:
         case RetryLater():
-            return frames.Raised("retry", message(error), error.delay)
+            return process_pool.Raised("retry", message(error), error.delay)
         case Snooze():
-            return frames.Raised("snooze", plain(error.reason), error.delay, error.until)
+            return process_pool.Raised("snooze", plain(error.reason), error.delay, error.until)
         case GiveUp():
-            return frames.Raised("give up", message(error))
+            return process_pool.Raised("give up", message(error))
         case _:
             failure = failure_of(error, module)
-            return frames.Raised(
+            return process_pool.Raised(
                 "failed", plain(failure.reason), None, None, failure.traceback, failure.error, kinds_of(error)
             )
 
 
-def _run_isolated(link: WorkerLink, order: frames.Isolate) -> Outcome:
+def _run_isolated(link: WorkerLink, order: process_pool.Isolate) -> Outcome:
     received, reports = time.monotonic(), ProgressReports(link)
     if order.log_level:
         log.configure(order.log_level)
@@ -247,7 +245,7 @@ async def _find_and_call(app: str, run: Run, link: WorkerLink) -> Outcome:
         handlers = Handlers(program, threads=1)
         async with program.lifespan() as handlers.state:
             await link.wait_to_begin(run.stop)
-            run.on_begin = lambda _: link.send(frames.Begun())
+            run.on_begin = lambda _: link.send(process_pool.Begun())
             run.work = asyncio.ensure_future(_call_in_loop(handlers, run, prepared))
             await asyncio.wait([run.work])
             # One that was stopped before its first step has set none.
@@ -288,6 +286,6 @@ def main() -> None:
         try:
             reply = _carry_out(link, order)
         except (HandlerMissing, ConfigError) as error:  # the last: the annotations of a handler cannot be read
-            reply = frames.Missing(message(error))
+            reply = process_pool.Missing(message(error))
         if reply is not None:
             link.send(reply)

@@ -65,7 +65,7 @@ class Telemetry:
         slots = self._metrics.gauges["worker_slots"]
 
         async def refresh() -> None:
-            running = sum(consumer.running for consumer in worker.consumers.values())
+            running = sum(consumer.held.running for consumer in worker.consumers.values())
             slots.labels("busy").set(running)
             slots.labels("free").set(max(0, self._runtime.config.concurrency - running))
 

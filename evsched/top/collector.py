@@ -28,7 +28,7 @@ from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from evsched.transport.topology import nodes_down, reason
-from evsched.worker.demand import FetchPause
+from evsched.worker.slots import FetchPause
 from evsched.worker.status_reporter import WorkerStatus
 
 _EVERY: Final = 1.0

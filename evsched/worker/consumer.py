@@ -1,15 +1,23 @@
-"""The consumer: a worker's part that serves one queue. It starts jobs, has them run, and writes their outcomes.
+"""The consumer: a worker's part that serves one queue.
 
-Two loops. One waits for jobs: in BLMOVE (`fetcher.py`), or for messages (`idle_wait.py`). The other exchanges
-(`exchange.py`): in one round trip it writes the outcomes of the jobs that have ended and starts the next ones. So under
-load there is no blocking call at all, and one batch costs what one job does.
+A job passes through it in these steps:
 
-If a reply is lost, its jobs are in the worker's list without the worker's knowledge: `lost_replies.py` finds them.
+    fetch    a `Fetcher` waits while ready is empty; under load it is not needed, since the exchange fetches too
+    collect  take the ends that are to be written, and reserve slots for the jobs to ask for: an `Exchange`
+    send     one round trip writes these ends and starts the next jobs, so a batch costs what one job does
+    settle   forget the runs whose ends are written, and hold the jobs that were handed out
+    report   emit the events for the ends that are written
+    begin    give each new job a task, in which the executor runs it; emit that it has begun
+    end      note its outcome, which the next exchange collects
+
+`exchange` has the steps from `collect` to `begin`, in this order. If a reply is lost, its jobs are in the worker's list
+without the worker's knowledge: the exchange after it begins with `_find_lost`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -17,33 +25,22 @@ from msgspec.structs import replace
 
 from evsched import events
 from evsched.errors import StoreError
-from evsched.events import Emit
 from evsched.execution.executor import Executor
-from evsched.execution.hang import Hang
-from evsched.execution.run import Run
+from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import Requeued
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.store import Store
 from evsched.store.workers import Fetched
-from evsched.transport.sync_sender import SyncSender
-from evsched.worker import hand_back
-from evsched.worker.demand import WIDEST, Demand, FetchPause
-from evsched.worker.exchange import Exchange, Exchanged
-from evsched.worker.fetcher import Fetcher
-from evsched.worker.held_runs import HeldRuns
-from evsched.worker.idle_wait import IdleWait
-from evsched.worker.lost_replies import LostReplies
+from evsched.worker.exchange import Exchange, ExchangeSender, HeldRuns, LostReplies, ServedQueue, events_of
+from evsched.worker.fetcher import BlockingFetcher, Fetcher, NotifiedFetcher
 from evsched.worker.notices import SharedConnections
-from evsched.worker.outcomes import events_of
 from evsched.worker.progress_writer import ProgressWriter
-from evsched.worker.run_starter import RunStarter
-from evsched.worker.served_queue import ServedQueue
 from evsched.worker.shard_windows import ShardWindows
-from evsched.worker.slots import Slots
+from evsched.worker.slots import WIDEST, Demand, FetchPause, Slots
 
 _PROMPT: Final = 0.25
-"""Seconds for which the slots of a question, and the turns of its queue, wait for the reply: fifty times what the
+"""Seconds for which the slots of an exchange, and the turns of its queue, wait for the reply: fifty times what the
 longest script takes. After that the other queues have them: the node that was asked may hang."""
 
 
@@ -65,22 +62,22 @@ class QueueConsumer:
     ) -> None:
         self.served = ServedQueue(runtime, Store(queue), worker)
         self.held = HeldRuns()
-        self._attend = attend
         share = slots.join(runtime.config.weights.get(queue, 1.0), self.wake)
-        self._demand = Demand(share, executor)
-        self._exchange = Exchange(self.served, shared and shared.sender)
-        self._fetcher = (
-            shared.notices.join(IdleWait(self.served, self)) if shared else Fetcher(self.served, share, self)
+        self.fetcher: Fetcher = (
+            shared.notices.join(NotifiedFetcher(self.served, self))
+            if shared
+            else BlockingFetcher(self.served, share, self)
         )
+        self._attend = attend
+        self._executor = executor
+        self._demand = Demand(share, executor)
+        self._sender = ExchangeSender(self.served, shared and shared.sender)
         self._progress = ProgressWriter(self.served, self.held.runs)
-        self._starter = RunStarter(self.served, executor, self.held, self._demand, self._progress, self.wake)
         self._lost = LostReplies(self.served, self.held, share)
         self._windows = ShardWindows(self.served)
         self._reconnect = Reconnect("worker", runtime.emit, queue)
-        self._reserved = 0
-        """Slots that are kept for the reply to come."""
-        self._lent = False
-        """It is late, so the other queues have them."""
+        self._left_some: bool | None = None
+        """Whether the last reply left jobs in ready, as was reported; None = there was no reply yet."""
         self._work = asyncio.Event()
         """There may be something to exchange."""
         self._work.set()
@@ -95,12 +92,7 @@ class QueueConsumer:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its loops."""
-        return [self._reconnect.pulse, *self._fetcher.pulses]
-
-    @property
-    def running(self) -> int:
-        """How many slots its runs occupy."""
-        return self.held.running
+        return [self._reconnect.pulse, *self.fetcher.pulses]
 
     @property
     def not_fetching(self) -> FetchPause | None:
@@ -114,23 +106,22 @@ class QueueConsumer:
 
     def problem(self) -> str | None:
         """Return why it cannot start and end jobs; None = it can."""
-        return self._reconnect.reason or self._fetcher.reason
+        return self._reconnect.reason or self.fetcher.reason
 
     def wake(self) -> None:
         """Have the loop make an exchange, if there is anything to exchange."""
         self._work.set()
 
     async def run(self) -> None:
-        """Fetch and run jobs until `stop_fetching` was called and what is held has ended."""
+        """Fetch and run jobs until `stop_fetching` was called and all held jobs have ended."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._fetcher.run())
+                group.create_task(self.fetcher.run())
                 group.create_task(self._exchange_all())
         finally:
             self._progress.close()
             await self._windows.close()
-            await self._fetcher.close()
-            await self._exchange.close()
+            await self._sender.close()
 
     async def _exchange_all(self) -> None:
         while self.fetches or self.held.busy:
@@ -145,80 +136,102 @@ class QueueConsumer:
                     self.on_unsure()
                     raise
 
+    # The steps.
+
     async def exchange(self) -> None:
-        """Write the outcomes of what has ended, and start what there is room for.
+        """Write the outcomes of ended runs, and start as many jobs as there is room for.
 
         Raises:
-            StoreDown, StoreRefused: what was not written stays, for the next exchange.
+            StoreDown, StoreRefused: unwritten ends stay for the next exchange.
         """
         if self._lost.suspected:
-            for run in await self._lost.drop_written():
-                self._report_ended([run])
-            await self._lost.find()
-            self._demand.more = True
+            await self._find_lost()
         await self._progress.settle()
-        if self._exchange.finished:
-            return  # `hand_back` writes what has ended by now
-        ended, fetched = self.held.begin_exchange(self._exchange.limit)
-        if any(type(run.outcome) is Requeued for run in ended):
-            self._demand.narrow()
-        if ended and self._fetcher.full:
-            self._demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
-        room = self._demand.reserve(self._exchange.limit, len(fetched), notified=self._fetcher.notified)
-        hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
-        self._reserved = room + len(fetched)
-        late = self._loop.call_later(_PROMPT, self._lend) if self._demand.share.is_in_turn else None
-        result = await self._exchange.send(ended, fetched, hold, wait=self._fetcher.asks(room))
+        if self._sender.finished:
+            return  # `hand_back` writes the ends
+        exchange = self._collect()
+        late = self._loop.call_later(_PROMPT, self._lend, exchange) if self._demand.share.is_in_turn else None
+        await self._sender.send(exchange)
         if late is not None:
             late.cancel()
-        runs = self._take_over(result, fetched)
-        if result.error is None and self._has_more():
+        runs = self._settle(exchange)
+        if exchange.error is None and self._has_more():
             # The next exchange is sent first: Redis works on it while these runs begin.
             self._work.set()
-            self._loop.call_soon(self._go_on, result, runs)
+            self._loop.call_soon(self._report_and_begin, exchange, runs)
         else:
-            self._go_on(result, runs)
-        await self._report_lost(result)
-        if result.error is not None:
-            raise result.error
-        await self._fetcher.pass_on()
-        self._fetcher.feed(hungry=self._demand.blocks)
+            self._report_and_begin(exchange, runs)
+        await self._report_lost(exchange)
+        if exchange.error is not None:
+            raise exchange.error
+        await self.fetcher.feed(hungry=self._demand.blocks)
 
-    def _has_more(self) -> bool:
-        """Whether there is something to exchange at once."""
-        return self._demand.asks_again() or bool(self.held.ended or self.held.fetched) or self._lost.suspected
+    async def _find_lost(self) -> None:
+        """Find the jobs and the ends whose replies were lost.
 
-    def _lend(self) -> None:
-        """Leave the slots of a question, and the queue's turns, to the other queues: the reply is late."""
+        Raises:
+            StoreDown, StoreRefused
+        """
+        for run in await self._lost.drop_written():
+            self._report([run])
+        await self._lost.find()
+        self._demand.more = True
+
+    def _collect(self) -> Exchange:
+        """Take the ends to write and the jobs to start, and reserve slots for the jobs to ask for."""
+        demand, limit = self._demand, self._sender.limit
+        ended, fetched = self.held.begin_exchange(limit)
+        if any(type(run.outcome) is Requeued for run in ended):
+            demand.narrow()
+        if ended and self.fetcher.full:
+            demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
+        room = demand.reserve(limit, len(fetched), notified=self.fetcher.notified)
+        hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
+        return Exchange(ended, fetched, hold, room + len(fetched), self.fetcher.asks(room))
+
+    def _lend(self, exchange: Exchange) -> None:
+        """Leave the slots of an exchange, and the queue's turns, to the other queues: the reply is late."""
         self._demand.share.want(False)
-        self._demand.share.release(self._reserved)
-        self._reserved, self._lent = 0, True
+        self._demand.share.release(exchange.reserved)
+        exchange.reserved, exchange.lent = 0, True
 
-    def _take_over(self, result: Exchanged, fetched: list[str]) -> list[Run]:
-        """Update what is held by the result of an exchange; return the new runs, which are to begin."""
-        reserved, lent, runs = self._reserved, self._lent, list[Run]()
-        self._reserved, self._lent = 0, False
-        if lent:
+    def _settle(self, exchange: Exchange) -> list[Run]:
+        """Update the account of held jobs by the result of an exchange; return the new runs, which are to begin."""
+        if exchange.lent:
             self._work.set()  # take turns again, now that the node answers
-        if result.error is not None:
-            kept = fetched if result.started is None and not lent else []
-            self.held.keep(result.unwritten, kept)
-            reserved -= len(kept)
-        if result.refused:
-            self.held.ended += result.refused
+        if exchange.error is not None:
+            kept = exchange.fetched if exchange.started is None and not exchange.lent else []
+            self.held.keep(exchange.unwritten, kept)
+            exchange.reserved -= len(kept)
+        if exchange.refused:
+            self.held.ended += exchange.refused
             self._work.set()
-        for ended, _ in result.written:
+        for ended, _ in exchange.written:
             self.held.forget(ended)
             self._windows.note(ended)
-        if result.started is not None:
-            reply = result.started
-            if lent:
-                reply = result.started = self._with_slots(reply)
-                reserved = len(reply.jobs)
-            runs = self._hold(reply, result.sent)
-            self._lost.look_for(fetched, reply)
-            reserved -= len(runs)
-        self._demand.share.release(reserved)
+        runs = [] if exchange.started is None else self._hold(exchange, exchange.started)
+        self._demand.share.release(exchange.reserved)
+        return runs
+
+    def _hold(self, exchange: Exchange, reply: Fetched) -> list[Run]:
+        """Hold the jobs that were handed out, each in a slot; return the new runs."""
+        if exchange.lent:
+            reply = exchange.started = self._with_slots(reply)
+            exchange.reserved = len(reply.jobs)
+        if not reply.leased and self.held.runs:
+            self.lose()
+        self._demand.more = reply.more
+        self.fetcher.answered(reply)
+        held_some = bool(self.held.runs)
+        whole = self.served.runtime.shards.whole(self.served.queue)
+        delivery = Delivery(self.served.queue, reply.now, exchange.sent, self._progress.progressed, whole)
+        runs = self.held.add(reply.jobs, delivery)
+        if runs:
+            self._demand.handed_out()
+            if not held_some:
+                self._attend()
+        self._lost.look_for(exchange.fetched, reply)
+        exchange.reserved -= len(runs)
         return runs
 
     def _with_slots(self, late: Fetched) -> Fetched:
@@ -228,38 +241,88 @@ class QueueConsumer:
             self._lost.suspected = True
         return replace(late, jobs=kept)
 
-    def _hold(self, reply: Fetched, sent: float) -> list[Run]:
-        """Hold what was handed out; return the new runs."""
-        if not reply.leased and self.held.runs:
-            self.lose()
-        self._demand.more = reply.more
-        self._fetcher.asked(reply)
-        held_some = bool(self.held.runs)
-        runs = self.held.add(reply.jobs, self._starter.delivery(reply, sent))
+    def _has_more(self) -> bool:
+        """Whether there is something to exchange at once."""
+        return self._demand.asks_again() or bool(self.held.ended or self.held.fetched) or self._lost.suspected
+
+    def _report_and_begin(self, exchange: Exchange, runs: list[Run]) -> None:
+        """Report the ends that an exchange has written, begin the new runs, and report the rest of the reply."""
+        for ended, lost in exchange.written:
+            self._report([run for run in ended if run.job.id not in lost] if lost else ended)
+        for run in runs:
+            run.work = self._loop.create_task(self._run(run))
         if runs:
-            self._demand.handed_out()
-        if runs and not held_some:
-            self._attend()
-        return runs
+            self._loop.call_soon(self._report_begun, runs, time.monotonic())
+            self._progress.handed_out()
+        if exchange.started is not None:
+            self._report_rest(exchange.started)
 
-    def _go_on(self, result: Exchanged, runs: list[Run]) -> None:
-        """Report the ends that an exchange has written, and begin the new runs."""
-        for ended, lost in result.written:
-            self._report_ended([run for run in ended if run.job.id not in lost] if lost else ended)
-        if result.started is not None:
-            self._starter.start(result.started, runs)
+    async def _run(self, run: Run) -> None:
+        try:
+            await self._executor.run(run)
+        finally:
+            self._demand.share.end(time.monotonic() - run.delivery.sent)
+            self.held.end(run)
+            self._work.set()
 
-    async def _report_lost(self, result: Exchanged) -> None:
+    # The events.
+
+    async def _report_lost(self, exchange: Exchange) -> None:
         """Report the runs whose end an exchange could not write: lost, unless it turns out to be written before."""
-        for ended, ids in result.written:
+        for ended, ids in exchange.written:
             if ids:
                 lost = [run for run in ended if run.job.id in ids]
                 written = await self._lost.written(lost)
-                self._report_ended(lost, [run.job.id for run in lost if run not in written])
+                self._report(lost, [run.job.id for run in lost if run not in written])
 
-    def _report_ended(self, ended: list[Run], lost: Sequence[str] = ()) -> None:
+    def _report(self, ended: list[Run], lost: Sequence[str] = ()) -> None:
         for event in events_of(self.served.queue, self.served.worker, ended, lost):
             self.served.runtime.emit(event)
+
+    def _report_rest(self, reply: Fetched) -> None:
+        """Report the jobs that `start` buried, and whether it left jobs in ready."""
+        emit, queue = self.served.runtime.emit, self.served.queue
+        if reply.more != self._left_some:
+            self._left_some = reply.more
+            emit(events.ReadyLeft(queue=queue) if reply.more else events.ReadyDrained(queue=queue))
+        for job_id, why in reply.buried:
+            emit(events.JobBuried(queue=queue, id=job_id, reason=why))
+
+    def _report_begun(self, runs: list[Run], handed_out: float) -> None:
+        """Report the runs that have begun. The event loop calls this after the first step of each.
+
+        A run that still waits is reported when it begins. A run that is returned, because there was no room for it, is
+        not reported.
+        """
+        if self._demand.begun(len(runs), time.monotonic() - handed_out):
+            self._work.set()
+        begun = list[Run]()
+        for run in runs:
+            if run.began or run.work is None:  # it runs, or has ended
+                if type(run.outcome) is not Requeued:
+                    begun.append(run)
+            else:
+                run.on_begin = self._report_one
+        if begun:
+            self._emit_started(begun)
+
+    def _report_one(self, run: Run) -> None:
+        self._emit_started([run])
+
+    def _emit_started(self, runs: list[Run]) -> None:
+        # A run that blocked the loop in its first step began earlier than now.
+        now, delivery = time.monotonic(), runs[0].delivery
+        offset = delivery.now - delivery.sent
+        self.served.runtime.emit(
+            events.Started(
+                queue=self.served.queue,
+                worker=self.served.worker,
+                ids=[run.job.id for run in runs],
+                tasks=[run.task for run in runs],
+                lateness=[(run.began or now) + offset - run.job.due for run in runs],
+                attempts=[run.job.attempt for run in runs],
+            )
+        )
 
     # Called by the fetcher and by the executor.
 
@@ -269,7 +332,7 @@ class QueueConsumer:
         self.on_more()
 
     def on_more(self) -> None:
-        """Ask for jobs: where one was there may be more."""
+        """Ask for jobs: ready may hold some."""
         self._demand.more = True
         self._work.set()
 
@@ -282,20 +345,15 @@ class QueueConsumer:
         if self._demand.freed():
             self._work.set()
 
-    # Called for what comes from outside the loop, and at the end of the worker.
+    # Called by the heartbeat, and at the end of the worker.
 
-    def cancel(self, job_id: str) -> bool:
-        """Stop a run, since its job was cancelled; return False if it does not run, or was stopped before."""
-        return self.held.cancel(job_id)
-
-    def counted(self, count: int, *, waits: bool) -> None:
-        """Note how many jobs Redis has in the worker's list, and whether the worker waits for a message."""
-        self._fetcher.found(waits=waits)
+    def counted(self, count: int) -> None:
+        """Note how many jobs Redis has in the worker's list."""
         if self.held.is_surplus(count):
             self.on_unsure()
 
     def lose(self) -> None:
-        """Stop and drop what is held: the lease had ended, so other workers have these jobs now."""
+        """Stop and drop all held jobs: the lease had ended, so other workers have them now."""
         count = len(self.held.runs) + len(self.held.fetched)
         self._demand.share.release(self.held.lose())
         self.on_unsure()
@@ -304,32 +362,17 @@ class QueueConsumer:
     def fetch_no_more(self) -> None:
         """Begin no other fetch. For any thread; `stop_fetching` ends the one that waits."""
         self._demand.closed = True
-        self._fetcher.fetch_no_more()
+        self.fetcher.fetch_no_more()
 
     async def stop_fetching(self) -> None:
         """Fetch no more; a BLMOVE that waits ends without a job, or hands its job back."""
         self.fetch_no_more()
         self._work.set()
-        await self._fetcher.stop()
+        await self.fetcher.stop()
 
-    async def hand_back(self) -> int:
-        """Put all that is still held back to ready, end the lease; return how many jobs that were.
+    async def finish(self) -> None:
+        """Make no other exchange, and wait for the one that is under way.
 
-        Raises:
-            StoreDown, StoreRefused
+        It travels on a connection of its own. If it arrived after `hand_back`, jobs that have ended would run again.
         """
-        # The last exchange travels on another connection. If it arrived later, jobs that have ended would run again.
-        await self._exchange.finish()
-        return await hand_back.hand_back(self.served, self.held)
-
-    def hand_back_from_thread(self, sender: SyncSender, reason: str, hang: Hang | None, emit: Emit) -> int:
-        """Do the same from a thread, for an event loop that is blocked; the process must end then.
-
-        `emit` gets the events, and not the subscribers: one of them may hang, and other queues are to be handed back.
-
-        Raises:
-            StoreDown, StoreRefused
-        """
-        self.fetch_no_more()
-        self._fetcher.unblock_from_thread(sender)
-        return hand_back.hand_back_from_thread(self.served, self.held, sender, reason, hang, emit)
+        await self._sender.finish()

@@ -1,34 +1,37 @@
-"""The end of a worker: it drains, then hands back the jobs that have not ended."""
+"""The end of a worker: it fetches no more, lets runs end within the grace, and hands back the other jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import compress
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from evsched import events
+from evsched import events, keys
 from evsched.errors import StoreError, StoreRefused
-from evsched.events import Event
-from evsched.execution.hang import Hang, HangFinder
-from evsched.execution.running_runs import RunningRuns
+from evsched.events import Emit, Event
+from evsched.execution.running_runs import Hang, HangFinder, RunningRuns
 from evsched.runtime.loops import Runtime
 from evsched.runtime.shutdown import FORCED, call_within, end_children
+from evsched.store.run_ends import NotEnded, PutBack
+from evsched.store.server import unblock
+from evsched.transport.call import Call
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker.consumer import QueueConsumer
+from evsched.worker.exchange import HeldRuns, ServedQueue, events_of, lacks_memory
 
 _HAND_BACK: Final = 5.0
-"""Seconds to hand back what still runs after the shutdown grace: a few replies of Redis are enough."""
+"""Seconds to hand back the jobs that still run after the shutdown grace: a few replies of Redis are enough."""
 
 _CLEAN_UP: Final = 2.0
 """Seconds in which cancelled handlers may end, once their jobs are handed back: the process must end soon."""
 
 _REPORT: Final = 1.0
-"""Seconds in which the heartbeat's thread emits what became of the jobs: the reader of the log may hang."""
+"""Seconds in which the heartbeat's thread emits the events about the jobs: the reader of the log may hang."""
 
 
 class Drain:
@@ -43,7 +46,7 @@ class Drain:
         self._running = running
         self._hangs = HangFinder(running)
         self.handing_back = False
-        """The event loop has begun to hand back jobs."""
+        """The event loop has begun to hand back jobs, so no thread has to."""
 
     @property
     def lingering(self) -> bool:
@@ -51,7 +54,7 @@ class Drain:
         return len(self._running) > 0
 
     async def wait(self, consumers_running: Sequence[asyncio.Future[Any]], set_up: Sequence[bool]) -> None:
-        """Fetch no more, and wait until what runs has ended, or for the shutdown grace.
+        """Fetch no more, and wait until all runs have ended, or for the shutdown grace.
 
         `consumers_running` are the tasks of the consumers, and `set_up` says which of them have begun to fetch.
         """
@@ -63,19 +66,16 @@ class Drain:
         for task in stopping:
             task.cancel()
 
-    def begin_hand_back(self) -> None:
-        """Note that the event loop does it, so that no thread has to."""
-        self.handing_back = True
-
     async def hand_back(self) -> None:
-        """Put back to ready what has not ended, and end the leases."""
+        """Put the jobs that have not ended back to ready, and end the leases."""
         back = 0
         # While Redis is down the jobs stay: the janitor puts them back when the lease ends.
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(_HAND_BACK):
                 for consumer in self._consumers.values():
                     with contextlib.suppress(StoreRefused):  # it concerns this queue alone
-                        back += await consumer.hand_back()
+                        await consumer.finish()
+                        back += await hand_back(consumer.served, consumer.held)
         self._runtime.emit(events.WorkerStopped(worker=self._worker, handed_back=back))
 
     async def clean_up(self) -> None:
@@ -118,14 +118,98 @@ class Drain:
         os._exit(FORCED)
 
     def _hand_back_from_thread(self, sender: SyncSender, reason: str, hang: Hang) -> tuple[int, list[Event]]:
-        """Hand back in all queues; return how many jobs that were, and the events for what was written."""
+        """Hand back in all queues; return how many jobs that were, and the events to emit."""
         back, written = 0, list[Event]()
         with contextlib.suppress(StoreError):  # the rest waits for the lease to end
             for consumer in list(self._consumers.values()):
                 with contextlib.suppress(StoreRefused):
-                    back += consumer.hand_back_from_thread(sender, reason, hang, written.append)
+                    consumer.fetch_no_more()
+                    if (client := consumer.fetcher.client) is not None:
+                        sender.send(unblock(client, keys.root(consumer.served.queue)))
+                    # The events do not go to the subscribers: one may hang, and other queues are to be handed back.
+                    back += hand_back_from_thread(consumer.served, consumer.held, sender, reason, hang, written.append)
         return back, written
 
     def _emit_all(self, found: list[Event]) -> None:
         for event in found:
             self._runtime.emit(event)
+
+
+async def hand_back(served: ServedQueue, held: HeldRuns) -> int:
+    """Write the ends of runs, put all other jobs back to ready, end the lease; return how many were put back.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    reason = f"worker {served.worker} was stopped"
+    steps = _hand_back(served, held, reason, f"{reason} while it ran", None, served.runtime.emit)
+    try:
+        call = next(steps)
+        held.stop_all()
+        while True:
+            try:
+                reply = await served.runtime.sender.send(call)
+            except StoreError as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(reply)
+    except StopIteration as end:
+        held.runs.clear()
+        return end.value
+
+
+def hand_back_from_thread(
+    served: ServedQueue, held: HeldRuns, sender: SyncSender, reason: str, hang: Hang | None, emit: Emit
+) -> int:
+    """Do the same from a thread, for an event loop that is blocked; the process must end then.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    steps = _hand_back(served, held, reason, reason, hang, emit)
+    try:
+        call = next(steps)
+        while True:
+            try:
+                reply = sender.send(call)
+            except StoreError as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(reply)
+    except StopIteration as end:
+        return end.value
+
+
+def _hand_back(
+    served: ServedQueue, held: HeldRuns, reason: str, given_up: str, hang: Hang | None, emit: Emit
+) -> Generator[Call[Any], Any, int]:
+    """Hand back the jobs of a queue. `given_up`: the reason for runs that may not begin again.
+
+    It yields calls, and is sent the reply to each, or thrown the error. So the event loop, and a thread that acts in
+    place of a blocked one, write the same and emit the same events.
+    """
+    store, worker = served.store, served.worker
+    for call, ended in [*store.end_runs(worker, held.ended), *store.end_runs(worker, held.give_up(given_up, hang))]:
+        for run in ended:
+            run.repeated = True  # or may be: who hands back may have to begin again
+        try:
+            not_ended: NotEnded = yield call
+        except StoreError as error:
+            if not lacks_memory(ended, error):
+                raise
+            continue
+        # `requeue` puts back those whose message was refused, as it does when there is no memory for any.
+        runs = [run for run in ended if run.job.id not in not_ended.refused]
+        held.forget(runs)
+        for event in events_of(served.queue, worker, runs, not_ended.lost):
+            emit(event)
+    put, rest = 0, "more"
+    while rest == "more":
+        done: PutBack = yield store.requeue(worker, reason, limit=served.runtime.config.batch)
+        rest, queue = done.rest, served.queue
+        put += len(done.ids)
+        if done.ids:
+            emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="stopped", reason=reason))
+        for job_id in done.cancelled:
+            emit(events.JobAborted(queue=queue, id=job_id))
+    return put

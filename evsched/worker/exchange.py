@@ -1,52 +1,217 @@
-"""The exchange: one round trip that writes the outcomes of runs that have ended and starts the next jobs."""
+"""The exchange: one round trip to Redis that writes the ends of runs and starts the next jobs of a queue.
+
+This file has what a consumer needs for it: the account of the jobs that the worker holds (`HeldRuns`), the exchange as
+a value (`Exchange`), its sender (`ExchangeSender`), the events for the ends that it wrote (`events_of`), and the
+search for jobs and ends whose replies were lost (`LostReplies`). `consumer.py` has the steps.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from evsched import events, keys
-from evsched.errors import FULL, StoreError
-from evsched.execution.run import Run
-from evsched.jobs.job import Forwarded
+from evsched.errors import FULL, StoreError, StoreRefused
+from evsched.events import Event
+from evsched.execution.run import Delivery, Run
+from evsched.execution.running_runs import Hang
+from evsched.execution.verdict import Failed, judge
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Outcome, Requeued, Retried, Snoozed
+from evsched.runtime.loops import Runtime
 from evsched.store.batch_size import Batch
 from evsched.store.run_ends import NotEnded
 from evsched.store.server import clock
-from evsched.store.workers import Fetched
+from evsched.store.store import Store
+from evsched.store.workers import Fetched, LastRun
 from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender, DirectSender
-from evsched.worker.served_queue import ServedQueue
+from evsched.worker.slots import QueueShare
 
 _FINISH: Final = 1.0
 """Seconds to wait for the last exchange. If its reply is not there by then, its connection is most likely dead."""
 
-
 _NO_MEMORY: Final = "Redis's memory is full, and its message needs some: raise `maxmemory`"
 
 
-class Exchanged(Struct):
-    """The result of an exchange."""
+class ServedQueue(Struct, frozen=True):
+    """A queue as one worker serves it: passed to each part of a consumer."""
 
-    sent: float
+    runtime: Runtime
+    store: Store
+    worker: str
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self.store.queue
+
+
+class HeldRuns:
+    """The jobs in a worker's list of one queue, as far as the worker knows them. For the event loop's thread.
+
+    fetched (to be started) -> runs (until their end is written) -> ended (their end is to be written)
+    """
+
+    def __init__(self) -> None:
+        self.fetched: list[str] = []
+        """Ids that are to be started; each has a slot."""
+        self.runs: dict[str, Run] = {}
+        """By id: the runs whose end is not written yet."""
+        self.ended: list[Run] = []
+        """The runs that have ended and whose end is to be written. A run whose end is being written is not included."""
+        self.running = 0
+        """How many of `runs` have not ended."""
+        self._cancelled = set[str]()
+        """Ids of unknown jobs that were cancelled during an exchange: its reply may contain their runs."""
+        self._surplus = 0
+        """How many times in a row Redis counted more jobs than are known."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are any. For any thread."""
+        return bool(self.runs or self.fetched)
+
+    def begin_exchange(self, limit: int) -> tuple[list[Run], list[str]]:
+        """Take out the runs whose ends the next exchange writes, at most `limit`, and the ids that it starts."""
+        ended, self.ended = self.ended[:limit], self.ended[limit:]
+        fetched, self.fetched = self.fetched, []
+        self._cancelled.clear()
+        return ended, fetched
+
+    def keep(self, ended: list[Run], fetched: list[str]) -> None:
+        """Keep the ends that an exchange could not write, and the jobs that it could not start, for the next one."""
+        for run in ended:
+            run.repeated = True
+        self.ended += ended
+        self.fetched = fetched + self.fetched
+
+    def add(self, jobs: Iterable[FetchedJob], delivery: Delivery) -> list[Run]:
+        """Make runs of jobs that were handed out; return those that are new.
+
+        If a job was cancelled while it was on its way, its run is stopped.
+        """
+        # By id: a job that Redis names twice is one run.
+        new = {job.id: Run(job, delivery) for job in jobs if job.id not in self.runs}
+        for job_id in self._cancelled & new.keys():
+            new[job_id].stop("cancelled")
+        self.runs.update(new)
+        self.running += len(new)
+        return list(new.values())
+
+    def end(self, run: Run) -> None:
+        """Note that a run has ended. Nothing is written for a run that is lost or has no outcome."""
+        if run.stop_reason == "lost":
+            return
+        self.running -= 1
+        if run.outcome is not None:
+            self.ended.append(run)
+
+    def forget(self, ended: Iterable[Run]) -> None:
+        """Drop runs whose end is written, or is not this worker's to write."""
+        for run in ended:
+            if self.runs.get(run.job.id) is run:
+                del self.runs[run.job.id]
+
+    def drop(self, written: list[Run]) -> None:
+        """Drop runs that are in `ended`, but whose end turned out to be written."""
+        self.ended = [run for run in self.ended if run not in written]
+        self.forget(written)
+
+    def cancel(self, job_id: str) -> bool:
+        """Stop a run, since its job was cancelled; return False if it does not run, or was stopped before.
+
+        Jobs that have not started are ended by `start`.
+        """
+        run = self.runs.get(job_id)
+        if run is None:
+            self._cancelled.add(job_id)
+        if run is None or run.stop_reason in ("cancelled", "lost"):
+            return False
+        run.stop("cancelled")
+        return True
+
+    def unknown(self, listed: Sequence[str]) -> list[str]:
+        """Return which of the ids in the worker's list are not known here."""
+        known = {*self.runs, *self.fetched}
+        return [job_id for job_id in dict.fromkeys(listed) if job_id not in known]
+
+    def is_surplus(self, count: int) -> bool:
+        """Note how many jobs Redis has in the worker's list; return whether it had more than are known twice in a row.
+
+        Once may be a job that is on its way. Twice is a reply that was lost.
+        """
+        self._surplus = self._surplus + 1 if count > len(self.runs) + len(self.fetched) else 0
+        if self._surplus < 2:
+            return False
+        self._surplus = 0
+        return True
+
+    def lose(self) -> int:
+        """Stop and drop everything: other workers have it now. Return the slots of the jobs that had not started."""
+        slots = len(self.fetched)
+        self.stop_all()
+        self.runs.clear()
+        self.ended.clear()
+        self.fetched.clear()
+        self.running = 0
+        return slots
+
+    def stop_all(self) -> None:
+        """Stop all runs; their outcomes are dropped."""
+        for run in self.runs.values():
+            run.stop("lost")
+
+    def give_up(self, reason: str, hang: Hang | None = None) -> list[Run]:
+        """Return the runs that may not be handed back when the worker ends before them, each with an outcome.
+
+        A run that is in the only attempt of its job has failed for `reason`. The one that hangs has failed if it is at
+        fault, whatever attempt it is in.
+        """
+        ended = list[Run]()
+        for run in list(self.runs.values()):
+            prepared, own = run.prepared, hang if hang is not None and hang.run is run else None
+            if prepared is not None and (run.in_only_attempt or (own is not None and own.fault)):
+                run.outcome = judge(run.job, prepared, Failed(reason) if own is None else own.failed(reason))
+                ended.append(run)
+        return ended
+
+
+class Exchange(Struct):
+    """One exchange: the ends that it writes, the jobs that it starts, and then the replies."""
+
+    ended: list[Run]
+    """The runs whose ends it writes."""
+    fetched: list[str]
+    """Ids in the worker's list that it starts; each has a slot."""
+    hold: int
+    """How many jobs the worker may hold after it; 0 = it starts nothing."""
+    reserved: int
+    """Slots that are kept for the jobs of the reply, those of `fetched` included."""
+    wait: bool
+    """If ready is empty, the worker waits for a message."""
+    lent: bool = False
+    """The reply was late, so these slots were given to the other queues."""
+
+    sent: float = 0.0
     """When it was sent, by the monotonic clock."""
-    written: list[tuple[list[Run], list[str]]]
-    """The runs whose end was written, by call, each with the ids that were lost."""
-    unwritten: list[Run]
-    refused: list[Run]
+    written: list[tuple[list[Run], list[str]]] = []
+    """The runs whose ends were written, by call, each with the ids of those that were lost."""
+    unwritten: list[Run] = []
+    refused: list[Run] = []
     """The runs whose message Redis refused, or takes later. Each has another outcome now, which is to be written."""
     started: Fetched | None = None
-    """None: nothing was asked for, or that failed."""
+    """The reply of `start`; None: nothing was asked for, or that failed."""
     error: BaseException | None = None
     """The last failure. The runs in `unwritten`, and the start if `started` is None, have to be sent again."""
 
 
-class Exchange:
+class ExchangeSender:
     """Sends exchanges, with as many jobs in a script as Redis can handle quickly.
 
     `shared`: the sender on which a worker sends the exchanges of several queues, so that those of one moment travel
@@ -62,43 +227,40 @@ class Exchange:
         self._sending = asyncio.Lock()
         """Held while an exchange is under way."""
         self.finished = False
-        """No other exchange is to be begun: the worker hands back what it holds."""
+        """No other exchange is to be begun: the worker hands back its jobs."""
 
     @property
     def limit(self) -> int:
         """The number of jobs that one script may end or start."""
         return self._batch.limit
 
-    async def send(self, ended: list[Run], fetched: list[str], hold: int, *, wait: bool) -> Exchanged:
-        """Write these ends, start what was fetched, and take more until `hold` are held; 0 = start nothing.
+    async def send(self, exchange: Exchange) -> None:
+        """Send an exchange, and note the replies in it.
 
-        `wait`: if ready is empty, the worker waits for a message.
-
-        Raises nothing that Redis causes, nor a cancellation: `Exchanged.error` has it.
+        Raises nothing that Redis causes, nor a cancellation: `Exchange.error` has it.
         """
         store, worker, runtime = self._served.store, self._served.worker, self._served.runtime
-        writes = store.end_runs(worker, ended)
+        writes = store.end_runs(worker, exchange.ended)
         calls: list[Call[Any]] = [call for call, _ in writes]
-        if hold:
+        if hold := exchange.hold:
             cap, lease = runtime.config.payload_cap, runtime.times.lease
-            calls.append(store.start(worker, fetched, hold=hold, lease=lease, cap=cap, wait=wait))
-        result = Exchanged(time.monotonic(), [], [], [])
+            calls.append(store.start(worker, exchange.fetched, hold=hold, lease=lease, cap=cap, wait=exchange.wait))
+        exchange.sent = time.monotonic()
         if not calls:
-            return result
+            return
         # Decided by the number of ends, not of free slots: `start` asks for all of those even when it gets one job.
-        timed = self._batch.worth_timing(len(ended))
+        timed = self._batch.worth_timing(len(exchange.ended))
         async with self._sending:
             replies = await self._attempt([clock(), *calls, clock()] if timed else calls)
         if timed:
             self._note_cost(writes, replies)
             replies = replies[1:-1]
         for (_, runs), reply in zip(writes, replies, strict=False):
-            self._read(result, runs, reply)
+            self._read(exchange, runs, reply)
         if hold and isinstance(replies[-1], BaseException):
-            result.error = replies[-1]
+            exchange.error = replies[-1]
         elif hold:
-            result.started = replies[-1]
-        return result
+            exchange.started = replies[-1]
 
     async def finish(self) -> None:
         """Have no other exchange begun, and wait a second at most for the one that is under way."""
@@ -112,28 +274,28 @@ class Exchange:
         if not self._shared:
             await self._sender.close()
 
-    def _read(self, result: Exchanged, runs: list[Run], reply: Any) -> None:
-        """Note in the result what became of the runs of one call."""
+    def _read(self, exchange: Exchange, runs: list[Run], reply: Any) -> None:
+        """Note in the exchange the reply to the call that ends these runs."""
         if lacks_memory(runs, reply):
             self._served.runtime.emit(events.RedisFailed(kind=FULL))
             delay = self._put_off.refused()
             for run in runs:
                 run.put_off(delay, _NO_MEMORY)
-            result.refused += runs
+            exchange.refused += runs
             return
         if isinstance(reply, BaseException):
-            result.error = reply
-            result.unwritten += runs
+            exchange.error = reply
+            exchange.unwritten += runs
             return
-        if is_forward(runs):
+        if _is_forward(runs):
             self._put_off.accepted()
         if reply.refused:
             refused = [run for run in runs if run.job.id in reply.refused]
             for run in refused:
                 run.refuse(reply.refused[run.job.id])
-            result.refused += refused
+            exchange.refused += refused
             runs = [run for run in runs if run not in refused]
-        result.written.append((runs, reply.lost))
+        exchange.written.append((runs, reply.lost))
 
     async def _attempt(self, calls: list[Call[Any]]) -> list[Any]:
         try:
@@ -153,9 +315,181 @@ class Exchange:
 
 def lacks_memory(ended: Sequence[Run], reply: object) -> bool:
     """Return whether no run of a call of `end_runs` has ended, because Redis has no memory for their messages."""
-    return isinstance(reply, StoreError) and reply.kind == FULL and is_forward(ended)
+    return isinstance(reply, StoreError) and reply.kind == FULL and _is_forward(ended)
 
 
-def is_forward(ended: Sequence[Run]) -> bool:
+def _is_forward(ended: Sequence[Run]) -> bool:
     """Return whether the runs of a call of `end_runs` end with messages."""
     return len(ended) > 0 and isinstance(ended[0].outcome, Forwarded)
+
+
+def events_of(queue: str, worker: str, ended: Sequence[Run], lost: Sequence[str] = ()) -> list[Event]:
+    """Return the events for runs that one call of `store.end_runs` has ended: all of them with one kind of outcome.
+
+    `store.end_runs` has the other half, from outcome to call. docs/design.md#outcomes says where an outcome is added.
+    `lost` is the call's reply: the ids of runs whose end was not written.
+    """
+    found = list[Event]()
+    if lost:
+        found += [_lost(queue, worker, run) for run in ended if run.job.id in lost]
+        ended = [run for run in ended if run.job.id not in lost]
+    if not ended:
+        return found
+    match ended[0].outcome:
+        case Done():
+            found.append(_completed(queue, worker, ended))
+        case Requeued(reason=reason):
+            found.append(_requeued(queue, worker, ended, reason))
+        case _:
+            found += [event_of(queue, worker, run, run.outcome) for run in ended if run.outcome is not None]
+    return found
+
+
+def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
+    """Return the event for the end of one run."""
+    job, task, took = run.job, run.task, run.took
+    match outcome:
+        case Done():
+            return _completed(queue, worker, [run])
+        case Retried(delay=delay, reason=reason, traceback=trace):
+            return events.Retrying(
+                queue=queue,
+                id=job.id,
+                task=task,
+                attempt=job.attempt,
+                delay=delay,
+                reason=reason,
+                seconds=took,
+                traceback=trace,
+            )
+        case Buried(reason=reason, outcome=kind, traceback=trace):
+            return events.JobBuried(
+                queue=queue,
+                id=job.id,
+                task=task,
+                attempt=job.attempt,
+                reason=reason,
+                outcome=kind,
+                seconds=took,
+                traceback=trace,
+            )
+        case Aborted():
+            return events.JobAborted(queue=queue, id=job.id, task=task, attempt=job.attempt, seconds=took)
+        case Deferred(due=due, cause=cause):
+            return events.JobDeferred(queue=queue, id=job.id, task=task, due=due, cause=cause)
+        case Snoozed(reason=reason):
+            return events.JobSnoozed(
+                queue=queue, id=job.id, task=task, attempt=job.attempt, reason=reason, seconds=took
+            )
+        case Requeued(reason=reason):
+            return _requeued(queue, worker, [run], reason)
+
+
+def _lost(queue: str, worker: str, run: Run) -> Event:
+    end = "unknown" if run.repeated else "discarded"
+    return events.RunLost(queue=queue, worker=worker, id=run.job.id, task=run.task, attempt=run.job.attempt, end=end)
+
+
+def _completed(queue: str, worker: str, runs: Sequence[Run]) -> Event:
+    ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
+    seconds, attempts = [run.took or 0.0 for run in runs], [run.job.attempt for run in runs]
+    return events.Completed(queue=queue, worker=worker, ids=ids, tasks=tasks, seconds=seconds, attempts=attempts)
+
+
+def _requeued(queue: str, worker: str, runs: Sequence[Run], reason: str) -> Event:
+    return events.JobsRequeued(
+        queue=queue, worker=worker, ids=[run.job.id for run in runs], cause="busy", reason=reason
+    )
+
+
+class LostReplies:
+    """Finds the jobs in a worker's list that it does not know of, and the ends that are written although no reply came.
+
+    If the reply to a BLMOVE or a `start` is lost, its jobs stay in the worker's list in Redis, where nobody runs them.
+    So the list itself is read: at the start, after each failure, when `start` did not hand out a job that it was asked
+    for, and when heartbeats count more jobs than are known.
+
+    If the reply to the end of a run is lost, the end is sent again. But the job's id may have been scheduled again,
+    dispatched, and started by the same exchange, as a run with the same number, which the repeated end would end. So
+    before an end is repeated, the record is asked when its job was started last. A repeated end that finds the run gone
+    was written the first time, or the lease was lost before. So the record is asked after it too: if the job was not
+    started since, and is as this end would leave it, the end is written.
+    """
+
+    def __init__(self, served: ServedQueue, held: HeldRuns, share: QueueShare) -> None:
+        self._served = served
+        self._held = held
+        self._share = share
+        self.suspected = True
+        """The list may hold jobs that are not known here. At the start it may."""
+
+    def look_for(self, asked: Sequence[str], reply: Fetched) -> None:
+        """Suspect a loss if `start` has not handed out all jobs that it was asked for: some may not have fitted."""
+        if asked and not self._held.runs.keys() >= {*asked} - {job_id for job_id, _ in reply.buried}:
+            self.suspected = True
+
+    async def drop_written(self) -> list[Run]:
+        """Drop and return the ended runs whose jobs this worker has started again since: their ends are written.
+
+        Raises:
+            StoreDown
+        """
+        ended = list(self._held.ended)  # others end meanwhile
+        again = await asyncio.gather(*(self._started_again(run) for run in ended))
+        written = [run for run, was in zip(ended, again, strict=True) if was]
+        self._held.drop(written)
+        return written
+
+    async def written(self, lost: Sequence[Run]) -> list[Run]:
+        """Return the runs among these, all reported as lost, whose ends were written before they were sent again.
+
+        The others may be written too: a record that is gone, or that belongs to a newer job or run, does not say.
+        """
+        repeated = [run for run in lost if run.repeated]
+        found = await asyncio.gather(*(self._last_run(run) for run in repeated), return_exceptions=True)
+        return [
+            run
+            for run, last in zip(repeated, found, strict=True)
+            if isinstance(last, LastRun) and _is_end_of(run, last)
+        ]
+
+    async def _started_again(self, run: Run) -> bool:
+        try:
+            last = await self._last_run(run)
+        except StoreRefused:
+            return False  # its key is not a hash any more, and the end will say so
+        return last.worker == self._served.worker and last.started > run.delivery.now
+
+    async def _last_run(self, run: Run) -> LastRun:
+        return await self._served.runtime.sender.send(self._served.store.last_run(run.job.id))
+
+    async def find(self) -> None:
+        """Read the list. Start the jobs that are not known, as far as there are slots, and hand back the others.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        sender, store, worker = self._served.runtime.sender, self._served.store, self._served.worker
+        unknown = self._held.unknown(await sender.send(store.held(worker)))
+        kept = [job_id for job_id in unknown if self._share.reserve_one()]
+        self._held.fetched += kept
+        if len(kept) < len(unknown):
+            await sender.send(store.requeue(worker, "no slot was free", ids=unknown[len(kept) :]))
+        self.suspected = False
+
+
+def _is_end_of(run: Run, last: LastRun) -> bool:
+    """Whether a record is as the end of this run leaves it. `requeue` deletes `started`, and so does `defer`."""
+    if not 0.0 < last.started <= run.delivery.now:
+        return False
+    match run.outcome:
+        case Done():
+            return last.outcome == "done"
+        case Buried(outcome=outcome):
+            return last.outcome == outcome
+        case Aborted():
+            return last.outcome == "cancelled"
+        case Retried() | Snoozed():
+            return last.outcome is None and last.worker is None
+        case Deferred() | Requeued() | None:
+            return False

@@ -1,4 +1,9 @@
-"""The fetcher: the half of a consumer that blocks. BLMOVE moves a job into the worker's list the moment it is ready."""
+"""How a consumer waits for jobs: in BLMOVE, or for a message that a job is ready. Both ways are a `Fetcher`.
+
+BLMOVE moves a job into the worker's list the moment it is ready. But it occupies a connection and reads one list, so a
+worker of many shards would need many connections. The messages for all its shards on one server arrive on one
+connection (`notices.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,8 @@ from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
 from evsched.store.workers import Fetched
 from evsched.transport.senders import BlockingSender
-from evsched.transport.sync_sender import SyncSender
-from evsched.worker.served_queue import ServedQueue
-from evsched.worker.slots import Share
+from evsched.worker.exchange import ServedQueue
+from evsched.worker.slots import QueueShare
 
 _BRIEF: Final = 1.0
 """Seconds that the first BLMOVE after a failure blocks. Short, because only its reply shows that Redis accepts it."""
@@ -25,7 +29,7 @@ _UNBLOCK: Final = 0.05
 
 
 class FetchListener(Protocol):
-    """What the fetcher reports."""
+    """Receives the reports of a fetcher."""
 
     def on_fetched(self, job_id: str) -> None:
         """Take over a job that was fetched; it has a slot."""
@@ -40,57 +44,94 @@ class FetchListener(Protocol):
         ...
 
 
-class Fetcher:
-    """Blocks while it is hungry, and fetches one job after the other."""
+class Fetcher(Protocol):
+    """Waits for the jobs of one queue while it is hungry.
 
+    The consumer calls `asks` before it sends an exchange, `answered` when its `start` was answered, and then `feed`.
+    """
+
+    full = False
+    """Redis's memory is full, so that BLMOVE is refused. Scripts are accepted, and `start` fetches too."""
     notified = False
-    """BLMOVE brings the job itself; see `IdleWait`."""
+    """A job is ready, and the worker has not asked for it yet."""
 
-    def __init__(self, served: ServedQueue, share: Share, listener: FetchListener) -> None:
+    @property
+    def client(self) -> int | None:
+        """The id at Redis of the connection that a BLMOVE may block; None = none does."""
+        return None
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulses of its loops."""
+        return []
+
+    @property
+    def reason(self) -> str | None:
+        """Why it gets no jobs; None = it does, or has not tried."""
+        ...
+
+    async def run(self) -> None:
+        """Wait for jobs until stopped."""
+        ...
+
+    def asks(self, room: int) -> bool:
+        """Note that `start` will ask for `room` jobs; return whether the worker then waits for a message."""
+        return False
+
+    def answered(self, reply: Fetched) -> None:
+        """Note the reply of `start`."""
+
+    async def feed(self, *, hungry: bool) -> None:
+        """Set whether to wait for a job: if slots are free and ready was empty.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        ...
+
+    def fetch_no_more(self) -> None:
+        """Begin no other wait. For any thread; `stop` ends the present one."""
+        ...
+
+    async def stop(self) -> None:
+        """End the wait. A job that has come meanwhile is handed back."""
+        ...
+
+
+class BlockingFetcher(Fetcher):
+    """Waits in BLMOVE, on a connection of its own, and fetches one job after the other."""
+
+    def __init__(self, served: ServedQueue, share: QueueShare, listener: FetchListener) -> None:
         url, timeout = served.runtime.config.url, served.runtime.times.reply_timeout
         self._served = served
         self._share = share
         self._listener = listener
         self._blocking = BlockingSender(url, reply_timeout=timeout, near=keys.root(served.queue))
         self.reconnect = Reconnect("worker, fetching", served.runtime.emit, served.queue)
-        self.full = False
-        """The last BLMOVE was refused, since Redis's memory is full. Scripts are accepted, and `start` fetches too."""
         self._hungry = asyncio.Event()
         self._stopping = False
         self._ended = asyncio.Event()
 
     @property
+    def client(self) -> int | None:
+        return self._blocking.client
+
+    @property
     def pulses(self) -> list[Pulse]:
-        """The pulse of its loop."""
         return [self.reconnect.pulse]
 
     @property
     def reason(self) -> str | None:
-        """Why it cannot fetch; None = it can."""
         return self.reconnect.reason
 
-    def feed(self, *, hungry: bool) -> None:
-        """Set whether to block for a job: if slots are free and ready was empty."""
+    async def feed(self, *, hungry: bool) -> None:
         if hungry:
             self._hungry.set()
         else:
             self._hungry.clear()
 
-    def asks(self, _room: int) -> bool:
-        """Return whether `start` is to have the worker wait for a message: BLMOVE waits instead."""
-        return False
-
-    def asked(self, _reply: Fetched) -> None:
-        """Do nothing; see `IdleWait`, as for the next two."""
-
-    def found(self, *, waits: bool) -> None:
-        """Do nothing."""
-
-    async def pass_on(self) -> None:
-        """Do nothing."""
-
     async def run(self) -> None:
-        """Fetch when hungry, until stopped."""
+        """Fetch when hungry, until stopped; then cut the connection."""
         times = self._served.runtime.times
         try:
             while not self._stopping:
@@ -102,18 +143,12 @@ class Fetcher:
                     await self._fetch()
         finally:
             self._ended.set()
+            await self._blocking.close()
 
     def fetch_no_more(self) -> None:
-        """Begin no other BLMOVE. For any thread; `stop` ends the one that waits."""
         self._stopping = True
 
-    def unblock_from_thread(self, sender: SyncSender) -> None:
-        """End the BLMOVE that waits, from a thread. Raises as `SyncSender.send`."""
-        if self._blocking.client is not None:
-            sender.send(unblock(self._blocking.client, keys.root(self._served.queue)))
-
     async def stop(self) -> None:
-        """Fetch no more; a BLMOVE that waits ends without a job, or its job is handed back."""
         self.fetch_no_more()
         self._hungry.set()
         while not self._ended.is_set():
@@ -125,10 +160,6 @@ class Fetcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UNBLOCK):
                     await self._ended.wait()
-
-    async def close(self) -> None:
-        """Cut the connection."""
-        await self._blocking.close()
 
     async def _fetch(self) -> None:
         if self._blocking.client is None:
@@ -165,3 +196,111 @@ class Fetcher:
             raise
         self.full = False
         return job_id
+
+
+class NotifiedFetcher(Fetcher):
+    """Waits for messages, which the worker gets while it is in the sorted set `idle`.
+
+    `start` adds it in the same call in which it finds ready empty, and the script that puts a job into ready removes
+    it. So the worker waits in `idle`, or has a message, or asks.
+    """
+
+    def __init__(self, served: ServedQueue, listener: FetchListener) -> None:
+        self._served = served
+        self.queue = served.queue
+        self.channel = keys.idle(served.queue, served.worker)
+        """The channel of the messages."""
+        self._listener = listener
+        self._hungry = False
+        self.waiting = False
+        """The worker is in `idle`, as far as it knows."""
+        self._declines = False
+        """There was no room when it was to ask for that job."""
+        self._asked = False
+        """The question that was sent last asked to wait."""
+        self._stopping = False
+        self._stopped = asyncio.Event()
+        self._open = False
+        """Messages arrive."""
+        self._reason: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        return self._reason
+
+    async def feed(self, *, hungry: bool) -> None:
+        # Pass on the notice of a job for which there was no room when the worker was to ask. A notice that has come
+        # since then is kept: the worker asks first, as it may have room.
+        if self._declines:
+            await self._decline()
+        self._hungry = hungry
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._hungry and self._open and not self.waiting and not self._stopping:
+            self._listener.on_more()
+
+    def asks(self, room: int) -> bool:
+        self._declines = self.notified and not room
+        if room:
+            self.notified = False
+        self._asked = room > 0 and self._open and not self._stopping
+        return self._asked
+
+    def answered(self, reply: Fetched) -> None:
+        self.waiting = reply.waits and not self.notified
+        if self._asked and not (reply.waits or reply.jobs or reply.buried):
+            self._listener.on_unsure()  # by Redis's list it holds all that it may: there are jobs that it does not know
+
+    async def _decline(self) -> None:
+        self.notified = self._declines = False
+        await self._served.runtime.sender.send(self._served.store.decline(self._served.worker))
+
+    async def is_kept(self) -> bool:
+        """Return False if Redis has lost that the worker waits.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        return await self._served.runtime.sender.send(self._served.store.is_idle(self._served.worker))
+
+    def found(self, *, waits: bool) -> None:
+        """Note whether Redis knows that the worker waits, which it may have lost."""
+        if not waits and self.waiting:
+            self.waiting = False
+            self._ask()
+
+    # Called for the subscription.
+
+    def opened(self) -> None:
+        """Note that messages arrive from now on. Earlier ones may have been lost."""
+        self._open, self._reason, self.waiting = True, None, False
+        self._ask()
+
+    def closed(self, reason: str) -> None:
+        """Note that no messages arrive."""
+        self._open, self._reason, self.waiting = False, reason, False
+
+    async def on_notice(self) -> None:
+        """Ask for a job that is ready, or pass it on if the worker stops."""
+        self.notified, self.waiting = True, False
+        if self._stopping:
+            with contextlib.suppress(StoreError):
+                await self._decline()
+        else:
+            self._listener.on_more()
+
+    # Called by the consumer.
+
+    async def run(self) -> None:
+        """Wait until stopped, and pass on a notice that has come."""
+        await self._stopped.wait()
+        with contextlib.suppress(StoreError):
+            await self._decline()
+
+    def fetch_no_more(self) -> None:
+        self._stopping = True
+
+    async def stop(self) -> None:
+        self.fetch_no_more()
+        self._stopped.set()

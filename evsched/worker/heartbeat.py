@@ -1,65 +1,171 @@
-"""The heartbeat: renews a worker's leases, from a thread and a connection of its own.
+"""How a worker keeps its leases, and how it hears of cancelled jobs and status requests.
 
-So a handler that blocks the event loop costs no lease: the other jobs keep theirs, and nothing starts twice. A process
-whose loop is blocked by a job past its timeout and kill grace is ended from here.
+`Heartbeat` renews the leases, from a thread and a connection of its own. So a handler that blocks the event loop costs
+no lease: the other jobs keep theirs, and nothing starts twice. A process whose loop is blocked by a job past its
+timeout and kill grace is ended from there. `HeartbeatListener` passes on its findings.
+
+`Control` subscribes to the worker's control channels, which bring cancellations and status requests at once. The
+subscription costs nothing while it is silent, so it is not health-checked; heartbeats are the fallback. They report
+cancellations too, later. When a heartbeat brings one that was not received here, the connection is dead and is rebuilt.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from evsched.errors import StoreDown, StoreRefused
-from evsched.events import Event
+from evsched import events, keys
+from evsched.errors import StoreDown, StoreError, StoreRefused
+from evsched.events import Emit, Event
 from evsched.lease import Times
-from evsched.runtime.loops import Pulse
-from evsched.runtime.reconnect import Reconnects
+from evsched.runtime.loops import Pulse, Runtime
+from evsched.runtime.reconnect import Losses, Reconnect, Reconnects
 from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
+from evsched.transport.subscription import Subscription
 from evsched.transport.sync_sender import SyncSender
+from evsched.worker.consumer import QueueConsumer
+from evsched.worker.drain import Drain
+from evsched.worker.notices import Notices
+from evsched.worker.setup import QueueSetup
+from evsched.worker.status_reporter import StatusReporter
 
 
-class HeartbeatListener(Protocol):
-    """What the heartbeat asks and reports. All of it is called in the heartbeat's thread."""
+class Control:
+    """Subscribes to the control channels of one worker."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        worker: str,
+        queues: list[str],
+        consumers: Mapping[str, QueueConsumer],
+        status: StatusReporter,
+    ) -> None:
+        self._runtime = runtime
+        self._worker = worker
+        self._consumers = consumers
+        self._status = status
+        self._receivers = dict[bytes, tuple[str, Callable[[str, str], object]]]()
+        """By channel."""
+        self._add(queues)
+        self._reconnect = Reconnect("worker, control channel", runtime.emit)
+        self._losses = Losses()
+        self._subscription: Subscription | None = None
+
+    def _add(self, queues: Iterable[str]) -> None:
+        for queue in queues:
+            self._receivers[keys.control(queue, self._worker).encode()] = queue, self._cancel
+            self._receivers[keys.status_requests(queue).encode()] = queue, self._status.requested
+
+    def add(self, queues: Iterable[str]) -> None:
+        """Receive the messages of more queues."""
+        self._add(queues)
+        self.rebuild()
+
+    async def run(self) -> None:
+        """Receive until cancelled."""
+        while True:
+            self._subscription = Subscription(self._runtime.config.url)
+            try:
+                async with self._reconnect:
+                    await self._subscription.open([], [channel.decode() for channel in self._receivers])
+                if not self._reconnect.failures:
+                    await self._receive(self._subscription)
+            finally:
+                await self._subscription.close()
+
+    async def _receive(self, subscription: Subscription) -> None:
+        """Receive until the connection is lost. If Redis is down, the next connection reports it."""
+        self._losses.opened()
+        self._runtime.emit(events.ControlOpened())
+        try:
+            async for channel, message in subscription.messages():
+                queue, receive = self._receivers[channel]
+                receive(queue, message.decode(errors="replace"))
+        except StoreError as error:
+            self._runtime.emit(events.RedisFailed(kind=error.kind))
+            await asyncio.sleep(self._losses.wait())
+
+    def _cancel(self, queue: str, job_id: str) -> None:
+        self._consumers[queue].held.cancel(job_id)
+
+    def rebuild(self) -> None:
+        """Replace the connection: it did not bring a message that it should have."""
+        if self._subscription is not None:
+            self._subscription.cut()
+
+
+class HeartbeatListener:
+    """Answers and receives the reports of a heartbeat, which calls it in its thread.
+
+    The calls are passed on to the event loop, except `busy`, `announced` and `end_if_stuck`: these must also work while
+    a handler blocks the event loop.
+    """
+
+    def __init__(
+        self,
+        emit: Emit,
+        consumers: Mapping[str, QueueConsumer],
+        notices: Notices,
+        setup: QueueSetup,
+        control: Control,
+        drain: Drain,
+    ) -> None:
+        self._emit = emit
+        self._consumers = consumers
+        self._notices = notices
+        self._setup = setup
+        self._control = control
+        self._drain = drain
+        self._loop = asyncio.get_running_loop()
+        self.failure: asyncio.Future[None] = self._loop.create_future()
+        """Set to the error by which the heartbeat has ended."""
 
     def busy(self) -> bool:
         """Return whether the worker holds jobs."""
-        ...
+        return any(consumer.held.busy for consumer in list(self._consumers.values()))
 
     def lease_lost(self, queue: str) -> None:
-        """Note that the lease had ended. The worker has a new one."""
-        ...
+        """Drop the jobs held there: the lease had ended. The worker has a new one."""
+        self._loop.call_soon_threadsafe(self._consumers[queue].lose)
 
     def announced(self, queue: str) -> Announced:
-        """Return what the worker has written of its app there."""
-        ...
+        """Return the description of the app that the worker has written there."""
+        return self._setup.announced(queue)
 
     def undeclared(self, queue: str) -> None:
-        """Note that what the worker's app declared there is to be declared again."""
-        ...
+        """Write the declarations of the worker's app again."""
+        self._loop.call_soon_threadsafe(self._setup.declare_again, queue)
 
     def counted(self, queue: str, count: int, *, waits: bool) -> None:
-        """Note how many jobs the worker's list holds, and whether the worker waits for a message."""
-        ...
+        """Note how many jobs the worker's list holds, and whether Redis knows that the worker waits for a message."""
+        self._loop.call_soon_threadsafe(partial(self._notices.found, queue, waits=waits))
+        self._loop.call_soon_threadsafe(self._consumers[queue].counted, count)
 
     def cancelled(self, queue: str, ids: list[str]) -> None:
-        """Note which of the worker's jobs are to stop."""
-        ...
+        """Stop these runs."""
+        self._loop.call_soon_threadsafe(self._cancel, queue, ids)
+
+    def _cancel(self, queue: str, ids: list[str]) -> None:
+        if [job_id for job_id in ids if self._consumers[queue].held.cancel(job_id)]:
+            self._control.rebuild()  # it should have brought these before
 
     def end_if_stuck(self, sender: SyncSender) -> None:
-        """End the process if a job blocks its event loop beyond its bounds."""
-        ...
+        """End the process, if a job outlived its timeout and the kill grace."""
+        self._drain.end_if_stuck(sender)
 
     def failed(self, error: BaseException) -> None:
-        """Note that the heartbeat has ended by an error, and renews no more."""
-        ...
+        """Have the worker end by this error."""
+        self._loop.call_soon_threadsafe(self.failure.set_exception, error)
 
     def emit(self, event: Event) -> None:
         """Pass on an event."""
-        ...
+        self._loop.call_soon_threadsafe(self._emit, event)
 
 
 class Heartbeat(threading.Thread):

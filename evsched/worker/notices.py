@@ -24,7 +24,7 @@ from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from evsched.transport.topology import topology
-from evsched.worker.idle_wait import IdleWait
+from evsched.worker.fetcher import NotifiedFetcher
 
 _FEW: Final = 8
 """Queues for which a worker has connections of their own, two for each. Opening hundreds of them takes a busy machine
@@ -32,9 +32,9 @@ many seconds after the loss of a server, with TLS above all."""
 
 
 class _Link:
-    """The subscription to one server. `waits`: those that it serves, by channel."""
+    """The subscription to one server, for the fetchers in `waits`, by channel."""
 
-    def __init__(self, runtime: Runtime, node: Host | None, waits: Mapping[bytes, IdleWait]) -> None:
+    def __init__(self, runtime: Runtime, node: Host | None, waits: Mapping[bytes, NotifiedFetcher]) -> None:
         self._runtime = runtime
         self._node = node
         self.waits = waits
@@ -67,7 +67,7 @@ class _Link:
         try:
             async for channel, _ in subscription.messages():
                 self._heard = time.monotonic()
-                await self.waits[channel].told()
+                await self.waits[channel].on_notice()
         except StoreError as error:
             self._runtime.emit(events.RedisFailed(kind=error.kind))
         finally:
@@ -106,18 +106,24 @@ class Notices:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._waits: list[IdleWait] = []
+        self._waits: dict[str, NotifiedFetcher] = {}
+        """By queue."""
         self._cluster = topology(runtime.config.url)
         self._links: dict[Host | None, _Link] = {}
         self._reconnect = Reconnect("worker, notices", runtime.emit)
         self._changed = asyncio.Event()
         """The topology may have changed, or a subscription has ended."""
 
-    def join(self, wait: IdleWait) -> IdleWait:
+    def join(self, wait: NotifiedFetcher) -> NotifiedFetcher:
         """Add the wait for the jobs of a queue; return it."""
-        self._waits.append(wait)
+        self._waits[wait.queue] = wait
         self._changed.set()
         return wait
+
+    def found(self, queue: str, *, waits: bool) -> None:
+        """Note whether Redis knows that the worker waits for a message of a queue."""
+        if wait := self._waits.get(queue):
+            wait.found(waits=waits)
 
     @property
     def pulses(self) -> list[Pulse]:
@@ -130,7 +136,7 @@ class Notices:
         Raises:
             Exception: that a subscription has ended with; a fault of evsched.
         """
-        while not self._waits:  # each queue has a connection of its own
+        while not self._waits:  # each queue fetches with BLMOVE
             await self._changed.wait()
         loop = asyncio.get_running_loop()
 
@@ -159,9 +165,9 @@ class Notices:
             StoreDown, StoreRefused: the servers cannot be found, or nobody owns the slot of a queue.
         """
         await self._runtime.sender.nodes()
-        wanted = defaultdict[Host | None, dict[bytes, IdleWait]](dict)
+        wanted = defaultdict[Host | None, dict[bytes, NotifiedFetcher]](dict)
         failed: StoreError | None = None
-        for wait in self._waits:
+        for wait in self._waits.values():
             try:
                 node = await self._runtime.sender.node_of(wait.channel)
             except StoreError as error:

@@ -12,7 +12,7 @@ from typing import Final
 
 from evsched.errors import StoreError
 from evsched.execution.run import Run
-from evsched.worker.served_queue import ServedQueue
+from evsched.worker.exchange import ServedQueue
 
 _MARK_AFTER: Final = 0.025
 """Seconds after which a run is marked as begun. If its worker dies later, the attempt counts. If it dies before,

@@ -17,7 +17,7 @@ from evsched.execution.run import Run
 from evsched.jobs.job import Deferred
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.store import Store
-from evsched.worker.served_queue import ServedQueue
+from evsched.worker.exchange import ServedQueue
 
 _LAST: Final = 1.0
 """Seconds for the last comparison when the worker stops."""
@@ -47,7 +47,7 @@ class ShardWindows:
             self._comparing = asyncio.ensure_future(self._compare_all(self._keeper))
 
     async def close(self) -> None:
-        """Compare what is left, within a second."""
+        """Compare the other windows, within a second."""
         if self._comparing is not None:
             await asyncio.wait([self._comparing], timeout=_LAST)
             self._comparing.cancel()

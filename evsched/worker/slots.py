@@ -1,17 +1,23 @@
 """The slots: the room for jobs in a worker process, which its queues share by their weights.
 
 Each queue is charged the seconds that its jobs are in slots, divided by its weight, and a free slot goes to the queue
-that was charged least among those that have work: weighted fair queueing, with slots for bandwidth (Demers, Keshav,
-Shenker 1989). So with any number of slots, and however long the jobs of one queue are, no queue waits for longer than
-its turn. A queue that had no work has saved nothing up: it begins where the others are. When no queue has work, all
-begin again at zero.
+with the lowest charge among the queues that have work: weighted fair queueing, with slots for bandwidth (Demers,
+Keshav, Shenker 1989). So with any number of slots, and however long the jobs of one queue are, no queue waits for
+longer than its turn. A queue that had no work has saved nothing up: it begins where the others are. When no queue has
+work, all begin again at zero.
+
+`Demand` decides how many jobs a consumer asks for next, within its share of the slots and its `BeginLimit`.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
+
+from evsched.execution.executor import Executor
 
 _FIRST: Final = 0.1
 """Seconds that a queue's jobs are assumed to last until the first has ended."""
@@ -21,11 +27,11 @@ _SMOOTHING: Final = 0.1
 
 _BLOCK: Final = 64
 _BRIEF: Final = 0.05
-"""A queue whose jobs last for less than so many seconds is dealt half of the slots at once, and so many at least. Then
-one script starts many of its jobs, and the slots are free again for the other queues soon."""
+"""A queue whose jobs last for less than `_BRIEF` seconds is dealt half of the slots at once, and `_BLOCK` at least.
+Then one script starts many of its jobs, and the slots are free again for the other queues soon."""
 
 
-class Share:
+class QueueShare:
     """One queue's part in the slots. `wake()` is called when it may look for one again."""
 
     def __init__(self, slots: Slots, weight: float, wake: Callable[[], None]) -> None:
@@ -35,7 +41,7 @@ class Share:
         self.in_use = 0
         """Slots that its jobs are in, or that are reserved for them."""
         self.charged = 0.0
-        """Slot seconds of what has ended, by weight."""
+        """Slot seconds of its ended jobs, divided by its weight."""
         self.mean = _FIRST
         """Seconds that one of its jobs lasts."""
         self.wants = False
@@ -47,7 +53,7 @@ class Share:
         return self.wants or self.in_use > 0
 
     def tag(self, more: int = 0) -> float:
-        """Return what it is charged with `more` slots, when all that it has in slots has ended."""
+        """Return its charge with `more` slots, when all its jobs in slots have ended."""
         return self.charged + (self.in_use + more) * self.mean / self.weight
 
     def want(self, wants: bool) -> None:
@@ -75,11 +81,6 @@ class Share:
     def total(self) -> int:
         """How many slots there are in all."""
         return self._slots.total
-
-    @property
-    def free(self) -> int:
-        """How many slots are free, whichever queue's turn it is."""
-        return self._slots.free
 
     @property
     def may_block(self) -> bool:
@@ -116,7 +117,7 @@ class Share:
             self._slots.give_back(count)
 
     def end(self, seconds: float) -> None:
-        """Give back the slot of a job that was in it for so many seconds."""
+        """Give back the slot of a job that was in it for `seconds`."""
         self.charged += seconds / self.weight
         self.mean += _SMOOTHING * (seconds - self.mean)
         self.release(1)
@@ -132,8 +133,8 @@ class Slots:
 
     def __init__(self, total: int) -> None:
         self.total = self.free = total
-        self._shares: list[Share] = []
-        self._turns: dict[Share, int] | None = None
+        self._shares: list[QueueShare] = []
+        self._turns: dict[QueueShare, int] | None = None
         """How the free slots are dealt; None = they are to be dealt again."""
         self._woken = False
         """The shares were woken, and none has looked for a slot since."""
@@ -148,14 +149,14 @@ class Slots:
         """An equal part of the free slots for each share, rounded up."""
         return -(-self.free // len(self._shares))
 
-    def join(self, weight: float, wake: Callable[[], None]) -> Share:
+    def join(self, weight: float, wake: Callable[[], None]) -> QueueShare:
         """Add a queue; return its share."""
-        share = Share(self, weight, wake)
+        share = QueueShare(self, weight, wake)
         self._shares.append(share)
         self.changed()
         return share
 
-    def begin(self, share: Share) -> None:
+    def begin(self, share: QueueShare) -> None:
         """Note that a share that had no work has some: it begins where the others are."""
         self.changed()
         tags = [other.tag() for other in self._shares if other.active]
@@ -165,7 +166,7 @@ class Slots:
             for one in self._shares:
                 one.charged = 0.0
 
-    def turns_of(self, share: Share) -> int:
+    def turns_of(self, share: QueueShare) -> int:
         """Return how many of the free slots are this share's, if all shares that want some take theirs."""
         self._woken = False
         if self.free <= 0:
@@ -176,7 +177,7 @@ class Slots:
             return self._turns[share]
         return self._deal(share)[share]
 
-    def _deal(self, *also: Share) -> dict[Share, int]:
+    def _deal(self, *also: QueueShare) -> dict[QueueShare, int]:
         """Deal the free slots to the shares that want some and to `also`, each slot to the one charged least."""
         takers = dict.fromkeys((*also, *(share for share in self._shares if share.wants)), 0)
         if len(takers) == 1:
@@ -193,10 +194,10 @@ class Slots:
         return takers
 
     def changed(self) -> None:
-        """Deal again at the next question: what a share is charged, or whether it wants slots, has changed."""
+        """Deal again at the next question: the charge of a share, or whether it wants slots, has changed."""
         self._turns = None
 
-    def taken(self, share: Share, count: int) -> None:
+    def taken(self, share: QueueShare, count: int) -> None:
         """Count slots as taken. The turns of the other shares stay as they are, if these were its own."""
         self.free -= count
         self._woken = False
@@ -215,3 +216,162 @@ class Slots:
             for share in self._shares:
                 if share.wants or were_none:
                     share.wake()
+
+
+BEGIN_WITHIN: Final = 0.01
+"""Seconds. A job that becomes due meanwhile begins after the fetched ones, even if its priority is higher."""
+
+GROWTH: Final = 4
+"""From one job to 256 in four steps."""
+
+KNOWN_FOR: Final = 1.0
+"""Seconds that a measurement counts: the next jobs may be of another kind."""
+
+
+class BeginLimit:
+    """How many jobs may begin together without keeping each other waiting.
+
+    The handlers on an event loop take turns. While one computes, a job that was fetched with it cannot begin, although
+    another worker may be idle. So the jobs that are fetched together should begin within `BEGIN_WITHIN`. How many can
+    is measured: a worker begins with one job, and after quick ones the limit grows, to `GROWTH` times as many each
+    time. As long as jobs take longer than that to begin, the next ones are fetched only when these have begun.
+    """
+
+    def __init__(self) -> None:
+        self._limit = 1
+        self._quick = False
+        """The last jobs began within `BEGIN_WITHIN`."""
+        self._measured = -math.inf
+        self._beginning = 0
+        """How many times jobs were handed out that have not all begun."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether to fetch nothing until the jobs that were handed out have begun."""
+        return self._beginning > 0 and not self._quick
+
+    def is_slow(self, now: float) -> bool:
+        """Return whether the last jobs took long to begin. `now` is of the monotonic clock, here and below."""
+        return not self._quick and now <= self._measured + KNOWN_FOR
+
+    def room(self, now: float) -> int:
+        """Return how many jobs may be fetched now."""
+        if now > self._measured + KNOWN_FOR:
+            self._limit, self._quick = 1, False
+        return 0 if self.waits else self._limit
+
+    def handed_out(self) -> None:
+        """Note that jobs were handed out; `begun` must follow."""
+        self._beginning += 1
+
+    def begun(self, count: int, seconds: float, now: float) -> None:
+        """Note that `count` jobs, which were handed out together, have begun, and how long that took."""
+        self._beginning -= 1
+        self._measured = now
+        self._quick = seconds <= BEGIN_WITHIN
+        would_begin = count * BEGIN_WITHIN / max(seconds, 1e-9)
+        if self._quick:
+            self._limit = max(self._limit, int(min(would_begin, GROWTH * count)))
+        else:
+            self._limit = max(1, int(would_begin))
+
+    def lower(self, limit: int) -> None:
+        """Set a lower limit; it grows from there."""
+        self._limit = min(self._limit, limit)
+
+
+WIDEST: Final = 999
+"""Jobs that a worker may hold in one queue: `start` moves no more at once."""
+
+_WORTH_A_CALL: Final = 64
+"""Jobs for which a call is worth its own cost: a start that has slots for fewer takes all of them."""
+
+FetchPause = Literal["no process", "lone run", "busy loop", "stopping"]
+"""Why a consumer fetches nothing, however many slots are free: all processes of the pool are busy, a suspect runs alone
+in this worker, handlers keep its event loop busy, or the worker stops."""
+
+
+class Demand:
+    """A consumer's demand for jobs, within its share of the slots."""
+
+    def __init__(self, share: QueueShare, executor: Executor) -> None:
+        self.share = share
+        self._executor = executor
+        self._half = max(share.total // 2, _WORTH_A_CALL)
+        """How many jobs one start may fetch: under load, half of the slots run while Redis fills the other half."""
+        self.more = True
+        """Ready may hold more: ask without blocking. At the start it may."""
+        self.closed = False
+        """No more jobs are fetched. Set from any thread."""
+        self._waits = False
+        """No process of the pool was free: nothing is fetched until one is."""
+        self._begin_limit = BeginLimit()
+
+    def reserve(self, limit: int, fetched: int = 0, *, notified: bool = False) -> int:
+        """Take free slots that are this queue's, for `limit` jobs at the most; return how many.
+
+        `fetched` jobs have a slot already, and begin together with the others. `notified`: one job is ready, or
+        more. Other queues could not use a slot that is taken until the reply comes, so this one takes its part of them,
+        or a block if jobs are brief.
+        """
+        wants = self.more and self._closed_by is None
+        self.share.want(wants)
+        if not wants:
+            return 0
+        room = max(0, self._begin_limit.room(time.monotonic()) - fetched)
+        if notified:
+            limit = min(limit, max(self.share.part, self.share.block))
+        return self.share.reserve(min(room, self._half, limit))
+
+    @property
+    def not_fetching(self) -> FetchPause | None:
+        """Why nothing is fetched now, however many slots are free; None = jobs are fetched when there is a slot."""
+        slow = self.more and self._begin_limit.is_slow(time.monotonic())
+        return self._closed_by or ("busy loop" if slow else None)
+
+    @property
+    def _closed_by(self) -> FetchPause | None:
+        if self.closed:
+            return "stopping"
+        if self._waits:
+            return "no process"
+        return "lone run" if self._executor.lock.closed else None
+
+    def asks_again(self) -> bool:
+        """Return whether to ask at once for more jobs.
+
+        If not, the consumer is woken when it may have a slot, or when the jobs that it was handed have begun.
+        """
+        if self.more:
+            return self.share.wants and self.share.turns > 0 and not self._begin_limit.waits
+        self.share.want(False)
+        return False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether to block for a job."""
+        return not self.more and not self.closed and self.share.may_block
+
+    def narrow(self) -> None:
+        """Fetch no more than can begin: jobs came back that found no process of the pool free."""
+        self._begin_limit.lower(max(1, self._executor.free_processes))
+        self._waits = self._executor.free_processes == 0
+        self.more = True
+
+    def handed_out(self) -> None:
+        """Note that jobs were handed out, which are to begin together; `begun` must follow."""
+        self._begin_limit.handed_out()
+
+    def begun(self, count: int, seconds: float) -> bool:
+        """Note how long it took until `count` jobs, which were handed out together, had begun.
+
+        Return whether to ask for jobs now, since that was put off until these had begun.
+        """
+        put_off = self._begin_limit.waits
+        self._begin_limit.begun(count, seconds, time.monotonic())
+        return put_off and self.more
+
+    def freed(self) -> bool:
+        """Note that a process of the pool is free; return whether to ask for jobs."""
+        self._waits = False
+        return self.more

@@ -1,4 +1,4 @@
-"""The status reporter: it reports what a worker runs, on request.
+"""The status reporter: it reports the runs of a worker, on request.
 
 The asker publishes the name of its own reply channel to the queue's `status` channel; each worker of the queue sends
 one message there. Without a request nothing is sent, and a batch of jobs costs a few additions.
@@ -23,7 +23,7 @@ from evsched.events import Event
 from evsched.execution.run import Run
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
-from evsched.worker.demand import FetchPause
+from evsched.worker.slots import FetchPause
 
 _RECENT: Final = 1000
 """Starts whose lateness is kept for each queue. If there are more between two requests, the newest are reported."""
@@ -56,7 +56,7 @@ class WorkerStatus(Struct, frozen=True):
     queue: str
     slots: Count
     busy: Count
-    """Of all its queues, which share the slots."""
+    """Busy slots, of all its queues: they share the slots."""
     started: Count
     done: Count
     failed: Count
@@ -71,7 +71,7 @@ class WorkerStatus(Struct, frozen=True):
 
 
 class _Tally:
-    """What a worker has done for one queue."""
+    """Counts of the runs of one queue."""
 
     __slots__ = ("done", "failed", "lateness", "started")
 
@@ -110,7 +110,7 @@ class StatusReporter:
         self._stores[queue], self._tallies[queue] = Store(queue), _Tally()
 
     def on_event(self, event: Event) -> None:
-        """Count what the worker's consumers report."""
+        """Count the runs that the worker's consumers report."""
         if isinstance(event, events.Started):
             tally = self._tallies[event.queue]
             tally.started += len(event.lateness)
@@ -141,7 +141,7 @@ class StatusReporter:
                 )
 
     def status(self, queue: str) -> WorkerStatus:
-        """Return what the worker does for a queue now."""
+        """Return the report for a queue."""
         tally, now = self._tallies[queue], time.monotonic()
         runs = self._running(queue)
         longest = heapq.nsmallest(_SHOWN, runs, key=lambda run: run.delivery.sent)

@@ -22,22 +22,19 @@ from evsched.runtime.new_id import new_id
 from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
-from evsched.worker.control import Control
 from evsched.worker.drain import Drain
-from evsched.worker.heartbeat import Heartbeat
-from evsched.worker.listeners import OnControl, OnHeartbeat
+from evsched.worker.heartbeat import Control, Heartbeat, HeartbeatListener
 from evsched.worker.notices import SharedConnections
-from evsched.worker.queue_setup import QueueSetup
+from evsched.worker.setup import QueueSetup, Startup
 from evsched.worker.slots import Slots
-from evsched.worker.startup import Startup
 from evsched.worker.status_reporter import StatusReporter
 
 
 class Worker:
     """Runs the jobs of `queues` with the registered tasks.
 
-    `source`: the app that the process of an isolated job imports. `before`: what the worker process before it had
-    announced, by queue.
+    `source`: the app that the process of an isolated job imports. `before`: the announcements of the worker
+    process before it, by queue.
     """
 
     def __init__(
@@ -73,9 +70,12 @@ class Worker:
             lambda queue: self.consumers[queue].held.runs.values(),
             lambda queue: self.consumers[queue].not_fetching,
         )
-        self._control = Control(runtime, self.id, queues, OnControl(self.consumers, self._status))
+        self._control = Control(runtime, self.id, queues, self.consumers, self._status)
         self._drain = Drain(runtime, self.id, self.consumers, executor.handlers.running)
-        self._on_heartbeat = OnHeartbeat(emit, self.consumers, self._setup, self._control, self._drain)
+        self._shared = SharedConnections(runtime, len(queues))
+        self._on_heartbeat = HeartbeatListener(
+            emit, self.consumers, self._shared.notices, self._setup, self._control, self._drain
+        )
         self._heartbeat = Heartbeat(
             config.url, runtime.times, self.id, [Store(queue) for queue in queues], self._on_heartbeat
         )
@@ -83,7 +83,6 @@ class Worker:
             structs.replace(runtime, emit=Events(self._status.on_event, emit).emit),
             Slots(config.concurrency),
         )
-        self._shared = SharedConnections(runtime, len(queues))
 
         def consumer(queue: str) -> QueueConsumer:
             shared = self._shared if self._shared.serve(queue) else None
@@ -108,7 +107,7 @@ class Worker:
             self._heartbeat.add(Store(queue))
             if self._serving:  # else `_run` begins with it
                 self._serving[queue] = asyncio.ensure_future(self._serve(self.consumers[queue]))
-        # Their limits are parts of those that hold in the other parts of these queues.
+        # Each shard has a part of its queue's limits, so the other shards get smaller parts.
         whole = self._runtime.shards.whole
         wholes = {whole(queue) for queue in new}
         for queue in [queue for queue in self.consumers if whole(queue) in wholes]:
@@ -117,7 +116,7 @@ class Worker:
         self._more.set()
 
     async def run(self) -> None:
-        """Run until `stop` was called and what ran has ended, or has had its grace.
+        """Run until `stop` was called and all runs have ended, or have had their grace.
 
         Raises:
             CannotStart: the app's lifespan did not begin.
@@ -157,7 +156,7 @@ class Worker:
                     raise ended_loop(name, loop)
             done = [self._setup.is_done(self.consumers[queue].store) for queue in self._serving]
             await self._drain.wait([*self._serving.values()], done)
-            self._drain.begin_hand_back()
+            self._drain.handing_back = True
             await self._end_heartbeat()
             await self._drain.hand_back()
             await self._drain.clean_up()
@@ -212,11 +211,11 @@ class Worker:
         return self._on_heartbeat.busy()
 
     def announced(self, queue: str) -> Announced:
-        """Return what it has written to Redis of its app. For any thread."""
+        """Return the description of its app that it has written to Redis. For any thread."""
         return self._setup.announced(queue)
 
     def stop(self) -> None:
-        """Fetch no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""
+        """Fetch no more, let runs end within the grace, hand back the rest. For the event loop's thread."""
         self._stop.set()
         self._startup.stop()
 
@@ -226,7 +225,7 @@ class Worker:
             consumer.fetch_no_more()
 
     def rescue(self) -> bool:
-        """Hand back what is held and return True, or False if the event loop has begun to do so. For any thread."""
+        """Hand back all held jobs and return True, or False if the event loop has begun to do so. For any thread."""
         if self._drain.handing_back:
             return False
         self._heartbeat.stop()

@@ -12,7 +12,7 @@ from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from evsched.worker import begin_limit
+from evsched.worker import slots
 from tests.support.system import System, system
 
 MANY = 1_500
@@ -37,8 +37,8 @@ def every_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def jobs_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first job, a worker fetches as many as it has slots for."""
-    monkeypatch.setattr(begin_limit, "BEGIN_WITHIN", float("inf"))
-    monkeypatch.setattr(begin_limit, "GROWTH", 999)
+    monkeypatch.setattr(slots, "BEGIN_WITHIN", float("inf"))
+    monkeypatch.setattr(slots, "GROWTH", 999)
 
 
 async def enqueue_due(url: str, queue: str) -> None:

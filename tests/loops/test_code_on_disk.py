@@ -12,7 +12,7 @@ import pytest
 from evsched import events
 from evsched.app import App
 from evsched.config import Config
-from evsched.execution import executor, verdict
+from evsched.execution import deferral
 from evsched.jobs.job import encode
 from evsched.services.locate_app import find_app
 from evsched.transport.embedded import EmbeddedRedis
@@ -51,8 +51,8 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(verdict, "_SOON", 0.01)
-    monkeypatch.setattr(executor, "_LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(deferral, "_SOON", 0.01)
+    monkeypatch.setattr(deferral, "_LOOK_AGAIN", 0.05)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     path = tmp_path / "code_on_disk.py"
     path.write_text(CODE)

@@ -23,7 +23,7 @@ from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.worker import progress_writer
-from evsched.worker.slots import Share
+from evsched.worker.slots import QueueShare
 from tests.support import heavy
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
@@ -310,7 +310,7 @@ async def test_a_queue_with_occasional_jobs_gets_its_turns_beside_a_saturated_on
 
 @pytest.mark.parametrize("slots", [1, 4])
 async def test_a_saturated_queue_leaves_turns_to_the_other(server: EmbeddedRedis, queue: str, slots: int) -> None:
-    app, ended, enough = App(queue=queue), list[tuple[Share, float]](), asyncio.Event()
+    app, ended, enough = App(queue=queue), list[tuple[QueueShare, float]](), asyncio.Event()
     other = f"{queue}-b"
 
     @app.task
@@ -325,7 +325,7 @@ async def test_a_saturated_queue_leaves_turns_to_the_other(server: EmbeddedRedis
         consumers = running.work().consumers
         shares = [consumers[name]._demand.share for name in (queue, other)]  # pyright: ignore[reportPrivateUsage]
 
-        def watch(share: Share) -> Callable[[float], None]:
+        def watch(share: QueueShare) -> Callable[[float], None]:
             end = share.end
 
             def watched(seconds: float) -> None:

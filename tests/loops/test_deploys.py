@@ -22,7 +22,7 @@ from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from evsched.worker.declarations import Declarations
+from evsched.worker.setup import Declarations
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system

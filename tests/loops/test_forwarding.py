@@ -15,9 +15,8 @@ from evsched.jobs.job import Done, Forwarded, Message, Retried
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.worker.hand_back import hand_back
-from evsched.worker.held_runs import HeldRuns
-from evsched.worker.served_queue import ServedQueue
+from evsched.worker.drain import hand_back
+from evsched.worker.exchange import HeldRuns, ServedQueue
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 

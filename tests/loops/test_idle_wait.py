@@ -12,13 +12,12 @@ from msgspec import structs
 
 from evsched import App, current_job, events, keys
 from evsched.config import Config
-from evsched.execution.run import Run
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.worker import begin_limit
-from evsched.worker.exchange import Exchange, Exchanged
-from evsched.worker.idle_wait import IdleWait
+from evsched.worker import slots
+from evsched.worker.exchange import Exchange, ExchangeSender
+from evsched.worker.fetcher import NotifiedFetcher
 from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
@@ -154,17 +153,16 @@ async def test_a_worker_notified_while_it_writes_an_outcome_asks_before_it_passe
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exchange that writes the outcome asks for nothing, since ready was empty before. A slot is free."""
-    send, receive, decline = Exchange.send, IdleWait.told, Store.decline
+    send, receive, decline = ExchangeSender.send, NotifiedFetcher.on_notice, Store.decline
     notified, declined = asyncio.Event(), list[str]()
 
-    async def send_until_notified(self: Exchange, ended: list[Run], *rest: Any, **named: Any) -> Exchanged:
-        result = await send(self, ended, *rest, **named)
-        if [run.job.id for run in ended] == ["first"]:
+    async def send_until_notified(self: ExchangeSender, exchange: Exchange) -> None:
+        await send(self, exchange)
+        if [run.job.id for run in exchange.ended] == ["first"]:
             shards.schedule(shards.queue, "second")
             await notified.wait()
-        return result
 
-    async def note_notice(self: IdleWait) -> None:
+    async def note_notice(self: NotifiedFetcher) -> None:
         await receive(self)
         notified.set()
 
@@ -177,8 +175,8 @@ async def test_a_worker_notified_while_it_writes_an_outcome_asks_before_it_passe
         shards.schedule(shards.queue, "first", "hold")
         await started(running, "first")
         await shards.all_wait(running)
-        monkeypatch.setattr(IdleWait, "told", note_notice)
-        monkeypatch.setattr(Exchange, "send", send_until_notified)
+        monkeypatch.setattr(NotifiedFetcher, "on_notice", note_notice)
+        monkeypatch.setattr(ExchangeSender, "send", send_until_notified)
         monkeypatch.setattr(Store, "decline", note_decline)
         shards.gate.set()
         await started(running, "second")
@@ -189,20 +187,18 @@ async def test_a_worker_notified_by_two_shards_at_once_asks_in_both(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard that asks for the job of a notice leaves slots for the others until the reply comes."""
-    monkeypatch.setattr(begin_limit, "BEGIN_WITHIN", float("inf"))
-    monkeypatch.setattr(begin_limit, "KNOWN_FOR", float("inf"))
-    send, decline, settled = Exchange.send, Store.decline, asyncio.Event()
-    asked, declined = set[Exchange](), list[str]()
+    monkeypatch.setattr(slots, "BEGIN_WITHIN", float("inf"))
+    monkeypatch.setattr(slots, "KNOWN_FOR", float("inf"))
+    send, decline, settled = ExchangeSender.send, Store.decline, asyncio.Event()
+    asked, declined = set[ExchangeSender](), list[str]()
 
-    async def send_when_settled(
-        self: Exchange, ended: list[Run], fetched: list[str], hold: int, *, wait: bool
-    ) -> Exchanged:
-        if hold:
+    async def send_when_settled(self: ExchangeSender, exchange: Exchange) -> None:
+        if exchange.hold:
             asked.add(self)
             if len(asked) == 2:
                 settled.set()
             await settled.wait()
-        return await send(self, ended, fetched, hold, wait=wait)
+        await send(self, exchange)
 
     def note_decline(self: Store, worker: str = "") -> Call[Any]:
         declined.append(worker)
@@ -215,7 +211,7 @@ async def test_a_worker_notified_by_two_shards_at_once_asks_in_both(
             shards.schedule(shards.queues[n], f"quick-{n}")
             await started(running, f"quick-{n}")
         await shards.all_wait(running)
-        monkeypatch.setattr(Exchange, "send", send_when_settled)
+        monkeypatch.setattr(ExchangeSender, "send", send_when_settled)
         monkeypatch.setattr(Store, "decline", note_decline)
         for n in range(2):
             shards.schedule(shards.queues[n], f"job-{n}")

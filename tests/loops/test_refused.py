@@ -14,8 +14,8 @@ from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from evsched.worker.fetcher import Fetcher
-from evsched.worker.served_queue import ServedQueue
+from evsched.worker.exchange import ServedQueue
+from evsched.worker.fetcher import BlockingFetcher
 from evsched.worker.slots import Slots
 from tests.support.plain import on_primaries, plain_client
 from tests.support.recorder import Recorder
@@ -215,8 +215,8 @@ async def test_an_idle_fetcher_notices_within_seconds_that_redis_accepts_writes_
         config = Config(url=server.url, probe_interval=3600)
         runtime = Runtime(config, BatchingSender(server.url), recorder)
         share = Slots(1).join(1.0, lambda: None)
-        fetcher = Fetcher(ServedQueue(runtime, Store("q"), "w"), share, NoListener())
-        fetcher.feed(hungry=True)
+        fetcher = BlockingFetcher(ServedQueue(runtime, Store("q"), "w"), share, NoListener())
+        await fetcher.feed(hungry=True)
         fetching = asyncio.create_task(fetcher.run())
         try:
             assert (await recorder.wait(events.RedisDown)).kind == "noreplicas"
@@ -225,5 +225,4 @@ async def test_an_idle_fetcher_notices_within_seconds_that_redis_accepts_writes_
         finally:
             await fetcher.stop()
             await fetching
-            await fetcher.close()
             await runtime.sender.close()

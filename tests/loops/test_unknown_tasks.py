@@ -16,7 +16,7 @@ from evsched import App, Retry, RetryLater, current_job, events
 from evsched.client.explain import explain
 from evsched.config import Config
 from evsched.diagnostics.incomplete_deploys import incomplete_deploys
-from evsched.execution import unknown_tasks
+from evsched.execution import deferral
 from evsched.jobs.job import encode
 from evsched.store.announced import Announced
 from evsched.store.store import Store
@@ -26,7 +26,7 @@ from tests.support.system import System, system
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unknown_tasks, "_FIRST", 0.02)
+    monkeypatch.setattr(deferral, "_FIRST", 0.02)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def app(queue: str) -> App:
 @pytest.fixture
 def newer(queue: str, app: App, monkeypatch: pytest.MonkeyPatch) -> App:
     """The new version, which has a task more. It is offered a job soon, however long the job has waited by then."""
-    monkeypatch.setattr(unknown_tasks, "_LONGEST", 0.2)
+    monkeypatch.setattr(deferral, "_LONGEST", 0.2)
     newer = App(queue=queue)
     newer.tasks.update(app.tasks)
 
@@ -202,7 +202,7 @@ async def test_a_job_that_is_cancelled_while_it_waits_is_gone(config: Config, ap
 async def test_explain_says_for_how_long_no_worker_has_known_the_task(
     config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unknown_tasks, "_FIRST", 20.0)
+    monkeypatch.setattr(deferral, "_FIRST", 20.0)
     async with system(config, app) as running:
         schedule(raw, queue, "a")
         await deferred(running, "a")
@@ -217,7 +217,7 @@ async def test_explain_says_for_how_long_no_worker_has_known_the_task(
 async def test_the_doctor_reports_such_jobs_and_no_others(
     config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unknown_tasks, "_FIRST", 20.0)
+    monkeypatch.setattr(deferral, "_FIRST", 20.0)
     async with system(config, app) as running:
         raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"new","id":"later"}': 4e9})
         schedule(raw, queue, "closed", "old", due=4e9)
@@ -240,7 +240,7 @@ async def test_the_doctor_reports_such_jobs_and_no_others(
 async def test_the_doctor_says_which_worker_has_a_task_of_evsched(
     config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unknown_tasks, "_FIRST", 20.0)
+    monkeypatch.setattr(deferral, "_FIRST", 20.0)
     async with system(config, app) as running:
         schedule(raw, queue, "a", "evsched.http")
         await deferred(running, "a")

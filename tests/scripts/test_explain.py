@@ -13,7 +13,7 @@ from evsched.store import server
 from evsched.store.audits import PLACES
 from evsched.store.clients import New
 from evsched.store.store import Store
-from evsched.worker.demand import FetchPause
+from evsched.worker.slots import FetchPause
 from tests.scripts.conftest import NOW, Send
 
 

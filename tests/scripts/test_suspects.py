@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched.execution.precautions import precautions_for
-from evsched.execution.prepare import prepare
+from evsched.execution.run import prepare
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define

@@ -74,7 +74,7 @@ def deploy(server: Any, tmp_path: Path, queue: str) -> Generator[Deploy]:
     (tmp_path / "new.py").write_text(NEW)
     cli = Cli(server.url, tmp_path)
     # The new version is offered a job soon, however long the job has waited by then.
-    cli.run_first("from evsched.execution import unknown_tasks\nunknown_tasks._LONGEST = 1.0\n")
+    cli.run_first("from evsched.execution import deferral\ndeferral._LONGEST = 1.0\n")
     cli.environment |= {
         "EVSCHED_QUEUES": queue,
         "EVSCHED_SHUTDOWN_GRACE": "0.1",

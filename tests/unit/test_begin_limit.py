@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evsched.worker.begin_limit import BeginLimit
+from evsched.worker.slots import BeginLimit
 
 
 def test_it_begins_with_one_job_and_grows_fourfold_while_jobs_begin_at_once() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from evsched.execution.executor import Executor
 from evsched.execution.program import Program
 from evsched.jobs.tasks import Tasks
-from evsched.worker.demand import Demand
-from evsched.worker.slots import Slots
+from evsched.worker.slots import Demand, Slots
 
 
 def demand(slots: int, quick: int = 999) -> Demand:

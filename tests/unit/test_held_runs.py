@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from evsched.execution.failure import Stack
-from evsched.execution.hang import Hang
-from evsched.execution.prepare import Prepared
-from evsched.execution.run import Delivery, Run
+from evsched.execution.run import Delivery, Prepared, Run
+from evsched.execution.running_runs import Hang
 from evsched.jobs.job import Buried, Done, FetchedJob, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define
-from evsched.worker.held_runs import HeldRuns
+from evsched.worker.exchange import HeldRuns
 
 DONE = Done(b"1", 60.0, False)
 

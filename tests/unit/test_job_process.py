@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from evsched.execution import frames
-from evsched.execution.frames import Reported, Returned
+from evsched.execution import process_pool
+from evsched.execution.process_pool import Reported, Returned
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Done, FetchedJob, Forwarded, Message, Retried
 from evsched.services.job_process import ProgressReports, WorkerLink
@@ -25,19 +25,21 @@ class Worker:
 
     def __init__(self, own: socket.socket) -> None:
         self.own = own
-        self.answers = list[frames.Answer]()
+        self.answers = list[process_pool.Answer]()
         self._received = bytearray()
         self._arrived = asyncio.Event()
         asyncio.get_running_loop().add_reader(own, self._receive)
 
     def _receive(self) -> None:
         self._received += self.own.recv(65_536)
-        while len(self._received) >= (end := frames.LENGTH + int.from_bytes(self._received[: frames.LENGTH], "big")):
-            self.answers.append(frames.read_answer(self._received[frames.LENGTH : end]))
+        while len(self._received) >= (
+            end := process_pool.LENGTH + int.from_bytes(self._received[: process_pool.LENGTH], "big")
+        ):
+            self.answers.append(process_pool.read_answer(self._received[process_pool.LENGTH : end]))
             del self._received[:end]
         self._arrived.set()
 
-    async def until(self, wanted: frames.Answer) -> None:
+    async def until(self, wanted: process_pool.Answer) -> None:
         async with asyncio.timeout(PATIENCE):
             while wanted not in self.answers:
                 self._arrived.clear()
@@ -105,13 +107,13 @@ async def test_reports_to_a_worker_that_is_gone_raise_nothing() -> None:
         sender.end()
 
 
-VALUES: list[frames.Answer] = [
+VALUES: list[process_pool.Answer] = [
     Returned(b"x" * 300_000),
     Reported(Progress(1, None, "half")),
-    frames.Ended(Retried(float("inf"), "attempt 1 of 2")),
-    frames.Ended(Forwarded(b"null", 1.0, True, Message("left", "q", b"text"), Retried(1.0, "refused"))),
-    frames.Ended(Done(b"null", 1.0, reply=False)),
-    frames.Raised("failed", "ValueError", kinds=frozenset({"builtins.ValueError"})),
+    process_pool.RunEnded(Retried(float("inf"), "attempt 1 of 2")),
+    process_pool.RunEnded(Forwarded(b"null", 1.0, True, Message("left", "q", b"text"), Retried(1.0, "refused"))),
+    process_pool.RunEnded(Done(b"null", 1.0, reply=False)),
+    process_pool.Raised("failed", "ValueError", kinds=frozenset({"builtins.ValueError"})),
 ]
 
 
@@ -123,10 +125,10 @@ async def test_answers_arrive_as_they_were_sent() -> None:
 
 
 def test_an_order_is_read_however_it_is_cut() -> None:
-    order = frames.Call("tasks", "pay", FetchedJob("a", 1, 2.5, b'{"task":"pay"}'), "q", 0.25)
+    order = process_pool.CallHandler("tasks", "pay", FetchedJob("a", 1, 2.5, b'{"task":"pay"}'), "q", 0.25)
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as thread:
         reading = thread.submit(WorkerLink(theirs).receive)
-        for byte in frames.frame(order):
+        for byte in process_pool.frame(order):
             ours.send(bytes([byte]))
         assert reading.result(PATIENCE) == order

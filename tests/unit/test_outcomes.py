@@ -27,7 +27,7 @@ from evsched.jobs.job import (
 )
 from evsched.store.run_ends import NotEnded
 from evsched.store.store import Store
-from evsched.worker.outcomes import event_of, events_of
+from evsched.worker.exchange import event_of, events_of
 
 DONE, RETRIED, BURIED = Done(b"1", 60.0, False), Retried(2.0, "no luck"), Buried("too late", False, "expired")
 FORWARDED = Forwarded(b"null", 60.0, False, Message("stream", "news", b"1"), RETRIED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.execution.prepare import NoTask, Prepared, prepare, read_payload
-from evsched.execution.window_check import judge_window
+from evsched.execution.deferral import judge_window
+from evsched.execution.run import NoTask, Prepared, prepare, read_payload
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Outcome, Payload
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from evsched.execution import process_pool
-from evsched.execution.frames import Call
-from evsched.execution.process_pool import HandlerMissing, ProcessDied, ProcessPool
+from evsched.execution.process_pool import CallHandler, HandlerMissing, ProcessDied, ProcessPool
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import FetchedJob, encode
 from evsched.jobs.steering import Snooze
@@ -35,7 +34,7 @@ async def pool() -> AsyncGenerator[ProcessPool]:
 
 async def run(pool: ProcessPool, name: str, *args: object) -> Any:
     job = FetchedJob("a", 1, 1.0, encode({"task": name, "args": args}))
-    return await pool.call(Call(HEAVY, name, job, "q", 0.0), _ignore)
+    return await pool.call(CallHandler(HEAVY, name, job, "q", 0.0), _ignore)
 
 
 def _ignore(_: Progress) -> None: ...
@@ -81,7 +80,7 @@ async def test_cancelled_call_ends_the_process(pool: ProcessPool, tmp_path: Path
     pid, began = await run(pool, "pid"), asyncio.Event()
     os.mkfifo(tmp_path / "gate")
     job = FetchedJob("a", 1, 1.0, encode({"task": "climb", "args": [str(tmp_path / "gate")]}))
-    climbing = asyncio.ensure_future(pool.call(Call(HEAVY, "climb", job, "q", 0.0), lambda _: began.set()))
+    climbing = asyncio.ensure_future(pool.call(CallHandler(HEAVY, "climb", job, "q", 0.0), lambda _: began.set()))
     async with asyncio.timeout(PATIENCE):
         await began.wait()
         for _ in range(times):
@@ -100,7 +99,7 @@ async def test_exit_code_of_a_process_that_is_killed_after_its_end_is_its_own(
     process = await pool.find(HEAVY, "steer")
     job = FetchedJob("a", 1, 1.0, encode({"task": "steer", "args": ["die"]}))
     with pytest.raises(ProcessDied, match="its process died"):
-        await process.ask(Call(HEAVY, "steer", job, "q", 0.0))
+        await process.ask(CallHandler(HEAVY, "steer", job, "q", 0.0))
     await pool.give_back(process)
     assert process._running.returncode == 3  # pyright: ignore[reportPrivateUsage]
     assert [record.getMessage() for record in caplog.records] == []
@@ -131,7 +130,7 @@ async def test_module_may_add_to_the_path_of_its_process(
 ) -> None:
     (tmp_path / "adding.py").write_text("import sys\nsys.path.append('added')\ndef path(): return sys.path\n")
     monkeypatch.syspath_prepend(tmp_path)
-    order = Call("adding", "path", FetchedJob("a", 1, 1.0, b'{"task":"path"}'), "q", 0.0)
+    order = CallHandler("adding", "path", FetchedJob("a", 1, 1.0, b'{"task":"path"}'), "q", 0.0)
     before = await pool.call(order, _ignore)
     assert before == [*sys.path, "added"]
     assert await run(pool, "double", 1) == 2
@@ -152,7 +151,7 @@ async def test_nothing_is_left_when_the_pool_closes() -> None:
 MAIN = """
 import asyncio
 from evsched.errors import EvschedError
-from evsched.execution.frames import Call
+from evsched.execution.process_pool import CallHandler
 from evsched.execution.process_pool import ProcessPool
 from evsched.jobs.job import FetchedJob
 
@@ -166,7 +165,7 @@ async def main():
     pool = ProcessPool()
     for name, payload in (("double", b'{"task":"t","args":[21]}'), ("fail", b'{"task":"t"}')):
         try:
-            print(await pool.call(Call("__main__", name, FetchedJob("a", 1, 1.0, payload), "q", 0.0), print))
+            print(await pool.call(CallHandler("__main__", name, FetchedJob("a", 1, 1.0, payload), "q", 0.0), print))
         except EvschedError as error:
             print(error)
     await pool.close()

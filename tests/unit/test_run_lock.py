@@ -6,7 +6,7 @@ import asyncio
 
 from anyio.lowlevel import checkpoint
 
-from evsched.execution.run_lock import RunLock
+from evsched.execution.precautions import RunLock
 
 
 async def test_one_run_holds_it_alone_once_the_others_have_released_it() -> None:

@@ -7,12 +7,12 @@ from itertools import count
 
 import pytest
 
-from evsched.worker.slots import Share, Slots
+from evsched.worker.slots import QueueShare, Slots
 
 
-def run(slots: Slots, shares: dict[Share, float], until: float) -> dict[Share, float]:
+def run(slots: Slots, shares: dict[QueueShare, float], until: float) -> dict[QueueShare, float]:
     """Simulate shares that always have jobs, of the given seconds each; return the slot seconds that each used."""
-    used, ends, order, now = dict.fromkeys(shares, 0.0), list[tuple[float, int, Share]](), count(), 0.0
+    used, ends, order, now = dict.fromkeys(shares, 0.0), list[tuple[float, int, QueueShare]](), count(), 0.0
     for share in shares:
         share.want(True)
     while now < until:
@@ -62,7 +62,7 @@ def test_an_idle_queue_saves_up_no_turns() -> None:
     slots = Slots(1)
     a, b = slots.join(1.0, lambda: None), slots.join(1.0, lambda: None)
     run(slots, {a: 1.0}, 1000.0)
-    order = list[Share]()
+    order = list[QueueShare]()
     b.want(True)
     for _ in range(10):
         share = a if a.reserve(999) else b
@@ -107,13 +107,13 @@ def test_a_queue_without_a_slot_blocks_for_jobs_only_if_others_hold_the_slots() 
 
 
 def test_many_queues_share_many_slots_with_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, woken, tag = count(), list[int](), Share.tag
+    asked, woken, tag = count(), list[int](), QueueShare.tag
 
-    def counting(share: Share, more: int = 0) -> float:
+    def counting(share: QueueShare, more: int = 0) -> float:
         next(asked)
         return tag(share, more)
 
-    monkeypatch.setattr(Share, "tag", counting)
+    monkeypatch.setattr(QueueShare, "tag", counting)
     slots = Slots(256)
     shares = [slots.join(1.0, lambda: woken.append(1)) for _ in range(200)]
     for share in shares:

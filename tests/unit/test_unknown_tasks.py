@@ -11,9 +11,9 @@ import pytest
 
 from evsched import events
 from evsched.errors import StoreRefused
+from evsched.execution.deferral import UnknownTasks, judge_unknown
 from evsched.execution.run import Delivery, Run
 from evsched.execution.run_store import NoRunStore
-from evsched.execution.unknown_tasks import UnknownTasks, judge_unknown
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Payload
 from evsched.jobs.tasks import Tasks, define
 from evsched.jobs.untrusted import unknown_since

@@ -6,8 +6,7 @@ import pickle
 
 import pytest
 
-from evsched.execution.prepare import Prepared
-from evsched.execution.run import StopReason
+from evsched.execution.run import Prepared, StopReason
 from evsched.execution.verdict import RESULT_MOST, TIMED_OUT, Failed, judge
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Forwarded, Message, Outcome, Payload, Retried
 from evsched.jobs.retry import Retry
