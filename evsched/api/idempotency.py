@@ -10,7 +10,7 @@ import msgspec
 from starlette.datastructures import Headers
 
 from evsched.api.problem import Problem, invalid
-from evsched.store.request import Request
+from evsched.store.queue import Request
 
 _MOST: Final = 255
 """Characters of a key."""

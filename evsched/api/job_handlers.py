@@ -24,8 +24,8 @@ from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique, id_of_arguments, id_of_key
 from evsched.errors import ConfigError, JobMissing
 from evsched.store.clients import New
-from evsched.store.matching import Match
-from evsched.store.request import Request
+from evsched.store.operators import Match
+from evsched.store.queue import Request
 from evsched.store.store import Store
 
 _OPTIONS: Final = tuple({*NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})

@@ -110,5 +110,5 @@ def _payload(task: Task, options: RecurringOptions, payload_cap: int) -> bytes:
     args, kwargs = options.get("args", ()), options.get("kwargs") or {}
     of_each = JobOptions(priority=options.get("priority"), group=options.get("group"), window=options.get("window"))
     payload = new_job(task.name, args, kwargs, of_each, payload_cap).payload
-    arguments.check(task, args, kwargs, payload)
+    arguments.check(task.signature, task.check, args, kwargs, payload)
     return payload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evsched.durations import format_duration
 from evsched.jobs import groups
-from evsched.jobs.job import JobStatus
+from evsched.jobs.record import JobStatus
 from evsched.store.clients import Facts
 from evsched.store.limits import Limits
 

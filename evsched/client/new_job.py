@@ -19,8 +19,7 @@ from evsched.errors import BadArguments, ConfigError
 from evsched.jobs import options as check
 from evsched.jobs.job import OnConflict, Payload, RetryFields, encode, is_not_finite
 from evsched.jobs.options import Check
-from evsched.jobs.policies import override
-from evsched.jobs.retry import Retry
+from evsched.jobs.retry import Retry, override
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.clients import New
 

@@ -13,8 +13,8 @@ from evsched.client.recurrences import read_stored
 from evsched.errors import ConfigError, JobMissing
 from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import planned_text, read_payload
+from evsched.store.queue import Request
 from evsched.store.recurrences import Backfilled
-from evsched.store.request import Request
 from evsched.store.server import clock
 from evsched.store.store import Store
 

@@ -20,7 +20,7 @@ from evsched.client.operations import Operation, Send, send
 from evsched.client.times import due_and_delay, finite_seconds, unix
 from evsched.errors import ConfigError, StoreDown
 from evsched.jobs import options as check
-from evsched.store.matching import Match, Slice, condition
+from evsched.store.operators import Match, Slice, condition
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import Call, T

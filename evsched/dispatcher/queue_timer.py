@@ -16,8 +16,8 @@ from __future__ import annotations
 from evsched.dispatcher.pace import Pace
 from evsched.dispatcher.rivals import Rivals
 from evsched.events import Reason
-from evsched.store.batch_size import Batch
 from evsched.store.dispatchers import Step
+from evsched.store.queue import BatchLimit
 from evsched.store.store import Store
 
 _NEVER = float("inf")
@@ -46,7 +46,7 @@ class QueueTimer:
         self.store = Store(queue)
         self.known = known
         """The queue was found, or the settings name it. The default queue is served before that."""
-        self.batch = Batch(most)
+        self.batch = BatchLimit(most)
         """How many jobs a step may move."""
         self.full = False
         """The last step moved many jobs, so it is measured how long the next one keeps Redis busy."""

@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from evsched.execution.prepare import NoTask, Prepared, prepare, read_payload
 from evsched.jobs.current_job import CurrentJob, Progress
-from evsched.jobs.hooks import Hooks
 from evsched.jobs.job import Buried, FetchedJob, Forwarded, Outcome
-from evsched.jobs.tasks import Tasks
+from evsched.jobs.tasks import Hooks, Tasks
 
 StopReason = Literal["timeout", "cancelled", "lost"]
 """Why a run is to stop: its timeout has passed; its job was cancelled; its job is not this worker's any more."""

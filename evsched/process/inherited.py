@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from evsched.execution.parent_death import tied
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 
 LINK: Final = "_EVSCHED_LINK_FD"
 """The end of the link to the parent: the process reports on it, and stops when the other end is closed."""

@@ -27,9 +27,9 @@ from evsched.events import Emit
 from evsched.process.reports import Ready
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
-from evsched.store.announced import Announced
-from evsched.store.parents import Need, Stance
+from evsched.store.queue import Announced
 from evsched.store.store import Store
+from evsched.store.workers import Need, Stance
 from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender, BlockingSender
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 
 
 class Ready(Struct, frozen=True, tag="ready"):

@@ -23,7 +23,7 @@ from evsched.process.scaling import Scaling, Span
 from evsched.process.worker_process import Launch, WorkerProcess
 from evsched.runtime.loops import ended_loop
 from evsched.runtime.shutdown import FORCED, Shutdown, bound
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 
 
 class Supervisor:

@@ -8,11 +8,10 @@ from typing import Any, cast
 from msgspec import Struct, structs
 
 from evsched import keys
-from evsched.jobs.job import JobStatus, OnConflict, Place, read_status
-from evsched.jobs.untrusted import number
+from evsched.jobs.job import OnConflict
+from evsched.jobs.record import JobStatus, Place, number, read_status
 from evsched.store.limits import Limits, read_declared, read_limits
-from evsched.store.queue import Queue, as_fields
-from evsched.store.request import NO_REQUEST, Request
+from evsched.store.queue import NO_REQUEST, Queue, Request, as_fields
 from evsched.transport.call import Call, T, Word, raw, text, texts
 
 

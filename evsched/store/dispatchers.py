@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from evsched import keys
-from evsched.jobs.untrusted import number
+from evsched.jobs.record import number
 from evsched.recurrence.calendars import names_of
 from evsched.store.queue import Queue, as_bool, as_fields, as_pairs
 from evsched.transport.call import Call, Word, text, texts

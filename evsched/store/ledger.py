@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched import keys
-from evsched.jobs.untrusted import number
+from evsched.jobs.record import number
 from evsched.store.queue import Queue, as_fields
 from evsched.transport.call import Call, Word, raw, text
 

@@ -1,15 +1,15 @@
-"""The calls of operators: limits, pauses, and what a queue holds."""
+"""The calls of operators: limits, pauses, what a queue holds, changes of many jobs, and `evsched doctor`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
 from evsched import keys
-from evsched.jobs.untrusted import number
+from evsched.jobs.record import number
 from evsched.shards import Share
 from evsched.store.limits import DeclaredLimit, Limits, Reserved, as_limit, read_declared, read_limits
 from evsched.store.queue import Queue, as_moment, as_pairs, as_revision
@@ -58,8 +58,115 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
     )
 
 
+def condition(
+    *,
+    task: str | None = None,
+    group: str | None = None,
+    reason: str | None = None,
+    error: str | None = None,
+    after: float | None = None,
+    before: float | None = None,
+) -> bytes:
+    """Return a filter as the scripts take it (lua/_match.lua). `after`, `before`: Unix seconds."""
+    given = {
+        "task": task,
+        "group": group,
+        # Lua lowers A to Z alone: so must this, or other letters would never be found.
+        "reason": reason if reason is None else reason.encode().lower().decode(),
+        "error": error,
+        "after": after,
+        "before": before,
+    }
+    return msgspec.json.encode({name: value for name, value in given.items() if value is not None})
+
+
+class Match(Struct, frozen=True):
+    """A job that was found. Times in Unix seconds."""
+
+    place: str
+    id: str
+    """Of an inline job, the whole member of the schedule."""
+    at: float | None
+    """When it is due, if it is on the schedule, or when it died; None elsewhere."""
+    task: str | None
+    group: str | None
+    created: float | None
+    by: str | None
+    reason: str | None
+    error: str | None
+    """The class of what the handler raised in the last failed run."""
+
+
+class Slice(Struct, frozen=True):
+    """What one call has found."""
+
+    cursor: str
+    """Where the next slice begins; "0" = this was the last one."""
+    left: list[bytes]
+    """Ids that are to be examined before that slice."""
+    found: list[Match]
+
+
+def _read_slice(place: str, reply: list[Any]) -> Slice:
+    cursor, left, flat = reply
+    found = list[Match]()
+    for at in range(0, len(flat), 8):
+        score = number(flat[at + 1]) if place in ("schedule", "dead") else None
+        task, group, created, by, reason, error = (text(value) or None for value in flat[at + 2 : at + 8])
+        moment = None if created is None else number(created.encode())
+        job = text(flat[at])
+        found.append(Match(place.partition(":")[0], job, score, task, group, moment, by, reason, error))
+    return Slice(text(cursor), left, found)
+
+
+def _count(reply: list[bytes]) -> int:
+    return sum(1 for one in reply if one)
+
+
+KEY_TYPES: Final = {
+    "schedule": "zset",
+    "backlog": "zset",
+    "ready": "list",
+    "dead": "zset",
+    "leases": "zset",
+    "idle": "zset",
+    "limits": "hash",
+    "in_flight": "hash",
+    "throttled": "zset",
+    "fair": "hash",
+    "recurrences": "zset",
+    "suspects": "hash",
+}
+"""The keys on which a whole queue depends, with their types."""
+
+
+class Violation(Struct, frozen=True):
+    """Something that the audit found wrong in a queue."""
+
+    id: bytes
+    """Of the job, group or worker; empty for the queue."""
+    code: str
+    """What is wrong, see diagnostics/audit.py."""
+    where: str
+    """The place, or a detail."""
+    met: bytes = b""
+    """The list where the id was found, if the record may not name it: `processing:<worker>` or `backlog:<group>`."""
+
+
+def _read_violations(met: bytes) -> Callable[[list[bytes]], list[Violation]]:
+    def read(flat: list[bytes]) -> list[Violation]:
+        return [Violation(flat[i], text(flat[i + 1]), text(flat[i + 2]), met) for i in range(0, len(flat), 3)]
+
+    return read
+
+
 class Operators(Queue):
-    """The calls about a queue as a whole; see `store.py`."""
+    """The calls about a queue as a whole; see `store.py`.
+
+    The calls whose names end with `_matching` change jobs by a filter, see `condition`. They take at most 1,000 ids,
+    and leave a job unchanged if it no longer matches or is not where it was found: it has started, ended, or become
+    another job. The reply is how many were changed.
+    """
 
     def pause(
         self, *, until: float | None = None, why: str = "", limit: int = 500, now: float | None = None
@@ -206,3 +313,86 @@ class Operators(Queue):
     def line(self, limit: int) -> Call[list[str]]:
         """Read the first ids in ready."""
         return self._call(("LRANGE", keys.ready(self.queue), 0, limit - 1), texts)
+
+    def find(
+        self, place: str, matching: bytes, cursor: str = "0", *, limit: int = 250, ids: Sequence[bytes | str] = ()
+    ) -> Call[Slice]:
+        """Find jobs in a slice of a place, or among `ids`. `place`: a key without the root."""
+        return self._verb("find", lambda reply: _read_slice(place, reply), place, matching, cursor, limit, *ids)
+
+    def cancel_matching(self, ids: Sequence[str], matching: bytes, *, now: float | None = None) -> Call[int]:
+        """Cancel jobs that wait and match."""
+        words = [word for job_id in ids for word in (job_id, "")]
+        return self._verb("cancel", _count, self._stamp(now), matching, *words)
+
+    def reschedule_matching(
+        self,
+        ids: Sequence[str],
+        matching: bytes,
+        due: float | None,
+        *,
+        delay: float = 0.0,
+        now: float | None = None,
+    ) -> Call[int]:
+        """Give jobs that wait and match another due, None = `delay` seconds from now."""
+        moment = "" if due is None else repr(due)
+        return self._verb("reschedule", _count, self._stamp(now), moment, repr(delay), matching, *ids)
+
+    def revive_matching(self, ids: Sequence[str], matching: bytes, *, now: float | None = None) -> Call[int]:
+        """Put jobs that are dead and match back on the schedule, due now."""
+        return self._verb("revive", _count, self._stamp(now), matching, *ids)
+
+    def drop_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
+        """Delete jobs that are dead and match."""
+        return self._verb("drop", _count, matching, *ids)
+
+    def audit(
+        self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = (), now: float | None = None
+    ) -> Call[list[Violation]]:
+        """Find what is wrong with at most 250 jobs. `met`: where their ids were read, a key without the root.
+
+        `strays`: the workers that have a processing list but no lease.
+        """
+        return self._verb("audit", _read_violations(met), self._stamp(now), met, " ".join(strays), *ids)
+
+    def recount(
+        self, groups: Iterable[bytes] = (), *, strays: Iterable[str] = (), most: int = 10_000
+    ) -> Call[list[Violation]]:
+        """Find what the gate has miscounted. `groups`: those that have a backlog of their own, under 1,000."""
+        return self._verb("recount", _read_violations(b""), most, " ".join(strays), *groups)
+
+    def mend(
+        self,
+        violations: Iterable[Violation],
+        *,
+        strays: Iterable[str] = (),
+        most: int = 10_000,
+        now: float | None = None,
+    ) -> Call[list[tuple[bytes, str]]]:
+        """Repair what is still wrong, if the repair needs no guess; the reply is (id, code) of each repair."""
+
+        def mended(flat: list[bytes]) -> list[tuple[bytes, str]]:
+            return [(flat[i], text(flat[i + 1])) for i in range(0, len(flat), 2)]
+
+        words: list[Word] = [self._stamp(now), most, " ".join(strays)]
+        for violation in violations:
+            words += (violation.id, violation.code, violation.met)
+        return self._verb("mend", mended, *words)
+
+    def members(self, place: bytes, cursor: int, count: int) -> Call[tuple[int, list[bytes]]]:
+        """Read a slice of a place, a key without the root; the reply has the next cursor, 0 after the last slice.
+
+        Ids that move within a list meanwhile may be missed.
+        """
+        key = self._root.encode() + place
+        if place == b"ready" or place.startswith(b"processing:"):
+
+            def items(reply: list[bytes]) -> tuple[int, list[bytes]]:
+                return (cursor + count if len(reply) == count else 0), reply
+
+            return self._call(("LRANGE", key, cursor, cursor + count - 1), items)
+
+        def ids(reply: list[Any]) -> tuple[int, list[bytes]]:
+            return int(reply[0]), reply[1][::2]
+
+        return self._call(("ZSCAN", key, cursor, "COUNT", count), ids)

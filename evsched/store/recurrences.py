@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
 
-from evsched.store.queue import Queue, as_bool, as_fields, as_moment, as_revision
-from evsched.store.request import NO_REQUEST, Request
+from evsched.store.queue import NO_REQUEST, Queue, Request, as_bool, as_fields, as_moment, as_revision
 from evsched.transport.call import Call, T, raw, text, texts
 
 if TYPE_CHECKING:

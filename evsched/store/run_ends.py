@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, Protocol, TypeVar, cast
 from msgspec import Struct
 
 from evsched.jobs.current_job import Progress
-from evsched.jobs.hooks import Hook, Hooks
 from evsched.jobs.job import (
     Aborted,
     Buried,
@@ -22,6 +21,7 @@ from evsched.jobs.job import (
     Snoozed,
     encode,
 )
+from evsched.jobs.tasks import Hook, Hooks
 from evsched.store.queue import Queue
 from evsched.transport.call import Call, Word, text, texts
 

@@ -1,17 +1,16 @@
-"""What workers call: fetch, start, begin, heartbeat, and some reads. How runs end is in `run_ends.py`."""
+"""The calls of workers, and of their parents while these have no worker process. How runs end is in `run_ends.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.job import FetchedJob, Mark
-from evsched.store.announced import Announced
-from evsched.store.queue import Queue, as_bool, as_pairs
+from evsched.store.queue import Announced, Queue, as_bool, as_pairs
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -55,8 +54,24 @@ class LastRun(Struct, frozen=True):
     """How the job ended; None: it has not."""
 
 
+Need = Literal["ready", "undeclared", "sought", ""]
+"""Why a queue needs a worker process: a job waits, Redis has lost what the app declares, or workers seek a task that
+the app has; empty = it needs none."""
+
+
+class Stance(Struct, frozen=True):
+    """What one `stand_by` found."""
+
+    need: Need
+    claimed: bool
+    """This parent is to start the process."""
+
+
 class Workers(Queue):
-    """The calls of a worker."""
+    """The calls of a worker, and of a parent without worker processes, which waits for jobs.
+
+    A parent puts back with `held` and `requeue` the jobs of a process that has ended.
+    """
 
     def fetch(self, worker: str, block: float) -> Call[str | None]:
         """Wait up to `block` seconds for a job and move it into the worker's list: BLMOVE, half of a fetch."""
@@ -179,3 +194,50 @@ class Workers(Queue):
     def reply_status(self, channel: str, status: bytes) -> Call[int]:
         """Answer a status request; the reply is how many received it."""
         return self._call(("PUBLISH", channel, status), int)
+
+    def await_ready(self, block: float) -> Call[bool]:
+        """Wait up to `block` seconds until a job is ready, and leave it where it is; the reply is whether one is.
+
+        BLMOVE from the front of ready to the front of ready. Of the commands that wait in Redis, it is the only one
+        that removes nothing even if its reply is lost. Workers that wait for the same job get it all the same.
+        """
+
+        def arrived(reply: bytes | None) -> bool:
+            return reply is not None
+
+        ready = keys.ready(self.queue)
+        return self._call(("BLMOVE", ready, ready, "LEFT", "LEFT", block), arrived)
+
+    def stand_by(
+        self, parent: str, announced: Announced, *, lease: float, claim: float, now: float | None = None
+    ) -> Call[Stance]:
+        """Register a parent for `lease` seconds; if a process is needed, claim its start for `claim` seconds.
+
+        `claim`: 0 = it only registers.
+        """
+
+        def stance(reply: list[bytes]) -> Stance:
+            return Stance(cast("Need", text(reply[0])), as_bool(reply[1]))
+
+        words = announced.owner, announced.content, announced.program
+        return self._verb("stand_by", stance, self._stamp(now), parent, lease, claim, *words)
+
+    def stand_down(self, parent: str) -> Call[int]:
+        """Remove a parent that has a worker process now, or ends."""
+        return self._call(("ZREM", keys.parents(self.queue), parent), int)
+
+    def prolong_start(self, seconds: float) -> Call[int]:
+        """Prolong the claim of the start of a process, which has not ended yet."""
+        return self._call(("PEXPIRE", keys.starting(self.queue), round(seconds * 1000)), int)
+
+    def end_start(self) -> Call[int]:
+        """End the claim of the start of a process."""
+        return self._call(("DEL", keys.starting(self.queue)), int)
+
+    def parents(self) -> Call[list[tuple[str, float]]]:
+        """Read the parents that stand by, and when their registrations end, Unix seconds."""
+
+        def read(reply: list[bytes]) -> list[tuple[str, float]]:
+            return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
+
+        return self._call(("ZRANGE", keys.parents(self.queue), 0, -1, "WITHSCORES"), read)

@@ -16,7 +16,7 @@ from evsched.recurrence.calendars import names_of
 from evsched.recurrence.recurrence import Declared, read_recurrence, window_names
 from evsched.recurrence.revision import describe_revision
 from evsched.runtime.runtime import Runtime
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.store.recurrences import Registered
 from evsched.store.store import Store
 

@@ -14,7 +14,7 @@ from evsched import events, keys
 from evsched.errors import FULL, StoreError
 from evsched.execution.run import Run
 from evsched.jobs.job import Forwarded
-from evsched.store.batch_size import Batch
+from evsched.store.queue import BatchLimit
 from evsched.store.run_ends import NotEnded
 from evsched.store.server import clock
 from evsched.store.workers import Fetched
@@ -57,7 +57,7 @@ class Exchange:
         self._served = served
         self._shared = shared is not None
         self._sender = shared or DirectSender(served.runtime.config.url, near=keys.root(served.queue))
-        self._batch = Batch(served.runtime.config.batch)
+        self._batch = BatchLimit(served.runtime.config.batch)
         self._put_off = PutOff()
         self._sending = asyncio.Lock()
         """Held while an exchange is under way."""

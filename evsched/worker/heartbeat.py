@@ -16,7 +16,7 @@ from evsched.errors import StoreDown, StoreRefused
 from evsched.events import Event
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnects
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
 from evsched.transport.sync_sender import SyncSender

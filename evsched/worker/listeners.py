@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from evsched.events import Emit, Event
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control

@@ -17,11 +17,11 @@ from typing import Any, Final
 from evsched import events
 from evsched.errors import StoreError
 from evsched.execution.program import Program
-from evsched.jobs.policies import write_policy
+from evsched.jobs.retry import write_policy
 from evsched.runtime.reconnect import Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.worker.declarations import Declarations

@@ -21,7 +21,7 @@ from evsched.runtime.loops import ended_loop, returned
 from evsched.runtime.new_id import new_id
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control

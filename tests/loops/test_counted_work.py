@@ -17,7 +17,7 @@ from evsched.config import Config
 from evsched.execution.prepare import Prepared
 from evsched.execution.run import Run
 from evsched.jobs.current_job import CurrentJob
-from evsched.store import batch_size
+from evsched.store import queue as store_queue
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -39,7 +39,7 @@ PER_JOB = {
 @pytest.fixture(autouse=True)
 def no_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches stay as large as they may be, however slow the machine is."""
-    monkeypatch.setattr(batch_size, "BUDGET", float("inf"))
+    monkeypatch.setattr(store_queue, "BUDGET", float("inf"))
     monkeypatch.setattr(begin_limit, "BEGIN_WITHIN", float("inf"))
 
 

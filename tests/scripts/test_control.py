@@ -11,7 +11,7 @@ from evsched.client.explain import no_explanation
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.job import Buried, Done
 from evsched.store.clients import New
-from evsched.store.matching import condition
+from evsched.store.operators import condition
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State, status_of
 from tests.support.patience import PATIENCE

@@ -9,7 +9,7 @@ import pytest
 
 from evsched.jobs.job import Buried
 from evsched.store.clients import New
-from evsched.store.matching import condition
+from evsched.store.operators import condition
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched.jobs.hooks import EndedJob, Hook
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, decode_payload
+from evsched.jobs.tasks import EndedJob, Hook
 from evsched.keys import NAME
 from evsched.store.clients import New
 from evsched.store.store import Store

@@ -9,7 +9,7 @@ import pytest
 from evsched.errors import JobExists, StoreRefused
 from evsched.jobs.job import OnConflict
 from evsched.store.clients import Accepted, New
-from evsched.store.request import Request
+from evsched.store.queue import Request
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

@@ -9,8 +9,8 @@ import pytest
 from evsched.errors import JobMissing
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.recurrence.recurrence import Declared, Occurrence, Overlap
+from evsched.store.queue import Request
 from evsched.store.recurrences import Backfilled
-from evsched.store.request import Request
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

@@ -26,8 +26,8 @@ from evsched.jobs.job import (
     Snoozed,
 )
 from evsched.store.clients import New
-from evsched.store.matching import condition
 from evsched.store.moves import Arrival, Batch
+from evsched.store.operators import condition
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.sync_sender import SyncSender

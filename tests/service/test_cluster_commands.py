@@ -25,8 +25,8 @@ from evsched.process.ready_watch import ReadyWatch
 from evsched.process.reports import Ready
 from evsched.runtime.runtime import Runtime
 from evsched.store import server as about
-from evsched.store.announced import Announced
 from evsched.store.clients import New
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.targets.destinations import read_destinations
 from evsched.targets.forward import RETRY, Forwarder

@@ -12,7 +12,7 @@ from evsched import forks
 from evsched.config import Config
 from evsched.process.ready_watch import ReadyWatch
 from evsched.process.reports import Ready
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.transport.call import Call, raw
 from evsched.transport.connection import Connection
 from evsched.transport.senders import BatchingSender
