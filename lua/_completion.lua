@@ -3,7 +3,7 @@
 -- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention and
 -- reply, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. A run that was told to stop ends as
 -- cancelled, even if it succeeded.
--- USES seconds, abort, acquit, note_end, push_reply, call_hook, record, begin_anew, milliseconds, row_of
+-- USES seconds, abort, acquit, note_end, push_reply, call_hook, record, begin_next, milliseconds, row_of
 local function completion(now, hook, task)
   local moment = seconds(now)
   -- The retentions as PEXPIRE takes them, by their text: most jobs have the same.
@@ -25,13 +25,13 @@ local function completion(now, hook, task)
     end
     local key = record(id)
     if run[4] or scheduled then
-      begin_anew(id, run[4])
+      begin_next(id, run[4])
     elseif retention == '0' and not row then
       redis.call('DEL', key)
     else
       redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
       if run[7] then
-        redis.call('HDEL', key, 'reason', 'traceback', 'error', 'failure') -- of an earlier run
+        redis.call('HDEL', key, 'reason', ATTEMPT_FIELDS) -- of an earlier run
       end
       if not row then
         lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))

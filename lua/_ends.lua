@@ -3,28 +3,32 @@
 -- The dead set is bounded, so that a broken producer cannot fill Redis: beyond either bound the oldest jobs go.
 local DEAD_MOST = 100000
 local DEAD_AGE = 180 * 86400
--- Seconds for which a record is kept if no worker says how long: the default of tasks.
-local RETENTION = 300
 
 -- When a record is created, as text without a fraction: Redis stores such a number in 6 bytes.
 local function whole_seconds(now)
   return string.format('%d', now)
 end
 
--- Write the fields of a new job; '' = not given. `created`: see `whole_seconds`. `by`: the user who enqueues it. `row`:
--- see _ledger.lua; may be left out.
+-- Write the fields that describe a new job; '' = not given. `created`: see `whole_seconds`. `more`: the other fields
+-- by their names; nil = none. `prefix`: stands before all names; may be left out.
 -- USES record
-local function write_record(id, payload, priority, group, created, by, row)
-  if priority == '' and group == '' and by == '' and (row or '') == '' then
+local function write_record(id, payload, priority, group, created, more, prefix)
+  if priority == '' and group == '' and not more and not prefix then
     redis.call('HSET', record(id), 'payload', payload, 'created', created)
     return
   end
-  local fields = { 'payload', payload, 'created', created }
-  for name, value in pairs({ priority = priority, group = group, by = by, ledger = row }) do
+  prefix = prefix or ''
+  local fields = { prefix .. 'payload', payload, prefix .. 'created', created }
+  local function add(name, value)
     if value ~= '' then
-      fields[#fields + 1] = name
+      fields[#fields + 1] = prefix .. name
       fields[#fields + 1] = value
     end
+  end
+  add('priority', priority)
+  add('group', group)
+  for name, value in pairs(more or {}) do
+    add(name, value)
   end
   redis.call('HSET', record(id), unpack(fields))
 end
@@ -137,7 +141,7 @@ local function with_failure(id, reason)
   end
   local failure = last_failure(id)
   if not failure then
-    redis.call('HDEL', record(id), 'traceback', 'error')
+    redis.call('HDEL', record(id), ATTEMPT_FIELDS)
     return reason
   end
   return reason .. '; before that: ' .. failure
@@ -202,40 +206,25 @@ local function pick_dead(first, filter, needs_record)
   return ids
 end
 
--- The fields of a job that `replace` puts in the place of one that runs. Until that run has ended for good, they have
--- `next_` before their names: its retries are of the job that it began with.
-local NEXT = { 'payload', 'priority', 'group', 'created', 'by', 'ledger' }
-
--- Delete what waits under those names.
--- USES record, NEXT
+-- Delete the description of the job that runs after the run of the same id: `supplant` has written it. Until that run
+-- has ended for good, its fields have `next_` before their names, since its retries are of the job that it began with.
+-- USES record
 local function drop_next(id)
-  local names = {}
-  for i, name in ipairs(NEXT) do
+  local names = { DESCRIPTION_FIELDS }
+  for i, name in ipairs(names) do
     names[i] = 'next_' .. name
   end
   redis.call('HDEL', record(id), unpack(names))
 end
 
--- Write the fields of a job that runs after the run of the same id; '' = not given.
--- USES drop_next, record
-local function write_next(id, payload, priority, group, created, by, row)
-  drop_next(id)
-  local fields = { payload = payload, priority = priority, group = group, created = created, by = by, ledger = row }
-  for name, value in pairs(fields) do
-    if value ~= '' then
-      redis.call('HSET', record(id), 'next_' .. name, value)
-    end
-  end
-end
-
 -- The next job of this id takes the place of the one that has ended, if there is one.
--- USES record, NEXT, drop_next
+-- USES record, drop_next
 local function take_next(id)
   local key = record(id)
   if redis.call('HEXISTS', key, 'next_payload') == 0 then
     return -- another client has scheduled the id again
   end
-  for _, name in ipairs(NEXT) do
+  for _, name in ipairs({ DESCRIPTION_FIELDS }) do
     local value = redis.call('HGET', key, 'next_' .. name)
     if value then
       redis.call('HSET', key, name, value)
@@ -247,17 +236,19 @@ local function take_next(id)
 end
 
 -- Put a job in the place of the one that has its id, wherever that is; the caller puts it on the schedule. A run goes
--- on, with its retries, and the new job runs afterwards: its attempts are counted from 0. `row`: the number of the new
--- job's row in the ledger, '' = none; `next_row`: the same, if it runs afterwards.
--- USES fields_of, record, remove_waiting, holds, worker_of, write_next, whole_seconds, acquit, write_record
-local function supplant(id, payload, priority, group, now, by, row, next_row)
+-- on, with its retries, and the new job runs afterwards: its attempts are counted from 0. `more`: see `write_record`;
+-- it has the number of the new job's row in the ledger, '' = none. `next_row`: the same, if the job runs afterwards.
+-- USES fields_of, record, remove_waiting, holds, worker_of, drop_next, whole_seconds, acquit, write_record
+local function supplant(id, payload, priority, group, now, more, next_row)
   local key, created = record(id), whole_seconds(now)
   local run = fields_of(key, 'worker', 'finished', 'reply')
   remove_waiting(id)
   redis.call('ZREM', dead, id)
   if holds(worker_of(run[1]), id) then
     redis.call('HDEL', key, 'again')
-    write_next(id, payload, priority, group, created, by, next_row)
+    drop_next(id)
+    more.ledger = next_row
+    write_record(id, payload, priority, group, created, more, 'next_')
     return
   end
   redis.call('DEL', key)
@@ -268,16 +259,15 @@ local function supplant(id, payload, priority, group, now, by, row, next_row)
   elseif run[3] then
     redis.call('HSET', key, 'reply', run[3])
   end
-  write_record(id, payload, priority, group, created, by, row)
+  write_record(id, payload, priority, group, created, more)
 end
 
 -- Reset the record of a job that has ended, because its id is used again.
 -- USES record, drop_next
 local function reuse(id)
   redis.call('PERSIST', record(id))
-  redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
-  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'traceback', 'snoozes')
-  redis.call('HDEL', record(id), 'failure', 'error')
+  redis.call('HDEL', record(id), END_FIELDS)
+  redis.call('HDEL', record(id), JOB_FIELDS)
   drop_next(id)
   redis.call('ZREM', dead, id)
 end
@@ -285,10 +275,9 @@ end
 -- Reset the record when a run ends and its id was scheduled again meanwhile. `again` is the due time of the new job if
 -- it was dispatched during the run; nil if it is on the schedule.
 -- USES record, take_next, acquit, again_of
-local function begin_anew(id, again)
+local function begin_next(id, again)
   take_next(id)
-  redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
-  redis.call('HDEL', record(id), 'begun', 'traceback', 'snoozes', 'failure', 'error')
+  redis.call('HDEL', record(id), 'again', JOB_FIELDS)
   acquit(id)
   if again then
     redis.call('ZADD', schedule, 'LT', again_of(again), id)
@@ -297,7 +286,7 @@ end
 
 -- End a job as cancelled. Its record is kept, or reset if the id was scheduled again. The caller then removes the job
 -- from the place it was in.
--- USES note_end, acquit, record, push_reply, begin_anew, seconds, milliseconds, fields_of
+-- USES note_end, acquit, record, push_reply, begin_next, seconds, milliseconds, fields_of
 local function abort(id, reason, retention, reply, now)
   local kept = note_end(id, 'cancelled', now, reason, seconds(retention))
   acquit(id)
@@ -306,10 +295,10 @@ local function abort(id, reason, retention, reply, now)
     push_reply(id, 'cancelled', 'null', reason, retention)
   end
   if extra[2] or redis.call('ZSCORE', schedule, id) then
-    begin_anew(id, extra[2])
+    begin_next(id, extra[2])
   else
     redis.call('HSET', record(id), 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
-    redis.call('HDEL', record(id), 'traceback', 'error', 'failure')
+    redis.call('HDEL', record(id), ATTEMPT_FIELDS)
     if not kept then
       redis.call('PEXPIRE', record(id), milliseconds(retention))
     end

@@ -21,6 +21,6 @@ local function call_hook(hook, task, id, outcome, result, reason, now)
     ended = ended .. ',"reason":' .. cjson.encode(reason)
   end
   redis.call('DEL', record(name))
-  write_record(name, '{"task":' .. cjson.encode(hook) .. ',"args":[' .. ended .. '}]}', '', '', whole_seconds(now), '')
+  write_record(name, '{"task":' .. cjson.encode(hook) .. ',"args":[' .. ended .. '}]}', '', '', whole_seconds(now))
   redis.call('ZADD', schedule, moment, name)
 end

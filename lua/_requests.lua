@@ -71,7 +71,7 @@ local function begin_requests(name, most, now)
     if moment_of(planned) and redis.call('EXISTS', record(id)) == 0 then
       redis.call('ZADD', schedule, seconds(now), id)
       -- A group of their own, so that other occurrences do not wait behind a long backfill.
-      write_record(id, found[1] or '', found[2] or '', found[3] or '@requested', whole_seconds(now), '')
+      write_record(id, found[1] or '', found[2] or '', found[3] or '@requested', whole_seconds(now))
       redis.call('HSET', record(id), 'recurrence', name, 'planned', planned)
       redis.call('HSET', key, 'requested', id)
       most = most - 1

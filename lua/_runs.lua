@@ -101,7 +101,7 @@ end
 -- Put the job of an ended run back on the schedule, and return true. A job that was cancelled ends instead: false. If
 -- the id was scheduled again meanwhile, that time is kept as `again`: this job runs first, and then the new one.
 -- `failed`: the run counts as an attempt; else why the last attempt failed is kept besides `reason`.
--- USES abort, RETENTION, record, again_of, moment_of, field_of, count_attempts, keep_failure
+-- USES abort, record, again_of, moment_of, field_of, count_attempts, keep_failure
 local function send_back(id, run, scheduled, due, reason, now, failed)
   if run[5] then
     abort(id, reason, RETENTION, '', now)
@@ -113,7 +113,7 @@ local function send_back(id, run, scheduled, due, reason, now, failed)
   end
   redis.call('ZADD', schedule, again_of(due), id)
   if failed then
-    redis.call('HDEL', key, 'traceback', 'error', 'failure')
+    redis.call('HDEL', key, ATTEMPT_FIELDS)
   else
     count_attempts(id, -1)
     keep_failure(id)
@@ -121,6 +121,6 @@ local function send_back(id, run, scheduled, due, reason, now, failed)
   redis.call('HSET', key, 'reason', reason)
   -- Common to all attempts of a job, for its idempotency key.
   redis.call('HSETNX', key, 'planned', moment_of(field_of(id, 'due')) or '0')
-  redis.call('HDEL', key, 'worker', 'begun')
+  redis.call('HDEL', key, RUN_FIELDS)
   return true
 end

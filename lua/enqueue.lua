@@ -66,7 +66,7 @@ local function refusal_of(id)
 end
 
 local places, dues, old = {}, {}, {}
-local created = whole_seconds(now)
+local created, more = whole_seconds(now), by ~= '' and { by = by } or nil
 -- Most rows have the same delay, and to format a number takes 0.5 us.
 local due_after = {}
 for id, _, _, _, due, delay in rows(7, 6) do
@@ -99,7 +99,7 @@ for id, payload, priority, group in rows(7, 6) do
   if new[id] then
     new[id] = false
     acquit(id)
-    write_record(id, payload, priority, group, created, by)
+    write_record(id, payload, priority, group, created, more)
     if within ~= '' then
       redis.call('ZREM', dead, id)
       take(id, tonumber(within), now)

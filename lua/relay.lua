@@ -96,12 +96,12 @@ for id, payload, priority, group, _, row, revision in rows(2, 7) do
   at = at + 1
   if verdicts[at] == 'new' then
     acquit(id)
-    write_record(id, payload, priority, group, created, '', row)
+    write_record(id, payload, priority, group, created, { ledger = row })
     if known then
       redis.call('ZREM', dead, id)
     end
   elseif verdicts[at] == 'instead' then
-    supplant(id, payload, priority, group, now, '', row, row)
+    supplant(id, payload, priority, group, now, { ledger = row }, row)
   elseif verdicts[at] == 'moved' then
     remove_waiting(id)
   end

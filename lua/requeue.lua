@@ -14,7 +14,7 @@
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
---        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, is_paused, counting, enter,
+--        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter,
 --        return_to_backlog, admit, fields_of, keep_failure, call_idle, decline
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
@@ -55,12 +55,12 @@ local function cut_short(id, mark)
   if not died or not begun then
     count_attempts(id, -1)
   end
-  redis.call('HDEL', key, 'worker', 'started', 'begun')
+  redis.call('HDEL', key, 'started', RUN_FIELDS)
   if died or begun then
     if not begun then
       keep_failure(id)
     else
-      redis.call('HDEL', key, 'traceback', 'error', 'failure')
+      redis.call('HDEL', key, ATTEMPT_FIELDS)
     end
     redis.call('HSET', key, 'reason', reason)
   else

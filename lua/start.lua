@@ -20,7 +20,7 @@
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
---        keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter,
+--        keep_misnamed, TOO_LONG, leave, bury, abort, reuse, remove_waiting, counting, enter,
 --        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure, idle
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the

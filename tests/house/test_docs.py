@@ -9,6 +9,7 @@ import pytest
 from cyclopts import App
 
 from evsched.cli.root import build
+from evsched.jobs.record import protocol_table
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -65,6 +66,10 @@ def test_the_folders_that_contributing_names_exist() -> None:
     named = {path.rstrip("/") for path in re.findall(r"`((?:evsched|tests)/\w+/?)`", table)}
     real = {path.parent.relative_to(ROOT) for path in (*ROOT.glob("evsched/*/*.py"), *ROOT.glob("tests/*/*.py"))}
     assert named == {str(path) for path in real}
+
+
+def test_the_fields_of_a_record_in_the_protocol_are_those_of_the_table() -> None:
+    assert protocol_table() in (DOCS / "protocol.md").read_text(), "replace the table by what protocol_table() returns"
 
 
 def commands_of(app: App, *before: str) -> set[str]:
