@@ -304,3 +304,114 @@ local function abort(id, reason, retention, reply, now)
     end
   end
 end
+
+-- Completion: what the end of a run writes whose handler has returned.
+
+-- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention and
+-- reply, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. A run that was told to stop ends as
+-- cancelled, even if it succeeded.
+-- USES seconds, abort, acquit, note_end, push_reply, call_hook, record, begin_next, milliseconds, row_of
+local function completion(now, hook, task)
+  local moment = seconds(now)
+  -- The retentions as PEXPIRE takes them, by their text: most jobs have the same.
+  local lifetimes = {}
+  return function(id, run, scheduled, result, retention, reply)
+    if run[5] then
+      return abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
+    end
+    acquit(id)
+    local row = row_of(run[8])
+    if run[6] or row then
+      note_end(id, 'done', now, nil, retention)
+    end
+    if reply == '1' or run[3] then
+      push_reply(id, 'done', result, nil, tonumber(retention))
+    end
+    if hook ~= '' then
+      call_hook(hook, task, id, 'done', result, nil, now)
+    end
+    local key = record(id)
+    if run[4] or scheduled then
+      begin_next(id, run[4])
+    elseif retention == '0' and not row then
+      redis.call('DEL', key)
+    else
+      redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
+      if run[7] then
+        redis.call('HDEL', key, 'reason', ATTEMPT_FIELDS) -- of an earlier run
+      end
+      if not row then
+        lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))
+        redis.call('PEXPIRE', key, lifetimes[retention])
+      end
+    end
+  end
+end
+
+-- Hooks: the job of another task that the end of a job puts on the schedule, in the same script.
+
+-- Bytes of a result that a hook's job gets: a payload that exceeds the cap of dispatchers could not run.
+local RESULT_PASSED = 65536
+
+-- Schedule the job of the task `hook`, because a job of `task` has ended. `result` is JSON text.
+--
+-- Its id, `<id>.<outcome>.<when it ended>`, is another one for each end of a job that is revived or whose id is used
+-- again. A long id is replaced by its SHA-1. The record is deleted first, so that nothing here can be refused.
+-- USES RESULT_PASSED, seconds, attempt_of, field_of, record, write_record, whole_seconds
+local function call_hook(hook, task, id, outcome, result, reason, now)
+  local moment = seconds(now)
+  local suffix = '.' .. outcome .. '.' .. moment
+  local name = (#id + #suffix <= 200 and id or redis.sha1hex(id)) .. suffix
+  local ended = '{"id":"' .. id .. '","task":' .. cjson.encode(task) .. ',"outcome":"' .. outcome .. '"'
+  ended = ended .. ',"attempts":' .. attempt_of(field_of(id, 'attempt'))
+  if #result <= RESULT_PASSED then
+    ended = ended .. ',"result":' .. result
+  end
+  if reason then
+    ended = ended .. ',"reason":' .. cjson.encode(reason)
+  end
+  redis.call('DEL', record(name))
+  write_record(name, '{"task":' .. cjson.encode(hook) .. ',"args":[' .. ended .. '}]}', '', '', whole_seconds(now))
+  redis.call('ZADD', schedule, moment, name)
+end
+
+-- The ledger: a table in a database, each row of which stands for one job (docs/ledger.md).
+--
+-- The record of such a job has the number of its row in the field `ledger`. When the job ends, the ending script adds a
+-- report to the stream `ends`, from which the relays of the ledger write the row's end. Until `settle` says that they
+-- have done so, the record stays: by it, a relay that schedules the row once more sees that its job has already run.
+--
+-- The number of a row is another one each time that the row is used for a job, and a later one is higher. A row is used
+-- again only after its job has ended. So the number in a record says which of two jobs of an id is the current one. If
+-- a row's job must wait for a run of an earlier use, its number is in the field `next_ledger` meanwhile.
+--
+-- A job of a row that a client has replaced, or that was revived, has the field `renewed`: `withdraw` leaves it alone.
+--
+-- ends  stream  id, row, outcome, reason, and retention: seconds that the record is kept from then on, '0' = not at all
+
+local ledger_ends = root .. 'ends'
+
+-- The number of a row, from the field `ledger`; nil when the job is not the ledger's.
+local function row_of(text)
+  return text and #text <= 18 and text:match('^%d+$') or nil
+end
+
+-- Is the first number of a row lower?
+local function is_earlier(row, other)
+  return #row < #other or (#row == #other and row < other)
+end
+
+-- Report the end of a job, or with the outcome 'open' that it waits again.
+-- pcall: a stream that is a key of another type must not keep a job from ending; `evsched doctor` finds it.
+-- USES ledger_ends
+local function report_end(id, row, outcome, reason, retention)
+  local fields = { 'id', id, 'row', row, 'outcome', outcome, 'reason', reason or '', 'retention', retention }
+  redis.pcall('XADD', ledger_ends, '*', unpack(fields))
+end
+
+-- Report the end of a job whose record has just been deleted, and keep a short one in its place until `settle`.
+-- USES record, seconds, report_end
+local function report_gone(id, row, outcome, reason, now)
+  redis.call('HSET', record(id), 'ledger', row, 'outcome', outcome, 'finished', seconds(now))
+  report_end(id, row, outcome, reason, '0')
+end

@@ -1,7 +1,7 @@
 """A task: the registered function that does the jobs of one name, with its options, signature and hooks.
 
 A hook is a task that gets a job of its own when a job of another task has ended. The script that ends the job also
-schedules that of the hook (`lua/_hooks.lua`): both happen, or neither.
+schedules that of the hook (`lua/_ends.lua`): both happen, or neither.
 """
 
 from __future__ import annotations

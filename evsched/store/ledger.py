@@ -22,7 +22,7 @@ _GROUP: Final = "ledger"
 """The consumer group of all relays."""
 
 _ROW: Final = re.compile(r"[0-9]{1,18}")
-"""The number of a row, as lua/_ledger.lua takes it: a bigint of PostgreSQL."""
+"""The number of a row, as lua/_ends.lua takes it: a bigint of PostgreSQL."""
 
 
 class RowJob(Struct, frozen=True):
