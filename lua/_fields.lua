@@ -127,10 +127,11 @@ end
 for _, name in ipairs({ GROUP_FIELDS }) do
   valid_field[name] = group_of
 end
+local function count_of(text)
+  return tostring(attempt_of(text))
+end
 for _, name in ipairs({ COUNT_FIELDS }) do
-  valid_field[name] = function(text)
-    return tostring(attempt_of(text))
-  end
+  valid_field[name] = count_of
 end
 
 -- A record for readers, as field, value, ... Malformed values are left out. The short values come first, so if a record
