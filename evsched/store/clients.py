@@ -11,7 +11,7 @@ from evsched import keys
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place, number, read_status
 from evsched.store.limits import Limits, read_declared, read_limits
-from evsched.store.queue import NO_REQUEST, Queue, Request, as_fields
+from evsched.store.queue import NO_REQUEST, Queue, Request, as_bool, as_fields, as_struct, as_tuple, is_there
 from evsched.transport.call import Call, T, Word, raw, text, texts
 
 
@@ -73,10 +73,6 @@ def _accepted(reply: bytes) -> Accepted:
     return Accepted(asked, [(words[at], float(words[at + 1])) for at in range(0, len(words) - 1, 2)])
 
 
-def _place(reply: bytes) -> Place:
-    return cast(Place, text(reply))
-
-
 class Cancelled(Struct, frozen=True):
     """What `cancel` did."""
 
@@ -84,14 +80,6 @@ class Cancelled(Struct, frozen=True):
     """Where the job was; "processing" = its worker was told to stop the run."""
     next_too: bool
     """Besides the run, a next run of the same id, which waited, was cancelled."""
-
-
-def _cancelled(reply: list[bytes]) -> Cancelled:
-    return Cancelled(_place(reply[0]), reply[1] == b"1")
-
-
-def _first_due(reply: list[bytes]) -> float:
-    return float(reply[0])
 
 
 class Clients(Queue):
@@ -168,7 +156,7 @@ class Clients(Queue):
         Raises (when sent):
             JobMissing: nothing was written.
         """
-        return self._verb("cancel", _cancelled, self._stamp(now), "", job_id, "")
+        return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._stamp(now), "", job_id, "")
 
     def reschedule(
         self, job_id: str, due: float | None, *, delay: float = 0.0, now: float | None = None
@@ -179,7 +167,9 @@ class Clients(Queue):
             JobMissing, JobRunning: nothing was written.
         """
         moment = "" if due is None else repr(due)
-        return self._verb("reschedule", _first_due, self._stamp(now), moment, repr(delay), "", job_id)
+        return self._verb(
+            "reschedule", lambda reply: float(reply[0]), self._stamp(now), moment, repr(delay), "", job_id
+        )
 
     def revive(self, ids: Sequence[str], *, now: float | None = None) -> Call[list[str]]:
         """Put dead jobs back on the schedule, due now; the reply is their ids.
@@ -201,7 +191,7 @@ class Clients(Queue):
         """Ask whether the queue has a record of a job, or an inline job: much cheaper than `look`, and less exact."""
         inline = ("ZSCORE", self._root + "schedule", job_id)
         record = ("EXISTS", f"{self._root}job:{job_id}")
-        return [self._call(record, bool), self._call(inline, lambda reply: reply is not None)]
+        return [self._call(record, bool), self._call(inline, is_there)]
 
     def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
         """Read where a job is, and its record, at the same moment."""
@@ -210,7 +200,7 @@ class Clients(Queue):
             _, place, score, flat = reply
             if not place:
                 return None
-            return read_status(self.queue, job_id, _place(place), text(score), as_fields(flat))
+            return read_status(self.queue, job_id, cast(Place, text(place)), text(score), as_fields(flat))
 
         return self._verb("look", status, self._stamp(now), job_id)
 
@@ -219,12 +209,12 @@ class Clients(Queue):
 
         def facts(reply: list[Any]) -> Facts:
             moment, place, score, flat, limits, declared, named = reply
-            fields = as_fields(flat)
+            record = as_fields(flat)
             figures = {text(named[i]): named[i + 1] for i in range(0, len(named), 2)}
-            holder, parked = figures.pop("holder", None), fields.get("parked")
+            holder, parked = figures.pop("holder", None), record.get("parked")
             return Facts(
                 float(moment),
-                read_status(self.queue, job_id, _place(place), text(score), fields) if place else None,
+                read_status(self.queue, job_id, cast(Place, text(place)), text(score), record) if place else None,
                 structs.replace(read_limits(limits), declared=read_declared(declared)),
                 None if parked is None else text(parked),
                 {name: found for name, value in figures.items() if (found := number(value)) is not None},
@@ -241,11 +231,7 @@ class Clients(Queue):
         Raises (when sent):
             JobMissing: there is no such job, it was cancelled while it waited, or its retention is over.
         """
-
-        def ended(reply: list[bytes]) -> tuple[str, bytes, str]:
-            return text(reply[0]), reply[1], text(reply[2])
-
-        return self._verb("ask", ended, job_id)
+        return self._verb("ask", as_tuple(text, raw, text), job_id)
 
     def wait_reply(self, job_id: str, block: float) -> Call[bytes | None]:
         """Wait up to `block` seconds for a job's reply, and leave it there for other waiters (so not BLPOP)."""

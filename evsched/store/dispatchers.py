@@ -10,7 +10,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.jobs.record import number
 from evsched.recurrence.calendars import names_of
-from evsched.store.queue import Queue, as_bool, as_fields, as_pairs
+from evsched.store.queue import Queue, as_bool, as_fields, as_optional, as_pairs, as_tuple
 from evsched.transport.call import Call, Word, text, texts
 
 if TYPE_CHECKING:
@@ -170,10 +170,6 @@ class Dispatchers(Queue):
         now: float | None = None,
     ) -> Call[list[str] | None]:
         """Put occurrences on the schedule and advance their recurrence; None if another dispatcher has advanced it."""
-
-        def ids(reply: list[bytes] | None) -> list[str] | None:
-            return None if reply is None else texts(reply)
-
         words: list[Word] = [self._stamp(now), name, seen, "+inf" if next_ is None else repr(next_), missed, reason]
         for one in put:
             words += (
@@ -182,7 +178,7 @@ class Dispatchers(Queue):
                 repr(one.due),
                 "" if one.misfire_grace is None else repr(one.misfire_grace),
             )
-        return self._verb("recur", ids, *words)
+        return self._verb("recur", as_optional(texts), *words)
 
     def unpause(self, name: str, seen: bytes, next_: float | None) -> Call[bool]:
         """End a pause whose time is over; the reply is False when it was resumed or paused again.
@@ -197,11 +193,7 @@ class Dispatchers(Queue):
 
         Looks at `limit` of them, after the first `offset`. The reply: how many it looked at, and which it restarted.
         """
-
-        def read(reply: list[Any]) -> tuple[int, list[str]]:
-            return reply[0], texts(reply[1])
-
-        return self._verb("rewind", read, self._stamp(now), ahead, offset, limit)
+        return self._verb("rewind", as_tuple(int, texts), self._stamp(now), ahead, offset, limit)
 
     def survey(self, *, now: float | None = None) -> Call[Survey]:
         """Read all leases of the queue, whether jobs move to another shard, and whether one waits beside workers."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.record import number
-from evsched.store.queue import Queue, as_fields
+from evsched.store.queue import Queue, as_fields, as_optional, as_struct
 from evsched.transport.call import Call, Word, raw, text
 
 _GROUP: Final = "ledger"
@@ -203,15 +203,7 @@ class Ledger(Queue):
 
     def mark(self, job_id: str) -> Call[Mark]:
         """Read from a record which row the job has, and when it ended."""
-
-        def read(reply: list[bytes | None]) -> Mark:
-            row, finished, following = reply
-            return Mark(
-                None if row is None else text(row),
-                None if finished is None else number(finished),
-                None if following is None else text(following),
-            )
-
+        read = as_struct(Mark, as_optional(text), number, as_optional(text))
         return self._call(("HMGET", keys.job(self.queue, job_id), "ledger", "finished", "next_ledger"), read)
 
     def count_ends(self) -> Call[int]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.errors import EvschedError, StoreDown
-from evsched.store.queue import Queue
+from evsched.store.queue import Queue, as_bool, as_struct
 from evsched.transport.call import Call, raw, text
 from evsched.transport.topology import slot_of
 
@@ -153,13 +153,10 @@ class Moves(Queue):
 
     def arrive(self, source: str, batch: Batch, *, now: float | None = None) -> Call[Arrival]:
         """Put a batch that has left the queue `source` on the schedule of this one."""
-
-        def read(reply: list[Any]) -> Arrival:
-            over, last, stay = reply
-            return Arrival(over == b"1", int(last), stay)
-
         words = [word for job in batch.jobs for word in job]
-        return self._verb("arrive", read, self._stamp(now), source, batch.number, batch.token, *words)
+        return self._verb(
+            "arrive", as_struct(Arrival, as_bool, int, raw), self._stamp(now), source, batch.number, batch.token, *words
+        )
 
     def vacate(self, batch: Batch, arrival: Arrival) -> Call[Vacated]:
         """Delete what is left of a batch that has arrived, and put back on the schedule what could not."""

@@ -12,7 +12,7 @@ from evsched import keys
 from evsched.jobs.record import number
 from evsched.shards import Share
 from evsched.store.limits import DeclaredLimit, Limits, Reserved, as_limit, read_declared, read_limits
-from evsched.store.queue import Queue, as_moment, as_pairs, as_revision
+from evsched.store.queue import Queue, as_moment, as_optional, as_pairs, as_revision, as_scores, as_tuple
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -175,19 +175,11 @@ class Operators(Queue):
 
         The reply: since when it is closed, how many jobs went back to the backlog, how many are still ready.
         """
-
-        def read(reply: list[Any]) -> tuple[float, int, int]:
-            return float(reply[0]), reply[1], reply[2]
-
-        return self._verb("pause", read, self._stamp(now), limit, as_moment(until), why)
+        return self._verb("pause", as_tuple(float, int, int), self._stamp(now), limit, as_moment(until), why)
 
     def resume(self, *, now: float | None = None) -> Call[float | None]:
         """Open the gate; the reply is since when it was closed, None if it was open."""
-
-        def since(reply: bytes) -> float | None:
-            return number(reply)
-
-        return self._verb("resume", since, self._stamp(now))
+        return self._verb("resume", number, self._stamp(now))
 
     def limit(self, limits: Mapping[str, float | None] | None = None, *, now: float | None = None) -> Call[Limits]:
         """Set limits by their field names (`store/limits.py`), None removes one; the reply is all limits."""
@@ -218,10 +210,7 @@ class Operators(Queue):
         `revision`: what `register` replied; None = older than any. The reply is what was set, by field, "" if a limit
         was removed; None if the app has registered a newer revision, so nothing was set.
         """
-
-        def read(reply: list[bytes] | None) -> dict[str, str] | None:
-            return None if reply is None else dict(as_pairs(reply))
-
+        read = as_optional(lambda reply: dict(as_pairs(reply)))
         words = list[Word]()
         for name, value in limits.items():
             part, whole = value if isinstance(value, Share) else (value, None)
@@ -292,11 +281,7 @@ class Operators(Queue):
         `last`: the last jobs instead, from the end.
         """
         key = self._root + (place if group is None else f"{place}:{group}")
-
-        def read(reply: list[bytes]) -> list[tuple[str, float]]:
-            return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
-
-        return self._call(("ZRANGE", key, 0, limit - 1, *(("REV",) if last else ()), "WITHSCORES"), read)
+        return self._call(("ZRANGE", key, 0, limit - 1, *(("REV",) if last else ()), "WITHSCORES"), as_scores)
 
     def dead(self) -> Call[int]:
         """Count the dead jobs."""

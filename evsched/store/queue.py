@@ -28,8 +28,31 @@ def as_fields(flat: list[bytes]) -> dict[str, bytes]:
     return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
 
 
+def as_scores(flat: list[bytes]) -> list[tuple[str, float]]:
+    return [(text(flat[i]), float(flat[i + 1])) for i in range(0, len(flat), 2)]
+
+
 def as_bool(reply: bytes) -> bool:
     return reply == b"1"
+
+
+def is_there(reply: Any) -> bool:
+    return reply is not None
+
+
+def as_optional(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    """Return a reader that returns None for None, else what `read` returns."""
+    return lambda reply: None if reply is None else read(reply)
+
+
+def as_struct(kind: Callable[..., T], *readers: Callable[[Any], Any]) -> Callable[[list[Any]], T]:
+    """Return a reader of a list that makes a value of its items: each item by the reader in its place."""
+    return lambda reply: kind(*(read(item) for read, item in zip(readers, reply, strict=True)))
+
+
+def as_tuple(*readers: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+    """Return a reader of a list, each item by the reader in its place."""
+    return lambda reply: tuple(read(item) for read, item in zip(readers, reply, strict=True))
 
 
 class Queue:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, Protocol, TypeVar, cast
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -22,7 +22,7 @@ from evsched.jobs.job import (
     encode,
 )
 from evsched.jobs.tasks import Hook, Hooks
-from evsched.store.queue import Queue
+from evsched.store.queue import Queue, as_struct
 from evsched.transport.call import Call, Word, text, texts
 
 
@@ -210,10 +210,7 @@ class RunEnds(Queue):
         now: float | None = None,
     ) -> Call[PutBack]:
         """Put what a worker holds back to the front of ready. `lease`: only if that still is its lease."""
-
-        def put(reply: list[Any]) -> PutBack:
-            return PutBack(cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1]), texts(reply[2]))
-
+        put = as_struct(PutBack, text, texts, texts)
         return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
 
 

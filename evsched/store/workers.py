@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.job import FetchedJob, Mark
-from evsched.store.queue import Announced, Queue, as_bool, as_pairs
+from evsched.store.queue import Announced, Queue, as_bool, as_optional, as_pairs, as_scores, as_struct, is_there
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -67,6 +67,9 @@ class Stance(Struct, frozen=True):
     """This parent is to start the process."""
 
 
+_optional_text: Final = as_optional(text)
+
+
 class Workers(Queue):
     """The calls of a worker, and of a parent without worker processes, which waits for jobs.
 
@@ -75,13 +78,8 @@ class Workers(Queue):
 
     def fetch(self, worker: str, block: float) -> Call[str | None]:
         """Wait up to `block` seconds for a job and move it into the worker's list: BLMOVE, half of a fetch."""
-
-        def one(reply: bytes | None) -> str | None:
-            return None if reply is None else text(reply)
-
-        return self._call(
-            ("BLMOVE", keys.ready(self.queue), keys.processing(self.queue, worker), "LEFT", "RIGHT", block), one
-        )
+        words = (keys.ready(self.queue), keys.processing(self.queue, worker), "LEFT", "RIGHT", block)
+        return self._call(("BLMOVE", *words), _optional_text)
 
     def wake(self) -> Call[Any]:
         """Have each dispatcher look at the queue, also if it did not know it."""
@@ -122,10 +120,6 @@ class Workers(Queue):
 
     def is_idle(self, worker: str) -> Call[bool]:
         """Return whether the worker waits for a message."""
-
-        def is_there(reply: bytes | None) -> bool:
-            return reply is not None
-
         return self._call(("ZSCORE", f"{self._root}idle", worker), is_there)
 
     def decline(self, worker: str = "") -> Call[Any]:
@@ -152,10 +146,7 @@ class Workers(Queue):
         now: float | None = None,
     ) -> Call[Renewed]:
         """Renew a lease, or begin one. `announced`: what the worker has written of its app."""
-
-        def renewed(reply: list[Any]) -> Renewed:
-            return Renewed(as_bool(reply[0]), reply[1], texts(reply[2]), as_bool(reply[3]), as_bool(reply[4]))
-
+        renewed = as_struct(Renewed, as_bool, int, texts, as_bool, as_bool)
         words = announced.owner, announced.content, announced.program
         return self._verb("heartbeat", renewed, self._stamp(now), worker, lease, "1" if fresh else "", *words)
 
@@ -184,11 +175,7 @@ class Workers(Queue):
 
     def last_run(self, job_id: str) -> Call[LastRun]:
         """Read what the record of a job says of its last run."""
-
-        def last(reply: list[bytes | None]) -> LastRun:
-            worker, started, outcome = (None if value is None else text(value) for value in reply)
-            return LastRun(worker, float(started or 0), outcome)
-
+        last = as_struct(LastRun, _optional_text, lambda started: float(started or 0), _optional_text)
         return self._call(("HMGET", keys.job(self.queue, job_id), "worker", "started", "outcome"), last)
 
     def reply_status(self, channel: str, status: bytes) -> Call[int]:
@@ -201,12 +188,8 @@ class Workers(Queue):
         BLMOVE from the front of ready to the front of ready. Of the commands that wait in Redis, it is the only one
         that removes nothing even if its reply is lost. Workers that wait for the same job get it all the same.
         """
-
-        def arrived(reply: bytes | None) -> bool:
-            return reply is not None
-
         ready = keys.ready(self.queue)
-        return self._call(("BLMOVE", ready, ready, "LEFT", "LEFT", block), arrived)
+        return self._call(("BLMOVE", ready, ready, "LEFT", "LEFT", block), is_there)
 
     def stand_by(
         self, parent: str, announced: Announced, *, lease: float, claim: float, now: float | None = None
@@ -215,12 +198,8 @@ class Workers(Queue):
 
         `claim`: 0 = it only registers.
         """
-
-        def stance(reply: list[bytes]) -> Stance:
-            return Stance(cast("Need", text(reply[0])), as_bool(reply[1]))
-
         words = announced.owner, announced.content, announced.program
-        return self._verb("stand_by", stance, self._stamp(now), parent, lease, claim, *words)
+        return self._verb("stand_by", as_struct(Stance, text, as_bool), self._stamp(now), parent, lease, claim, *words)
 
     def stand_down(self, parent: str) -> Call[int]:
         """Remove a parent that has a worker process now, or ends."""
@@ -236,8 +215,4 @@ class Workers(Queue):
 
     def parents(self) -> Call[list[tuple[str, float]]]:
         """Read the parents that stand by, and when their registrations end, Unix seconds."""
-
-        def read(reply: list[bytes]) -> list[tuple[str, float]]:
-            return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
-
-        return self._call(("ZRANGE", keys.parents(self.queue), 0, -1, "WITHSCORES"), read)
+        return self._call(("ZRANGE", keys.parents(self.queue), 0, -1, "WITHSCORES"), as_scores)
