@@ -103,7 +103,7 @@ class Agenda(Struct, frozen=True):
 GLANCE_MOST: Final = 250
 """Queues that one glance or `forget` is about: under 2 ms of Redis's time, if all have something."""
 
-_MEMBER_MOST: Final = 1 << 20
+MEMBER_MOST: Final = 1 << 20
 """Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_members.lua."""
 
 
@@ -135,7 +135,7 @@ class Dispatchers(Queue):
         def due(reply: list[bytes]) -> float | None:
             if not reply:
                 return None
-            return float(reply[1]) if len(reply[0]) <= _MEMBER_MOST else 0.0
+            return float(reply[1]) if len(reply[0]) <= MEMBER_MOST else 0.0
 
         return self._call(("ZRANGE", keys.schedule(self.queue), 0, 0, "WITHSCORES"), due)
 

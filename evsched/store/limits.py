@@ -20,13 +20,13 @@ from evsched.jobs import groups, options
 from evsched.shards import Shards
 from evsched.transport.call import text
 
-_RANGES: Final = {
+RANGES: Final = {
     "concurrency": (1, 1_000_000),
     "rate": (0.00001, 1_000_000),
     "burst": (1, 1_000_000),
     "weight": (0.001, 1000),
 }
-_RATE_LEAST: Final = 1e-6
+RATE_LEAST: Final = 1e-6
 """A lower rate means no rate, in the scripts too (lua/_limits.lua)."""
 
 _WHOLE: Final = ("concurrency", "burst")
@@ -155,7 +155,7 @@ def field(name: str, group: str | None, value: float | None) -> str:
     Raises:
         ConfigError: there is no such limit, or the value is not valid.
     """
-    if name not in _RANGES or (name == "weight" and group is None):
+    if name not in RANGES or (name == "weight" and group is None):
         raise ConfigError(
             "weight is the share of a group: name the group" if name == "weight" else f"there is no limit {name!r}"
         )
@@ -166,7 +166,7 @@ def field(name: str, group: str | None, value: float | None) -> str:
         raise ConfigError("weight compares a group of jobs with the others: name one, such as alice")
     if value is not None:
         options.number(name, value)
-    least, most = _RANGES[name]
+    least, most = RANGES[name]
     if value is not None and not least <= value <= most:
         raise ConfigError(f"{name} is {value:g}: must be from {least:,g} to {most:,.0f}")
     if value is not None and name in _WHOLE and value != int(value):
@@ -200,11 +200,11 @@ def read_limits(reply: list[Any]) -> Limits:
             value = float(reply[at + 1])
         except ValueError:
             continue
-        if not value >= (_RATE_LEAST if name == "rate" else 0.0):  # nor NaN
+        if not value >= (RATE_LEAST if name == "rate" else 0.0):  # nor NaN
             continue
         if name in ("paused", "paused_until"):
             pause[name] = value
-        elif name in _RANGES:
+        elif name in RANGES:
             found.add(name + colon + group, value)
     return structs.replace(found, paused_why=why, **pause) if "paused" in pause else found
 
