@@ -59,7 +59,7 @@ from evsched.jobs.tasks import Tasks
 from evsched.recurrence.calendars import just_before, names_of
 from evsched.recurrence.recurrence import Plan, Recurrence, read_declared, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
-from evsched.store.dispatchers import Agenda
+from evsched.store.dispatcher_calls import Agenda
 from evsched.store.server import flush
 from evsched.store.store import Store
 from evsched.targets.answer import Answer, judge

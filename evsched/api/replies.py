@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from evsched.client.recurrence_status import RecurrenceStatus
 from evsched.jobs.record import Place
-from evsched.store.operators import Match
+from evsched.store.operator_calls import Match
 
 
 class Reply(Struct, frozen=True):

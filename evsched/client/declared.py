@@ -10,8 +10,8 @@ from evsched.client.new_job import JobOptions, new_job
 from evsched.client.times import finite_seconds, seconds, unix
 from evsched.errors import ConfigError
 from evsched.jobs import arguments
-from evsched.jobs import options as check
-from evsched.jobs.options import Check
+from evsched.jobs import option_checks as check
+from evsched.jobs.option_checks import Check
 from evsched.jobs.tasks import Task
 from evsched.recurrence.check_declared import CHECKS
 from evsched.recurrence.intervals import check_interval

@@ -21,9 +21,9 @@ from evsched.errors import ConfigError
 from evsched.jobs.job import Requeued
 from evsched.jobs.record import JobStatus
 from evsched.recurrence.windows import WINDOW_NAME, read_window
-from evsched.store.clients import Facts
-from evsched.store.limits import shown
-from evsched.store.operators import KEY_TYPES
+from evsched.store.client_calls import Facts
+from evsched.store.gate_limits import shown
+from evsched.store.operator_calls import KEY_TYPES
 from evsched.worker.demand import FetchPause
 
 _RECOVERED: Final = 30.0

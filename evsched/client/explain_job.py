@@ -18,8 +18,8 @@ from evsched.jobs.record import JobStatus
 from evsched.recurrence.windows import WINDOW_NAME
 from evsched.shards import Shards
 from evsched.store import server
-from evsched.store.clients import Facts
-from evsched.store.operators import KEY_TYPES
+from evsched.store.client_calls import Facts
+from evsched.store.operator_calls import KEY_TYPES
 from evsched.store.store import Store
 from evsched.worker.demand import FetchPause
 

@@ -18,7 +18,7 @@ from evsched.client.unique import unique_id
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.tasks import Task
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,8 +19,8 @@ from evsched.diagnostics.finding import Finding
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
 from evsched.store import server
-from evsched.store.dispatchers import Survey
-from evsched.store.operators import KEY_TYPES, Violation
+from evsched.store.dispatcher_calls import Survey
+from evsched.store.operator_calls import KEY_TYPES, Violation
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, text

@@ -33,7 +33,7 @@ from evsched.runtime.runtime import Runtime
 from evsched.runtime.timetable import Timetable
 from evsched.runtime.wakeup import Wakeup
 from evsched.store import server
-from evsched.store.dispatchers import GLANCE_MOST, Seen, Step
+from evsched.store.dispatcher_calls import GLANCE_MOST, Seen, Step
 from evsched.store.store import Store
 
 _TOGETHER: Final = 50

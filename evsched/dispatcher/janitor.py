@@ -26,7 +26,7 @@ from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.timetable import Timetable
 from evsched.runtime.wakeup import Wakeup
-from evsched.store.dispatchers import Lease
+from evsched.store.dispatcher_calls import Lease
 from evsched.store.store import Store
 
 _NO_LEASE: Final = b"none"

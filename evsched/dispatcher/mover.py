@@ -15,7 +15,7 @@ from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.reconnect import Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
-from evsched.store.limits import still_reserved, undivided
+from evsched.store.gate_limits import still_reserved, undivided
 from evsched.store.moves import Arrival, Batch
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container
 from evsched.dispatcher.served_queues import ServedQueues
 from evsched.errors import MOVING, StoreError
 from evsched.runtime.runtime import Runtime
-from evsched.store.dispatchers import GLANCE_MOST, Seen
+from evsched.store.dispatcher_calls import GLANCE_MOST, Seen
 from evsched.store.store import Store
 
 

@@ -14,7 +14,7 @@ from evsched import events
 from evsched.errors import StoreError
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
-from evsched.store.dispatchers import GLANCE_MOST
+from evsched.store.dispatcher_calls import GLANCE_MOST
 from evsched.store.store import Store
 
 _SLICE: Final = 1000

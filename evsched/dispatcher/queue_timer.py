@@ -16,7 +16,7 @@ from __future__ import annotations
 from evsched.dispatcher.pace import Pace
 from evsched.dispatcher.rivals import Rivals
 from evsched.events import Reason
-from evsched.store.dispatchers import Step
+from evsched.store.dispatcher_calls import Step
 from evsched.store.queue import BatchLimit
 from evsched.store.store import Store
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
-from evsched.store.dispatchers import GLANCE_MOST
+from evsched.store.dispatcher_calls import GLANCE_MOST
 
 _AT_REST: Final = 6000
 """Queues at rest that one call looks at: about 1 ms of Redis's time, and 5 ms of this process's."""

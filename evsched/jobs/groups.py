@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from evsched.errors import ConfigError
-from evsched.jobs import options as check
+from evsched.jobs import option_checks as check
 
 EACH: Final = "*"
 """Stands for each group that has no limit of its own."""

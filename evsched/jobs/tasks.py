@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from evsched.errors import ConfigError, UnknownTask
 from evsched.jobs import groups
-from evsched.jobs import options as check
+from evsched.jobs import option_checks as check
 from evsched.jobs.arguments import Signature, read_signature
 from evsched.jobs.job import Buried, Done, Outcome, Payload
-from evsched.jobs.options import Check
+from evsched.jobs.option_checks import Check
 from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.retry import Retry, override
 
@@ -71,7 +71,7 @@ _ALLOWING: Final = {"evsched.http": "--http-host HOST", "evsched.forward": "--fo
 """The flag with which a worker of evsched.targets has a task."""
 
 _CONCURRENCY_MOST: Final = 1_000_000
-"""As of every limit, see `store/limits.py`."""
+"""As of every limit, see `store/gate_limits.py`."""
 
 On = Literal["loop", "thread", "process"]
 

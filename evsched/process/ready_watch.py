@@ -29,7 +29,7 @@ from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.queue import Announced
 from evsched.store.store import Store
-from evsched.store.workers import Need, Stance
+from evsched.store.worker_calls import Need, Stance
 from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender, BlockingSender
 

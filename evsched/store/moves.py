@@ -62,7 +62,7 @@ class Vacated(Struct, frozen=True):
     back: int
 
 
-class Primary(Struct, frozen=True):
+class ClusterPrimary(Struct, frozen=True):
     """The primary of a cluster that has a queue."""
 
     id: str
@@ -111,12 +111,12 @@ class Primary(Struct, frozen=True):
             raise safe  # without replicas: Redis is older than 7.2 or writes no AOF, so there is nothing to wait for
 
 
-def _read_primary(reply: bytes) -> Primary:
+def _read_primary(reply: bytes) -> ClusterPrimary:
     """Read the reply to CLUSTER NODES of a primary."""
     lines = [line.split() for line in text(reply).splitlines()]
     me = next(line for line in lines if "myself" in line[2].split(","))
     slots = [slots.partition("-") for slots in me[8:] if not slots.startswith("[")]
-    return Primary(
+    return ClusterPrimary(
         id=me[0],
         address=me[1].partition("@")[0],
         replicas=sum("slave" in line[2].split(",") and line[3] == me[0] for line in lines),
@@ -163,7 +163,7 @@ class Moves(Queue):
         words = (batch.number, batch.token, "1" if arrival.over else "", *arrival.stay)
         return self._verb("vacate", lambda reply: Vacated(*reply), *words)
 
-    def primary(self) -> Call[Primary]:
+    def primary(self) -> Call[ClusterPrimary]:
         """Read which server of a cluster has this queue. Refused if there is no cluster."""
         return self._call(("CLUSTER", "NODES"), _read_primary)
 

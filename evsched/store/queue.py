@@ -82,14 +82,14 @@ class Queue:
         return Call(words, read, near=self._root)
 
 
-class Request(Struct, frozen=True):
+class IdempotentRequest(Struct, frozen=True):
     """A request that is done once. Both are digests: of the name that its caller gave it, and of what it asks for."""
 
     key: str
     asked: str
 
 
-NO_REQUEST: Final = Request("", "")
+NO_REQUEST: Final = IdempotentRequest("", "")
 
 
 class Announced(Struct, frozen=True):

@@ -26,7 +26,7 @@ from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
-from evsched.store.workers import Fetched
+from evsched.store.worker_calls import Fetched
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker import hand_back
 from evsched.worker.demand import WIDEST, Demand, FetchPause

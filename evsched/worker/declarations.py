@@ -17,7 +17,7 @@ from evsched.recurrence.recurrence import Declared, read_recurrence, window_name
 from evsched.recurrence.revision import describe_revision
 from evsched.runtime.runtime import Runtime
 from evsched.store.queue import Announced
-from evsched.store.recurrences import Registered
+from evsched.store.recurrence_calls import Registered
 from evsched.store.store import Store
 
 _WRONG_TYPE: Final = "wrongtype"

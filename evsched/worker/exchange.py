@@ -17,7 +17,7 @@ from evsched.jobs.job import Forwarded
 from evsched.store.queue import BatchLimit
 from evsched.store.run_ends import NotEnded
 from evsched.store.server import clock
-from evsched.store.workers import Fetched
+from evsched.store.worker_calls import Fetched
 from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender, DirectSender

@@ -11,7 +11,7 @@ from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
-from evsched.store.workers import Fetched
+from evsched.store.worker_calls import Fetched
 from evsched.transport.senders import BlockingSender
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker.served_queue import ServedQueue

@@ -14,7 +14,7 @@ import contextlib
 from evsched import keys
 from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
-from evsched.store.workers import Fetched
+from evsched.store.worker_calls import Fetched
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker.fetcher import FetchListener
 from evsched.worker.served_queue import ServedQueue

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from evsched.errors import StoreRefused
 from evsched.execution.run import Run
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Requeued, Retried, Snoozed
-from evsched.store.workers import Fetched, LastRun
+from evsched.store.worker_calls import Fetched, LastRun
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Share

@@ -10,7 +10,7 @@ from evsched import events
 from evsched.execution.executor import Executor
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import Requeued
-from evsched.store.workers import Fetched
+from evsched.store.worker_calls import Fetched
 from evsched.worker.demand import Demand
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.progress_writer import ProgressWriter

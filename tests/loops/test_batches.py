@@ -8,7 +8,7 @@ from evsched import App, events
 from evsched.client.new_job import JobOptions, new_job
 from evsched.config import Config
 from evsched.store import queue as store_queue
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

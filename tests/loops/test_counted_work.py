@@ -18,7 +18,7 @@ from evsched.execution.prepare import Prepared
 from evsched.execution.run import Run
 from evsched.jobs.current_job import CurrentJob
 from evsched.store import queue as store_queue
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.worker import begin_limit

@@ -15,7 +15,7 @@ from evsched.dispatcher.janitor import Janitor
 from evsched.process.recovery import Recovery
 from evsched.process.reports import Ready
 from evsched.runtime.runtime import Runtime
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

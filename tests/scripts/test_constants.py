@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from evsched.jobs import groups
-from evsched.store.dispatchers import MEMBER_MOST
-from evsched.store.limits import RANGES, RATE_LEAST
+from evsched.store.dispatcher_calls import MEMBER_MOST
+from evsched.store.gate_limits import RANGES, RATE_LEAST
 from evsched.transport.scripts import folder
 
 MANAGE = (Path(__file__).parents[2] / "docs/manage.md").read_text()

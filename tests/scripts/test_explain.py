@@ -10,8 +10,8 @@ import pytest
 from evsched.client.explain import explain, no_explanation
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Requeued, Retried, Snoozed, encode
 from evsched.store import server
-from evsched.store.clients import New
-from evsched.store.operators import KEY_TYPES
+from evsched.store.client_calls import New
+from evsched.store.operator_calls import KEY_TYPES
 from evsched.store.store import Store
 from evsched.worker.demand import FetchPause
 from tests.scripts.conftest import NOW, Send

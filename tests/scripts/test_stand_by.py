@@ -8,7 +8,7 @@ import pytest
 
 from evsched.store.queue import Announced
 from evsched.store.store import Store
-from evsched.store.workers import Stance
+from evsched.store.worker_calls import Stance
 from tests.scripts.conftest import NOW, Send
 
 NONE, APP = Announced(), Announced("app", "content", "digest")

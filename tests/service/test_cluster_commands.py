@@ -25,7 +25,7 @@ from evsched.process.ready_watch import ReadyWatch
 from evsched.process.reports import Ready
 from evsched.runtime.runtime import Runtime
 from evsched.store import server as about
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.targets.destinations import read_destinations

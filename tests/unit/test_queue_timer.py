@@ -7,7 +7,7 @@ import pytest
 from evsched.dispatcher.pace import LOOK_MOST
 from evsched.dispatcher.queue_timer import QueueTimer
 from evsched.events import Reason
-from evsched.store.dispatchers import Step
+from evsched.store.dispatcher_calls import Step
 
 REDIS = 1_000_000.0
 """Redis's clock when ours is 0."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from evsched.client.wire_schema import Written, wire_schema
 from evsched.errors import ConfigError
 from evsched.jobs.job import Payload, RetryFields, decode_payload
-from evsched.jobs.options import length
+from evsched.jobs.option_checks import length
 from evsched.jobs.retry import Retry, override
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
 from tests.support.cli import Cli

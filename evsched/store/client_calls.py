@@ -10,8 +10,8 @@ from msgspec import Struct, structs
 from evsched import keys
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place, number, read_status
-from evsched.store.limits import Limits, read_declared, read_limits
-from evsched.store.queue import NO_REQUEST, Queue, Request, as_bool, as_fields, as_struct, as_tuple, is_there
+from evsched.store.gate_limits import Limits, read_declared, read_limits
+from evsched.store.queue import NO_REQUEST, IdempotentRequest, Queue, as_bool, as_fields, as_struct, as_tuple, is_there
 from evsched.transport.call import Call, T, Word, raw, text, texts
 
 
@@ -82,7 +82,7 @@ class Cancelled(Struct, frozen=True):
     """Besides the run, a next run of the same id, which waited, was cancelled."""
 
 
-class Clients(Queue):
+class ClientCalls(Queue):
     """The calls about jobs by their ids; see `store.py`."""
 
     def enqueue(
@@ -109,7 +109,7 @@ class Clients(Queue):
 
     def enqueue_once(
         self,
-        request: Request,
+        request: IdempotentRequest,
         jobs: Iterable[New],
         *,
         on_conflict: OnConflict | None = None,
@@ -134,7 +134,7 @@ class Clients(Queue):
         keep: bool,
         within: float | None,
         now: float | None,
-        request: Request = NO_REQUEST,
+        request: IdempotentRequest = NO_REQUEST,
     ) -> Call[T]:
         words = (self._stamp(now), "keep" if keep else "", _length(within), self._by, request.key, request.asked)
         return self._verb("enqueue", read, *words, *_new_words(jobs))
@@ -145,7 +145,7 @@ class Clients(Queue):
         jobs: Iterable[New],
         within: float | None,
         now: float | None,
-        request: Request = NO_REQUEST,
+        request: IdempotentRequest = NO_REQUEST,
     ) -> Call[T]:
         words = (self._stamp(now), _length(within), self._by, request.key, request.asked)
         return self._verb("replace", read, *words, *_new_words(jobs))

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from evsched.errors import ConfigError
-from evsched.jobs import groups, options
+from evsched.jobs import groups
+from evsched.jobs import option_checks as check_option
 from evsched.shards import Shards
 from evsched.transport.call import text
 
@@ -160,12 +161,12 @@ def field(name: str, group: str | None, value: float | None) -> str:
             "weight is the share of a group: name the group" if name == "weight" else f"there is no limit {name!r}"
         )
     if group is not None:
-        options.group("group", group)
+        check_option.group("group", group)
         group = groups.as_counted(group, lenient=value is None)
     if name == "weight" and group is not None and (group == groups.EACH or groups.is_made(group)):
         raise ConfigError("weight compares a group of jobs with the others: name one, such as alice")
     if value is not None:
-        options.number(name, value)
+        check_option.number(name, value)
     least, most = RANGES[name]
     if value is not None and not least <= value <= most:
         raise ConfigError(f"{name} is {value:g}: must be from {least:,g} to {most:,.0f}")

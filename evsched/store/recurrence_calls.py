@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from evsched.store.queue import (
     NO_REQUEST,
+    IdempotentRequest,
     Queue,
-    Request,
     as_bool,
     as_fields,
     as_moment,
@@ -58,7 +58,7 @@ class Backfilled(Struct, frozen=True):
     """How many requested runs wait for others to end."""
 
 
-class Recurrences(Queue):
+class RecurrenceCalls(Queue):
     """The calls about recurrences and windows by their names; see `store.py`."""
 
     def register(
@@ -138,7 +138,7 @@ class Recurrences(Queue):
         return self._trigger(as_bool, name, planned, now)
 
     def trigger_once(
-        self, request: Request, name: str, planned: str, *, now: float | None = None
+        self, request: IdempotentRequest, name: str, planned: str, *, now: float | None = None
     ) -> Call[tuple[str, str, bool]]:
         """As `trigger`, unless there was a request of the same key in the last 24 hours.
 
@@ -161,7 +161,7 @@ class Recurrences(Queue):
         name: str,
         planned: str,
         now: float | None,
-        request: Request = NO_REQUEST,
+        request: IdempotentRequest = NO_REQUEST,
     ) -> Call[T]:
         return self._verb("trigger", read, self._stamp(now), name, planned, request.key, request.asked)
 

@@ -155,7 +155,7 @@ SETTING: Final = "setting"
 """The outcome in an entry of the stream that is not about a job: an operator has changed a setting of the queue."""
 
 
-class Ledger(Queue):
+class RelayCalls(Queue):
     """The calls of a relay, and `note_setting`."""
 
     def note_setting(self) -> Call[Any]:

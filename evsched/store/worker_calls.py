@@ -70,7 +70,7 @@ class Stance(Struct, frozen=True):
 _optional_text: Final = as_optional(text)
 
 
-class Workers(Queue):
+class WorkerCalls(Queue):
     """The calls of a worker, and of a parent without worker processes, which waits for jobs.
 
     A parent puts back with `held` and `requeue` the jobs of a process that has ended.

@@ -107,7 +107,7 @@ MEMBER_MOST: Final = 1 << 20
 """Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_members.lua."""
 
 
-class Dispatchers(Queue):
+class DispatcherCalls(Queue):
     """The calls of a dispatcher and its janitor; see `store.py`."""
 
     def dispatch(self, *, limit: int, cap: int, canary: str = "", now: float | None = None) -> Call[Step]:

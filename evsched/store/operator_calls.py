@@ -11,7 +11,14 @@ from msgspec import Struct
 from evsched import keys
 from evsched.jobs.record import number
 from evsched.shards import Share
-from evsched.store.limits import DeclaredLimit, Limits, Reserved, as_limit, read_declared, read_limits
+from evsched.store.gate_limits import (
+    DeclaredLimit,
+    Limits,
+    Reserved,
+    as_limit,
+    read_declared,
+    read_limits,
+)
 from evsched.store.queue import Queue, as_moment, as_optional, as_pairs, as_revision, as_scores, as_tuple
 from evsched.transport.call import Call, Word, raw, text, texts
 
@@ -160,7 +167,7 @@ def _read_violations(met: bytes) -> Callable[[list[bytes]], list[Violation]]:
     return read
 
 
-class Operators(Queue):
+class OperatorCalls(Queue):
     """The calls about a queue as a whole; see `store.py`.
 
     The calls whose names end with `_matching` change jobs by a filter, see `condition`. They take at most 1,000 ids,
@@ -182,7 +189,7 @@ class Operators(Queue):
         return self._verb("resume", number, self._stamp(now))
 
     def limit(self, limits: Mapping[str, float | None] | None = None, *, now: float | None = None) -> Call[Limits]:
-        """Set limits by their field names (`store/limits.py`), None removes one; the reply is all limits."""
+        """Set limits by their field names (`store/gate_limits.py`), None removes one; the reply is all limits."""
         words: list[Word] = [self._stamp(now)]
         for name, value in (limits or {}).items():
             words += (name, "" if value is None else as_limit(value))
