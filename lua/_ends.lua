@@ -1,4 +1,4 @@
--- The ends of jobs and of their runs: what they write to the record, to the reply list and to their recurrence.
+-- The ends of jobs and of their runs: their writes to the record, the reply list, the recurrence and the ledger.
 
 -- The dead set is bounded, so that a broken producer cannot fill Redis: beyond either bound the oldest jobs go.
 local DEAD_MOST = 100000
@@ -147,7 +147,7 @@ local function with_failure(id, reason)
   return reason .. '; before that: ' .. failure
 end
 
--- Keep what the handler of a failed run raised: the traceback, '' = none, and the class, '' = it raised nothing.
+-- Store the exception of a failed run: its traceback and its class, '' = none.
 -- USES record
 local function note_raised(id, trace, error)
   if trace ~= '' then
@@ -305,11 +305,11 @@ local function abort(id, reason, retention, reply, now)
   end
 end
 
--- Completion: what the end of a run writes whose handler has returned.
+-- Completion: the end of a run whose handler has returned.
 
 -- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention and
--- reply, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. A run that was told to stop ends as
--- cancelled, even if it succeeded.
+-- reply, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. A run that was to stop ends as cancelled,
+-- even if it succeeded.
 -- USES seconds, abort, acquit, note_end, push_reply, call_hook, record, begin_next, milliseconds, row_of
 local function completion(now, hook, task)
   local moment = seconds(now)

@@ -6,8 +6,8 @@
 -- Every script that frees room or adds jobs calls `admit`, or in `dispatch` `open`, so nothing polls. Only a rate, and
 -- the end of a pause, open it by themselves, at a moment that the dispatcher knows.
 
--- How many jobs wait in ready beyond what is asked for: enough that workers blocked on it never wait for a dispatcher,
--- few enough that a later job of a higher priority does not wait behind them.
+-- How many jobs wait in ready beyond those that are asked for: enough that workers blocked on it never wait for a
+-- dispatcher, few enough that a later job of a higher priority does not wait behind them.
 local READY_AHEAD = 16
 -- The jobs of a group cannot pass while the key of its backlog has the wrong type. Seconds until they are tried again.
 local UNFIT = 1
@@ -280,8 +280,8 @@ local function save_turns(most)
   end
 end
 
--- Idle workers: those that wait for a message, and not in BLMOVE. A BLMOVE occupies a connection and reads one list,
--- so a worker of many shards would need a connection for each. The messages of all queues of a server arrive on one.
+-- Idle workers wait for a message instead of in BLMOVE. A BLMOVE occupies a connection and reads one list, so a worker
+-- of many shards would need a connection for each. The messages of all queues of a server arrive on one connection.
 --
 -- idle  zset  worker -> since when it waits
 --
@@ -290,8 +290,9 @@ end
 -- and no job is put into ready while a worker stays in `idle`.
 local idle = root .. 'idle'
 
--- Tell as many idle workers as jobs were put into ready. The connection of a worker that has died receives nothing: the
--- next worker is told. pcall: a key of another type, or a user without the right, stops no job that others fetch.
+-- Send a message to as many idle workers as jobs were put into ready. If a worker has died, its message reaches nobody,
+-- and the next worker gets one. pcall: a key of another type, or a user without the right, stops no job that others
+-- fetch.
 -- USES idle
 local function call_idle(jobs)
   while jobs > 0 do
@@ -300,16 +301,16 @@ local function call_idle(jobs)
       return
     end
     for i = 1, #first, 2 do
-      local told = redis.pcall('SPUBLISH', root .. 'idle:' .. first[i], '')
-      if type(told) == 'number' and told > 0 then
+      local receivers = redis.pcall('SPUBLISH', root .. 'idle:' .. first[i], '')
+      if type(receivers) == 'number' and receivers > 0 then
         jobs = jobs - 1
       end
     end
   end
 end
 
--- A worker waits no more. If it was told of a job, which it does not take, another one is told. Of a worker that did
--- not come, '', nobody knows how many others hang: all that wait are told.
+-- A worker stops waiting. If it got the message of a job that it does not take, another worker gets one. '': a worker
+-- did not come after its message. Others may hang too, so all that wait get a message.
 -- USES idle, call_idle, size_of
 local function decline(worker)
   if redis.pcall('ZREM', idle, worker) ~= 1 and size_of('LLEN', ready) > 0 then

@@ -35,9 +35,9 @@ end
 
 -- Requests that are done once: a repetition changes nothing and gets the reply of the first.
 --
--- idempotency:<key>  string  what the first request of this key asked for, then what its reply says, separated by
---                            spaces: the id and the due of each of its jobs; for `trigger` the id, and whether it is
---                            on the schedule. Redis deletes it after a day.
+-- idempotency:<key>  string  the digest of the first request of this key, then its reply, separated by spaces: the id
+--                            and the due of each of its jobs; for `trigger` the id, and whether it is on the schedule.
+--                            Redis deletes it after a day.
 
 -- Seconds for which a key is known.
 local REQUEST_KEPT = 86400
@@ -49,11 +49,11 @@ end
 -- The reply of the first request of this key; nil when there was none.
 -- USES idempotency
 local function first_reply(key)
-  local text = key ~= '' and redis.pcall('GET', idempotency(key)) -- pcall: a key of another type is no reply
+  local text = key ~= '' and redis.pcall('GET', idempotency(key)) -- pcall: a key of another type is not a reply
   return type(text) == 'string' and text or nil
 end
 
--- Store the reply of the first request of this key, and return it. `words`: what it asked for, and what its reply says.
+-- Store the reply of the first request of this key, and return it. `words`: the request's digest, then its reply.
 -- USES idempotency, milliseconds, REQUEST_KEPT
 local function keep_reply(key, words)
   local text = table.concat(words, ' ')

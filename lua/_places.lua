@@ -132,7 +132,7 @@ local function place_of(id, worker, finished)
   return place or (finished and 'finished') or (holder_of(id, worker) and 'processing')
 end
 
--- When the job of an id is due, or was; now when nobody knows.
+-- When the job of an id is due, or was; now if that is unknown.
 -- USES moment_of, field_of, seconds, moving_due
 local function known_due(id, now)
   return redis.call('ZSCORE', schedule, id) or moving_due(id) or moment_of(field_of(id, 'due')) or seconds(now)
@@ -152,7 +152,7 @@ end
 
 local moving, arrived = root .. 'moving', root .. 'arrived'
 
--- What follows the id in a refusal, code MOVING.
+-- The text after the id in a refusal, code MOVING.
 local IS_MOVING = ' is being moved to another shard: try again'
 
 -- The due of a job that moves to another queue; nil when it does not. pcall: a key of another type has no jobs.

@@ -1,12 +1,12 @@
--- Recurrences: what the verbs of jobs need to know of them.
+-- Recurrences, as the verbs of jobs need them.
 --
 -- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds, <= 0: from now on
--- recurrence:<name>  hash  rule, zone, payload and the rest of what is declared; what came of it: made, runs, done,
+-- recurrence:<name>  hash  rule, zone, payload and the rest of the declaration; its history: made, runs, done,
 --                          failed, failing (in a row), missed, last_id, last_outcome, last_finished, last_lateness; the
 --                          ids of occurrences: current, waiting, ahead, requested; current_due, the due of current; and
 --                          moved, when it was last moved on
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
--- revisions:<owner>  zset  digest of what an app declared -> its revision; the newest revision is in force
+-- revisions:<owner>  zset  digest of an app's declarations -> their revision; the newest revision is in force
 -- apps               set   the owners that have registered revisions
 
 -- The refusal of a name that no recurrence has.
@@ -53,7 +53,7 @@ local function plan_from_now(name)
   redis.call('ZADD', recurrences, redis.call('ZSCORE', recurrences, name) == '0' and -1 or 0, name)
 end
 
--- Have a recurrence planned again from now on. What is on the schedule ahead of its time no longer counts as made.
+-- Plan a recurrence again from now on. Occurrences on the schedule ahead of their time no longer count as made.
 -- USES recurrence, made_of, ahead_of, withdraw, plan_from_now
 local function restart(name)
   local key = recurrence(name)
@@ -78,13 +78,13 @@ local function delete_recurrence(name)
   forget_requests(name)
   redis.pcall('ZREM', pauses, name)
   if owner then
-    redis.pcall('SREM', declared_by(owner), name) -- the owner is what the record says: the key may be of another type
+    redis.pcall('SREM', declared_by(owner), name) -- the record may name any owner, whose key may be of another type
   end
   redis.call('ZREM', recurrences, name)
   redis.call('DEL', key)
 end
 
--- The revisions of what an app declares. An old revision that starts again has a lower number than the newest.
+-- The revisions of an app's declarations. If an old one starts again, its number is lower than the newest.
 local function revisions_of(owner)
   return root .. 'revisions:' .. owner
 end
@@ -92,13 +92,13 @@ end
 -- The apps that have registered revisions, by which `forget` finds those.
 local apps = root .. 'apps'
 
--- The newest revision of what an app declares; minus infinity when there is none.
+-- The newest revision of an app's declarations; minus infinity when there is none.
 -- USES revisions_of
 local function newest_of(owner)
   return tonumber(redis.call('ZRANGE', revisions_of(owner), -1, -1, 'WITHSCORES')[2]) or -math.huge
 end
 
--- Is there a newer revision? What has no revision is older than any.
+-- Is there a newer revision? A declaration without a revision is older than any.
 -- USES newest_of
 local function is_older(owner, revision)
   return (tonumber(revision) or -math.huge) < newest_of(owner)
@@ -124,7 +124,7 @@ local function judge_occurrence(name, id, due, now)
   local overlap, misfire, ahead = found[1] or 'skip', found[4] or 'once', found[5]
   local current, waiting = occurrence_of(name, found[2]), occurrence_of(name, found[3])
   if misfire_grace and misfire ~= 'all' and now - tonumber(due) > misfire_grace and waiting ~= id then
-    -- Late by more than its grace. Of several such occurrences only the newest runs, or none.
+    -- Late by more than its grace: if several are, only the newest runs, or none.
     local newer = tonumber(redis.call('ZSCORE', recurrences, name) or 'inf') <= now
     for other in (ahead or ''):gmatch('@(%S+)') do
       local at = tonumber(other)
@@ -139,10 +139,10 @@ local function judge_occurrence(name, id, due, now)
   end
   if overlap ~= 'allow' and current and current ~= id and unended(current) then
     if found[6] == id then
-      -- The first of those that wait. pcall: the key may be of another type.
+      -- Before the requests that wait. pcall: the key may be of another type.
       return type(redis.pcall('ZADD', requests_of(name), 0, id:sub(#name + 2))) == 'number' and 'back' or 'skip'
     end
-    -- What an operator has requested costs no occurrence that the rule makes.
+    -- A run that an operator has requested does not replace an occurrence of the rule.
     local waits = overlap == 'wait' or current == found[6]
     if waits and (waiting == id or not waiting or not redis.call('ZSCORE', schedule, waiting)) then
       redis.call('HSET', key, 'waiting', id)
@@ -223,7 +223,7 @@ end
 -- after another, and beside no other occurrence. The field `requested` of the recurrence is the id of the latest job.
 
 -- How many requested runs of a recurrence may wait, and how many are remembered, the latest planned times: about 100
--- bytes each. To delete so many takes 3 ms.
+-- bytes each. To delete this number takes 3 ms.
 local REQUESTS_MOST = 20000
 -- How many requested runs are on the schedule or run at a time, if overlap is allowed.
 local REQUESTS_AT_ONCE = 100
@@ -255,8 +255,8 @@ local function forget_requests(name)
 end
 
 -- Make jobs of the next requested runs, at most `most`, and one if overlap is not allowed. The caller has checked that
--- no occurrence of such a recurrence is on its way or runs. While the recurrence is paused, only what was triggered
--- runs; nothing, when it is retired.
+-- no occurrence of such a recurrence is on its way or runs. While the recurrence is paused, only triggered runs begin;
+-- none when it is retired.
 -- USES requests_of, recurrence, occurrence_of, moment_of, record, write_record, seconds, whole_seconds
 local function begin_requests(name, most, now)
   local requests, key = requests_of(name), recurrence(name)

@@ -53,9 +53,9 @@ end
 -- refused to end, each followed by the error that it returned. They stay in the worker's list.
 --
 -- The runs are taken out of the worker's list first, which is also the check that they are there. So Redis must not be
--- able to refuse anything in `finish` after its first write: types are checked before, and what it writes is checked or
--- made here. Runs that end together have mostly started together: then they are the first of the list, in this order,
--- and one command takes them all out.
+-- able to refuse anything in `finish` after its first write: types are checked before, and the values that it writes
+-- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
+-- in this order, and one command takes them all out.
 -- USES processing, expect, expect_gate, owns_despite, leave, admit, fields_of, record
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
@@ -139,8 +139,8 @@ local SUSPECTED = 7 * 86400
 local suspects = root .. 'suspects'
 local suspecting = redis.call('EXISTS', suspects) == 1
 
--- A job's deaths, doubtful runs and counted doubtful runs: 0, 0, 0 when it is no suspect.
--- pcall: a key of another type holds no suspects.
+-- A job's deaths, doubtful runs and counted doubtful runs: 0, 0, 0 when it is not a suspect. pcall: a key of another
+-- type holds no suspects.
 -- USES suspects, suspecting
 local function suspicion_of(id)
   if not suspecting then
@@ -162,7 +162,7 @@ local function mark_suspect(id, deaths, doubts, counted)
   redis.call('PEXPIRE', suspects, milliseconds(SUSPECTED))
 end
 
--- The job is gone or has ended for good: it is no longer a suspect.
+-- The job is gone or has ended: it is no longer a suspect.
 -- USES suspects, suspecting
 local function acquit(id)
   if suspecting then

@@ -12,8 +12,8 @@
 --        reply     '1' = push the outcome to the job's reply list
 --        outcome   'dead', or 'expired'
 --        how       'killed' = it killed the process in which it was isolated, 'never' = it did not begin, ''
---        trace     the traceback of what the handler raised, '' = none
---        error     its class, '' = the handler raised nothing
+--        trace     the traceback of the handler's exception, '' = none
+--        error     the class of the exception, '' = none
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost

@@ -12,8 +12,8 @@
 --        planned   Unix seconds
 --        due       Unix seconds: planned, its part of the spread, its window's opening
 --        misfire_grace     seconds after which it was missed rather than late, '' = it makes up for missed ones
--- REPLY  ids of what was put on the schedule, none if an occurrence is under way from whose end the next one is
---        counted; false when the score is not `seen` any more
+-- REPLY  ids of the jobs that were put on the schedule, none if an occurrence is under way from whose end the next one
+--        is counted; false when the score is not `seen` any more
 -- FAILS  none
 -- TWICE  the second call finds that it has moved on
 -- USES   clock, recurrence, made_of, expect, ahead_of, rows, record, write_record, seconds, tally,

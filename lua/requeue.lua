@@ -10,7 +10,7 @@
 --        reason    why the runs were interrupted; kept in the records
 -- ROWS   id        of a job that is handed back; no rows = all that the worker holds
 -- REPLY  'moved' = the lease has changed since, and nothing was done; 'more' = the worker holds more; 'all' = it does
---        not; list of the ids put back; list of the ids that ended as cancelled, because they were told to stop
+--        not; list of the ids put back; list of the ids that ended as cancelled, because they were to stop
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
