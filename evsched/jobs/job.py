@@ -66,8 +66,8 @@ class FetchedJob(Struct, frozen=True):
 
 
 Mark = Literal["1", "alone", "soon", "soon alone"]
-"""What the record says of a run that has not ended. "1": it has begun. "alone": it has begun, and nothing else runs in
-its worker. "soon", "soon alone": it is about to begin."""
+"""The mark in the record of a run that has not ended. "1": it has begun. "alone": it has begun, and nothing else runs
+in its worker. "soon", "soon alone": it is about to begin."""
 
 
 class Done(Struct, frozen=True, tag=True):
@@ -79,7 +79,7 @@ class Done(Struct, frozen=True, tag=True):
 
 
 Into = Literal["stream", "left", "right", "channel"]
-"""What a message goes into: a stream, a list at its left or its right end, or a channel."""
+"""The target of a message: a stream, a list at its left or its right end, or a channel."""
 
 
 class Message(Struct, frozen=True):
@@ -91,7 +91,7 @@ class Message(Struct, frozen=True):
 
     into: Into
     name: str
-    """Of the key or the channel."""
+    """The key or the channel."""
     text: bytes
     most: int | None = None
     """About how many entries the stream keeps; None = all."""
@@ -106,7 +106,7 @@ class Retried(Struct, frozen=True, tag=True):
     """The run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
     traceback: str = ""
     error: str = ""
-    """The class of what the handler raised, see `retry.class_name`; empty = it raised nothing."""
+    """The class of the handler's exception, see `retry.class_name`; empty = it raised none."""
 
 
 class Buried(Struct, frozen=True, tag=True):
@@ -121,7 +121,7 @@ class Buried(Struct, frozen=True, tag=True):
     """The last run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
     traceback: str = ""
     error: str = ""
-    """The class of what the handler raised, see `retry.class_name`; empty = it raised nothing."""
+    """The class of the handler's exception, see `retry.class_name`; empty = it raised none."""
 
 
 class Forwarded(Done, frozen=True, tag=True):
@@ -129,14 +129,14 @@ class Forwarded(Done, frozen=True, tag=True):
 
     message: Message
     otherwise: Retried | Buried
-    """What comes of the run if Redis refuses the message."""
+    """The outcome if Redis refuses the message."""
 
     def refused(self, why: str) -> Retried | Buried:
-        """Return what comes of the run, because Redis has refused the message."""
+        """Return the outcome of the run after Redis has refused the message."""
         return replace(self.otherwise, reason=shorten(f"{self.otherwise.reason}: {why}"))
 
     def put_off(self, delay: float, why: str) -> Snoozed:
-        """Return what comes of the run, because Redis takes no message now: it runs again after `delay` seconds."""
+        """Return the outcome of the run if Redis takes no message now: it runs again after `delay` seconds."""
         return Snoozed(shorten(str(Snooze(delay, why))), delay)
 
 
@@ -190,7 +190,7 @@ class Requeued(Struct, frozen=True, tag=True):
 Outcome = Done | Forwarded | Retried | Buried | Aborted | Deferred | Snoozed | Requeued
 
 OnConflict = Literal["replace", "keep"]
-"""What happens when a job of the same id has not ended: its payload and due are replaced, or it is kept as it is."""
+"""The treatment of a job of the same id that has not ended: replace its payload and due, or keep it as it is."""
 
 _REASON_MOST: Final = 2000
 """Characters of a reason that are stored: enough for the end of a traceback and its message."""
@@ -256,7 +256,7 @@ _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def describe_malformed(text: bytes, error: Exception) -> str:
-    """Return what is wrong with a text that could not be decoded. msgspec may call half a surrogate pair truncated."""
+    """Describe why a text cannot be decoded. msgspec may call half a surrogate pair truncated."""
     escapes = text.replace(rb"\\", b"")  # an escaped backslash escapes nothing
     if _HALF.search(_PAIR.sub(b"", escapes)):
         return "it has half of a surrogate pair, \\ud800 to \\udfff, which is no character"

@@ -1,11 +1,11 @@
 """A job's record: the hash at Redis that describes it and says what became of it. To add a field, begin with `FIELDS`.
 
-What follows from that table: which fields the scripts delete when a job, a run or an attempt begins or ends
-(`LUA_CONSTANTS`, which transport/scripts.py writes into the Lua files), `JobStatus` and how it is read, and the table
-in docs/protocol.md (`protocol_table`, compared by a test).
+Everything else follows from that table: the fields that the scripts delete when a job, a run or an attempt begins or
+ends (`LUA_CONSTANTS`, which transport/scripts.py writes into the Lua files), how `JobStatus` is read, and the table in
+docs/protocol.md (`protocol_table`, which a test compares).
 
-Any client may have written any field. So the readers here, as those of lua/_fields.lua, treat a malformed value as
-missing; it is never an error. Pure.
+Any client may have written any field. So the readers here, like those in lua/_fields.lua, treat a malformed value as
+missing, never as an error. Pure.
 """
 
 from __future__ import annotations
@@ -206,10 +206,7 @@ def protocol_table() -> str:
 
 
 class JobStatus(Struct, frozen=True):
-    """Where a job is, and what its record says. Times in Unix seconds on Redis's clock; None = not yet.
-
-    An attribute with the name of a field has the value of that field.
-    """
+    """The place of a job, and the values of its record. Times in Unix seconds on Redis's clock; None = not yet."""
 
     id: str
     queue: str
@@ -233,7 +230,7 @@ class JobStatus(Struct, frozen=True):
     failure: str | None = None
     """Why the last attempt failed, while `reason` says why the run after it did not begin, or that it was snoozed."""
     traceback: str | None = None
-    """Of the last failed run, as long as `reason` or `failure` describes that run: at most 4 KiB."""
+    """The traceback of the last failed run, as long as `reason` or `failure` describes that run: at most 4 KiB."""
     error: str | None = None
     """The class of the exception that the handler raised in that run, such as requests.exceptions.Timeout."""
     result: Any = None
@@ -245,7 +242,7 @@ class JobStatus(Struct, frozen=True):
     progress: Any = None
     """The handler's last report: done, total, note."""
     stopping: bool = False
-    """Whether its worker was told to stop it."""
+    """Whether its worker was asked to stop it."""
     unknown_since: float | None = None
     """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
 

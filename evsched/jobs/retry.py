@@ -74,7 +74,7 @@ class Retry(Struct, frozen=True, kw_only=True):
 
     @property
     def by_exception(self) -> bool:
-        """Whether it depends on what a handler raises if the job is run again."""
+        """Whether it depends on the exception that a handler raises if the job is run again."""
         return self.retry_on is not None or bool(self.give_up_on)
 
     def refusal(self, kinds: frozenset[str]) -> str:

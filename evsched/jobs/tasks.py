@@ -25,7 +25,7 @@ from evsched.jobs.retry import Retry, override
 
 
 class EndedJob(Struct, frozen=True):
-    """The job that has ended: what the handler of a hook gets, if its parameter has this annotation; else a dict."""
+    """The job that has ended, for the handler of a hook whose parameter has this annotation; others get a dict."""
 
     id: str
     task: str
@@ -33,13 +33,13 @@ class EndedJob(Struct, frozen=True):
     attempts: int
     """How many attempts it used."""
     result: Any = None
-    """What its handler returned, as JSON has it. None if that has more than 64 KiB: its record has it."""
+    """The result of its handler, as JSON has it. None if that has more than 64 KiB: its record has it."""
     reason: str | None = None
     """Why it is dead or expired."""
 
 
 class Hook(Struct, frozen=True):
-    """What a script needs to know of a hook."""
+    """A hook, as the scripts take it."""
 
     task: str
     """The task that gets a job."""
@@ -54,7 +54,7 @@ class Hooks(Struct, frozen=True):
     on_dead: Hook | None = None
 
     def after(self, outcome: Outcome) -> Hook | None:
-        """Return the hook that a run calls which ends with this outcome."""
+        """Return the hook for this outcome, if any."""
         if isinstance(outcome, Done):
             return self.on_done
         return self.on_dead if isinstance(outcome, Buried) else None
@@ -133,7 +133,7 @@ class HookTask(Protocol):
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `App.task` takes. What is left out has its default."""
+    """The options of `App.task`. One that is left out has its default."""
 
     name: str | None
     """Else the function's name."""
@@ -207,7 +207,7 @@ def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
 
     Raises:
         ConfigError: the function has no name that a task may have, or that a task with a concurrency may have, or
-            cannot run `on` what is given; or its annotations cannot be read.
+            cannot run where `on` says; or its annotations cannot be read.
     """
     name = options.get("name")
     if name is None:

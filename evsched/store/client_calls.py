@@ -27,14 +27,14 @@ class New(Struct, frozen=True):
 
 
 class Accepted(Struct, frozen=True):
-    """What the first request of a key asked for, and the id and the due of each of its jobs."""
+    """The digest of the first request of a key, and the id and the due of each of its jobs."""
 
     asked: str
     jobs: list[tuple[str, float]]
 
 
 class Facts(Struct, frozen=True):
-    """What Redis knows of a job at one moment, for `evsched explain`. Times in Unix seconds."""
+    """The facts about a job at one moment, for `evsched explain`. Times in Unix seconds."""
 
     now: float
     status: JobStatus | None
@@ -74,10 +74,10 @@ def _accepted(reply: bytes) -> Accepted:
 
 
 class Cancelled(Struct, frozen=True):
-    """What `cancel` did."""
+    """The result of `cancel`."""
 
     place: Place
-    """Where the job was; "processing" = its worker was told to stop the run."""
+    """Where the job was; "processing" = its worker was asked to stop the run."""
     next_too: bool
     """Besides the run, a next run of the same id, which waited, was cancelled."""
 
@@ -91,7 +91,7 @@ class ClientCalls(Queue):
         """Put at most 1,000 jobs on the schedule; the reply is their dues.
 
         `keep`: if a job of the same id has not ended, it is kept, and the reply has its due. `within`: the jobs are
-        unique; their ids are taken for so many seconds from now, 0 = as long as they wait or run.
+        unique; their ids are taken for this number of seconds, 0 = as long as they wait or run.
 
         Raises (when sent):
             JobExists: a job of one of the ids has not ended, or the id is taken; then none was written.
@@ -118,7 +118,7 @@ class ClientCalls(Queue):
     ) -> Call[Accepted]:
         """As `enqueue` or `replace`, unless there was a request of the same key in the last 24 hours.
 
-        Then nothing is written. The reply is that of the first request in either case: compare what it asked for.
+        Then nothing is written. The reply is that of the first request in either case: compare `asked` with yours.
 
         Raises (when sent):
             JobExists: as of `enqueue`. Nothing was written, and the key is not used up.
@@ -151,7 +151,7 @@ class ClientCalls(Queue):
         return self._verb("replace", read, *words, *_new_words(jobs))
 
     def cancel(self, job_id: str, *, now: float | None = None) -> Call[Cancelled]:
-        """Delete a waiting job, or tell its worker to stop it and delete its next run.
+        """Delete a waiting job, or ask its worker to stop it and delete its next run.
 
         Raises (when sent):
             JobMissing: nothing was written.

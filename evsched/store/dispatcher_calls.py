@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Step(Struct, frozen=True):
-    """What one dispatch did."""
+    """The result of one `dispatch`."""
 
     now: float
     sleep: float
@@ -30,11 +30,11 @@ class Step(Struct, frozen=True):
     missed: list[str]
     """The names of recurrences that missed occurrences, once for each occurrence."""
     opens: float
-    """Seconds until a rate opens the gate; inf if it is open, or closed for another reason. `sleep` is no longer."""
+    """Seconds until a rate opens the gate; inf if it is open, or closed for another reason. At least `sleep`."""
 
 
 class Seen(Struct, frozen=True):
-    """What a glance saw of a queue that has something to look after."""
+    """A queue that needs attention, as a glance saw it."""
 
     nearest: float | None
     """The due time of the first job on the schedule, by Redis's clock; None = there is none."""
@@ -47,11 +47,11 @@ class Seen(Struct, frozen=True):
 
 
 class Glance(Struct, frozen=True):
-    """What a glance at many queues saw."""
+    """The result of a glance at many queues."""
 
     now: float
     seen: dict[str, Seen]
-    """By name: the queues that have something to look after."""
+    """By name: the queues that need attention."""
 
 
 class Lease(Struct, frozen=True):
@@ -67,7 +67,7 @@ class Lease(Struct, frozen=True):
 
 
 class Survey(Struct, frozen=True):
-    """What a janitor looks at in a queue."""
+    """The state of a queue that a janitor checks."""
 
     leases: list[Lease]
     """The one that ends first first."""
@@ -233,5 +233,5 @@ class DispatcherCalls(Queue):
         return self._verb("agenda", read, self._stamp(now), ahead, limit)
 
     def take_newly_paused(self, limit: int) -> Call[list[str]]:
-        """Take recurrences that were paused because of failures, to report them; nobody else gets these names."""
+        """Take recurrences that were paused because of failures, to report them; no other caller gets these names."""
         return self._call(("SPOP", f"{self._root}newly_paused", limit), texts)

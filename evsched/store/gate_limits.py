@@ -56,7 +56,7 @@ class Reserved(Struct, frozen=True, array_like=True):
 
 
 class Limits(Struct, frozen=True):
-    """The limits of a queue; what is not there is not limited."""
+    """The limits of a queue; nothing else is limited."""
 
     paused: float | None = None
     """Since when the queue is paused, in Unix seconds; None if it is not."""
@@ -70,7 +70,7 @@ class Limits(Struct, frozen=True):
     groups: dict[str, dict[str, float]] = {}
     """concurrency, rate, burst and weight, by group."""
     declared: dict[str, DeclaredLimit] = {}
-    """By the field of the limit, if it was read: what the code declares, whatever was set since."""
+    """By field, if they were read: the limits that the code declares, whatever was set since."""
 
     def is_paused(self, now: float) -> bool:
         """Return whether the queue is paused. A pause that is over stays noted until the next script runs."""
@@ -104,7 +104,7 @@ class Limits(Struct, frozen=True):
         return found | {field: None for field in self.declared if field not in found}
 
     def overruled(self, field: str) -> DeclaredLimit | None:
-        """Return what the code declares of a limit, if it was changed by hand since."""
+        """Return the declaration of a limit that was changed by hand since; None if it was not."""
         declared = self.declared.get(field)
         return declared if declared and self.fields().get(field) != declared.value else None
 
@@ -187,7 +187,7 @@ def check(limits: Mapping[str, float]) -> None:
 
 
 def read_limits(reply: list[Any]) -> Limits:
-    """Read the hash `limits`. What limits nothing is left out: no number, a negative one, a rate of next to nothing."""
+    """Read the hash `limits`. Values that limit nothing are left out: malformed, negative, or a rate of almost 0."""
     pause, found = dict[str, float](), Limits()
     why = None
     for at in range(0, len(reply), 2):
@@ -249,11 +249,11 @@ def _has(limits: Limits, field: str, value: float | None) -> bool:
 
 
 def still_reserved(parts: Mapping[str, tuple[Limits, Mapping[str, int]]]) -> dict[str, dict[str, Reserved]]:
-    """Return what is to be reserved now in each shard that has something reserved; nothing = it is wholly open.
+    """Return the reservations to be made now in each shard that has any; none = the shard is wholly open.
 
     `parts`: the shards of a queue by their numbers, and the queue itself, each with its limits and counts in flight.
-    A limit holds in all parts together if what is reserved is no less than what is in flight in some parts beyond
-    their own limits. It is reserved in the last shards: only new ones have something reserved, and they are the last.
+    A limit holds in all parts together if no fewer jobs are reserved than are in flight in some parts beyond their own
+    limits. It is reserved in the last shards: only new ones have something reserved, and they are the last.
     """
     found = {name: dict[str, Reserved]() for name, (limits, _) in parts.items() if limits.reserved}
     for field in {field for limits, _ in parts.values() for field in limits.reserved}:
@@ -287,7 +287,7 @@ def _excess(field: str, parts: Mapping[str, tuple[Limits, Mapping[str, int]]]) -
 
 
 def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:
-    """Read the hash `declared_limits`. What is not a number and the name of an app is left out."""
+    """Read the hash `declared_limits`. Values that are not a number and the name of an app are left out."""
     found = dict[str, DeclaredLimit]()
     for at in range(0, len(reply), 2):
         value, _, rest = text(reply[at + 1]).partition(" ")

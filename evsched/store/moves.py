@@ -32,20 +32,20 @@ class Batch(Struct, frozen=True):
     to: str
     """The queue that they go to."""
     jobs: list[tuple[bytes, bytes]]
-    """(member of the schedule, what `arrive` needs to know of it)."""
+    """(member of the schedule, its content for `arrive`)."""
 
 
 class Departure(Struct, frozen=True):
-    """What `depart` did."""
+    """The result of `depart`."""
 
     batch: Batch | None
-    """The batch that is on its way, perhaps one that somebody else began; None = there is none."""
+    """The batch that is on its way, perhaps one that another program began; None = there is none."""
     stay: list[tuple[bytes, str]]
     """(member, why) of each job that stays: soon, recurrence, ledger, other, gone (see lua/depart.lua)."""
 
 
 class Arrival(Struct, frozen=True):
-    """What `arrive` did."""
+    """The result of `arrive`."""
 
     over: bool
     """A later batch had come from the same queue: so this one has been finished, or the clock was set back."""
@@ -56,7 +56,7 @@ class Arrival(Struct, frozen=True):
 
 
 class Vacated(Struct, frozen=True):
-    """What became of the jobs of a batch that was on its way: how many have left for good, how many are back."""
+    """The result of `vacate`: how many jobs have left for good, and how many are back on the schedule."""
 
     moved: int
     back: int
@@ -68,7 +68,7 @@ class ClusterPrimary(Struct, frozen=True):
     id: str
     address: str
     replicas: int
-    """How many replicas the cluster knows of it, those that do not answer too."""
+    """How many replicas the cluster knows, including those that do not answer."""
     slots: list[tuple[int, int]]
 
     def has(self, queue: str) -> bool:
@@ -91,7 +91,7 @@ class ClusterPrimary(Struct, frozen=True):
         return Call(("WAITAOF", 1, 0, limit), lambda reply: reply[0] > 0, near=near)
 
     def check_safe(self, queue: str, safe: bool | EvschedError) -> None:
-        """Check what the call that `safe` returned has brought.
+        """Check the reply to the call that `safe` returned.
 
         Raises:
             StoreDown: the write is not safe.
@@ -140,7 +140,7 @@ class Moves(Queue):
         """Take jobs off the schedule, at most 250, to move them to another queue; without `members` only look.
 
         If a batch is on its way already, nothing is taken, and the reply has that batch. `token`: a random name.
-        `above`: the number that the batch must exceed. `calm`: jobs that are due within so many seconds stay.
+        `above`: the number that the batch must exceed. `calm`: jobs that are due within this number of seconds stay.
         """
 
         def read(reply: list[Any]) -> Departure:
@@ -159,7 +159,7 @@ class Moves(Queue):
         )
 
     def vacate(self, batch: Batch, arrival: Arrival) -> Call[Vacated]:
-        """Delete what is left of a batch that has arrived, and put back on the schedule what could not."""
+        """Delete the rest of a batch that has arrived, and put the jobs that could not back on the schedule."""
         words = (batch.number, batch.token, "1" if arrival.over else "", *arrival.stay)
         return self._verb("vacate", lambda reply: Vacated(*reply), *words)
 

@@ -1,4 +1,4 @@
-"""The calls of operators: limits, pauses, what a queue holds, changes of many jobs, and `evsched doctor`."""
+"""The calls of operators: limits, pauses, counts, changes of many jobs, and `evsched doctor`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Match(Struct, frozen=True):
 
     place: str
     id: str
-    """Of an inline job, the whole member of the schedule."""
+    """For an inline job, the whole member of the schedule."""
     at: float | None
     """When it is due, if it is on the schedule, or when it died; None elsewhere."""
     task: str | None
@@ -101,11 +101,11 @@ class Match(Struct, frozen=True):
     by: str | None
     reason: str | None
     error: str | None
-    """The class of what the handler raised in the last failed run."""
+    """The class of the exception in the last failed run."""
 
 
 class Slice(Struct, frozen=True):
-    """What one call has found."""
+    """The result of one `find`."""
 
     cursor: str
     """Where the next slice begins; "0" = this was the last one."""
@@ -148,12 +148,12 @@ KEY_TYPES: Final = {
 
 
 class Violation(Struct, frozen=True):
-    """Something that the audit found wrong in a queue."""
+    """An inconsistency that the audit found in a queue."""
 
     id: bytes
-    """Of the job, group or worker; empty for the queue."""
+    """The id of the job, or the name of the group or worker; empty for the queue."""
     code: str
-    """What is wrong, see diagnostics/audit.py."""
+    """The kind of violation, see diagnostics/audit.py."""
     where: str
     """The place, or a detail."""
     met: bytes = b""
@@ -196,7 +196,7 @@ class OperatorCalls(Queue):
         return self._verb("limit", read_limits, *words)
 
     def reserve(self, reserved: Mapping[str, Reserved]) -> Call[Any]:
-        """Set how much of which limits is not to be used yet, instead of what was reserved before."""
+        """Replace the reservations: how much of which limits is not to be used yet."""
         value = msgspec.json.encode(reserved) if reserved else b""
         return self._verb("limit", raw, self._stamp(None), "reserved", value)
 
@@ -214,8 +214,8 @@ class OperatorCalls(Queue):
     ) -> Call[dict[str, str] | None]:
         """Set the limits that an app declares, all that it does, where the declaration has changed.
 
-        `revision`: what `register` replied; None = older than any. The reply is what was set, by field, "" if a limit
-        was removed; None if the app has registered a newer revision, so nothing was set.
+        `revision`: what `register` replied; None = older than any. The reply is the limits that were set, by
+        field, "" if one was removed; None if the app has registered a newer revision, so nothing was set.
         """
         read = as_optional(lambda reply: dict(as_pairs(reply)))
         words = list[Word]()
@@ -229,12 +229,12 @@ class OperatorCalls(Queue):
         return self._call(("HGETALL", self._root + "declared_limits"), read_declared)
 
     def note_declared(self, limits: Mapping[str, DeclaredLimit]) -> Call[Any]:
-        """Note what apps declare of limits, besides what is noted: `limit` has set the limits accordingly."""
+        """Note limits that apps declare, besides those noted already: `limit` has set the limits accordingly."""
         words = [word for name, limit in limits.items() for word in (name, limit.as_text())]
         return self._call(("HSET", self._root + "declared_limits", *words), raw)
 
     def forget_declared(self, names: Sequence[str]) -> Call[Any]:
-        """Forget what apps declare of limits."""
+        """Forget limits that apps declare."""
         return self._call(("HDEL", self._root + "declared_limits", *names), raw)
 
     def limits(self) -> Call[Limits]:
@@ -341,7 +341,7 @@ class OperatorCalls(Queue):
     def audit(
         self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = (), now: float | None = None
     ) -> Call[list[Violation]]:
-        """Find what is wrong with at most 250 jobs. `met`: where their ids were read, a key without the root.
+        """Find violations of at most 250 jobs. `met`: where their ids were read, a key without the root.
 
         `strays`: the workers that have a processing list but no lease.
         """
@@ -350,7 +350,7 @@ class OperatorCalls(Queue):
     def recount(
         self, groups: Iterable[bytes] = (), *, strays: Iterable[str] = (), most: int = 10_000
     ) -> Call[list[Violation]]:
-        """Find what the gate has miscounted. `groups`: those that have a backlog of their own, under 1,000."""
+        """Find wrong counts of the gate. `groups`: those that have a backlog of their own, under 1,000."""
         return self._verb("recount", _read_violations(b""), most, " ".join(strays), *groups)
 
     def mend(
@@ -361,7 +361,7 @@ class OperatorCalls(Queue):
         most: int = 10_000,
         now: float | None = None,
     ) -> Call[list[tuple[bytes, str]]]:
-        """Repair what is still wrong, if the repair needs no guess; the reply is (id, code) of each repair."""
+        """Repair violations that are still there, if that needs no guess; the reply is (id, code) of each repair."""
 
         def mended(flat: list[bytes]) -> list[tuple[bytes, str]]:
             return [(flat[i], text(flat[i + 1])) for i in range(0, len(flat), 2)]

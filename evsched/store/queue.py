@@ -83,7 +83,7 @@ class Queue:
 
 
 class IdempotentRequest(Struct, frozen=True):
-    """A request that is done once. Both are digests: of the name that its caller gave it, and of what it asks for."""
+    """A request that is done once. Both are digests: of the key that its caller gave, and of its content."""
 
     key: str
     asked: str
@@ -93,7 +93,7 @@ NO_REQUEST: Final = IdempotentRequest("", "")
 
 
 class Announced(Struct, frozen=True):
-    """What a worker has announced in a queue; empty texts if it has not."""
+    """The declarations that a worker has written in a queue; empty texts if it has none."""
 
     owner: str = ""
     """The app."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evsched.recurrence.recurrence import Declared
 
 Change = Literal["made", "changed", "same", "older"]
-"""What `declare` did. "older": nothing, since the app has registered a newer revision."""
+"""The result of `declare`. "older": no change, since the app has registered a newer revision."""
 
 
 def as_texts(reply: list[bytes]) -> dict[str, str]:
@@ -34,7 +34,7 @@ def as_texts(reply: list[bytes]) -> dict[str, str]:
 
 
 class Registered(Struct, frozen=True):
-    """What one `register` found."""
+    """The result of `register`."""
 
     revision: float
     newest: float
@@ -44,7 +44,7 @@ class Registered(Struct, frozen=True):
 
 
 class Backfilled(Struct, frozen=True):
-    """What became of planned times that were to be backfilled."""
+    """The result of `backfill`."""
 
     requested: int = 0
     """How many get a job now."""
@@ -70,9 +70,9 @@ class RecurrenceCalls(Queue):
         known: float | None = None,
         now: float | None = None,
     ) -> Call[Registered]:
-        """Give what an app declares in its code a revision; from then on, older revisions of the app change nothing.
+        """Give the declarations of an app a revision; from then on, older revisions of the app change nothing.
 
-        `content`: the digest of what it declares in this queue. `given`: the revision that the app gives, None = that
+        `content`: the digest of its declarations in this queue. `given`: the revision that the app gives, None = that
         of the content, or a new one. `known`: the revision that this content had before Redis lost its data.
         """
         words = (owner, content, as_revision(given), as_revision(known))
@@ -142,7 +142,7 @@ class RecurrenceCalls(Queue):
     ) -> Call[tuple[str, str, bool]]:
         """As `trigger`, unless there was a request of the same key in the last 24 hours.
 
-        Then nothing is written. The reply is that of the first request in either case: what it asked for, which you
+        Then nothing is written. The reply is that of the first request in either case: its digest, which you
         should compare, the id of the run, and False if that had to wait.
 
         Raises (when sent):
@@ -229,7 +229,7 @@ class RecurrenceCalls(Queue):
         return self._call(("HGETALL", f"{self._root}tasks"), as_texts)
 
     def set_policies(self, policies: Mapping[str, str]) -> Call[int]:
-        """Write the retry policies of tasks, one at least, for those who make recurrences without the tasks' code."""
+        """Write retry policies of tasks, one at least, for programs that make recurrences without the tasks' code."""
         return self._call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
 
     def replan(self, name: str, *, now: float | None = None) -> Call[bool]:

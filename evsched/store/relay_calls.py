@@ -76,7 +76,7 @@ class Consumer(Struct, frozen=True):
 
 
 class Mark(Struct, frozen=True):
-    """What a record says of the ledger."""
+    """The fields of a record that are about the ledger."""
 
     row: str | None
     finished: float | None
@@ -113,7 +113,7 @@ def existing_ledger_key() -> Call[str]:
 
 
 def existing_epoch_key() -> Call[str]:
-    """Read the same key, and do not make it: empty if there is none."""
+    """Read the same key without making it: empty if there is none."""
 
     def read(reply: bytes | None) -> str:
         return "" if reply is None else text(reply)

@@ -10,7 +10,7 @@ The methods are grouped in files by their callers:
     worker_calls.py      fetch, start, begin, heartbeat; the parents of worker processes
     run_ends.py          progress, and the verbs that end runs (`end_runs`)
     recurrence_calls.py  declare, change and read recurrences and windows
-    operator_calls.py    limits, pauses, what the queue holds; changes of all jobs that match a filter; `evsched doctor`
+    operator_calls.py    limits, pauses, counts of the queue; changes of all jobs that match a filter; `evsched doctor`
     moves.py             move waiting jobs between the shards of a queue
     relay_calls.py       the relays of the ledger
 

@@ -15,7 +15,7 @@ from evsched.transport.call import Call, Word, raw, text, texts
 
 
 class Fetched(Struct, frozen=True):
-    """What one `start` handed to a worker."""
+    """The result of one `start`."""
 
     now: float
     more: bool
@@ -23,13 +23,13 @@ class Fetched(Struct, frozen=True):
     waits: bool
     """The worker waits for a message from here on."""
     leased: bool
-    """False: the worker's lease was gone, and what it held before belongs to others."""
+    """False: the worker's lease was gone, and the jobs that it held belong to others."""
     jobs: list[FetchedJob]
     buried: list[tuple[str, str]]
 
 
 class Renewed(Struct, frozen=True):
-    """What one `heartbeat` found."""
+    """The result of one `heartbeat`."""
 
     kept: bool
     """The lease was still there, or was begun."""
@@ -38,13 +38,13 @@ class Renewed(Struct, frozen=True):
     stops: list[str]
     """Which of them are to stop."""
     declared: bool
-    """False: Redis has lost what the worker's app declared, or it is to be declared again."""
+    """False: Redis has lost the declarations of the worker's app, or they are to be made again."""
     waits: bool
     """The worker waits for a message that jobs are ready."""
 
 
 class LastRun(Struct, frozen=True):
-    """What a record says of the run that began last."""
+    """The fields of a record that are about its last run."""
 
     worker: str | None
     """Who runs the job, or ran it last; None: it was put back since."""
@@ -55,12 +55,12 @@ class LastRun(Struct, frozen=True):
 
 
 Need = Literal["ready", "undeclared", "sought", ""]
-"""Why a queue needs a worker process: a job waits, Redis has lost what the app declares, or workers seek a task that
+"""Why a queue needs a worker process: a job waits, Redis has lost the app's declarations, or workers seek a task that
 the app has; empty = it needs none."""
 
 
 class Stance(Struct, frozen=True):
-    """What one `stand_by` found."""
+    """The result of one `stand_by`."""
 
     need: Need
     claimed: bool
@@ -99,7 +99,7 @@ class WorkerCalls(Queue):
         """Count the attempts of the jobs that BLMOVE moved, move more until `hold` are held, and hand them all out.
 
         Jobs beyond the worker's share, and those whose payloads do not fit in one reply, are left for the next call.
-        `wait`: if it may hold more and ready is empty, the worker is told by a message when a job is ready.
+        `wait`: if it may hold more and ready is empty, the worker gets a message when a job is ready.
         """
 
         def fetch(reply: list[Any]) -> Fetched:
@@ -123,14 +123,14 @@ class WorkerCalls(Queue):
         return self._call(("ZSCORE", f"{self._root}idle", worker), is_there)
 
     def decline(self, worker: str = "") -> Call[Any]:
-        """Wait no more for a message. If the worker was told of a job meanwhile, another one is told.
+        """Stop waiting for a message. If the worker got one meanwhile, another worker gets a message.
 
-        Without a worker: one that was told did not come, so all others are told.
+        Without a worker: one did not come after its message, so all others get one.
         """
         return self._verb("decline", raw, worker)
 
     def begin(self, worker: str, runs: Iterable[tuple[FetchedJob, Mark]]) -> Call[list[str]]:
-        """Mark runs that have begun, or are about to; the reply is the ids of those that were lost."""
+        """Mark runs that have begun, or are about to; the reply is the ids of lost runs."""
         words: list[Word] = [worker]
         for job, mark in runs:
             words += (job.id, job.attempt, mark)
@@ -145,7 +145,7 @@ class WorkerCalls(Queue):
         announced: Announced = Announced(),  # noqa: B008 - it is frozen
         now: float | None = None,
     ) -> Call[Renewed]:
-        """Renew a lease, or begin one. `announced`: what the worker has written of its app."""
+        """Renew a lease, or begin one. `announced`: the declarations of its app that the worker has written."""
         renewed = as_struct(Renewed, as_bool, int, texts, as_bool, as_bool)
         words = announced.owner, announced.content, announced.program
         return self._verb("heartbeat", renewed, self._stamp(now), worker, lease, "1" if fresh else "", *words)
@@ -174,7 +174,7 @@ class WorkerCalls(Queue):
         return self._call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
 
     def last_run(self, job_id: str) -> Call[LastRun]:
-        """Read what the record of a job says of its last run."""
+        """Read the fields of a job's record that are about its last run."""
         last = as_struct(LastRun, _optional_text, lambda started: float(started or 0), _optional_text)
         return self._call(("HMGET", keys.job(self.queue, job_id), "worker", "started", "outcome"), last)
 
