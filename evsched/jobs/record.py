@@ -1,8 +1,8 @@
-"""A job's record: the hash at Redis that describes it and says what became of it. To add a field, begin with `FIELDS`.
+"""A job's record: the hash in Redis with its description and its history. To add a field, begin with `FIELDS`.
 
-Everything else follows from that table: the fields that the scripts delete when a job, a run or an attempt begins or
-ends (`LUA_CONSTANTS`, which transport/scripts.py writes into the Lua files), how `JobStatus` is read, and the table in
-docs/protocol.md (`protocol_table`, which a test compares).
+Two things follow from that table: the fields that the scripts delete when a job, a run or an attempt begins or ends
+(`LUA_CONSTANTS`, which transport/scripts.py writes into the Lua files), and how `JobStatus` is read. A test compares it
+with the table in docs/protocol.md, which says what each field means.
 
 Any client may have written any field. So the readers here, like those in lua/_fields.lua, treat a malformed value as
 missing, never as an error. Pure.
@@ -32,12 +32,12 @@ Kind = Literal["text", "JSON", "time", "number", "count", "digit", "group"]
 Lifetime = Literal["id", "description", "end", "job", "run", "attempt"]
 """When the scripts delete a field, besides with its record:
 
-id           not; it is overwritten, or deleted by the script that needs it no more
+id           never; it is overwritten, or deleted by the script that no longer needs it
 description  when another job of the same id takes the place of this one
 end          when the job's id is used again after its end, or it is revived
-job          then, and when the job has ended and its id was scheduled again meanwhile
+job          as "end", and when the job has ended and its id was scheduled again meanwhile
 run          as "job", and when a run is over
-attempt      as "job", and when the next attempt has failed, or the job ends without being dead
+attempt      as "job", and when the next attempt fails or the job ends
 """
 
 
@@ -47,137 +47,45 @@ class Field(Struct, frozen=True):
     name: str
     kind: Kind
     lifetime: Lifetime
-    meaning: str
-    """For the table in docs/protocol.md."""
     writer: Literal["client", "evsched"] = "evsched"
     """Who writes it: any client that schedules a job, or evsched's own client and scripts alone."""
 
 
 FIELDS: Final = (
-    Field("payload", "JSON", "description", "as scheduled", "client"),
-    Field("priority", "digit", "description", "as scheduled", "client"),
-    Field("group", "group", "description", "as scheduled", "client"),
-    Field(
-        "created",
-        "time",
-        "description",
-        "when the record was written, in whole seconds: by the Python client, a command, a recurrence or a hook. For a "
-        "job that was replaced, when it was replaced. Absent if another client wrote the record, and once such a "
-        "client has used the id of an ended job again",
-    ),
-    Field(
-        "by",
-        "text",
-        "description",
-        "the ACL user that enqueued it with the Python client or `evsched enqueue`: the user name in the URL. Absent "
-        "for the user `default`",
-    ),
-    Field(
-        "ledger",
-        "text",
-        "description",
-        "for a job of the [ledger](ledger.md): the number of its row. When the job ends, this is reported to the "
-        "stream `ends`, and the record is kept until the ledger has it. Leave it alone",
-    ),
-    Field(
-        "revised",
-        "text",
-        "id",
-        "for a job of the ledger whose due was changed in its row: the number of the row, and how often it was changed "
-        "when the job last got its due from there. Leave it alone",
-    ),
-    Field(
-        "due",
-        "time",
-        "id",
-        "the score with which it was last dispatched; or the time of dispatch if the score was 0 or less",
-    ),
-    Field(
-        "attempt",
-        "count",
-        "job",
-        "how many attempts are used, including the run that is under way. A run that is handed out counts from then "
-        "on; [if it is interrupted](python.md#which-runs-count-as-attempts), it may count no more",
-    ),
-    Field(
-        "snoozes",
-        "count",
-        "job",
-        "how often the job was put off, which does not count as an attempt: by a handler that raised `Snooze`, or "
-        "because the server of its message took none",
-    ),
-    Field("worker", "text", "run", "the worker that runs or ran it"),
-    Field("started", "time", "job", "when it was handed out to that worker"),
-    Field(
-        "reason",
-        "text",
-        "end",
-        "why the job is dead or cancelled; until it has ended, why its last run failed, was interrupted, was put off "
-        "or could not begin. Absent when it is done",
-    ),
-    Field(
-        "traceback",
-        "text",
-        "attempt",
-        "of the last failed attempt, at most 4 KiB. Absent if the handler raised nothing, as after a timeout",
-    ),
-    Field(
-        "error",
-        "text",
-        "attempt",
-        "the class of the exception in the last failed attempt, such as `ValueError` or `requests.exceptions.Timeout`. "
-        "Absent if the handler raised nothing, as after a timeout",
-    ),
-    Field(
-        "failure",
-        "text",
-        "attempt",
-        "why the last attempt failed, while `reason` says why the run after it did not begin, or that it was snoozed",
-    ),
-    Field(
-        "outcome",
-        "text",
-        "end",
-        "`done`, `dead`, `expired` (dead because it was not started in time) or `cancelled`; absent = it has not ended",
-    ),
-    Field("progress", "JSON", "job", "the progress that the handler reported: `done`, `total`, `note`"),
-    Field(
-        "result",
-        "JSON",
-        "end",
-        "the value that the handler returned. If it has more than 1 MiB, the job is dead instead",
-    ),
-    Field("finished", "time", "end", "when it ended"),
-    Field("planned", "time", "job", "the due time of the first attempt; for an occurrence, its planned time"),
-    Field("recurrence", "text", "id", "for an occurrence: its recurrence"),
-    Field("misfire_grace", "number", "id", "for an occurrence: after how many seconds it counts as missed"),
-    Field("begun", "text", "run", "internal: whether the run has begun, for the case that its worker dies"),
-    Field("stop", "text", "job", "internal: the job was cancelled, so the run must stop"),
-    Field("parked", "group", "id", "internal: the group whose limit holds the job back"),
-    Field(
-        "again",
-        "number",
-        "id",
-        "internal: the due time of the next run, if the id was scheduled again and became due while the job ran",
-    ),
-    Field("renewed", "text", "id", "internal: a client replaced the job of a row of the ledger, or it was revived"),
-    Field(
-        "unknown",
-        "text",
-        "id",
-        "internal: since when workers have not known the job's task, and the due time that the last of them gave the "
-        "job",
-    ),
-    Field("awaited", "time", "end", "internal: the time since which evsched has been waiting for the payload"),
-    Field("reply", "text", "job", "internal: a client waits for the outcome, although the payload has no `reply`"),
-    Field(
-        "member",
-        "text",
-        "id",
-        "for a job with an id `bad-...`, or an inline job of more than 1 MiB: the first 1,024 bytes of the member",
-    ),
+    Field("payload", "JSON", "description", "client"),
+    Field("priority", "digit", "description", "client"),
+    Field("group", "group", "description", "client"),
+    Field("created", "time", "description"),
+    Field("by", "text", "description"),
+    Field("ledger", "text", "description"),
+    Field("revised", "text", "id"),
+    Field("due", "time", "id"),
+    Field("attempt", "count", "job"),
+    Field("snoozes", "count", "job"),
+    Field("worker", "text", "run"),
+    Field("started", "time", "job"),
+    Field("reason", "text", "end"),
+    Field("traceback", "text", "attempt"),
+    Field("error", "text", "attempt"),
+    Field("failure", "text", "attempt"),
+    Field("outcome", "text", "end"),
+    Field("progress", "JSON", "job"),
+    Field("result", "JSON", "end"),
+    Field("finished", "time", "end"),
+    Field("planned", "time", "job"),
+    Field("recurrence", "text", "id"),
+    Field("misfire_grace", "number", "id"),
+    Field("begun", "text", "run"),
+    Field("stop", "text", "job"),
+    Field("parked", "group", "id"),
+    Field("again", "number", "id"),
+    Field("renewed", "text", "id"),
+    Field("unknown", "text", "id"),
+    Field("awaited", "time", "end"),
+    Field("reply", "text", "job"),
+    Field("member", "text", "id"),
 )
-"""All fields, in the order of docs/protocol.md."""
+"""All fields. docs/protocol.md says what each means, in the same order."""
 
 
 def _quoted(chosen: Callable[[Field], bool]) -> str:
@@ -197,12 +105,6 @@ LUA_CONSTANTS: Final = {
     "RETENTION": f"{DEFAULT_RETENTION:g}",
 }
 """Names that stand in the Lua files for lists of field names, and for a number."""
-
-
-def protocol_table() -> str:
-    """Return the table of docs/protocol.md."""
-    rows = [f"| `{field.name}` | {field.kind} | {field.meaning} |" for field in FIELDS]
-    return "\n".join(("| field | form | meaning |", "|---|---|---|", *rows))
 
 
 class JobStatus(Struct, frozen=True):

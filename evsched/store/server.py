@@ -63,7 +63,7 @@ def may_wait(error: StoreError) -> bool:
 
 
 def set_may_wait(error: StoreError) -> bool:
-    """Tell whether only the set of all queues fails, or its node in a cluster. Other calls report that Redis is down."""
+    """Tell whether only the set of all queues fails, or its node in a cluster: other calls notice if Redis is down."""
     return isinstance(error, StoreDown) or may_wait(error)
 
 
