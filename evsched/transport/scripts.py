@@ -20,7 +20,6 @@ ALWAYS: Final = "root"
 """The name whose block stands before every script without being declared: it defines the names of the keys."""
 
 _DEFINED: Final = re.compile(r"^local (?:function )?([\w, ]+)", re.MULTILINE)
-_CONSTANT: Final = re.compile(rf"\b({'|'.join(LUA_CONSTANTS)})\b")
 _USES: Final = re.compile(r"^-- USES +((?:.*,\n-- +)*.*)$", re.MULTILINE)
 
 
@@ -42,7 +41,10 @@ def folder() -> Path:
 
 def read(path: Path) -> str:
     """Return the text of a Lua file, with the constants of `jobs/record.py` written out: lists of a record's fields."""
-    return _CONSTANT.sub(lambda found: LUA_CONSTANTS[found[1]], path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    for name, value in LUA_CONSTANTS.items():
+        text = text.replace(name, value)
+    return text
 
 
 def declared(text: str) -> tuple[str, ...]:
