@@ -4,6 +4,12 @@ max_line_length = 120
 -- What Redis gives to a script.
 read_globals = { "redis", "cjson", "cmsgpack", "KEYS", "ARGV" }
 
+-- What the linker writes out (LUA_CONSTANTS of evsched/jobs/record.py).
+local constants = {
+  "DESCRIPTION_FIELDS", "OWN_FIELDS", "END_FIELDS", "JOB_FIELDS", "RUN_FIELDS", "ATTEMPT_FIELDS", "TIME_FIELDS",
+  "COUNT_FIELDS", "GROUP_FIELDS", "RETENTION",
+}
+
 -- A script sees the shared names that its header declares (`-- USES`), besides the names of the keys; a shared file
 -- (`_*.lua`) sees those of all shared files. See evsched/transport/scripts.py.
 local function names_in(text, found)
@@ -12,7 +18,7 @@ local function names_in(text, found)
   end
 end
 
-local paths, text_of, shared = {}, {}, {}
+local paths, text_of, shared = {}, {}, { unpack(constants) }
 for path in io.popen("ls lua/*.lua"):lines() do
   local file = assert(io.open(path))
   paths[#paths + 1], text_of[path] = path, "\n" .. file:read("*a")
@@ -29,7 +35,7 @@ for _, path in ipairs(paths) do
     -- 211: it does not use all that it defines itself. 431: its own names are shared ones.
     files[path] = { read_globals = shared, ignore = { "211", "431" } }
   else
-    local seen = { "root", "schedule", "backlog", "ready", "dead", "leases", "recurrences" }
+    local seen = { "root", "schedule", "backlog", "ready", "dead", "leases", "recurrences", unpack(constants) }
     local uses = text_of[path]:match("\n%-%- USES +(.-)\n%-%-\n") or text_of[path]:match("\n%-%- USES +(.-)\n\n")
     names_in(uses or "", seen)
     files[path] = { read_globals = seen }

@@ -16,7 +16,7 @@ from bench.figures import Failed
 from bench.processes import Child, running
 from evsched.client.client import Client
 from evsched.demo import count_commands
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.transport.embedded import EmbeddedRedis
 
 _ACCOUNTING: Final = 1.5

@@ -12,7 +12,7 @@ from typing import Final
 from bench.oracle import stamp
 from evsched import App, current_job
 from evsched.client.new_job import JobOptions, new_job
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 SHARDS: Final = "BENCH_SHARDS"
 """The environment variable with the number of shards of the app's queue."""

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     )
     from evsched.jobs.arguments import Arguments
     from evsched.jobs.current_job import CurrentJob, JobLogFilter, current_job
-    from evsched.jobs.hooks import EndedJob
-    from evsched.jobs.job import JobStatus
+    from evsched.jobs.record import JobStatus
     from evsched.jobs.retry import Retry
     from evsched.jobs.steering import GiveUp, RetryLater, Snooze
+    from evsched.jobs.tasks import EndedJob
     from evsched.recurrence.recurrence import Declared
 
 __version__ = keys.RELEASE
@@ -132,14 +132,14 @@ _WHERE: Final = {
         "Job",
         "SyncJob",
     ),
-    "jobs.hooks": ("EndedJob",),
+    "jobs.tasks": ("EndedJob",),
     "client.sweep": (
         "Filter",
         "Swept",
     ),
     "client.target_tasks": ("HttpResponse",),
     "client.unique": ("Unique",),
-    "jobs.job": ("JobStatus",),
+    "jobs.record": ("JobStatus",),
     "recurrence.recurrence": ("Declared",),
 }
 """The modules that define these names. Each is imported at its first use: all of them take half a second, and a

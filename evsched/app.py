@@ -18,11 +18,11 @@ from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, Ta
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
-from evsched.jobs import options as check
+from evsched.jobs import option_checks as check
 from evsched.jobs.tasks import RESERVED, TaskOptions, Tasks, check_task_options, define
 from evsched.keys import check_queue
 from evsched.shards import check_count, check_shards
-from evsched.store.limits import field
+from evsched.store.gate_limits import field
 from evsched.transport import scripts
 
 P = ParamSpec("P")

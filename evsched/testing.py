@@ -54,13 +54,13 @@ from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
 from evsched.execution.run_store import NoRunStore
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
-from evsched.jobs.policies import task_of
+from evsched.jobs.retry import task_of
 from evsched.jobs.tasks import Tasks
 from evsched.lease import DEFAULT
 from evsched.recurrence.calendars import just_before, names_of
 from evsched.recurrence.recurrence import Plan, Recurrence, read_declared, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
-from evsched.store.dispatchers import Agenda
+from evsched.store.dispatcher_calls import Agenda
 from evsched.store.server import flush
 from evsched.store.store import Store
 from evsched.targets.answer import Answer, judge

@@ -17,7 +17,7 @@ from msgspec import Struct
 from evsched.client.sync_client import SyncClient
 from evsched.client.transaction import Statement, is_sqlalchemy
 from evsched.errors import StoreRefused
-from evsched.store.ledger import RowJob, read_ends
+from evsched.store.relay_calls import RowJob, read_ends
 from evsched.store.store import Store
 
 _ROWS: Final = """

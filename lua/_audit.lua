@@ -94,8 +94,8 @@ local function misnamed_place(lies, buried, finished, ttl)
   return (ttl == -1 or (ttl >= 0 and not finished)) and 'no place' or nil
 end
 
--- What is wrong with an id: a list of { code, where }. `from` is the place where the caller met it, if the record need
--- not name that place: `processing:<worker>` or `backlog:<group>`; else ''.
+-- The violations of an id: a list of { code, where }. `from` is the place where the caller met the id, if the record
+-- need not name that place: `processing:<worker>` or `backlog:<group>`; else ''.
 --
 -- Legitimate, so not reported: an id on the schedule while it is anywhere else (it was scheduled again); an id in two
 -- workers' lists, or in one and waiting, until the second `start`; an id in dead and on the schedule, until dispatch.

@@ -1,30 +1,34 @@
--- The ends of jobs and of their runs: what they write to the record, to the reply list and to their recurrence.
+-- The ends of jobs and of their runs: their writes to the record, the reply list, the recurrence and the ledger.
 
 -- The dead set is bounded, so that a broken producer cannot fill Redis: beyond either bound the oldest jobs go.
 local DEAD_MOST = 100000
 local DEAD_AGE = 180 * 86400
--- Seconds for which a record is kept if no worker says how long: the default of tasks.
-local RETENTION = 300
 
 -- When a record is created, as text without a fraction: Redis stores such a number in 6 bytes.
 local function whole_seconds(now)
   return string.format('%d', now)
 end
 
--- Write the fields of a new job; '' = not given. `created`: see `whole_seconds`. `by`: the user who enqueues it. `row`:
--- see _ledger.lua; may be left out.
+-- Write the fields that describe a new job; '' = not given. `created`: see `whole_seconds`. `more`: the other fields
+-- by their names; nil = none. `prefix`: stands before all names; may be left out.
 -- USES record
-local function write_record(id, payload, priority, group, created, by, row)
-  if priority == '' and group == '' and by == '' and (row or '') == '' then
+local function write_record(id, payload, priority, group, created, more, prefix)
+  if priority == '' and group == '' and not more and not prefix then
     redis.call('HSET', record(id), 'payload', payload, 'created', created)
     return
   end
-  local fields = { 'payload', payload, 'created', created }
-  for name, value in pairs({ priority = priority, group = group, by = by, ledger = row }) do
+  prefix = prefix or ''
+  local fields = { prefix .. 'payload', payload, prefix .. 'created', created }
+  local function add(name, value)
     if value ~= '' then
-      fields[#fields + 1] = name
+      fields[#fields + 1] = prefix .. name
       fields[#fields + 1] = value
     end
+  end
+  add('priority', priority)
+  add('group', group)
+  for name, value in pairs(more or {}) do
+    add(name, value)
   end
   redis.call('HSET', record(id), unpack(fields))
 end
@@ -137,13 +141,13 @@ local function with_failure(id, reason)
   end
   local failure = last_failure(id)
   if not failure then
-    redis.call('HDEL', record(id), 'traceback', 'error')
+    redis.call('HDEL', record(id), ATTEMPT_FIELDS)
     return reason
   end
   return reason .. '; before that: ' .. failure
 end
 
--- Keep what the handler of a failed run raised: the traceback, '' = none, and the class, '' = it raised nothing.
+-- Store the exception of a failed run: its traceback and its class, '' = none.
 -- USES record
 local function note_raised(id, trace, error)
   if trace ~= '' then
@@ -202,40 +206,25 @@ local function pick_dead(first, filter, needs_record)
   return ids
 end
 
--- The fields of a job that `replace` puts in the place of one that runs. Until that run has ended for good, they have
--- `next_` before their names: its retries are of the job that it began with.
-local NEXT = { 'payload', 'priority', 'group', 'created', 'by', 'ledger' }
-
--- Delete what waits under those names.
--- USES record, NEXT
+-- Delete the description of the job that runs after the run of the same id: `supplant` has written it. Until that run
+-- has ended for good, its fields have `next_` before their names, since its retries are of the job that it began with.
+-- USES record
 local function drop_next(id)
-  local names = {}
-  for i, name in ipairs(NEXT) do
+  local names = { DESCRIPTION_FIELDS }
+  for i, name in ipairs(names) do
     names[i] = 'next_' .. name
   end
   redis.call('HDEL', record(id), unpack(names))
 end
 
--- Write the fields of a job that runs after the run of the same id; '' = not given.
--- USES drop_next, record
-local function write_next(id, payload, priority, group, created, by, row)
-  drop_next(id)
-  local fields = { payload = payload, priority = priority, group = group, created = created, by = by, ledger = row }
-  for name, value in pairs(fields) do
-    if value ~= '' then
-      redis.call('HSET', record(id), 'next_' .. name, value)
-    end
-  end
-end
-
 -- The next job of this id takes the place of the one that has ended, if there is one.
--- USES record, NEXT, drop_next
+-- USES record, drop_next
 local function take_next(id)
   local key = record(id)
   if redis.call('HEXISTS', key, 'next_payload') == 0 then
     return -- another client has scheduled the id again
   end
-  for _, name in ipairs(NEXT) do
+  for _, name in ipairs({ DESCRIPTION_FIELDS }) do
     local value = redis.call('HGET', key, 'next_' .. name)
     if value then
       redis.call('HSET', key, name, value)
@@ -247,17 +236,19 @@ local function take_next(id)
 end
 
 -- Put a job in the place of the one that has its id, wherever that is; the caller puts it on the schedule. A run goes
--- on, with its retries, and the new job runs afterwards: its attempts are counted from 0. `row`: the number of the new
--- job's row in the ledger, '' = none; `next_row`: the same, if it runs afterwards.
--- USES fields_of, record, remove_waiting, holds, worker_of, write_next, whole_seconds, acquit, write_record
-local function supplant(id, payload, priority, group, now, by, row, next_row)
+-- on, with its retries, and the new job runs afterwards: its attempts are counted from 0. `more`: see `write_record`;
+-- it has the number of the new job's row in the ledger, '' = none. `next_row`: the same, if the job runs afterwards.
+-- USES fields_of, record, remove_waiting, holds, worker_of, drop_next, whole_seconds, acquit, write_record
+local function supplant(id, payload, priority, group, now, more, next_row)
   local key, created = record(id), whole_seconds(now)
   local run = fields_of(key, 'worker', 'finished', 'reply')
   remove_waiting(id)
   redis.call('ZREM', dead, id)
   if holds(worker_of(run[1]), id) then
     redis.call('HDEL', key, 'again')
-    write_next(id, payload, priority, group, created, by, next_row)
+    drop_next(id)
+    more.ledger = next_row
+    write_record(id, payload, priority, group, created, more, 'next_')
     return
   end
   redis.call('DEL', key)
@@ -268,16 +259,15 @@ local function supplant(id, payload, priority, group, now, by, row, next_row)
   elseif run[3] then
     redis.call('HSET', key, 'reply', run[3])
   end
-  write_record(id, payload, priority, group, created, by, row)
+  write_record(id, payload, priority, group, created, more)
 end
 
 -- Reset the record of a job that has ended, because its id is used again.
 -- USES record, drop_next
 local function reuse(id)
   redis.call('PERSIST', record(id))
-  redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
-  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'traceback', 'snoozes')
-  redis.call('HDEL', record(id), 'failure', 'error')
+  redis.call('HDEL', record(id), END_FIELDS)
+  redis.call('HDEL', record(id), JOB_FIELDS)
   drop_next(id)
   redis.call('ZREM', dead, id)
 end
@@ -285,10 +275,9 @@ end
 -- Reset the record when a run ends and its id was scheduled again meanwhile. `again` is the due time of the new job if
 -- it was dispatched during the run; nil if it is on the schedule.
 -- USES record, take_next, acquit, again_of
-local function begin_anew(id, again)
+local function begin_next(id, again)
   take_next(id)
-  redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
-  redis.call('HDEL', record(id), 'begun', 'traceback', 'snoozes', 'failure', 'error')
+  redis.call('HDEL', record(id), 'again', JOB_FIELDS)
   acquit(id)
   if again then
     redis.call('ZADD', schedule, 'LT', again_of(again), id)
@@ -297,7 +286,7 @@ end
 
 -- End a job as cancelled. Its record is kept, or reset if the id was scheduled again. The caller then removes the job
 -- from the place it was in.
--- USES note_end, acquit, record, push_reply, begin_anew, seconds, milliseconds, fields_of
+-- USES note_end, acquit, record, push_reply, begin_next, seconds, milliseconds, fields_of
 local function abort(id, reason, retention, reply, now)
   local kept = note_end(id, 'cancelled', now, reason, seconds(retention))
   acquit(id)
@@ -306,12 +295,123 @@ local function abort(id, reason, retention, reply, now)
     push_reply(id, 'cancelled', 'null', reason, retention)
   end
   if extra[2] or redis.call('ZSCORE', schedule, id) then
-    begin_anew(id, extra[2])
+    begin_next(id, extra[2])
   else
     redis.call('HSET', record(id), 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
-    redis.call('HDEL', record(id), 'traceback', 'error', 'failure')
+    redis.call('HDEL', record(id), ATTEMPT_FIELDS)
     if not kept then
       redis.call('PEXPIRE', record(id), milliseconds(retention))
     end
   end
+end
+
+-- Completion: the end of a run whose handler has returned.
+
+-- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention and
+-- reply, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. A run that was to stop ends as cancelled,
+-- even if it succeeded.
+-- USES seconds, abort, acquit, note_end, push_reply, call_hook, record, begin_next, milliseconds, row_of
+local function completion(now, hook, task)
+  local moment = seconds(now)
+  -- The retentions as PEXPIRE takes them, by their text: most jobs have the same.
+  local lifetimes = {}
+  return function(id, run, scheduled, result, retention, reply)
+    if run[5] then
+      return abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
+    end
+    acquit(id)
+    local row = row_of(run[8])
+    if run[6] or row then
+      note_end(id, 'done', now, nil, retention)
+    end
+    if reply == '1' or run[3] then
+      push_reply(id, 'done', result, nil, tonumber(retention))
+    end
+    if hook ~= '' then
+      call_hook(hook, task, id, 'done', result, nil, now)
+    end
+    local key = record(id)
+    if run[4] or scheduled then
+      begin_next(id, run[4])
+    elseif retention == '0' and not row then
+      redis.call('DEL', key)
+    else
+      redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
+      if run[7] then
+        redis.call('HDEL', key, 'reason', ATTEMPT_FIELDS) -- of an earlier run
+      end
+      if not row then
+        lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))
+        redis.call('PEXPIRE', key, lifetimes[retention])
+      end
+    end
+  end
+end
+
+-- Hooks: the job of another task that the end of a job puts on the schedule, in the same script.
+
+-- Bytes of a result that a hook's job gets: a payload that exceeds the cap of dispatchers could not run.
+local RESULT_PASSED = 65536
+
+-- Schedule the job of the task `hook`, because a job of `task` has ended. `result` is JSON text.
+--
+-- Its id, `<id>.<outcome>.<when it ended>`, is another one for each end of a job that is revived or whose id is used
+-- again. A long id is replaced by its SHA-1. The record is deleted first, so that nothing here can be refused.
+-- USES RESULT_PASSED, seconds, attempt_of, field_of, record, write_record, whole_seconds
+local function call_hook(hook, task, id, outcome, result, reason, now)
+  local moment = seconds(now)
+  local suffix = '.' .. outcome .. '.' .. moment
+  local name = (#id + #suffix <= 200 and id or redis.sha1hex(id)) .. suffix
+  local ended = '{"id":"' .. id .. '","task":' .. cjson.encode(task) .. ',"outcome":"' .. outcome .. '"'
+  ended = ended .. ',"attempts":' .. attempt_of(field_of(id, 'attempt'))
+  if #result <= RESULT_PASSED then
+    ended = ended .. ',"result":' .. result
+  end
+  if reason then
+    ended = ended .. ',"reason":' .. cjson.encode(reason)
+  end
+  redis.call('DEL', record(name))
+  write_record(name, '{"task":' .. cjson.encode(hook) .. ',"args":[' .. ended .. '}]}', '', '', whole_seconds(now))
+  redis.call('ZADD', schedule, moment, name)
+end
+
+-- The ledger: a table in a database, each row of which stands for one job (docs/ledger.md).
+--
+-- The record of such a job has the number of its row in the field `ledger`. When the job ends, the ending script adds a
+-- report to the stream `ends`, from which the relays of the ledger write the row's end. Until `settle` says that they
+-- have done so, the record stays: by it, a relay that schedules the row once more sees that its job has already run.
+--
+-- The number of a row is another one each time that the row is used for a job, and a later one is higher. A row is used
+-- again only after its job has ended. So the number in a record says which of two jobs of an id is the current one. If
+-- a row's job must wait for a run of an earlier use, its number is in the field `next_ledger` meanwhile.
+--
+-- A job of a row that a client has replaced, or that was revived, has the field `renewed`: `withdraw` leaves it alone.
+--
+-- ends  stream  id, row, outcome, reason, and retention: seconds that the record is kept from then on, '0' = not at all
+
+local ledger_ends = root .. 'ends'
+
+-- The number of a row, from the field `ledger`; nil when the job is not the ledger's.
+local function row_of(text)
+  return text and #text <= 18 and text:match('^%d+$') or nil
+end
+
+-- Is the first number of a row lower?
+local function is_earlier(row, other)
+  return #row < #other or (#row == #other and row < other)
+end
+
+-- Report the end of a job, or with the outcome 'open' that it waits again.
+-- pcall: a stream that is a key of another type must not keep a job from ending; `evsched doctor` finds it.
+-- USES ledger_ends
+local function report_end(id, row, outcome, reason, retention)
+  local fields = { 'id', id, 'row', row, 'outcome', outcome, 'reason', reason or '', 'retention', retention }
+  redis.pcall('XADD', ledger_ends, '*', unpack(fields))
+end
+
+-- Report the end of a job whose record has just been deleted, and keep a short one in its place until `settle`.
+-- USES record, seconds, report_end
+local function report_gone(id, row, outcome, reason, now)
+  redis.call('HSET', record(id), 'ledger', row, 'outcome', outcome, 'finished', seconds(now))
+  report_end(id, row, outcome, reason, '0')
 end

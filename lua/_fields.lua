@@ -113,28 +113,26 @@ end
 -- Bounds on what readers get of one record.
 -- USES moment_of, again_of, worker_of, group_of, priority_of, attempt_of
 local FIELDS_READ, BYTES_READ = 100, 8388608
--- How readers get the fields that have a form.
+-- How readers get the fields whose values have a form.
 local valid_field = {
-  due = moment_of,
-  started = moment_of,
-  finished = moment_of,
-  created = moment_of,
-  planned = moment_of,
-  awaited = moment_of,
   again = again_of,
   worker = worker_of,
-  parked = group_of,
-  group = group_of,
   priority = function(text)
     return priority_of(text) and text
   end,
-  attempt = function(text)
-    return tostring(attempt_of(text))
-  end,
-  snoozes = function(text)
-    return tostring(attempt_of(text))
-  end,
 }
+for _, name in ipairs({ TIME_FIELDS }) do
+  valid_field[name] = moment_of
+end
+for _, name in ipairs({ GROUP_FIELDS }) do
+  valid_field[name] = group_of
+end
+local function count_of(text)
+  return tostring(attempt_of(text))
+end
+for _, name in ipairs({ COUNT_FIELDS }) do
+  valid_field[name] = count_of
+end
 
 -- A record for readers, as field, value, ... Malformed values are left out. The short values come first, so if a record
 -- exceeds the bounds, the longest are left out, and not the reason, for example. A key that is not a hash reads as an

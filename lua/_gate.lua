@@ -6,8 +6,8 @@
 -- Every script that frees room or adds jobs calls `admit`, or in `dispatch` `open`, so nothing polls. Only a rate, and
 -- the end of a pause, open it by themselves, at a moment that the dispatcher knows.
 
--- How many jobs wait in ready beyond what is asked for: enough that workers blocked on it never wait for a dispatcher,
--- few enough that a later job of a higher priority does not wait behind them.
+-- How many jobs wait in ready beyond those that are asked for: enough that workers blocked on it never wait for a
+-- dispatcher, few enough that a later job of a higher priority does not wait behind them.
 local READY_AHEAD = 16
 -- The jobs of a group cannot pass while the key of its backlog has the wrong type. Seconds until they are tried again.
 local UNFIT = 1
@@ -209,4 +209,111 @@ local function admit_anew(now)
   read_policy()
   admit(0, now)
   redis.call('PUBLISH', root .. 'gate', seconds(now))
+end
+
+-- Fair queueing: the order of jobs in the backlog, so that the groups of one priority take turns.
+--
+-- fair  hash  only while jobs wait: last:<p>:<group> = the order of the group's last job; passed:<p> = the order of the
+--             last job of priority p that passed the gate
+--
+-- Self-clocked fair queueing (Golestani 1994): a job's order is the larger of these two, plus its group's step. The
+-- step of a group of weight 2 is half that of a group of weight 1, so its turns come twice as often.
+
+local fair = root .. 'fair'
+
+-- A job's score in the backlog is -priority * STRIDE + order. Ten priorities of 1e12 stay exact in a double (2^53).
+local STRIDE = 1e12
+-- Beyond this many fields of `fair`, the groups that have had their turn are swept out.
+local ORDERS_MOST = 10000
+-- The least weight of a group, so that its step stays finite.
+local WEIGHT_LEAST = 0.001
+
+-- Raise passed:<p>. It never falls: the return of jobs that a group's own limit held back does not set others back.
+-- USES fair
+local function note_passed(priority, order)
+  local field = string.format('passed:%d', priority)
+  if order > tonumber(redis.call('HGET', fair, field) or 0) then
+    redis.call('HSET', fair, field, order)
+  end
+end
+
+-- USES fair
+local function order_of(field)
+  return tonumber(redis.call('HGET', fair, field) or 0)
+end
+
+-- The groups that this call has given turns to: `<p>:<group>` -> their last order, and their step.
+local turns = {}
+
+-- The score of the next job of a group in the backlog. `save_turns` must follow.
+-- USES turns, policy, limit_of, limits, order_of, WEIGHT_LEAST, STRIDE
+local function next_score(priority, group)
+  local name = priority .. ':' .. group
+  local turn = turns[name]
+  if not turn then
+    local weight = policy.grouped and group ~= '' and limit_of(redis.call('HGET', limits, 'weight:' .. group))
+    turn = {
+      last = math.max(order_of('passed:' .. priority), order_of('last:' .. name)),
+      step = 1 / math.max(weight or 1, WEIGHT_LEAST),
+    }
+    turns[name] = turn
+  end
+  turn.last = turn.last + turn.step
+  return -priority * STRIDE + turn.last
+end
+
+-- Keep the turns of this call, and sweep up to `most` fields of `fair` when it has grown large.
+-- USES turns, fair, ORDERS_MOST, order_of
+local function save_turns(most)
+  for name, turn in pairs(turns) do
+    redis.call('HSET', fair, 'last:' .. name, turn.last)
+  end
+  if redis.call('HLEN', fair) <= ORDERS_MOST then
+    return
+  end
+  local fields = redis.call('HRANDFIELD', fair, most, 'WITHVALUES')
+  for i = 1, #fields, 2 do
+    local priority = fields[i]:match('^last:(%d):')
+    if priority and tonumber(fields[i + 1]) <= order_of('passed:' .. priority) then
+      redis.call('HDEL', fair, fields[i])
+    end
+  end
+end
+
+-- Idle workers wait for a message instead of in BLMOVE. A BLMOVE occupies a connection and reads one list, so a worker
+-- of many shards would need a connection for each. The messages of all queues of a server arrive on one connection.
+--
+-- idle  zset  worker -> since when it waits
+--
+-- `start` adds a worker in the same call in which it finds ready empty. The scripts that put a job into ready
+-- take out the worker that has waited longest, and send it a message on its own channel. So one job wakes one worker,
+-- and no job is put into ready while a worker stays in `idle`.
+local idle = root .. 'idle'
+
+-- Send a message to as many idle workers as jobs were put into ready. If a worker has died, its message reaches nobody,
+-- and the next worker gets one. pcall: a key of another type, or a user without the right, stops no job that others
+-- fetch.
+-- USES idle
+local function call_idle(jobs)
+  while jobs > 0 do
+    local first = redis.pcall('ZPOPMIN', idle, math.min(jobs, 100))
+    if first.err or #first == 0 then
+      return
+    end
+    for i = 1, #first, 2 do
+      local receivers = redis.pcall('SPUBLISH', root .. 'idle:' .. first[i], '')
+      if type(receivers) == 'number' and receivers > 0 then
+        jobs = jobs - 1
+      end
+    end
+  end
+end
+
+-- A worker stops waiting. If it got the message of a job that it does not take, another worker gets one. '': a worker
+-- did not come after its message. Others may hang too, so all that wait get a message.
+-- USES idle, call_idle, size_of
+local function decline(worker)
+  if redis.pcall('ZREM', idle, worker) ~= 1 and size_of('LLEN', ready) > 0 then
+    call_idle(worker == '' and size_of('ZCARD', idle) or 1)
+  end
 end

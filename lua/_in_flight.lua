@@ -194,8 +194,8 @@ local function note_origins()
   end
 end
 
--- Set a limit by its field, '' removes it. What it holds back is looked at again. `read_policy` and `admit` must
--- follow.
+-- Set a limit by its field, '' removes it. The jobs that it holds back are examined again. `read_policy` and `admit`
+-- must follow.
 -- USES limits, reopen_all, throttled, TASK_GROUP, note_task, ORIGIN_GROUP, note_origins
 local function set_limit(field, value)
   if value == '' then

@@ -15,9 +15,9 @@
 local limits, throttled = root .. 'limits', root .. 'throttled'
 local declared_limits = root .. 'declared_limits'
 
--- A rate is handed out in packets of so many seconds' worth: one script call and one wake-up serve a packet.
+-- Seconds of a rate that are handed out as one packet: one script call and one wake-up serve a packet.
 local PACKET = 0.05
--- Without `burst`, so many seconds' worth may pass at once after a silence.
+-- Seconds of a rate that may pass at once after a silence, if there is no `burst`.
 local BURST = 0.1
 -- A lower rate than this, once in 11 days, means no rate.
 local RATE_LEAST = 1e-6
@@ -144,7 +144,7 @@ local function limits_of(group)
   return most, limit_of(rate[2]), limit_of(rate[3])
 end
 
--- What a group's own limits allow: `room`, how many jobs, and `opens`, when its rate opens if that leaves no room.
+-- The room that a group's own limits leave: `room`, how many jobs, and `opens`, when its rate opens if there is none.
 -- USES limits_of, in_flight, RATE_LEAST, tokens
 local rules = {}
 local function rule_of(group, now)
@@ -166,7 +166,7 @@ local function rule_of(group, now)
   return rule
 end
 
--- So many jobs of a group have passed: take them off its rate.
+-- Take jobs of a group that have passed off its rate.
 -- USES spend, tokens
 local function spend_rule(rule, count, now)
   spend(rule.arrival, rule.rate, rule.burst, count, now)
@@ -176,7 +176,7 @@ local function spend_rule(rule, count, now)
   end
 end
 
--- A job that has passed does not begin, and will pass again: give back what it took off the rates.
+-- A job that has passed does not begin, and will pass again: undo its part in the rates.
 -- USES policy, RATE_LEAST, spend, groups_of, split_groups, rule_of, rules
 local function refund(id, now)
   if (policy.rate or 0) > RATE_LEAST then

@@ -6,7 +6,7 @@
 -- task    the name of the job's task
 -- group   the job's group
 -- reason  occurs in the job's reason, of which A to Z are compared as a to z
--- error   the class of what the handler raised in the last failed run: the whole name, or its last part
+-- error   the class of the exception in the last failed run: the whole name, or its last part
 -- after   Unix seconds: the job was created then or later; a dead job died then or later
 -- before  Unix seconds: the job was created then or earlier; a dead job died then or earlier
 
@@ -41,8 +41,8 @@ local function text_or(value, other)
   return type(value) == 'string' and value or other
 end
 
--- The Unix seconds from which a job's age counts; nil when nobody knows. A due time in the future is no age yet. A
--- score near 0 means "now", and says nothing either.
+-- The Unix seconds from which a job's age counts; nil when that is unknown. A due time in the future is not an age yet,
+-- and neither is a score near 0, which means "now".
 -- USES moment_of
 local function age_from(place, score, created, due)
   if place == 'dead' then
@@ -52,7 +52,7 @@ local function age_from(place, score, created, due)
   return tonumber(moment_of(created) or '') or (due and due >= 1 and due or nil)
 end
 
--- What a filter needs to know of an inline job, whose member is its payload.
+-- The properties of an inline job that filters compare. Its member is its payload.
 -- USES MATCH_MOST, bytes_matched, decoded, text_or, age_from
 local function inline_job(member, score)
   bytes_matched = bytes_matched + #member
@@ -60,8 +60,8 @@ local function inline_job(member, score)
   return { task = text_or(job.task, ''), group = text_or(job.group, ''), since = age_from('schedule', score) }
 end
 
--- What a filter needs to know of a job that has a record; nil if that is not a hash. If another client has used the id
--- of a job that has ended again, the record says nothing of the new job but its payload and group.
+-- The properties of a job with a record that filters compare; nil if the record is not a hash. If another client has
+-- used the id of a job that has ended, the record has only the payload and the group of the new job.
 -- USES fields_of, record, group_of, moment_of, age_from
 local function recorded_job(id, place, score)
   local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished', 'error')

@@ -67,7 +67,7 @@ local function decode(member, cap)
   end
   local good, job = pcall(cjson.decode, member)
   if not good then
-    return nil, 'the inline job is not valid JSON (' .. tostring(job) .. '): mend it and schedule it again'
+    return nil, 'the inline job is not valid JSON (' .. tostring(job) .. '): correct it and schedule it again'
   end
   for _, field in ipairs({ 'id', 'priority', 'group' }) do
     if job[field] == cjson.null then

@@ -84,7 +84,7 @@ local function who_has(program, now)
   return worker, parent
 end
 
--- Whether Redis has what an app declares; '' = nothing to lose. A key of another type is a refusal of `register`.
+-- Whether Redis has the declarations of an app; '' = it declares nothing. `register` refuses a key of another type.
 -- USES revisions_of
 local function is_declared(owner, content)
   return owner == '' or redis.pcall('ZSCORE', revisions_of(owner), content)

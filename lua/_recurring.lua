@@ -1,12 +1,12 @@
--- Recurrences: what the verbs of jobs need to know of them.
+-- Recurrences, as the verbs of jobs need them.
 --
 -- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds, <= 0: from now on
--- recurrence:<name>  hash  rule, zone, payload and the rest of what is declared; what came of it: made, runs, done,
+-- recurrence:<name>  hash  rule, zone, payload and the rest of the declaration; its history: made, runs, done,
 --                          failed, failing (in a row), missed, last_id, last_outcome, last_finished, last_lateness; the
 --                          ids of occurrences: current, waiting, ahead, requested; current_due, the due of current; and
 --                          moved, when it was last moved on
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
--- revisions:<owner>  zset  digest of what an app declared -> its revision; the newest revision is in force
+-- revisions:<owner>  zset  digest of an app's declarations -> their revision; the newest revision is in force
 -- apps               set   the owners that have registered revisions
 
 -- The refusal of a name that no recurrence has.
@@ -53,7 +53,7 @@ local function plan_from_now(name)
   redis.call('ZADD', recurrences, redis.call('ZSCORE', recurrences, name) == '0' and -1 or 0, name)
 end
 
--- Have a recurrence planned again from now on. What is on the schedule ahead of its time no longer counts as made.
+-- Plan a recurrence again from now on. Occurrences on the schedule ahead of their time no longer count as made.
 -- USES recurrence, made_of, ahead_of, withdraw, plan_from_now
 local function restart(name)
   local key = recurrence(name)
@@ -78,13 +78,13 @@ local function delete_recurrence(name)
   forget_requests(name)
   redis.pcall('ZREM', pauses, name)
   if owner then
-    redis.pcall('SREM', declared_by(owner), name) -- the owner is what the record says: the key may be of another type
+    redis.pcall('SREM', declared_by(owner), name) -- the record may name any owner, whose key may be of another type
   end
   redis.call('ZREM', recurrences, name)
   redis.call('DEL', key)
 end
 
--- The revisions of what an app declares. An old revision that starts again has a lower number than the newest.
+-- The revisions of an app's declarations. If an old one starts again, its number is lower than the newest.
 local function revisions_of(owner)
   return root .. 'revisions:' .. owner
 end
@@ -92,13 +92,13 @@ end
 -- The apps that have registered revisions, by which `forget` finds those.
 local apps = root .. 'apps'
 
--- The newest revision of what an app declares; minus infinity when there is none.
+-- The newest revision of an app's declarations; minus infinity when there is none.
 -- USES revisions_of
 local function newest_of(owner)
   return tonumber(redis.call('ZRANGE', revisions_of(owner), -1, -1, 'WITHSCORES')[2]) or -math.huge
 end
 
--- Is there a newer revision? What has no revision is older than any.
+-- Is there a newer revision? A declaration without a revision is older than any.
 -- USES newest_of
 local function is_older(owner, revision)
   return (tonumber(revision) or -math.huge) < newest_of(owner)
@@ -124,7 +124,7 @@ local function judge_occurrence(name, id, due, now)
   local overlap, misfire, ahead = found[1] or 'skip', found[4] or 'once', found[5]
   local current, waiting = occurrence_of(name, found[2]), occurrence_of(name, found[3])
   if misfire_grace and misfire ~= 'all' and now - tonumber(due) > misfire_grace and waiting ~= id then
-    -- Late by more than its grace. Of several such occurrences only the newest runs, or none.
+    -- Late by more than its grace: if several are, only the newest runs, or none.
     local newer = tonumber(redis.call('ZSCORE', recurrences, name) or 'inf') <= now
     for other in (ahead or ''):gmatch('@(%S+)') do
       local at = tonumber(other)
@@ -139,10 +139,10 @@ local function judge_occurrence(name, id, due, now)
   end
   if overlap ~= 'allow' and current and current ~= id and unended(current) then
     if found[6] == id then
-      -- The first of those that wait. pcall: the key may be of another type.
+      -- Before the requests that wait. pcall: the key may be of another type.
       return type(redis.pcall('ZADD', requests_of(name), 0, id:sub(#name + 2))) == 'number' and 'back' or 'skip'
     end
-    -- What an operator has requested costs no occurrence that the rule makes.
+    -- A run that an operator has requested does not replace an occurrence of the rule.
     local waits = overlap == 'wait' or current == found[6]
     if waits and (waiting == id or not waiting or not redis.call('ZSCORE', schedule, waiting)) then
       redis.call('HSET', key, 'waiting', id)
@@ -159,4 +159,148 @@ local function judge_occurrence(name, id, due, now)
     end
   end
   return 'go'
+end
+
+-- Pauses of recurrences, by an operator or after failures.
+--
+-- pauses        zset  name -> when the pause ends, Unix seconds; only of pauses that end by themselves
+-- newly_paused  set   names of recurrences that were paused because of failures, which no dispatcher has reported yet
+--
+-- The record of a paused recurrence has `paused`, since when; `paused_until`, its end; and `paused_why`. Its score is
+-- +inf. So a dispatcher that does not know of ends leaves it paused.
+
+local pauses = root .. 'pauses'
+local newly_paused = root .. 'newly_paused'
+
+-- Pause a recurrence; `ends` and `why` may be ''. Dispatchers receive an event, and look when the pause ends.
+-- USES recurrence, withdraw, pauses, seconds
+local function begin_pause(name, ends, why, now)
+  local key = recurrence(name)
+  withdraw(name)
+  redis.call('HDEL', key, 'paused_until', 'paused_why')
+  redis.call('HSET', key, 'paused', seconds(now))
+  if why ~= '' then
+    redis.call('HSET', key, 'paused_why', why)
+  end
+  redis.pcall('ZREM', pauses, name) -- pcall: the key may be of another type
+  if ends ~= '' then
+    redis.call('HSET', key, 'paused_until', ends)
+    redis.call('ZADD', pauses, ends, name)
+  end
+  redis.call('ZREM', recurrences, name) -- otherwise a second pause would change nothing, and cause no event
+  redis.call('ZADD', recurrences, '+inf', name)
+end
+
+-- Pause a recurrence that has failed as often in a row as its `pause_after` allows. Called at the end of a run, where
+-- nothing may be refused: a key of another type changes nothing.
+-- USES recurrence, made_of, begin_pause, newly_paused
+local function pause_if_failing(name, now)
+  local found = redis.call('HMGET', recurrence(name), 'pause_after', 'failing', 'paused', 'retired')
+  local most, failing = made_of(found[1]), made_of(found[2])
+  if most == 0 or failing < most or found[3] or found[4] then
+    return
+  end
+  if type(redis.pcall('ZSCORE', recurrences, name)) == 'string' then
+    begin_pause(name, '', failing .. (failing == 1 and ' failure' or ' failures in a row'), now)
+    redis.pcall('SADD', newly_paused, name)
+  end
+end
+
+-- Forget a pause, and the failures before it; return whether there was one. The caller sets the score.
+-- USES recurrence, pauses
+local function end_pause(name)
+  redis.pcall('ZREM', pauses, name)
+  redis.call('HDEL', recurrence(name), 'paused_until', 'paused_why', 'failing')
+  return redis.call('HDEL', recurrence(name), 'paused') == 1
+end
+
+-- Requested runs: planned times that an operator wants run now, by `trigger` and `backfill`.
+--
+-- requests:<name>   zset  planned time -> its place in the order: 0 = before all others, else the planned time itself
+-- requested:<name>  zset  planned time -> the same; all that were requested, so that none is requested twice
+--
+-- A planned time waits in `requests` until its job may be made. Unless the recurrence allows overlap, they run one
+-- after another, and beside no other occurrence. The field `requested` of the recurrence is the id of the latest job.
+
+-- How many requested runs of a recurrence may wait, and how many are remembered, the latest planned times: about 100
+-- bytes each. To delete this number takes 3 ms.
+local REQUESTS_MOST = 20000
+-- How many requested runs are on the schedule or run at a time, if overlap is allowed.
+local REQUESTS_AT_ONCE = 100
+
+local function requests_of(name)
+  return root .. 'requests:' .. name
+end
+
+local function requested_of(name)
+  return root .. 'requested:' .. name
+end
+
+-- Request a planned time; `order` is its place. Returns whether it was neither requested before nor has a job.
+-- USES requested_of, record, requests_of
+local function request(name, planned, order)
+  if redis.call('ZADD', requested_of(name), 'NX', planned, planned) == 0 then
+    return false
+  elseif redis.call('EXISTS', record(name .. '@' .. planned)) == 1 then
+    return false
+  end
+  redis.call('ZADD', requests_of(name), order, planned)
+  return true
+end
+
+-- Forget the requests of a recurrence that is deleted.
+-- USES requests_of, requested_of
+local function forget_requests(name)
+  redis.call('DEL', requests_of(name), requested_of(name))
+end
+
+-- Make jobs of the next requested runs, at most `most`, and one if overlap is not allowed. The caller has checked that
+-- no occurrence of such a recurrence is on its way or runs. While the recurrence is paused, only triggered runs begin;
+-- none when it is retired.
+-- USES requests_of, recurrence, occurrence_of, moment_of, record, write_record, seconds, whole_seconds
+local function begin_requests(name, most, now)
+  local requests, key = requests_of(name), recurrence(name)
+  if redis.call('EXISTS', requests) == 0 then
+    return
+  end
+  local found = redis.pcall('HMGET', key, 'payload', 'priority', 'group', 'overlap', 'requested', 'paused', 'retired')
+  -- pcall: a run ends here, so nothing may be refused because a key is of another type.
+  if found.err or found[7] or type(redis.pcall('ZSCORE', recurrences, name)) ~= 'string' then
+    return
+  end
+  local turn = occurrence_of(name, found[5])
+  if found[4] ~= 'allow' then
+    most = 1
+    if turn and redis.call('ZSCORE', schedule, turn) then
+      return
+    end
+  end
+  local last = found[6] and 0 or '+inf'
+  while most > 0 do
+    -- An error, when the key is of another type, has no elements either.
+    local planned = redis.pcall('ZRANGE', requests, '-inf', last, 'BYSCORE', 'LIMIT', 0, 1)[1]
+    if not planned then
+      return
+    end
+    redis.call('ZREM', requests, planned)
+    local id = name .. '@' .. planned
+    if moment_of(planned) and redis.call('EXISTS', record(id)) == 0 then
+      redis.call('ZADD', schedule, seconds(now), id)
+      -- A group of their own, so that other occurrences do not wait behind a long backfill.
+      write_record(id, found[1] or '', found[2] or '', found[3] or '@requested', whole_seconds(now))
+      redis.call('HSET', record(id), 'recurrence', name, 'planned', planned)
+      redis.call('HSET', key, 'requested', id)
+      most = most - 1
+    end
+  end
+end
+
+-- The same, unless an occurrence is on its way or runs that a requested run must not overlap with.
+-- USES recurrence, occurrence_of, unended, begin_requests
+local function begin_requests_if_free(name, most, now)
+  local found = redis.pcall('HMGET', recurrence(name), 'overlap', 'current')
+  local current = not found.err and occurrence_of(name, found[2])
+  if found[1] == 'allow' or not (current and unended(current)) then
+    begin_requests(name, most, now)
+  end
 end

@@ -53,9 +53,9 @@ end
 -- refused to end, each followed by the error that it returned. They stay in the worker's list.
 --
 -- The runs are taken out of the worker's list first, which is also the check that they are there. So Redis must not be
--- able to refuse anything in `finish` after its first write: types are checked before, and what it writes is checked or
--- made here. Runs that end together have mostly started together: then they are the first of the list, in this order,
--- and one command takes them all out.
+-- able to refuse anything in `finish` after its first write: types are checked before, and the values that it writes
+-- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
+-- in this order, and one command takes them all out.
 -- USES processing, expect, expect_gate, owns_despite, leave, admit, fields_of, record
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
@@ -101,7 +101,7 @@ end
 -- Put the job of an ended run back on the schedule, and return true. A job that was cancelled ends instead: false. If
 -- the id was scheduled again meanwhile, that time is kept as `again`: this job runs first, and then the new one.
 -- `failed`: the run counts as an attempt; else why the last attempt failed is kept besides `reason`.
--- USES abort, RETENTION, record, again_of, moment_of, field_of, count_attempts, keep_failure
+-- USES abort, record, again_of, moment_of, field_of, count_attempts, keep_failure
 local function send_back(id, run, scheduled, due, reason, now, failed)
   if run[5] then
     abort(id, reason, RETENTION, '', now)
@@ -113,7 +113,7 @@ local function send_back(id, run, scheduled, due, reason, now, failed)
   end
   redis.call('ZADD', schedule, again_of(due), id)
   if failed then
-    redis.call('HDEL', key, 'traceback', 'error', 'failure')
+    redis.call('HDEL', key, ATTEMPT_FIELDS)
   else
     count_attempts(id, -1)
     keep_failure(id)
@@ -121,6 +121,62 @@ local function send_back(id, run, scheduled, due, reason, now, failed)
   redis.call('HSET', key, 'reason', reason)
   -- Common to all attempts of a job, for its idempotency key.
   redis.call('HSETNX', key, 'planned', moment_of(field_of(id, 'due')) or '0')
-  redis.call('HDEL', key, 'worker', 'begun')
+  redis.call('HDEL', key, RUN_FIELDS)
   return true
+end
+
+-- Suspects: jobs that workers held when they died. One of them may have killed its worker.
+--
+-- suspects  hash  id -> how many workers died, in how many of those runs it is unknown whether the job had begun, and,
+--                 unless it is 0, how many such runs are counted as attempts
+--
+-- A producer may write every field of a record, so the suspicion is not one of them: a repeated suspect costs its
+-- worker a process, and false suspects would hold the other jobs up.
+
+-- Seconds after the last death until all suspects are forgotten, so that deleted jobs leave nothing behind.
+local SUSPECTED = 7 * 86400
+
+local suspects = root .. 'suspects'
+local suspecting = redis.call('EXISTS', suspects) == 1
+
+-- A job's deaths, doubtful runs and counted doubtful runs: 0, 0, 0 when it is not a suspect. pcall: a key of another
+-- type holds no suspects.
+-- USES suspects, suspecting
+local function suspicion_of(id)
+  if not suspecting then
+    return 0, 0, 0
+  end
+  local text = redis.pcall('HGET', suspects, id)
+  text = type(text) == 'string' and text or ''
+  local deaths, doubts, counted = text:match('^(%d%d?%d?) (%d%d?%d?) ?(%d?%d?%d?)$')
+  return tonumber(deaths or 0), tonumber(doubts or 0), tonumber(counted) or 0
+end
+
+-- Write how many workers died that held the job, in how many of those runs it is unknown whether it had begun, and how
+-- many such runs are counted as attempts.
+-- USES suspects, suspecting, milliseconds, SUSPECTED
+local function mark_suspect(id, deaths, doubts, counted)
+  suspecting = true
+  local more = counted > 0 and ' ' .. math.min(counted, 999) or ''
+  redis.pcall('HSET', suspects, id, math.min(deaths, 999) .. ' ' .. math.min(doubts, 999) .. more)
+  redis.call('PEXPIRE', suspects, milliseconds(SUSPECTED))
+end
+
+-- The job is gone or has ended: it is no longer a suspect.
+-- USES suspects, suspecting
+local function acquit(id)
+  if suspecting then
+    redis.pcall('HDEL', suspects, id)
+  end
+end
+
+-- A run of the job has ended: it is no longer a suspect. The record keeps the number of its doubtful runs.
+-- USES suspicion_of, mark_suspect, acquit
+local function clear_suspicion(id)
+  local _, _, counted = suspicion_of(id)
+  if counted > 0 then
+    mark_suspect(id, 0, 0, counted)
+  else
+    acquit(id)
+  end
 end

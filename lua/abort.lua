@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- abort: processing -> finished, as cancelled. A run that was told to stop has ended.
+-- abort: processing -> finished, as cancelled. A run that was to stop has ended.
 --
 -- KEYS   root       prefix of the queue's keys
 -- ARGV   now        seconds, '' = Redis's clock
@@ -14,7 +14,7 @@
 -- TWICE  the second call finds every run lost
 -- USES   clock, abort, end_runs
 --
--- When the same id was scheduled again after it was told to stop, it runs again.
+-- If the same id was scheduled again after the stop was requested, it runs again.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)

@@ -7,8 +7,8 @@
 --        name      of the recurrence
 -- ROWS   planned   Unix seconds, in order
 -- REPLY  how many are requested now; how many were requested before, or have a job; how many have not come yet, or are
---        the dispatchers' to make, because the recurrence was not moved on past them; how many were left out, because
---        so many wait already; how many wait
+--        left to dispatchers, because the recurrence was not moved on past them; how many were left out, because too
+--        many wait already; how many wait
 -- FAILS  MISSING   no recurrence has that name, or it is retired
 -- TWICE  the second call finds all of them requested
 -- USES   clock, recurrence, expect, fail, no_recurrence,
@@ -30,7 +30,7 @@ elseif redis.call('HEXISTS', recurrence(name), 'retired') == 1 then
 end
 
 local waiting = redis.call('ZCARD', requests)
--- What waits already brings the next when it ends.
+-- Runs that wait already begin the next ones when they end.
 local at_once = waiting == 0 and REQUESTS_AT_ONCE or 1
 local made, known, later, left_out = 0, 0, 0, 0
 for planned in rows(3, 1) do

@@ -12,13 +12,13 @@
 --        reply     '1' = push the outcome to the job's reply list
 --        outcome   'dead', or 'expired'
 --        how       'killed' = it killed the process in which it was isolated, 'never' = it did not begin, ''
---        trace     the traceback of what the handler raised, '' = none
---        error     its class, '' = the handler raised nothing
+--        trace     the traceback of the handler's exception, '' = none
+--        error     the class of the exception, '' = none
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, expect, convict, count_attempts, abort, RETENTION, push_reply, call_hook, waiting_place, note_end,
---        record, begin_anew, bury, end_runs, with_failure, note_raised
+-- USES   clock, expect, convict, count_attempts, abort, push_reply, call_hook, waiting_place, note_end,
+--        record, begin_next, bury, end_runs, with_failure, note_raised
 --
 -- When the same id was scheduled again meanwhile, the job is not dead: it runs again, with all its attempts.
 
@@ -45,11 +45,11 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace, er
   if run[4] or scheduled or waiting_place(id) then
     note_end(id, outcome, now, reason, '')
     redis.call('HSET', record(id), 'reason', reason)
-    begin_anew(id, run[4])
+    begin_next(id, run[4])
   else
     bury(id, outcome, reason, now)
     if how ~= 'never' then
-      redis.call('HDEL', record(id), 'traceback', 'error') -- of an earlier run
+      redis.call('HDEL', record(id), ATTEMPT_FIELDS) -- of an earlier run
       note_raised(id, trace, error)
     end
   end

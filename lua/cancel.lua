@@ -1,25 +1,25 @@
 #!lua flags=allow-oom
--- cancel: schedule, backlog or ready -> gone. A worker that runs the job is told to stop it.
+-- cancel: schedule, backlog or ready -> gone. A worker that runs the job is asked to stop it.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        filter    see _match.lua: of the rows, only the jobs that wait and match; '' = none
 -- ROWS   id        of the job, or with a filter an inline job; one row, unless there is a filter or a `row`
 --        row       for a job of the ledger that its row cancels: the number of the row, '' = any job
--- REPLY  for each row the place where it was; 'processing' = its worker is told, by a message and by its next
---        heartbeat; '' = it does not wait, or does not match. Without a filter, also '1' = besides the run, a next run
---        that waited was cancelled; '' = there was none
+-- REPLY  for each row the place where it was; 'processing' = its worker is asked to stop it, by a message and by its
+--        next heartbeat; '' = it does not wait, or does not match. Without a filter, also '1' = besides the run, a next
+--        run that waited was cancelled; '' = there was none
 -- FAILS  MISSING   without a filter and `row`: there is no such job, or it has ended or is dead
 --        MOVING    without a filter: it is on its way to another shard
--- TWICE  the second call fails with MISSING, or tells the worker again; with a filter, it finds nothing
+-- TWICE  the second call fails with MISSING, or asks the worker again; with a filter, it finds nothing
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
 --        row_of, report_gone, field_of, moving_due, IS_MOVING, report_end, is_earlier, place_of, seconds
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
--- for a unique job. If a dead job was scheduled again, it is dead as before. With a filter, a run is none of the jobs
--- that match, and goes on. O(workers) a job.
+-- for a unique job. If a dead job was scheduled again, it is dead as before. With a filter, a run does not match, and
+-- goes on. O(workers) a job.
 --
 -- With `row`, a job is cancelled if it is that of this row, or of an earlier use of it. If Redis has none, because no
 -- relay has scheduled it or Redis has lost it, the end is reported all the same, and a short record is left for clients
@@ -36,7 +36,7 @@ local PAYLOAD_READ = 1048576
 -- Seconds for which the record stays of a job that was cancelled before it came to Redis.
 local LEFT = '10'
 
--- Delete what is left of a job that waited, and tell its clients.
+-- Delete the record of a job that waited, and notify its clients.
 local function forget(id, run, size)
   local key = record(id)
   local good, payload = pcall(cjson.decode, size <= PAYLOAD_READ and redis.call('HGET', key, 'payload') or '')

@@ -16,8 +16,8 @@
 -- TWICE  the second call finds every run lost
 -- USES   clock, completion, end_runs
 --
--- A run that was told to stop ends as cancelled, even if it succeeded.
--- About 5 us a job: a job is near the head of its worker's short list.
+-- A run that was to stop ends as cancelled, even if it succeeded. About 5 us a job: a job is near the head of its
+-- worker's short list.
 
 local now, worker, hook, task = unpack(ARGV, 1, 4)
 now = clock(now)

@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   name      of the recurrence
 --        owner     the app that declares it in its code, '' = made at run time
---        revision  of what the app declares, '' = none: older than any
+--        revision  of the app's declarations, '' = none: older than any
 -- ROWS   field     rule, zone, payload, priority, group, start, end, count, spread, misfire, most, overlap, window
 --        value     '' = not set
 -- REPLY  'made'; 'changed'; 'same': then nothing was written but the revision; 'older': the app has registered a newer

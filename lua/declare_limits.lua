@@ -5,11 +5,11 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        owner     the app
---        revision  of what the app declares
+--        revision  of the app's declarations
 -- ROWS   field     as of `limit`
 --        value     a number
 --        whole     the limit of the whole queue, of which the value is the part of this shard; '' = it is not divided
--- REPLY  what was set, as field, value, ...; '' = the limit was removed. False: the app has registered a newer
+-- REPLY  the limits that were set, as field, value, ...; '' = it was removed. False: the app has registered a newer
 --        revision, and nothing was written
 -- FAILS  none
 -- TWICE  the second call finds nothing to set

@@ -17,9 +17,9 @@
 -- TWICE  the second call finds every run lost
 -- USES   clock, seconds, send_back, refund, record, end_runs, note_deferred
 --
--- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that was told to
--- stop is not deferred: it ends as cancelled. What a job took off the rates is given back, so jobs that come again and
--- again do not hold up the others.
+-- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that is to stop is
+-- not deferred: it ends as cancelled. Its part in the rates is undone, so jobs that come again and again do not hold up
+-- the others.
 --
 -- A job whose task was unknown is noted in its record, with the due that it gets here: the next worker that does not
 -- know the task sees by it how long that has been so. A job that has another due then is judged again.

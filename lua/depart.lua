@@ -22,9 +22,9 @@
 -- here until then. Rows that are neither in the batch nor in the list of those that stay had no room: a batch has a
 -- limit of bytes.
 --
--- Jobs stay that are not waiting for their time and nothing else: a recurrence and the ledger know their jobs by the
--- queue, and an id that also runs, waits or is dead has one record for both. Redis refuses this script when its memory
--- is full. 15 to 20 us a job; O(workers) for one that has run before.
+-- Jobs that wait for something else than their time stay: a recurrence and the ledger know their jobs by the queue, and
+-- an id that also runs, waits or is dead has one record for both. Redis refuses this script when its memory is full. 15
+-- to 20 us a job; O(workers) for one that has run before.
 
 local now, to, token, above, calm = unpack(ARGV, 1, 5)
 now, calm = clock(now), tonumber(calm)
@@ -61,7 +61,7 @@ local function why_stays(member)
     return 'soon'
   elseif is_inline(member) and decode(member, MEMBER_MOST) then
     return nil
-  elseif not is_id(member) then -- an inline job that cannot run is none either
+  elseif not is_id(member) then -- an inline job that cannot run cannot move either
     return 'other'
   end
   return why_record_stays(member)

@@ -8,9 +8,9 @@
 --        canary    the dispatcher's id: also send it a message, which proves its subscription, and cause a keyspace
 --                  event, which proves that Redis sends them; '' = send neither
 -- REPLY  now; seconds until the next job is due or the gate opens, '0' = more is due already, '' = there is neither;
---        list of the due times of the jobs that left the schedule; list of id, reason of what went to dead; list of the
---        recurrences that missed an occurrence, once for each; seconds until a rate or the end of a pause opens the
---        gate, '' = none does
+--        list of the due times of the jobs that left the schedule; list of id, reason of the jobs that went to dead;
+--        list of the recurrences that missed an occurrence, once for each; seconds until a rate or the end of a pause
+--        opens the gate, '' = none does
 -- FAILS  none
 -- TWICE  the second call finds nothing due
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
@@ -195,7 +195,7 @@ local function move_on(id, score)
   end
   if finished then
     reuse(id)
-    redis.call('HDEL', key, 'created', 'by', 'ledger') -- of the job that has ended: a client used its id again
+    redis.call('HDEL', key, OWN_FIELDS) -- of the job that has ended: a client used its id again
     redis.call('DEL', root .. 'reply:' .. id)
   end
   if is_ready[id] or (parked and throttled_in(id)) then

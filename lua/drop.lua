@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   filter    see _match.lua: of the rows, only what matches; '' = none, all rows
 -- ROWS   id        of a job to drop
--- REPLY  ids of what was dropped
+-- REPLY  ids of the jobs that were dropped
 -- FAILS  MISSING   without a filter: an id is not dead; then none is dropped
 -- TWICE  the second call fails with MISSING; with a filter, it finds nothing
 -- USES   clock, expect, read_filter, pick_dead, record, unique, row_of, field_of, report_gone

@@ -8,7 +8,7 @@
 --                  '0' = only while a job waits or runs. '' = not unique: then a dead job takes its id too
 --        by        who enqueues: the user name at Redis, '' = the default user
 --        key       of a request that is done once: the digest of its Idempotency-Key; '' = it has none
---        asked     with a `key`: the digest of what the request asks for; not compared here
+--        asked     with a `key`: the digest of the request; not compared here
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -19,7 +19,7 @@
 --        the id and the due of each of its jobs, separated by spaces
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; or the id is taken for some time; then no row is written
 -- TWICE  the second call fails with EXISTS, which a caller without a reply to the first reads as success; or it keeps
---        what the first wrote. With a `key` it writes nothing and returns the reply of the first
+--        the jobs of the first. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
 --        still_taken, take, whole_seconds, first_reply, keep_dues
 --
@@ -66,7 +66,7 @@ local function refusal_of(id)
 end
 
 local places, dues, old = {}, {}, {}
-local created = whole_seconds(now)
+local created, more = whole_seconds(now), by ~= '' and { by = by } or nil
 -- Most rows have the same delay, and to format a number takes 0.5 us.
 local due_after = {}
 for id, _, _, _, due, delay in rows(7, 6) do
@@ -99,7 +99,7 @@ for id, payload, priority, group in rows(7, 6) do
   if new[id] then
     new[id] = false
     acquit(id)
-    write_record(id, payload, priority, group, created, by)
+    write_record(id, payload, priority, group, created, more)
     if within ~= '' then
       redis.call('ZREM', dead, id)
       take(id, tonumber(within), now)

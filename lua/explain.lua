@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- explain: moves nothing. Why a job has not run yet: where it is, and what it waits for, in one moment.
+-- explain: moves nothing. Reads why a job has not run yet: its place and the facts that hold it there, in one moment.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock

@@ -21,7 +21,7 @@
 -- TWICE  the second call finds every run lost, and sends nothing
 -- USES   clock, completion, end_runs
 --
--- A run that was told to stop sends nothing, and ends as cancelled.
+-- A run that was to stop sends nothing, and ends as cancelled.
 --
 -- Redis may refuse a message: the key has another type, or the user lacks the right to it. Then the run stays with its
 -- worker, which ends it in another way. While Redis's memory is full, the script is refused as a whole: a message needs

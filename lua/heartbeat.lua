@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- heartbeat: keeps a worker's lease, and tells it what Redis has lost. The tasks that it has are not sought any more.
+-- heartbeat: keeps a worker's lease, and reports whether Redis has lost its declarations. The tasks that it has are not
+-- sought any more.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
@@ -10,8 +11,8 @@
 --        content   digest of all that it declares in this queue
 --        program   digest of the names of its tasks, '' = none
 -- REPLY  '1', or '0' when there was no lease to renew: it was lost, and other workers may have the jobs by now;
---        how many jobs the worker's list holds; ids of those that are to stop; '1', or '0' when what it has
---        declared was lost, or is to be declared again; '1' when it waits for a message, else '0'
+--        how many jobs the worker's list holds; ids of those that are to stop; '1', or '0' when its
+--        declarations were lost, or are to be made again; '1' when it waits for a message, else '0'
 -- FAILS  none
 -- TWICE  the second call renews once more
 -- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search,
@@ -21,7 +22,7 @@ local now, worker, lease, fresh, owner, content, program = unpack(ARGV, 1, 7)
 now = clock(now)
 local ends = now + tonumber(lease)
 
--- The message that told the worker to stop a job may have been lost. At most 1 us a job, every few seconds.
+-- The message that asked the worker to stop a job may have been lost. At most 1 us a job, every few seconds.
 local stops, held = {}, redis.call('LRANGE', processing(worker), 0, -1)
 for _, id in ipairs(held) do
   if field_of(id, 'stop') then

@@ -7,16 +7,16 @@
 --        most      entries that are counted at most
 --        strays    workers that have a list and no lease, separated by spaces
 -- ROWS   id        or group, '' = the queue
---        code      what is wrong with it, as audit or recount reported
+--        code      of the violation, as audit or recount reported it
 --        from      where audit met it, ''
--- REPLY  for each thing that was mended: id, code
+-- REPLY  for each violation that was repaired: id, code
 -- FAILS  none
 -- TWICE  the second call finds nothing wrong
 -- USES   clock, expect, expect_gate, record, release_waiting, bury, remove_waiting, group_backlog, tidy, miscounts,
 --        in_flight, throttled, group_violation, violations_of, rows, admit, misnamed_id, note_member, ID_RULE,
 --        is_inline, group_of, unlisted
 --
--- Each row is checked again here, before and after its repair: what is still wrong afterwards was not mended. Rows
+-- Each row is checked again here, before and after its repair: a violation that is still there was not repaired. Rows
 -- that are in order by now, or that need a person's decision, are left alone.
 
 local now, most, strays = unpack(ARGV, 1, 3)
@@ -171,7 +171,7 @@ local function mend(id, code, from)
   if mends[code](id, detail, from) == false then
     return false
   end
-  -- Only what has ended the violation is a repair.
+  -- It is a repair only if the violation is gone.
   was_mended[id] = not detail_of(id, code, from)
   return was_mended[id]
 end

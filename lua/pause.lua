@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- pause: ready -> backlog, and closes the gate until `resume`, or until a moment. What runs goes on; what falls due
--- waits in the backlog.
+-- pause: ready -> backlog, and closes the gate until `resume`, or until a moment. Runs go on; jobs that fall due wait
+-- in the backlog.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock

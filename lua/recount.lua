@@ -10,7 +10,7 @@
 -- TWICE  it only reads
 -- USES   miscounts, rows, group_violation, throttled
 --
--- O(n) in what has passed the gate, 0.8 us for each job: 4 ms at 10,000 entries, two for each job. Above `most` it
+-- O(n) in the jobs that have passed the gate, 0.8 us each: 4 ms at 10,000 entries, two for each job. Above `most` it
 -- reports only that.
 
 local most, strays = unpack(ARGV, 1, 2)

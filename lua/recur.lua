@@ -12,8 +12,8 @@
 --        planned   Unix seconds
 --        due       Unix seconds: planned, its part of the spread, its window's opening
 --        misfire_grace     seconds after which it was missed rather than late, '' = it makes up for missed ones
--- REPLY  ids of what was put on the schedule, none if an occurrence is under way from whose end the next one is
---        counted; false when the score is not `seen` any more
+-- REPLY  ids of the jobs that were put on the schedule, none if an occurrence is under way from whose end the next one
+--        is counted; false when the score is not `seen` any more
 -- FAILS  none
 -- TWICE  the second call finds that it has moved on
 -- USES   clock, recurrence, made_of, expect, ahead_of, rows, record, write_record, seconds, tally,
@@ -44,7 +44,7 @@ for id, planned, due, misfire_grace in rows(7, 4) do
     if redis.call('EXISTS', record(id)) == 0 then
       redis.call('ZADD', schedule, due, id)
       -- A group of their own, so that thousands in one minute do not go before all jobs without a group.
-      write_record(id, job[1] or '', job[2] or '', job[3] or RECURRING, whole_seconds(now), '')
+      write_record(id, job[1] or '', job[2] or '', job[3] or RECURRING, whole_seconds(now))
       redis.call('HSET', record(id), 'recurrence', name, 'planned', planned, 'misfire_grace', misfire_grace)
       put[#put + 1] = id
       ahead[#ahead + 1] = id

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- register: moves nothing. Gives what an app declares in its code a revision. From then on, older revisions change
+-- register: moves nothing. Gives the declarations in an app's code a revision. From then on, older revisions change
 -- nothing.
 --
 -- KEYS   root      prefix of the queue's keys

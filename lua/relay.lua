@@ -18,10 +18,10 @@
 --
 -- A row comes again when a relay does not know whether another has scheduled it. If the record has its number, it is
 -- the same job, wherever it is, and is kept. A lower number is that of a job that has ended, as the table says, and
--- that Redis still has, because it has lost what was written last or the row was deleted and inserted again: the new
--- job takes its place, or runs after it if it runs. A job that is not the ledger's is left alone, unless it has ended
--- or is dead. Where a job is, is looked up only if one of the ids has a record. Redis refuses this script when its
--- memory is full. Without rows, it only checks that the queue takes rows.
+-- that Redis still has, because it has lost its last writes or the row was deleted and inserted again: the new job
+-- takes its place, or runs after it if it runs. A job that is not the ledger's is left alone, unless it has ended or is
+-- dead. Where a job is, is looked up only if one of the ids has a record. Redis refuses this script when its memory is
+-- full. Without rows, it only checks that the queue takes rows.
 --
 -- A row whose due was changed comes again with a higher revision. If its job waits, it gets that due; if it runs, it
 -- goes on. The record says which revision it has seen, so that one which comes again undoes no later change in Redis.
@@ -96,12 +96,12 @@ for id, payload, priority, group, _, row, revision in rows(2, 7) do
   at = at + 1
   if verdicts[at] == 'new' then
     acquit(id)
-    write_record(id, payload, priority, group, created, '', row)
+    write_record(id, payload, priority, group, created, { ledger = row })
     if known then
       redis.call('ZREM', dead, id)
     end
   elseif verdicts[at] == 'instead' then
-    supplant(id, payload, priority, group, now, '', row, row)
+    supplant(id, payload, priority, group, now, { ledger = row }, row)
   elseif verdicts[at] == 'moved' then
     remove_waiting(id)
   end

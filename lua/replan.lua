@@ -10,8 +10,8 @@
 -- TWICE  the second call does the same
 -- USES   clock, expect, recurrence, restart
 --
--- Occurrences that are on the schedule ahead of their time are removed, and planned again if their days are open. What
--- is overdue is left: dispatchers compare it with the calendar when they make it.
+-- Occurrences that are on the schedule ahead of their time are removed, and planned again if their days are open.
+-- Overdue ones are left: dispatchers compare them with the calendar when they make them.
 
 local now, name = unpack(ARGV, 1, 2)
 now = clock(now)

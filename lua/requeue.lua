@@ -10,11 +10,11 @@
 --        reason    why the runs were interrupted; kept in the records
 -- ROWS   id        of a job that is handed back; no rows = all that the worker holds
 -- REPLY  'moved' = the lease has changed since, and nothing was done; 'more' = the worker holds more; 'all' = it does
---        not; list of the ids put back; list of the ids that ended as cancelled, because they were told to stop
+--        not; list of the ids put back; list of the ids that ended as cancelled, because they were to stop
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
---        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, is_paused, counting, enter,
+--        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter,
 --        return_to_backlog, admit, fields_of, keep_failure, call_idle, decline
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
@@ -55,12 +55,12 @@ local function cut_short(id, mark)
   if not died or not begun then
     count_attempts(id, -1)
   end
-  redis.call('HDEL', key, 'worker', 'started', 'begun')
+  redis.call('HDEL', key, 'started', RUN_FIELDS)
   if died or begun then
     if not begun then
       keep_failure(id)
     else
-      redis.call('HDEL', key, 'traceback', 'error', 'failure')
+      redis.call('HDEL', key, ATTEMPT_FIELDS)
     end
     redis.call('HSET', key, 'reason', reason)
   else

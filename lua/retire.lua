@@ -6,7 +6,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        name      of the recurrence
 --        owner     the app that declared it
---        revision  of what the app declares now
+--        revision  of the app's present declarations
 -- REPLY  'retired'; 'gone': it was removed, or is not that app's any more; 'older': the app has registered a newer
 --        revision, and nothing was written
 -- FAILS  none
@@ -26,7 +26,7 @@ if is_older(owner, revision) then
   return 'older'
 end
 redis.call('SREM', declared_by(owner), name)
--- A key of another type is nobody's.
+-- A key of another type has no owner.
 if not redis.call('ZSCORE', recurrences, name) or redis.pcall('HGET', key, 'owner') ~= owner then
   return 'gone'
 end

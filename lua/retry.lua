@@ -8,9 +8,9 @@
 --        attempt   of the run that ends
 --        delay     seconds from now to the next attempt
 --        reason    why this attempt failed
---        killed    '1' = it killed the process in which it was isolated, '' = it did not, and is no suspect any more
---        trace     the traceback of what the handler raised, '' = none
---        error     its class, '' = the handler raised nothing
+--        killed    '1' = it killed the process in which it was isolated, '' = it did not, and is not a suspect any more
+--        trace     the traceback of the handler's exception, '' = none
+--        error     the class of the exception, '' = none
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost

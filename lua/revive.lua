@@ -5,7 +5,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        filter    see _match.lua: of the rows, only what matches; '' = none, all rows
 -- ROWS   id        of a job to revive
--- REPLY  ids of what was revived
+-- REPLY  ids of the jobs that were revived
 -- FAILS  MISSING   without a filter: an id is not dead, or has no record; then none is revived
 -- TWICE  the second call fails with MISSING; with a filter, it finds nothing
 -- USES   clock, expect, read_filter, pick_dead, seconds, size_of, record, reuse, row_of, field_of, report_end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- seek: moves nothing. A worker does not know a task: tells whether another worker of the queue does, and notes that
+-- seek: moves nothing. A worker does not know a task: reports whether another worker of the queue does, and notes that
 -- the task is sought if none does.
 --
 -- KEYS   root      prefix of the queue's keys

@@ -9,7 +9,7 @@
 --        attempt   of the run that ends
 --        due       Unix seconds, '' = `delay` from now
 --        delay     seconds
---        reason    what the job waits for
+--        reason    why the job waits
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
@@ -21,7 +21,7 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 
--- A job that snoozes again and again must not keep a worker busy: after so many times it waits for so many seconds.
+-- A job that snoozes again and again must not keep a worker busy: after OFTEN times it waits for LEAST seconds.
 local OFTEN, LEAST = 4, 1
 
 local function finish(id, run, scheduled, due, delay, reason)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- stand_by: moves nothing. Keeps a parent registered that has no worker process, and tells it whether the queue needs
+-- stand_by: moves nothing. Keeps a parent registered that has no worker process, and reports whether the queue needs
 -- one. If so, it claims the start: of several parents, one starts a process.
 --
 -- KEYS   root      prefix of the queue's keys
@@ -10,7 +10,7 @@
 --        owner     the app whose declarations its last process has written, '' = none
 --        content   digest of all that it declares
 --        program   digest of the names of its tasks, '' = none
--- REPLY  'ready' when a job waits in ready, 'undeclared' when what the app declares was lost, 'sought' when a task of
+-- REPLY  'ready' when a job waits in ready, 'undeclared' when the app's declarations were lost, 'sought' when a task of
 --        the app is sought, '' when no process is needed; '1', or '0' when another parent has claimed the
 --        start
 -- FAILS  none

@@ -12,15 +12,15 @@
 -- ROWS   id        already in the worker's list: moved there by BLMOVE, or left there by a lost reply
 -- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker waits for a message from here on, else '0'; '1'
 --        when it had a lease, '0' when it was lost;
---        list of id, attempt, due, payload, planned of what is to run;
---        list of id, reason of what went to dead;
+--        list of id, attempt, due, payload, planned of the jobs to run;
+--        list of id, reason of the jobs that went to dead;
 --        list of id, deaths, doubts, counted of the suspects among them: how many workers died that held the job, in
 --        how many of those runs it is not known whether the job had begun, and how many such runs `attempt` counts
 -- FAILS  none
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
---        keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter,
+--        keep_misnamed, TOO_LONG, leave, bury, abort, reuse, remove_waiting, counting, enter,
 --        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure, idle
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
@@ -34,9 +34,9 @@ local list = processing(worker)
 
 -- How many bytes of records one call reads; one job at least.
 local BYTES_MOST = 1048576
--- A worker takes up to so many jobs whatever its share is: fewer are not worth a call of their own.
+-- A worker takes up to this number of jobs whatever its share is: fewer are not worth a call of their own.
 local SHARE_LEAST = 4
--- A worker that holds its part of all jobs already takes so much of an equal part of those that wait.
+-- A worker that holds its part of all jobs already takes this fraction of an equal part of those that wait.
 local BEYOND = 0.25
 
 expect('LLEN', list)

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
--- survey: moves nothing. What the janitor checks: the leases of a queue, whether jobs move to another shard, and
--- whether a job waits beside idle workers.
+-- survey: moves nothing. Reads the state that the janitor checks: the leases of a queue, whether jobs move to another
+-- shard, and whether a job waits beside idle workers.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock

@@ -7,7 +7,7 @@
 --        name      of the recurrence
 --        planned   Unix seconds: the time that stands in the id, which the caller has read from Redis's clock
 --        key       of a request that is done once: the digest of its Idempotency-Key; '' = it has none
---        asked     with a `key`: the digest of what the request asks for; not compared here
+--        asked     with a `key`: the digest of the request; not compared here
 -- REPLY  '1' = it is on the schedule; '0' = it waits for an occurrence that has not ended, or is an earlier call's.
 --        With a `key` one text, that of the first request of this key: its `asked`, the id of the run, and '1' or '0',
 --        separated by spaces
@@ -17,7 +17,7 @@
 --        requests_of, requested_of, request, REQUESTS_MOST, begin_requests_if_free, record,
 --        first_reply, keep_reply
 --
--- A paused recurrence can be triggered: a pause stops what nobody asks for.
+-- A paused recurrence can be triggered: a pause stops only the planned runs.
 
 local now, name, planned, key, asked = unpack(ARGV, 1, 5)
 now = clock(now)

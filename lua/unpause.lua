@@ -10,7 +10,7 @@
 -- TWICE  the second call finds no pause
 -- USES   recurrence, expect, pauses, end_pause
 --
--- A dispatcher that comes late sets a time that has passed, so the misfire policy applies to what came after the pause.
+-- A dispatcher that comes late sets a time that has passed, so the misfire policy applies to the times after the pause.
 
 local name, seen, next = unpack(ARGV, 1, 3)
 

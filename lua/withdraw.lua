@@ -8,12 +8,12 @@
 --        row   the number of its row, which has ended
 -- REPLY  how many were withdrawn or are asked to stop
 -- FAILS  none
--- TWICE  the second call finds nothing, or tells the workers again
+-- TWICE  the second call finds nothing, or asks the workers again
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, admit, fields_of, row_of,
 --        is_earlier
 --
--- Redis has such jobs when it was given an older copy of its data. Nobody waits for them: their ends are known.
--- A job is left as it is if it is not of this row or an earlier one, if it has ended here too, or if it was replaced or
+-- Redis has such jobs when it was given an older copy of its data. No client waits for them: their ends are known. A
+-- job is left as it is if it is not of this row or an earlier one, if it has ended here too, or if it was replaced or
 -- revived (`renewed`): a client or an operator wants it, and may have done so after the data was copied. A run is left
 -- alone if the next job of its id waits. The end of a run that is stopped is not reported. O(workers) a job.
 

@@ -13,7 +13,7 @@ from bench.server import server as started
 from bench.watch import watch
 from evsched.client.new_job import JobOptions, new_job
 from evsched.keys import QUEUES, schedule
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 _PIPELINED: Final = 5_000
 _EVERY: Final = 0.02

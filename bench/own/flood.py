@@ -10,7 +10,7 @@ from bench.crowd import crowd
 from bench.figures import Figures, Table, percentile
 from bench.server import Server, server
 from evsched.client.new_job import JobOptions, new_job
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 _SECONDS: Final = 5.0
 _EVERY: Final = 0.02

@@ -15,7 +15,7 @@ from bench.server import Server, server
 from bench.sparse import lateness, sparse_dues
 from bench.tasks import due_jobs
 from evsched.client.new_job import JobOptions, new_job
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 _DISPATCHER, _WORKER = 9471, 9472
 _OPTION: Final = "--metrics-port"

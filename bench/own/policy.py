@@ -18,7 +18,7 @@ from bench.server import Server, server
 from evsched import Retry
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 
 

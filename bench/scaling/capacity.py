@@ -16,7 +16,7 @@ from bench.result import Result
 from bench.scaling import placement
 from bench.scaling.tables import CLUSTER, ONE, SHARDS, rates
 from evsched.config import Config
-from evsched.jobs.tasks import DEFAULT_RETENTION
+from evsched.jobs.record import DEFAULT_RETENTION
 
 _DAY: Final = 86_400
 _BILLIONS: Final = 10_000_000_000

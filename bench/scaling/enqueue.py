@@ -14,7 +14,7 @@ from bench.tasks import noop
 from evsched.client.client import Client
 from evsched.client.new_job import JobOptions, new_job
 from evsched.shards import Shards
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 _FAR: Final = 2e9
 _FRAME: Final = len('{"task":"noop","args":[""]}')

@@ -18,7 +18,7 @@ from bench.tasks import SHARDS, stamped_job
 from evsched.client.client import Client
 from evsched.client.new_job import JobOptions, new_job
 from evsched.shards import NONE, Shards, shard
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 QUEUE: Final = "default"
 

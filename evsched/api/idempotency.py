@@ -10,7 +10,7 @@ import msgspec
 from starlette.datastructures import Headers
 
 from evsched.api.problem import Problem, invalid
-from evsched.store.request import Request
+from evsched.store.queue import IdempotentRequest
 
 _MOST: Final = 255
 """Characters of a key."""
@@ -21,7 +21,7 @@ _DIGITS: Final = 32
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-def read(headers: Headers, caller: str, path: str, body: Any) -> Request | None:
+def read(headers: Headers, caller: str, path: str, body: Any) -> IdempotentRequest | None:
     """Return the key of a request with what it asks for; None if it has no key. A key belongs to its `caller`.
 
     Two requests ask for the same if their paths and the values in their bodies are the same; the order of fields and
@@ -34,7 +34,7 @@ def read(headers: Headers, caller: str, path: str, body: Any) -> Request | None:
     if key is None:
         return None
     try:
-        return Request(_digest(key, caller), _digest(path, body))
+        return IdempotentRequest(_digest(key, caller), _digest(path, body))
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
 
@@ -58,7 +58,7 @@ def read_key(headers: Headers) -> str | None:
     return key
 
 
-def check(request: Request, asked: str) -> None:
+def check(request: IdempotentRequest, asked: str) -> None:
     """Refuse a key that an earlier request has used. `asked`: what the first request of the key asked for.
 
     Raises:

@@ -23,9 +23,9 @@ from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique, id_of_arguments, id_of_key
 from evsched.errors import ConfigError, JobMissing
-from evsched.store.clients import New
-from evsched.store.matching import Match
-from evsched.store.request import Request
+from evsched.store.client_calls import New
+from evsched.store.operator_calls import Match
+from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
 
 _OPTIONS: Final = tuple({*NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})
@@ -179,7 +179,7 @@ async def _write(
 async def _write_once(
     asked: Asked[EnqueueJob, None] | Asked[EnqueueJobs, None],
     jobs: list[New],
-    request: Request,
+    request: IdempotentRequest,
     within: float | None,
     *,
     lasting: bool,

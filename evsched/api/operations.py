@@ -51,7 +51,7 @@ from evsched.api.requests import (
     ResultQuery,
 )
 from evsched.client.recurrence_status import RecurrenceStatus
-from evsched.jobs.job import JobStatus
+from evsched.jobs.record import JobStatus
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 

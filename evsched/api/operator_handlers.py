@@ -30,7 +30,7 @@ from evsched.client.spread import ChangeDead, change_dead, never_used
 from evsched.client.sweep import Filter, dropping, reviving
 from evsched.client.sweeps import Sweeps
 from evsched.client.unfinished_moves import finish_moves
-from evsched.store.limits import Limits
+from evsched.store.gate_limits import Limits
 from evsched.store.store import Store
 
 

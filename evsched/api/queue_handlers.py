@@ -13,7 +13,7 @@ from evsched.client.find_queues import ask_nodes
 from evsched.client.operations import once
 from evsched.client.spread import listed, queue_stats, shown
 from evsched.errors import StoreError
-from evsched.store.operators import QueueStats
+from evsched.store.operator_calls import QueueStats
 from evsched.transport.topology import topology
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from evsched.client.recurrence_status import RecurrenceStatus
-from evsched.jobs.job import Place
-from evsched.store.matching import Match
+from evsched.jobs.record import Place
+from evsched.store.operator_calls import Match
 
 
 class Reply(Struct, frozen=True):

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from evsched.api.problem import Problem, invalid
 from evsched.api.requests import NAME_IN_PATH, NAME_RULE
-from evsched.jobs import json_errors
+from evsched.jobs.job import describe_malformed
 
 _NAME_RULE: Final = f"matching regex {NAME_IN_PATH!r}"
 """How msgspec says that a name has other characters."""
@@ -48,7 +48,7 @@ async def read(request: Request, kind: Any, cap: int) -> Any:
             why = str(error).replace(_NAME_RULE, f"of {NAME_RULE}")
             raise invalid(f"the body does not fit: {why}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = json_errors.describe(text, error)
+        why = describe_malformed(text, error)
         raise Problem(HTTPStatus.BAD_REQUEST, "not-json", f"the body is not JSON in UTF-8: {why}") from None
     except RecursionError:
         raise Problem(HTTPStatus.BAD_REQUEST, "not-json", "the body is nested too deeply") from None

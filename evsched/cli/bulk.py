@@ -20,7 +20,7 @@ from evsched.client.sweeps import Sweeps
 from evsched.client.sync_client import SyncClient
 from evsched.client.unfinished_moves import finish_moves
 from evsched.errors import ConfigError, EvschedError, StoreDown
-from evsched.store.matching import Match
+from evsched.store.operator_calls import Match
 from evsched.store.store import Store
 
 _EXAMPLES: Final = 10

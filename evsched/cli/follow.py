@@ -21,7 +21,7 @@ from evsched.client.explain_job import explain_any, window_of
 from evsched.client.sync_client import SyncClient
 from evsched.errors import JobDead, JobMissing
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import JobStatus
+from evsched.jobs.record import JobStatus
 from evsched.telemetry.printable import escape
 from evsched.transport.subscription import Subscription
 

@@ -10,7 +10,7 @@ from evsched.cli.options import Json, Queues, Url, client
 from evsched.cli.queues import each, read_limits, report
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
-from evsched.store.limits import Limits, merged, own, shown
+from evsched.store.gate_limits import Limits, merged, own, shown
 from evsched.store.store import Store
 
 COLUMNS = (Column("group", 1), Column("limit"), Column("value"), Column("in the code", 2))

@@ -20,7 +20,7 @@ from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
 from evsched.errors import StoreDown, StoreRefused
 from evsched.runtime.new_id import release_of
-from evsched.store.limits import Limits, merged
+from evsched.store.gate_limits import Limits, merged
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.topology import nodes_down, reason, topology

@@ -15,7 +15,7 @@ from evsched.cli.usage import UsageError
 from evsched.client import requested_runs
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError
-from evsched.store.recurrences import Backfilled
+from evsched.store.recurrence_calls import Backfilled
 from evsched.store.store import Store
 
 

@@ -19,13 +19,14 @@ from evsched.client.sync_client import SyncClient
 from evsched.client.times import unix
 from evsched.client.unique import Unique
 from evsched.errors import StoreDown
-from evsched.jobs.job import JobStatus, OnConflict, Place
+from evsched.jobs.job import OnConflict
+from evsched.jobs.record import JobStatus, Place
 from evsched.recurrence.recurrence import Declared
 from evsched.shards import NONE, Shards
-from evsched.store.clients import New
-from evsched.store.limits import Limits, merged
-from evsched.store.matching import Match
-from evsched.store.recurrences import Backfilled
+from evsched.store.client_calls import New
+from evsched.store.gate_limits import Limits, merged
+from evsched.store.operator_calls import Match
+from evsched.store.recurrence_calls import Backfilled
 from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.call import Call, T

@@ -10,8 +10,8 @@ from evsched.client.new_job import JobOptions, new_job
 from evsched.client.times import finite_seconds, seconds, unix
 from evsched.errors import ConfigError
 from evsched.jobs import arguments
-from evsched.jobs import options as check
-from evsched.jobs.options import Check
+from evsched.jobs import option_checks as check
+from evsched.jobs.option_checks import Check
 from evsched.jobs.tasks import Task
 from evsched.recurrence.check_declared import CHECKS
 from evsched.recurrence.intervals import check_interval
@@ -110,5 +110,5 @@ def _payload(task: Task, options: RecurringOptions, payload_cap: int) -> bytes:
     args, kwargs = options.get("args", ()), options.get("kwargs") or {}
     of_each = JobOptions(priority=options.get("priority"), group=options.get("group"), window=options.get("window"))
     payload = new_job(task.name, args, kwargs, of_each, payload_cap).payload
-    arguments.check(task, args, kwargs, payload)
+    arguments.check(task.signature, task.check, args, kwargs, payload)
     return payload

@@ -18,11 +18,12 @@ from evsched import keys
 from evsched.client.explain_gate import in_backlog, origin, paused_at
 from evsched.durations import format_duration
 from evsched.errors import ConfigError
-from evsched.jobs.job import JobStatus, Requeued
+from evsched.jobs.job import Requeued
+from evsched.jobs.record import JobStatus
 from evsched.recurrence.windows import WINDOW_NAME, read_window
-from evsched.store.audits import PLACES
-from evsched.store.clients import Facts
-from evsched.store.limits import shown
+from evsched.store.client_calls import Facts
+from evsched.store.gate_limits import shown
+from evsched.store.operator_calls import KEY_TYPES
 from evsched.worker.slots import FetchPause
 
 _RECOVERED: Final = 30.0
@@ -162,10 +163,10 @@ def _wrong_type(status: JobStatus, facts: Facts, types: Mapping[str, str]) -> st
     if not is_waiting(status, facts.now):
         return None
     for name, kind in types.items():
-        if kind not in (PLACES[name], "none"):
+        if kind not in (KEY_TYPES[name], "none"):
             key = keys.root(status.queue) + name
             advice = f"`evsched doctor --queue {status.queue}` says how to fix it"
-            what = f"{key} is a {kind}, not a {PLACES[name]}"
+            what = f"{key} is a {kind}, not a {KEY_TYPES[name]}"
             return f"due, but Redis refuses to move the jobs of this queue: {what}; {advice}"
     return None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from evsched.durations import format_duration
 from evsched.jobs import groups
-from evsched.jobs.job import JobStatus
-from evsched.store.clients import Facts
-from evsched.store.limits import Limits
+from evsched.jobs.record import JobStatus
+from evsched.store.client_calls import Facts
+from evsched.store.gate_limits import Limits
 
 
 def in_backlog(gate: str, no_worker: str | None, status: JobStatus, facts: Facts) -> str:

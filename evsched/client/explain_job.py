@@ -14,12 +14,12 @@ from evsched.client.kept_recurrences import find_standing, read_record
 from evsched.client.operations import AskWorkers, Operation, send
 from evsched.client.spread import Parts
 from evsched.errors import JobMissing, StoreRefused
-from evsched.jobs.job import JobStatus
+from evsched.jobs.record import JobStatus
 from evsched.recurrence.windows import WINDOW_NAME
 from evsched.shards import Shards
 from evsched.store import server
-from evsched.store.audits import PLACES
-from evsched.store.clients import Facts
+from evsched.store.client_calls import Facts
+from evsched.store.operator_calls import KEY_TYPES
 from evsched.store.store import Store
 from evsched.worker.slots import FetchPause
 
@@ -47,7 +47,7 @@ def explain_any(shards: Shards, parts: Parts, queue: str, job: str) -> Operation
         return (yield from _read_recurrence(store, job))
     types = dict[str, str]()
     if is_waiting(status, facts.now):
-        for name in PLACES:
+        for name in KEY_TYPES:
             types[name] = yield from send(server.kind(keys.root(shard) + name))
     window = yield from window_of(shards, status)
     dispatchers = None if facts.holder is None else (yield from _dispatchers(store))

@@ -9,7 +9,7 @@ from evsched.client.explain import Explanation
 from evsched.client.recurrence_status import no_record
 from evsched.durations import format_duration
 from evsched.errors import ConfigError
-from evsched.jobs.untrusted import number, whole
+from evsched.jobs.record import number, whole
 from evsched.recurrence.look_ahead import Standing, next_time
 from evsched.recurrence.windows import read_window
 

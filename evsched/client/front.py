@@ -13,7 +13,7 @@ from msgspec import Struct
 from evsched.client import sweep
 from evsched.client.operations import Operation, send
 from evsched.client.sweep import Waiting
-from evsched.store.matching import Match
+from evsched.store.operator_calls import Match
 from evsched.store.store import Store
 
 

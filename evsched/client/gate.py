@@ -14,10 +14,10 @@ from evsched.client.operations import Operation, Send, send
 from evsched.client.times import unix
 from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
-from evsched.jobs.options import invalid
+from evsched.jobs.option_checks import invalid
 from evsched.shards import Shards
-from evsched.store.limits import Limits, field
-from evsched.store.limits import check as check_limits
+from evsched.store.gate_limits import Limits, field
+from evsched.store.gate_limits import check as check_limits
 from evsched.store.server import clock
 from evsched.store.store import Store
 

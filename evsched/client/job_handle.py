@@ -13,7 +13,7 @@ from evsched.client.sync_client import SyncClient
 from evsched.client.times import due_and_delay
 from evsched.client.transaction import Change
 from evsched.errors import BadResult, JobMissing
-from evsched.jobs.job import JobStatus, Place
+from evsched.jobs.record import JobStatus, Place
 
 R = TypeVar("R")
 

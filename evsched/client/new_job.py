@@ -16,13 +16,12 @@ from evsched.client.times import due_and_delay, finite_seconds, unix
 from evsched.client.unique import Unique
 from evsched.config import PAYLOAD_CAP
 from evsched.errors import BadArguments, ConfigError
-from evsched.jobs import options as check
+from evsched.jobs import option_checks as check
 from evsched.jobs.job import OnConflict, Payload, RetryFields, encode, is_not_finite
-from evsched.jobs.options import Check
-from evsched.jobs.policies import override
-from evsched.jobs.retry import Retry
+from evsched.jobs.option_checks import Check
+from evsched.jobs.retry import Retry, override
 from evsched.recurrence.windows import WINDOW_NAME, read_window
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 
 class JobOptions(TypedDict, total=False):

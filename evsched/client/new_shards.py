@@ -15,7 +15,7 @@ from evsched.client.spread import MakeStore
 from evsched.errors import ConfigError
 from evsched.shards import Shards
 from evsched.store import server
-from evsched.store.limits import (
+from evsched.store.gate_limits import (
     DeclaredLimit,
     Limits,
     Reserved,

@@ -22,7 +22,7 @@ from evsched.client.times import due_and_delay, seconds
 from evsched.client.unique import Unique
 from evsched.errors import BadResult, EvschedError, JobDead, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict, decode
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.backoff import reconnect_delay

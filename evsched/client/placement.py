@@ -10,7 +10,7 @@ from evsched import keys
 from evsched.client.operations import Operation, nodes, send
 from evsched.shards import Shards
 from evsched.store import server
-from evsched.store.moves import Primary
+from evsched.store.moves import ClusterPrimary
 from evsched.store.store import Store
 from evsched.transport.topology import slot_of
 
@@ -18,7 +18,7 @@ from evsched.transport.topology import slot_of
 class Node(Struct, frozen=True):
     """A primary, and whether its server moves a slot in one atomic step (Valkey 9)."""
 
-    primary: Primary
+    primary: ClusterPrimary
     atomic: bool
 
 
@@ -68,7 +68,7 @@ def moves(found: Sequence[Node], queue: str, placement: Mapping[str, Sequence[st
     return plan
 
 
-def _commands(source: Node, to: Primary, slot: int) -> list[str]:
+def _commands(source: Node, to: ClusterPrimary, slot: int) -> list[str]:
     at_source, at_to = (f"redis-cli -h {host} -p {port} " for host, port in map(_host, (source.primary, to)))
     if source.atomic:
         return [f"{at_source}CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {to.id}"]
@@ -79,6 +79,6 @@ def _commands(source: Node, to: Primary, slot: int) -> list[str]:
     ]
 
 
-def _host(primary: Primary) -> tuple[str, str]:
+def _host(primary: ClusterPrimary) -> tuple[str, str]:
     host, _, port = primary.address.rpartition(":")
     return host, port

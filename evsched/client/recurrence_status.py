@@ -10,7 +10,7 @@ from evsched import keys
 from evsched.client.kept_recurrences import find_standing, is_retired, kept, read_record, waiting_requests
 from evsched.client.operations import Operation, send
 from evsched.errors import JobMissing
-from evsched.jobs.untrusted import number, whole
+from evsched.jobs.record import number, whole
 from evsched.recurrence.look_ahead import next_time
 from evsched.recurrence.revision import describe_revision
 from evsched.store.server import clock

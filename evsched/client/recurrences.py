@@ -10,7 +10,7 @@ from evsched import keys
 from evsched.client.gate import check_pause
 from evsched.client.operations import Operation, send
 from evsched.errors import ConfigError
-from evsched.jobs.policies import task_of
+from evsched.jobs.retry import task_of
 from evsched.recurrence.calendars import names_of
 from evsched.recurrence.check_declared import check_declared
 from evsched.recurrence.intervals import check_by_policies

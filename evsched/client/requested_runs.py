@@ -13,8 +13,8 @@ from evsched.client.recurrences import read_stored
 from evsched.errors import ConfigError, JobMissing
 from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import planned_text, read_payload
-from evsched.store.recurrences import Backfilled
-from evsched.store.request import Request
+from evsched.store.queue import IdempotentRequest
+from evsched.store.recurrence_calls import Backfilled
 from evsched.store.server import clock
 from evsched.store.store import Store
 
@@ -41,7 +41,7 @@ def trigger(store: Store, name: str) -> Operation[tuple[str, bool]]:
     return f"{name}@{planned}", begun
 
 
-def trigger_once(store: Store, name: str, request: Request) -> Operation[tuple[str, str, bool]]:
+def trigger_once(store: Store, name: str, request: IdempotentRequest) -> Operation[tuple[str, str, bool]]:
     """As `trigger`, unless there was a request of the same key in the last 24 hours; see `Store.trigger_once`."""
     planned = yield from _planned_now(store, name)
     return (yield from send(store.trigger_once(request, name, planned)))

@@ -18,13 +18,13 @@ from evsched.client.operations import Operation
 from evsched.client.sweep import Filter
 from evsched.client.unique import Unique
 from evsched.errors import JobMissing, ShardsUnread, StoreDown, StoreError, StoreRefused
-from evsched.jobs.job import JobStatus, OnConflict
-from evsched.jobs.options import invalid
+from evsched.jobs.job import OnConflict
+from evsched.jobs.option_checks import invalid
+from evsched.jobs.record import JobStatus
 from evsched.shards import NONE, Shards
 from evsched.store import server
-from evsched.store.clients import Cancelled, New
-from evsched.store.matching import Match
-from evsched.store.operators import QueueStats, merged
+from evsched.store.client_calls import Cancelled, New
+from evsched.store.operator_calls import Match, QueueStats, merged
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T

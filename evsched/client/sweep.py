@@ -19,8 +19,8 @@ from evsched import keys
 from evsched.client.operations import Operation, Send, send
 from evsched.client.times import due_and_delay, finite_seconds, unix
 from evsched.errors import ConfigError, StoreDown
-from evsched.jobs import options as check
-from evsched.store.matching import Match, Slice, condition
+from evsched.jobs import option_checks as check
+from evsched.store.operator_calls import Match, Slice, condition
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import Call, T

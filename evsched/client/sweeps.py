@@ -9,7 +9,7 @@ from evsched.client.operations import Operation
 from evsched.client.spread import MakeStore
 from evsched.client.sweep import Sweep, Swept
 from evsched.client.unfinished_moves import finish_moves
-from evsched.store.matching import Match
+from evsched.store.operator_calls import Match
 from evsched.store.store import Store
 
 

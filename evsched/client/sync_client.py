@@ -17,11 +17,12 @@ from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import sweep_all
 from evsched.client.unique import Unique
 from evsched.config import DEFAULT_QUEUE
-from evsched.jobs.job import JobStatus, OnConflict, Place
+from evsched.jobs.job import OnConflict
+from evsched.jobs.record import JobStatus, Place
 from evsched.shards import NONE, Shards
-from evsched.store.clients import New
-from evsched.store.limits import Limits, merged
-from evsched.store.matching import Match
+from evsched.store.client_calls import New
+from evsched.store.gate_limits import Limits, merged
+from evsched.store.operator_calls import Match
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport import address

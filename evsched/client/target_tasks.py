@@ -134,7 +134,8 @@ def check_target(name: str, args: Sequence[Any], kwargs: dict[str, Any], payload
         BadArguments
     """
     if is_target(name):
-        check(definition(name), args, kwargs, payload)
+        task = definition(name)
+        check(task.signature, task.check, args, kwargs, payload)
 
 
 def target_task(

@@ -18,7 +18,7 @@ from evsched.client.unique import unique_id
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.tasks import Task
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -161,7 +161,7 @@ class Enqueuer(Generic[P, R]):
 
         def checked(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
             job = make(args, kwargs)
-            check(task, args, kwargs, job.payload)
+            check(task.signature, task.check, args, kwargs, job.payload)
             return job if unique is None else replace(job, id=unique_id(task, unique, args, kwargs))
 
         return checked

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evsched.errors import ConfigError
-from evsched.jobs.options import invalid
+from evsched.jobs.option_checks import invalid
 
 
 def unix(name: str, moment: datetime | float) -> float:

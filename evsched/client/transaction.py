@@ -17,7 +17,7 @@ from msgspec import Struct
 from evsched.client.unique import Unique
 from evsched.errors import BadArguments, ConfigError, JobExists, JobMissing
 from evsched.jobs.job import OnConflict, encode
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 
 _NOW: Final = "coalesce(to_timestamp(CAST({now} AS float8)), clock_timestamp())"
 

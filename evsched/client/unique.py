@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evsched.client.times import finite_seconds
 from evsched.errors import ConfigError
-from evsched.jobs.options import invalid
+from evsched.jobs.option_checks import invalid
 from evsched.jobs.tasks import Task
 
 _encode: Final = msgspec.json.Encoder(order="sorted").encode

@@ -1,4 +1,4 @@
-"""The JSON Schema of what clients write to Redis: a payload, an inline job, the fields of a recurrence's record.
+"""The JSON Schema of the values that clients write to Redis: payload, inline job, fields of a recurrence's record.
 
 The structs here say more than those that read a payload: the range of a number, and what PHP and Lua write. A test
 holds both to the same fields and values. The record of a recurrence is made from `Declared`.
@@ -28,7 +28,7 @@ Window = Annotated[str, Meta(min_length=1, description="When the job may start: 
 
 
 class RetryPolicy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How often a job is tried, and how long it waits between two attempts. What is left out is the task's own."""
+    """How often a job is tried, and how long it waits between two attempts. The task's own values fill the gaps."""
 
     attempts: Annotated[int, Meta(ge=1, le=ATTEMPTS_MOST)] | UnsetType = UNSET
     interval: Length | UnsetType = UNSET
@@ -110,7 +110,7 @@ _RecurrenceRecord.__doc__ = (
 )
 
 Written = Literal["payload", "inline", "recurrence"]
-"""What a client writes: the payload of a record, an inline job, the record of a recurrence."""
+"""A value that a client writes: the payload of a record, an inline job, the record of a recurrence."""
 
 _KINDS: Final[dict[Written, type[Struct]]] = {
     "payload": JobPayload,

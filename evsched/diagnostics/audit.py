@@ -19,8 +19,8 @@ from evsched.diagnostics.finding import Finding
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
 from evsched.store import server
-from evsched.store.audits import PLACES, Violation
-from evsched.store.dispatchers import Survey
+from evsched.store.dispatcher_calls import Survey
+from evsched.store.operator_calls import KEY_TYPES, Violation
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, text
@@ -320,7 +320,7 @@ def _stuck_move(survey: Survey) -> list[Violation]:
 def _wanted(rest: str) -> str | None:
     """Return the type that a key must have, by its name without the root; None if it is not checked here."""
     kind, colon, _ = rest.partition(":")
-    return _TYPES_OF_MANY.get(kind + colon) if colon else (PLACES | _OF_NO_JOB).get(rest)
+    return _TYPES_OF_MANY.get(kind + colon) if colon else (KEY_TYPES | _OF_NO_JOB).get(rest)
 
 
 def _parts(items: Iterable[Any]) -> Iterator[list[Any]]:

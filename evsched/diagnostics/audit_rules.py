@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.diagnostics.finding import Finding, Level
-from evsched.store.audits import Violation
+from evsched.store.operator_calls import Violation
 from evsched.transport.call import text
 
 

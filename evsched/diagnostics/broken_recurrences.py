@@ -15,7 +15,7 @@ from typing import Any, Final
 from evsched import keys
 from evsched.diagnostics.finding import Finding
 from evsched.errors import ConfigError, StoreRefused
-from evsched.jobs.untrusted import whole
+from evsched.jobs.record import whole
 from evsched.recurrence.intervals import check_by_policies
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.store.store import Store

@@ -11,7 +11,7 @@ from evsched import keys
 from evsched.diagnostics.finding import Finding
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
-from evsched.jobs.job import JobStatus
+from evsched.jobs.record import JobStatus
 from evsched.jobs.tasks import RESERVED
 from evsched.runtime.new_id import release_of
 from evsched.store import server

@@ -19,9 +19,9 @@ from evsched.durations import format_duration
 from evsched.errors import StoreError, StoreRefused
 from evsched.shards import NONE, Shards
 from evsched.store import server
-from evsched.store.dispatchers import Lease
-from evsched.store.limits import Limits
-from evsched.store.operators import QueueStats
+from evsched.store.dispatcher_calls import Lease
+from evsched.store.gate_limits import Limits
+from evsched.store.operator_calls import QueueStats
 from evsched.store.store import Store
 from evsched.transport.call import T
 from evsched.transport.senders import BatchingSender

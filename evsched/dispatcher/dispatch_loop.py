@@ -29,7 +29,7 @@ from evsched.events import Reason
 from evsched.runtime.loops import Runtime, Timetable, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store import server
-from evsched.store.dispatchers import GLANCE_MOST, Seen, Step
+from evsched.store.dispatcher_calls import GLANCE_MOST, Seen, Step
 from evsched.store.store import Store
 
 _TOGETHER: Final = 50

@@ -19,7 +19,7 @@ from evsched.dispatcher.mover import ABANDONED, Mover
 from evsched.dispatcher.queue_rounds import QueueRounds, ServedQueues
 from evsched.events import Dispatched, Event, QueueFound, Woken
 from evsched.runtime.loops import Runtime, run_loops
-from evsched.store.dispatchers import Lease
+from evsched.store.dispatcher_calls import Lease
 from evsched.store.store import Store
 
 _NO_LEASE: Final = b"none"

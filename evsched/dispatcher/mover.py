@@ -14,7 +14,7 @@ from evsched import events, shard_map
 from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnects
-from evsched.store.limits import still_reserved, undivided
+from evsched.store.gate_limits import still_reserved, undivided
 from evsched.store.moves import Arrival, Batch
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender

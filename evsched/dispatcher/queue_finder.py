@@ -26,7 +26,7 @@ from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store import server
-from evsched.store.dispatchers import GLANCE_MOST
+from evsched.store.dispatcher_calls import GLANCE_MOST
 from evsched.store.store import Store
 
 

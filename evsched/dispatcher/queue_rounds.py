@@ -9,7 +9,7 @@ from typing import Protocol
 from evsched.errors import MOVING, StoreError
 from evsched.runtime.loops import Runtime, Timetable, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
-from evsched.store.dispatchers import GLANCE_MOST, Seen
+from evsched.store.dispatcher_calls import GLANCE_MOST, Seen
 from evsched.store.store import Store
 
 

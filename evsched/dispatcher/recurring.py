@@ -20,7 +20,7 @@ from evsched.errors import ConfigError, StoreRefused
 from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import Plan, read_declared, read_recurrence, window_names
 from evsched.runtime.loops import Runtime
-from evsched.store.dispatchers import Agenda
+from evsched.store.dispatcher_calls import Agenda
 from evsched.store.store import Store
 from evsched.transport.call import Call
 

@@ -27,8 +27,8 @@ from typing import Final
 
 from evsched import events
 from evsched.events import Emit, Reason
-from evsched.store.batch_size import Batch
-from evsched.store.dispatchers import Step
+from evsched.store.dispatcher_calls import Step
+from evsched.store.queue import BatchLimit
 from evsched.store.store import Store
 
 GAP: Final = 0.003
@@ -86,7 +86,7 @@ class QueueTimer:
         self.store = Store(queue)
         self.known = known
         """The queue was found, or the settings name it. The default queue is served before that."""
-        self.batch = Batch(most)
+        self.batch = BatchLimit(most)
         """How many jobs a step may move."""
         self.full = False
         """The last step moved many jobs, so it is measured how long the next one keeps Redis busy."""

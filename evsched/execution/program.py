@@ -15,7 +15,7 @@ from evsched.jobs.tasks import Tasks
 from evsched.recurrence.recurrence import Declared
 from evsched.recurrence.revision import content_of
 from evsched.shards import NONE, Shards, Share
-from evsched.store.limits import field
+from evsched.store.gate_limits import field
 
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """Gets the job and a function that runs it (or the next middleware), and returns the result."""

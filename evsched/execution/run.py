@@ -14,12 +14,20 @@ import msgspec
 from msgspec import Struct
 
 from evsched.errors import ConfigError
-from evsched.jobs import json_errors
 from evsched.jobs.current_job import CurrentJob, Progress
-from evsched.jobs.hooks import Hooks
-from evsched.jobs.job import Buried, FetchedJob, Forwarded, Outcome, Payload, decode_payload, shorten
+from evsched.jobs.job import (
+    Buried,
+    FetchedJob,
+    Forwarded,
+    Outcome,
+    Payload,
+    decode_payload,
+    describe_malformed,
+    shorten,
+)
+from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.retry import Retry
-from evsched.jobs.tasks import DEFAULT_RETENTION, Task, Tasks
+from evsched.jobs.tasks import Hooks, Task, Tasks
 
 
 class Prepared(Struct, frozen=True):
@@ -55,7 +63,7 @@ def read_payload(job: FetchedJob) -> Payload | Buried:
     try:
         return decode_payload(job.payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        why = json_errors.describe(job.payload, error)
+        why = describe_malformed(job.payload, error)
         return Buried(shorten(f"the payload is no job: {why}: mend it and schedule it again"), False)
 
 

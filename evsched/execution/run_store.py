@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from evsched.errors import NO_ENTRY, StoreDown, StoreRefused
 from evsched.execution.run import Run
 from evsched.jobs.job import Mark
-from evsched.jobs.untrusted import unknown_since
+from evsched.jobs.record import unknown_since
 from evsched.runtime.loops import Runtime
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store.store import Store

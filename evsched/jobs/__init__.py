@@ -1,4 +1,4 @@
-"""What a job is: its payload and record, its task and arguments, its retry policy, and what a handler sees of it.
+"""A job: its payload and record, its task and arguments, its retry policy, and the view that a handler has of it.
 
 Values and pure functions; nothing here touches Redis. Start with `job.py`.
 """

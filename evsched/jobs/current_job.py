@@ -72,7 +72,7 @@ class CurrentJob:
         self.meta = meta
         """The payload's `meta`."""
         self.state = state
-        """What the app's lifespan yields; None without a lifespan, and in a task that runs in a process."""
+        """The value that the app's lifespan yields; None without a lifespan, and in a task that runs in a process."""
         self.stopped: Literal["timeout", "cancelled", "lost"] | None = None
         """Why the run must stop. "lost": the worker shuts down, or its lease of the job is gone."""
         self._report = report

@@ -6,21 +6,21 @@ import re
 from typing import Final
 
 from evsched.errors import ConfigError
-from evsched.jobs import options as check
+from evsched.jobs import option_checks as check
 
 EACH: Final = "*"
 """Stands for each group that has no limit of its own."""
 
-_RECURRING: Final = "@recurring"
+RECURRING: Final = "@recurring"
 """The group of occurrences whose recurrence names none."""
 
-_TASK: Final = "task:"
+TASK: Final = "task:"
 
-_ORIGIN: Final = "origin:"
+ORIGIN: Final = "origin:"
 """Before where a job sends its request or message: scheme, host and port, or the name of a server (lua/_in_flight.lua
 finds it in the payload)."""
 
-_ORIGIN_MOST: Final = 200 - len(_ORIGIN)
+_ORIGIN_MOST: Final = 200 - len(ORIGIN)
 """Bytes of an origin: the end of a longer one stands for all of it."""
 
 _URL: Final = re.compile(r"(https?://)([a-z0-9.:_\[\]-]+)/?")
@@ -28,7 +28,7 @@ _DEFAULT_PORTS: Final = {"http://": ":80", "https://": ":443"}
 _SERVER: Final = re.compile(r"[a-z][a-z0-9_]*")
 """The name of a server of messages."""
 
-EACH_ORIGIN: Final = f"{_ORIGIN}{EACH}"
+EACH_ORIGIN: Final = f"{ORIGIN}{EACH}"
 """Stands for each origin that has no limit of its own."""
 
 
@@ -38,11 +38,11 @@ def of_task(task: str) -> str:
     Raises:
         ConfigError: no group may have such a name.
     """
-    group = f"{_TASK}{task}"
+    group = f"{TASK}{task}"
     try:
         check.group("group", group)
     except ConfigError:
-        most = 200 - len(_TASK)
+        most = 200 - len(TASK)
         raise ConfigError(
             f"task {task}: to have limits, it needs a name of at most {most} bytes, without `}}`"
         ) from None
@@ -58,12 +58,12 @@ def each_for(group: str) -> str | None:
 
 def is_made(group: str) -> bool:
     """Return whether evsched itself puts jobs into a group. The limits of each group do not hold for it."""
-    return group == _RECURRING or group.startswith((_TASK, _ORIGIN))
+    return group == RECURRING or group.startswith((TASK, ORIGIN))
 
 
 def is_origin(group: str) -> bool:
     """Return whether a group is an origin, or stands for each."""
-    return group.startswith(_ORIGIN)
+    return group.startswith(ORIGIN)
 
 
 def as_counted(group: str, *, lenient: bool) -> str:
@@ -74,15 +74,15 @@ def as_counted(group: str, *, lenient: bool) -> str:
     Raises:
         ConfigError: it is the origin of no job.
     """
-    origin = group.removeprefix(_ORIGIN)
+    origin = group.removeprefix(ORIGIN)
     if origin in (group, EACH) or len(origin.encode()) == _ORIGIN_MOST:  # then it may be the end of a longer one
         return group
     if url := _URL.fullmatch(origin.lower()):
-        return f"{_ORIGIN}{url[1]}{url[2].removesuffix(_DEFAULT_PORTS[url[1]])}"
+        return f"{ORIGIN}{url[1]}{url[2].removesuffix(_DEFAULT_PORTS[url[1]])}"
     if not lenient and not _SERVER.fullmatch(origin):
         raise ConfigError(
-            f"group {group!r} is the origin of no job: write {_ORIGIN}https://HOST or {_ORIGIN}http://HOST, with :PORT "
-            f"unless it is the default one; {_ORIGIN}SERVER for messages; or {EACH_ORIGIN} for each"
+            f"group {group!r} is the origin of no job: write {ORIGIN}https://HOST or {ORIGIN}http://HOST, with :PORT "
+            f"unless it is the default one; {ORIGIN}SERVER for messages; or {EACH_ORIGIN} for each"
         )
     return group
 
@@ -90,4 +90,4 @@ def as_counted(group: str, *, lenient: bool) -> str:
 def describe(group: str) -> str:
     """Return what people call a group: "task slow", "origin https://api.example.com" or "group alice"."""
     kind, colon, name = group.partition(":")
-    return f"{kind} {name}" if f"{kind}{colon}" in (_TASK, _ORIGIN) else f"group {group}"
+    return f"{kind} {name}" if f"{kind}{colon}" in (TASK, ORIGIN) else f"group {group}"

@@ -1,8 +1,9 @@
-"""A job's payload, the outcome of a run, and a job's record as a value; to and from the bytes that Redis holds."""
+"""A job's payload, a run that a worker was given, and the outcome of a run; to and from the bytes that Redis holds."""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
@@ -12,10 +13,6 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from evsched.jobs.steering import Snooze
-from evsched.jobs.untrusted import number, unknown_since, whole
-
-Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
-PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
 
 
 class RetryFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -69,8 +66,8 @@ class FetchedJob(Struct, frozen=True):
 
 
 Mark = Literal["1", "alone", "soon", "soon alone"]
-"""What the record says of a run that has not ended. "1": it has begun. "alone": it has begun, and nothing else runs in
-its worker. "soon", "soon alone": it is about to begin."""
+"""The mark in the record of a run that has not ended. "1": it has begun. "alone": it has begun, and nothing else runs
+in its worker. "soon", "soon alone": it is about to begin."""
 
 
 class Done(Struct, frozen=True, tag=True):
@@ -82,7 +79,7 @@ class Done(Struct, frozen=True, tag=True):
 
 
 Into = Literal["stream", "left", "right", "channel"]
-"""What a message goes into: a stream, a list at its left or its right end, or a channel."""
+"""The target of a message: a stream, a list at its left or its right end, or a channel."""
 
 
 class Message(Struct, frozen=True):
@@ -94,7 +91,7 @@ class Message(Struct, frozen=True):
 
     into: Into
     name: str
-    """Of the key or the channel."""
+    """The key or the channel."""
     text: bytes
     most: int | None = None
     """About how many entries the stream keeps; None = all."""
@@ -109,7 +106,7 @@ class Retried(Struct, frozen=True, tag=True):
     """The run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
     traceback: str = ""
     error: str = ""
-    """The class of what the handler raised, see `retry.class_name`; empty = it raised nothing."""
+    """The class of the handler's exception, see `retry.class_name`; empty = it raised none."""
 
 
 class Buried(Struct, frozen=True, tag=True):
@@ -124,7 +121,7 @@ class Buried(Struct, frozen=True, tag=True):
     """The last run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
     traceback: str = ""
     error: str = ""
-    """The class of what the handler raised, see `retry.class_name`; empty = it raised nothing."""
+    """The class of the handler's exception, see `retry.class_name`; empty = it raised none."""
 
 
 class Forwarded(Done, frozen=True, tag=True):
@@ -132,14 +129,14 @@ class Forwarded(Done, frozen=True, tag=True):
 
     message: Message
     otherwise: Retried | Buried
-    """What comes of the run if Redis refuses the message."""
+    """The outcome if Redis refuses the message."""
 
     def refused(self, why: str) -> Retried | Buried:
-        """Return what comes of the run, because Redis has refused the message."""
+        """Return the outcome of the run after Redis has refused the message."""
         return replace(self.otherwise, reason=shorten(f"{self.otherwise.reason}: {why}"))
 
     def put_off(self, delay: float, why: str) -> Snoozed:
-        """Return what comes of the run, because Redis takes no message now: it runs again after `delay` seconds."""
+        """Return the outcome of the run if Redis takes no message now: it runs again after `delay` seconds."""
         return Snoozed(shorten(str(Snooze(delay, why))), delay)
 
 
@@ -193,7 +190,7 @@ class Requeued(Struct, frozen=True, tag=True):
 Outcome = Done | Forwarded | Retried | Buried | Aborted | Deferred | Snoozed | Requeued
 
 OnConflict = Literal["replace", "keep"]
-"""What happens when a job of the same id has not ended: its payload and due are replaced, or it is kept as it is."""
+"""The treatment of a job of the same id that has not ended: replace its payload and due, or keep it as it is."""
 
 _REASON_MOST: Final = 2000
 """Characters of a reason that are stored: enough for the end of a traceback and its message."""
@@ -252,92 +249,15 @@ def shorten(reason: str) -> str:
     return f"{reason[:half]} ... {reason[-half:]}"
 
 
-class JobStatus(Struct, frozen=True):
-    """Where a job is, and what its record says. Times in Unix seconds on Redis's clock; None = not yet."""
+_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+"""A surrogate pair: one character as two escapes."""
 
-    id: str
-    queue: str
-    place: Place
-    due: float | None = None
-    attempt: int = 0
-    snoozes: int = 0
-    """How often it was put off: by its handler, or because there was no memory for its message."""
-    priority: int = 5
-    group: str | None = None
-    task: str | None = None
-    created: float | None = None
-    """When it was enqueued, in whole seconds; None if a client wrote the record that does not say so."""
-    by: str | None = None
-    """The user at Redis that enqueued it; None = the default user, a recurrence or a hook, or another client."""
-    worker: str | None = None
-    started: float | None = None
-    finished: float | None = None
-    outcome: str | None = None
-    reason: str | None = None
-    failure: str | None = None
-    """Why the last attempt failed, while `reason` says why the run after it did not begin, or that it was snoozed."""
-    traceback: str | None = None
-    """Of the last failed run, as long as `reason` or `failure` describes that run: at most 4 KiB."""
-    error: str | None = None
-    """The class of what the handler raised in that run, such as ValueError or requests.exceptions.Timeout."""
-    result: Any = None
-    payload: Any = None
-    expires: float | None = None
-    """The payload's: the job is not started after this moment."""
-    window: str | None = None
-    """The payload's: when the job may start, or the name of a window that is kept in Redis."""
-    progress: Any = None
-    """The handler's last report: done, total, note."""
-    stopping: bool = False
-    """Whether its worker was told to stop it."""
-    unknown_since: float | None = None
-    """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes]) -> JobStatus:
-    """Build a status from a place and a record, whatever the record holds. Unreadable JSON is shown as text."""
-
-    def string(name: str) -> str | None:
-        return fields[name].decode(errors="backslashreplace") if name in fields else None
-
-    def json(name: str) -> Any:
-        try:
-            value = decode(fields[name]) if name in fields else None
-            encode(value)  # what is nested too deeply to be encoded is shown as text too
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return string(name)
-        return value
-
-    payload = json("payload")
-    said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
-    task, window, expires = said.get("task"), said.get("window"), said.get("expires")
-    priority = fields.get("priority", b"")
-    due = number(score.encode() if place == "schedule" else fields.get("due"))
-    return JobStatus(
-        id=job_id,
-        queue=queue,
-        place=place,
-        due=due,
-        attempt=whole(fields.get("attempt")),
-        snoozes=whole(fields.get("snoozes")),
-        priority=int(priority) if len(priority) == 1 and priority.isdigit() else 5,
-        group=string("group"),
-        task=task if isinstance(task, str) else None,
-        created=number(fields.get("created")),
-        by=string("by"),
-        worker=string("worker"),
-        started=number(fields.get("started")),
-        finished=number(fields.get("finished")),
-        outcome=string("outcome"),
-        reason=string("reason"),
-        failure=string("failure"),
-        traceback=string("traceback"),
-        error=string("error"),
-        result=json("result"),
-        payload=payload,
-        expires=float(expires) if isinstance(expires, int | float) and not isinstance(expires, bool) else None,
-        window=window if isinstance(window, str) else None,
-        progress=json("progress"),
-        stopping="stop" in fields and "finished" not in fields,
-        unknown_since=unknown_since(fields.get("unknown"), due) if "finished" not in fields else None,
-    )
+def describe_malformed(text: bytes, error: Exception) -> str:
+    """Describe why a text cannot be decoded. msgspec may call half a surrogate pair truncated."""
+    escapes = text.replace(rb"\\", b"")  # an escaped backslash escapes nothing
+    if _HALF.search(_PAIR.sub(b"", escapes)):
+        return "it has half of a surrogate pair, \\ud800 to \\udfff, which is no character"
+    return str(error)

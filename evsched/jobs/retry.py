@@ -1,13 +1,18 @@
-"""A task's retry policy: how long to wait between the attempts of a job."""
+"""A task's retry policy: how long to wait between the attempts of a job.
+
+Workers also write policies to Redis, for clients that make recurrences without the code of the app.
+"""
 
 from __future__ import annotations
 
 import random
 from typing import Any, Final, cast
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Struct
 
 from evsched.errors import ConfigError
+from evsched.jobs.job import RetryFields, decode_payload
 
 ATTEMPTS_MOST: Final = 1000
 """Attempts of a job, at most: at a second each, a quarter of an hour."""
@@ -69,7 +74,7 @@ class Retry(Struct, frozen=True, kw_only=True):
 
     @property
     def by_exception(self) -> bool:
-        """Whether it depends on what a handler raises if the job is run again."""
+        """Whether it depends on the exception that a handler raises if the job is run again."""
         return self.retry_on is not None or bool(self.give_up_on)
 
     def refusal(self, kinds: frozenset[str]) -> str:
@@ -140,3 +145,51 @@ def least_delay(attempt: int) -> float:
     A job that fails at once, again and again, must not keep a worker busy.
     """
     return 0.0 if attempt <= _AT_ONCE else min(0.001 * 2.0 ** min(attempt - _AT_ONCE, 10), 1.0)
+
+
+class _Stored(Struct, frozen=True):
+    """The part of a policy that decides how long retries take. Other fields may come with later releases."""
+
+    attempts: int
+    interval: float
+    factor: float
+    max_interval: float
+    jitter: float
+
+
+_decode: Final = msgspec.json.Decoder(_Stored).decode
+
+
+def override(policy: Retry, own: RetryFields | None) -> Retry:
+    """Return a task's policy with the values that the payload of a job overrides.
+
+    Raises:
+        ConfigError: the payload's values are not valid.
+    """
+    if own is None:
+        return policy
+    named = {name: getattr(own, name) for name in own.__struct_fields__}
+    return msgspec.structs.replace(policy, **{name: value for name, value in named.items() if value is not UNSET})
+
+
+def write_policy(policy: Retry) -> str:
+    """Return a policy as it is stored."""
+    fields = (getattr(policy, name) for name in _Stored.__struct_fields__)
+    return msgspec.json.encode(_Stored(*fields)).decode()
+
+
+def task_of(payload: bytes) -> str | None:
+    """Return the task of a payload; None if it is not valid."""
+    try:
+        return decode_payload(payload).task
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def policy_of(stored: str, payload: bytes) -> Retry | None:
+    """Return the policy of a job by that of its task; None if one of them is not valid."""
+    try:
+        known = msgspec.structs.asdict(_decode(stored))
+        return override(Retry(**known), decode_payload(payload).retry)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ConfigError):
+        return None

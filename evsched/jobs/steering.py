@@ -1,4 +1,4 @@
-"""What a handler raises to steer its job: run it again later, as an attempt or not, or give it up."""
+"""The exceptions with which a handler steers its job: run it again later, as an attempt or not, or give it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A task: the registered function that does the jobs of one name, with its options and signature."""
+"""A task: the registered function that does the jobs of one name, with its options, signature and hooks.
+
+A hook is a task that gets a job of its own when a job of another task has ended. The script that ends the job also
+schedules that of the hook (`lua/_ends.lua`): both happen, or neither.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,52 @@ from msgspec import Struct
 
 from evsched.errors import ConfigError, UnknownTask
 from evsched.jobs import groups
-from evsched.jobs import options as check
-from evsched.jobs.hooks import EndedJob, Hook, Hooks
-from evsched.jobs.job import Payload
-from evsched.jobs.options import Check
-from evsched.jobs.policies import override
-from evsched.jobs.retry import Retry
-from evsched.jobs.signature import Signature, read_signature
+from evsched.jobs import option_checks as check
+from evsched.jobs.arguments import Signature, read_signature
+from evsched.jobs.job import Buried, Done, Outcome, Payload
+from evsched.jobs.option_checks import Check
+from evsched.jobs.record import DEFAULT_RETENTION
+from evsched.jobs.retry import Retry, override
+
+
+class EndedJob(Struct, frozen=True):
+    """The job that has ended, for the handler of a hook whose parameter has this annotation; others get a dict."""
+
+    id: str
+    task: str
+    outcome: Literal["done", "dead", "expired"]
+    attempts: int
+    """How many attempts it used."""
+    result: Any = None
+    """The result of its handler, as JSON has it. None if that has more than 64 KiB: its record has it."""
+    reason: str | None = None
+    """Why it is dead or expired."""
+
+
+class Hook(Struct, frozen=True):
+    """A hook, as the scripts take it."""
+
+    task: str
+    """The task that gets a job."""
+    of: str
+    """The task whose job has ended."""
+
+
+class Hooks(Struct, frozen=True):
+    """The hooks of a task."""
+
+    on_done: Hook | None = None
+    on_dead: Hook | None = None
+
+    def after(self, outcome: Outcome) -> Hook | None:
+        """Return the hook for this outcome, if any."""
+        if isinstance(outcome, Done):
+            return self.on_done
+        return self.on_dead if isinstance(outcome, Buried) else None
+
 
 DEFAULT_TIMEOUT: Final = 1800.0
 """Seconds: long enough for most jobs, and a stuck one does not hold its slot forever."""
-
-DEFAULT_RETENTION: Final = 300.0
-"""Seconds: long enough to read a result; at 1,000 jobs/s results take about 100 MB."""
 
 RESERVED: Final = "evsched."
 """How the tasks that come with evsched begin. A worker with a task of its own by such a name would run their jobs, send
@@ -34,7 +71,7 @@ _ALLOWING: Final = {"evsched.http": "--http-host HOST", "evsched.forward": "--fo
 """The flag with which a worker of evsched.targets has a task."""
 
 _CONCURRENCY_MOST: Final = 1_000_000
-"""As of every limit, see `store/limits.py`."""
+"""As of every limit, see `store/gate_limits.py`."""
 
 On = Literal["loop", "thread", "process"]
 
@@ -96,7 +133,7 @@ class HookTask(Protocol):
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `App.task` takes. What is left out has its default."""
+    """The options of `App.task`. One that is left out has its default."""
 
     name: str | None
     """Else the function's name."""
@@ -170,7 +207,7 @@ def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
 
     Raises:
         ConfigError: the function has no name that a task may have, or that a task with a concurrency may have, or
-            cannot run `on` what is given; or its annotations cannot be read.
+            cannot run where `on` says; or its annotations cannot be read.
     """
     name = options.get("name")
     if name is None:

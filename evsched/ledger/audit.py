@@ -15,7 +15,7 @@ from evsched.ledger.identity import read_identity
 from evsched.ledger.presence import Present, read_present
 from evsched.ledger.rows import NO_EPOCH, Backlog
 from evsched.ledger.tables import CHANNEL
-from evsched.store.ledger import Mark
+from evsched.store.relay_calls import Mark
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender

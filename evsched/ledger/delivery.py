@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from evsched.errors import StoreError
-from evsched.store.ledger import RowJob
+from evsched.store.relay_calls import RowJob
 from evsched.store.server import settings
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender

@@ -20,7 +20,7 @@ from evsched.ledger.identity import make_identity
 from evsched.runtime.loops import Runtime
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
-from evsched.store.ledger import SETTING, Report, read_ends
+from evsched.store.relay_calls import SETTING, Report, read_ends
 from evsched.store.store import Store
 from evsched.transport.senders import BlockingSender
 

@@ -24,7 +24,7 @@ from typing import Final
 from evsched import keys
 from evsched.errors import StoreRefused
 from evsched.runtime.loops import Runtime
-from evsched.store.ledger import epoch_key, existing_epoch_key, existing_ledger_key, ledger_key
+from evsched.store.relay_calls import epoch_key, existing_epoch_key, existing_ledger_key, ledger_key
 from evsched.store.server import info
 from evsched.transport.senders import BatchingSender
 

@@ -19,7 +19,7 @@ from evsched.errors import ConfigError, StoreRefused
 from evsched.ledger.epoch import read_epoch
 from evsched.ledger.identity import read_identity
 from evsched.runtime.loops import Runtime
-from evsched.store.limits import as_limit
+from evsched.store.gate_limits import as_limit
 from evsched.store.store import Store
 
 _READ: Final = "SELECT queue, kind, name, value, epoch FROM evsched_setting"

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from psycopg import AsyncConnection, errors
 
 from evsched.ledger.tables import NEW
-from evsched.store.ledger import Report, RowJob
+from evsched.store.relay_calls import Report, RowJob
 
 NO_EPOCH: Final = "none"
 """An epoch that no row has: in which Redis is, as long as no relay has seen its data."""

@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from evsched.errors import ConfigError
-from evsched.jobs import options as check
+from evsched.jobs import option_checks as check
 from evsched.jobs.job import decode_payload
-from evsched.jobs.options import Check
+from evsched.jobs.option_checks import Check
 from evsched.recurrence.recurrence import CHOICES, Declared
 
 CHECKS: Final[dict[str, Check]] = {

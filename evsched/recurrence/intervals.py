@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from evsched.errors import ConfigError
-from evsched.jobs.policies import policy_of, task_of
-from evsched.jobs.retry import Retry
+from evsched.jobs.retry import Retry, policy_of, task_of
 from evsched.recurrence.cron import Rule
 from evsched.recurrence.recurrence import Recurrence
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.jobs.untrusted import number, whole
+from evsched.jobs.record import number, whole
 from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import Recurrence
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from evsched.errors import ConfigError
 from evsched.jobs.job import decode_payload
-from evsched.jobs.options import Check, one_of
+from evsched.jobs.option_checks import Check, one_of
 from evsched.keys import NAME
 from evsched.recurrence.calendars import (
     CALENDAR_NAME,

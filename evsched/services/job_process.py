@@ -33,10 +33,10 @@ from evsched.execution.handlers import Handlers
 from evsched.execution.process_pool import HandlerMissing, hint
 from evsched.execution.run import Delivery, Prepared, Run, StopReason
 from evsched.execution.verdict import Failed, aborted, encode_result, judge
+from evsched.jobs.arguments import Signature, read_signature
 from evsched.jobs.current_job import CurrentJob, Progress, set_current_job
 from evsched.jobs.job import Buried, Outcome, Requeued, decode_payload
 from evsched.jobs.retry import kinds_of
-from evsched.jobs.signature import Signature, read_signature
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.services.locate_app import find_app
 from evsched.telemetry import log

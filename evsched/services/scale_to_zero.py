@@ -30,9 +30,9 @@ from evsched.runtime.loops import background, first_of
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
 from evsched.services.worker_process import WorkerReady
-from evsched.store.announced import Announced
-from evsched.store.parents import Need, Stance
+from evsched.store.queue import Announced
 from evsched.store.store import Store
+from evsched.store.worker_calls import Need, Stance
 from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender, BlockingSender
 

@@ -32,7 +32,7 @@ from evsched.services.worker_process import (
     WorkerProcess,
     working_directory,
 )
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.telemetry import log
 from evsched.transport import scripts
 

@@ -27,7 +27,7 @@ from evsched.errors import CannotStart
 from evsched.events import ChildEnded, ChildNotStarted, ChildStarted, Emit
 from evsched.execution.parent_death import tied
 from evsched.runtime.loops import background, first_of
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.telemetry.http import reserve
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.errors import EvschedError, StoreDown
-from evsched.store.queue import Queue
+from evsched.store.queue import Queue, as_bool, as_struct
 from evsched.transport.call import Call, raw, text
 from evsched.transport.topology import slot_of
 
@@ -32,20 +32,20 @@ class Batch(Struct, frozen=True):
     to: str
     """The queue that they go to."""
     jobs: list[tuple[bytes, bytes]]
-    """(member of the schedule, what `arrive` needs to know of it)."""
+    """(member of the schedule, its content for `arrive`)."""
 
 
 class Departure(Struct, frozen=True):
-    """What `depart` did."""
+    """The result of `depart`."""
 
     batch: Batch | None
-    """The batch that is on its way, perhaps one that somebody else began; None = there is none."""
+    """The batch that is on its way, perhaps one that another program began; None = there is none."""
     stay: list[tuple[bytes, str]]
     """(member, why) of each job that stays: soon, recurrence, ledger, other, gone (see lua/depart.lua)."""
 
 
 class Arrival(Struct, frozen=True):
-    """What `arrive` did."""
+    """The result of `arrive`."""
 
     over: bool
     """A later batch had come from the same queue: so this one has been finished, or the clock was set back."""
@@ -56,19 +56,19 @@ class Arrival(Struct, frozen=True):
 
 
 class Vacated(Struct, frozen=True):
-    """What became of the jobs of a batch that was on its way: how many have left for good, how many are back."""
+    """The result of `vacate`: how many jobs have left for good, and how many are back on the schedule."""
 
     moved: int
     back: int
 
 
-class Primary(Struct, frozen=True):
+class ClusterPrimary(Struct, frozen=True):
     """The primary of a cluster that has a queue."""
 
     id: str
     address: str
     replicas: int
-    """How many replicas the cluster knows of it, those that do not answer too."""
+    """How many replicas the cluster knows, including those that do not answer."""
     slots: list[tuple[int, int]]
 
     def has(self, queue: str) -> bool:
@@ -91,7 +91,7 @@ class Primary(Struct, frozen=True):
         return Call(("WAITAOF", 1, 0, limit), lambda reply: reply[0] > 0, near=near)
 
     def check_safe(self, queue: str, safe: bool | EvschedError) -> None:
-        """Check what the call that `safe` returned has brought.
+        """Check the reply to the call that `safe` returned.
 
         Raises:
             StoreDown: the write is not safe.
@@ -111,12 +111,12 @@ class Primary(Struct, frozen=True):
             raise safe  # without replicas: Redis is older than 7.2 or writes no AOF, so there is nothing to wait for
 
 
-def _read_primary(reply: bytes) -> Primary:
+def _read_primary(reply: bytes) -> ClusterPrimary:
     """Read the reply to CLUSTER NODES of a primary."""
     lines = [line.split() for line in text(reply).splitlines()]
     me = next(line for line in lines if "myself" in line[2].split(","))
     slots = [slots.partition("-") for slots in me[8:] if not slots.startswith("[")]
-    return Primary(
+    return ClusterPrimary(
         id=me[0],
         address=me[1].partition("@")[0],
         replicas=sum("slave" in line[2].split(",") and line[3] == me[0] for line in lines),
@@ -140,7 +140,7 @@ class Moves(Queue):
         """Take jobs off the schedule, at most 250, to move them to another queue; without `members` only look.
 
         If a batch is on its way already, nothing is taken, and the reply has that batch. `token`: a random name.
-        `above`: the number that the batch must exceed. `calm`: jobs that are due within so many seconds stay.
+        `above`: the number that the batch must exceed. `calm`: jobs that are due within this number of seconds stay.
         """
 
         def read(reply: list[Any]) -> Departure:
@@ -153,20 +153,17 @@ class Moves(Queue):
 
     def arrive(self, source: str, batch: Batch, *, now: float | None = None) -> Call[Arrival]:
         """Put a batch that has left the queue `source` on the schedule of this one."""
-
-        def read(reply: list[Any]) -> Arrival:
-            over, last, stay = reply
-            return Arrival(over == b"1", int(last), stay)
-
         words = [word for job in batch.jobs for word in job]
-        return self._verb("arrive", read, self._stamp(now), source, batch.number, batch.token, *words)
+        return self._verb(
+            "arrive", as_struct(Arrival, as_bool, int, raw), self._stamp(now), source, batch.number, batch.token, *words
+        )
 
     def vacate(self, batch: Batch, arrival: Arrival) -> Call[Vacated]:
-        """Delete what is left of a batch that has arrived, and put back on the schedule what could not."""
+        """Delete the rest of a batch that has arrived, and put the jobs that could not back on the schedule."""
         words = (batch.number, batch.token, "1" if arrival.over else "", *arrival.stay)
         return self._verb("vacate", lambda reply: Vacated(*reply), *words)
 
-    def primary(self) -> Call[Primary]:
+    def primary(self) -> Call[ClusterPrimary]:
         """Read which server of a cluster has this queue. Refused if there is no cluster."""
         return self._call(("CLUSTER", "NODES"), _read_primary)
 

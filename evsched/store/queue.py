@@ -1,9 +1,11 @@
-"""The base of a queue's calls: how each is made, and how replies become pairs and fields."""
+"""The base of a queue's calls: how each is made, values that several of them take, and the size of their batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+from msgspec import Struct
 
 from evsched import keys
 from evsched.transport.call import Call, T, Word, text
@@ -26,8 +28,31 @@ def as_fields(flat: list[bytes]) -> dict[str, bytes]:
     return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
 
 
+def as_scores(flat: list[bytes]) -> list[tuple[str, float]]:
+    return [(text(flat[i]), float(flat[i + 1])) for i in range(0, len(flat), 2)]
+
+
 def as_bool(reply: bytes) -> bool:
     return reply == b"1"
+
+
+def is_there(reply: Any) -> bool:
+    return reply is not None
+
+
+def as_optional(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    """Return a reader that returns None for None, else what `read` returns."""
+    return lambda reply: None if reply is None else read(reply)
+
+
+def as_struct(kind: Callable[..., T], *readers: Callable[[Any], Any]) -> Callable[[list[Any]], T]:
+    """Return a reader of a list that makes a value of its items: each item by the reader in its place."""
+    return lambda reply: kind(*(read(item) for read, item in zip(readers, reply, strict=True)))
+
+
+def as_tuple(*readers: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+    """Return a reader of a list, each item by the reader in its place."""
+    return lambda reply: tuple(read(item) for read, item in zip(readers, reply, strict=True))
 
 
 class Queue:
@@ -55,3 +80,65 @@ class Queue:
 
     def _call(self, words: tuple[Word, ...], read: Callable[[Any], T]) -> Call[T]:
         return Call(words, read, near=self._root)
+
+
+class IdempotentRequest(Struct, frozen=True):
+    """A request that is done once. Both are digests: of the key that its caller gave, and of its content."""
+
+    key: str
+    asked: str
+
+
+NO_REQUEST: Final = IdempotentRequest("", "")
+
+
+class Announced(Struct, frozen=True):
+    """The declarations that a worker has written in a queue; empty texts if it has none."""
+
+    owner: str = ""
+    """The app."""
+    content: str = ""
+    """The digest of all that it declares there."""
+    program: str = ""
+    """The digest of the names of its tasks; empty also if it has none."""
+    revision: float | None = None
+    """The revision of the content, which Redis may lose; None = not registered yet."""
+
+
+BUDGET: Final = 0.003
+"""Seconds that one script should take, at most. 250 jobs take about 2 ms; often two scripts follow each other."""
+
+LEAST: Final = 16
+"""The limit falls no further: for fewer jobs, the cost of the call itself outweighs that of the jobs."""
+
+_STEPS: Final = 32
+"""Fast calls that raise the limit from nothing to its maximum."""
+
+
+class BatchLimit:
+    """The limit of jobs in a call, which adapts to the cost of calls. It begins at `most`, and never exceeds it.
+
+    Redis does one thing at a time: while a script runs, every other client waits. The cost of a job depends on the
+    machine, its load and the jobs themselves (limits of groups, long payloads), so no fixed number is right. The limit
+    falls by a quarter after a call that took too long, and rises again in small steps.
+
+    The duration of a call is measured by Redis's own clock, with TIME before and after it in the same round trip, so
+    neither the network nor the wait in Redis's queue counts. A script cannot measure itself: on Valkey, TIME does not
+    advance within a script. Calls that move few jobs are not measured, so sparse jobs pay nothing.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._least = min(LEAST, most)
+        self.limit = most
+
+    def worth_timing(self, count: int) -> bool:
+        """Return whether a call for this number of jobs is worth measuring."""
+        return count >= self._least
+
+    def took(self, count: int, seconds: float) -> None:
+        """Record how long a script took for this number of jobs."""
+        if seconds > BUDGET:
+            self.limit = max(self._least, min(self.limit, count * 3 // 4))
+        elif count >= self.limit:
+            self.limit = min(self._most, self.limit + 1 + self._most // _STEPS)

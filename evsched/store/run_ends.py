@@ -1,14 +1,13 @@
-"""How runs end: the verb for each outcome, and what goes with it: hooks, and the last progress."""
+"""The ends of runs: the verb for each outcome, with hooks and the last progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, Protocol, TypeVar, cast
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
 from evsched.jobs.current_job import Progress
-from evsched.jobs.hooks import Hook, Hooks
 from evsched.jobs.job import (
     Aborted,
     Buried,
@@ -22,32 +21,33 @@ from evsched.jobs.job import (
     Snoozed,
     encode,
 )
-from evsched.store.queue import Queue
+from evsched.jobs.tasks import Hook, Hooks
+from evsched.store.queue import Queue, as_struct
 from evsched.transport.call import Call, Word, text, texts
 
 
 class PutBack(Struct, frozen=True):
-    """What one `requeue` did."""
+    """The result of `requeue`."""
 
     rest: Literal["moved", "more", "all"]
     """Whether the worker holds more. "moved": its lease has changed, and nothing was done."""
     ids: list[str]
     """The jobs that were put back."""
     cancelled: list[str]
-    """The jobs that were told to stop, and ended as cancelled."""
+    """The jobs that were to stop, and ended as cancelled."""
 
 
 class NotEnded(Struct, frozen=True):
     """The runs that a call of `end_runs` did not end; nothing was written for them."""
 
     lost: list[str]
-    """The ids of those that did not belong to the worker any more."""
+    """The ids of runs that no longer belonged to the worker."""
     refused: dict[str, str] = {}
-    """By id, why Redis refused the message of those that are to send one. The worker holds them still."""
+    """Why Redis refused the message of a run, by id. The worker still holds these runs."""
 
 
 class EndedRun(Protocol):
-    """What `end_runs` needs to know of a run."""
+    """A run, as `end_runs` takes it."""
 
     @property
     def job(self) -> FetchedJob: ...
@@ -62,7 +62,7 @@ class EndedRun(Protocol):
 
     @property
     def progress(self) -> Progress | None:
-        """What the handler reported last, if it is not written yet."""
+        """The handler's last report, if it is not written yet."""
         ...
 
 
@@ -110,7 +110,7 @@ class RunEnds(Queue):
         *,
         now: float | None = None,
     ) -> Call[list[str]]:
-        """End runs that are done, all with the same hook; the reply is the ids of those that were lost."""
+        """End runs that are done, all with the same hook; the reply is the ids of lost runs."""
         words: list[Word] = [self._stamp(now), worker, *_words(hook)]
         for job, done in runs:
             words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
@@ -140,7 +140,7 @@ class RunEnds(Queue):
     def retry(
         self, worker: str, runs: Iterable[tuple[FetchedJob, Retried]], *, now: float | None = None
     ) -> Call[list[str]]:
-        """Put failed jobs back on the schedule; the reply is the ids of those that were lost."""
+        """Put failed jobs back on the schedule; the reply is the ids of lost runs."""
         words: list[Word] = [self._stamp(now), worker]
         for job, retried in runs:
             words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
@@ -155,7 +155,7 @@ class RunEnds(Queue):
         *,
         now: float | None = None,
     ) -> Call[list[str]]:
-        """Give jobs up, all with the same hook; the reply is the ids of those that were lost."""
+        """Give jobs up, all with the same hook; the reply is the ids of lost runs."""
         words: list[Word] = [self._stamp(now), worker, *_words(hook)]
         for job, buried in runs:
             words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
@@ -166,7 +166,7 @@ class RunEnds(Queue):
     def defer(
         self, worker: str, runs: Iterable[tuple[FetchedJob, Deferred]], *, now: float | None = None
     ) -> Call[list[str]]:
-        """Put jobs back on the schedule that may not start now; the reply is the ids of those that were lost."""
+        """Put jobs back on the schedule that may not start now; the reply is the ids of lost runs."""
         words: list[Word] = [self._stamp(now), worker]
         for job, deferred in runs:
             text = "" if deferred.elsewhere else deferred.text
@@ -177,7 +177,7 @@ class RunEnds(Queue):
     def snooze(
         self, worker: str, runs: Iterable[tuple[FetchedJob, Snoozed]], *, now: float | None = None
     ) -> Call[list[str]]:
-        """Put jobs back on the schedule whose handlers asked for it; the reply is the ids of those that were lost."""
+        """Put jobs back on the schedule whose handlers asked for it; the reply is the ids of lost runs."""
         words: list[Word] = [self._stamp(now), worker]
         for job, snoozed in runs:
             due = "" if snoozed.until is None else f"{snoozed.until:.6f}"
@@ -187,7 +187,7 @@ class RunEnds(Queue):
     def abort(
         self, worker: str, runs: Iterable[tuple[FetchedJob, Aborted]], *, now: float | None = None
     ) -> Call[list[str]]:
-        """End runs whose jobs were cancelled; the reply is the ids of those that were lost."""
+        """End runs whose jobs were cancelled; the reply is the ids of lost runs."""
         words: list[Word] = [self._stamp(now), worker]
         for job, aborted in runs:
             words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
@@ -209,11 +209,8 @@ class RunEnds(Queue):
         limit: int = 250,
         now: float | None = None,
     ) -> Call[PutBack]:
-        """Put what a worker holds back to the front of ready. `lease`: only if that still is its lease."""
-
-        def put(reply: list[Any]) -> PutBack:
-            return PutBack(cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1]), texts(reply[2]))
-
+        """Return the jobs of a worker to the front of ready. `lease`: only if that still is its lease."""
+        put = as_struct(PutBack, text, texts, texts)
         return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
 
 

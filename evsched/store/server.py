@@ -19,7 +19,7 @@ from evsched.transport.call import Call, Word, raw, text
 
 
 class QueueKeys(Struct, frozen=True):
-    """What a slice of the keys tells of queues."""
+    """The queues that a slice of the keys shows."""
 
     next: int
     """The cursor of the next slice; 0 = this was the last."""
@@ -64,7 +64,7 @@ def may_wait(error: StoreError) -> bool:
 
 
 def set_may_wait(error: StoreError) -> bool:
-    """Tell whether only the set of all queues fails, or its node in a cluster. If all of Redis is down, others tell."""
+    """Tell whether only the set of all queues fails, or its node in a cluster: other calls notice if Redis is down."""
     return isinstance(error, StoreDown) or may_wait(error)
 
 
@@ -97,7 +97,7 @@ def some_queue_names(cursor: int) -> Call[tuple[int, list[str]]]:
 
 
 def shards() -> Call[dict[str, int]]:
-    """Read how many shards queues have; a queue that is not there never had any. What is not valid is left out."""
+    """Read how many shards queues have; a queue that is not there never had any. Invalid entries are left out."""
 
     def read(reply: list[bytes]) -> dict[str, int]:
         pairs = zip(map(text, reply[::2]), map(float, reply[1::2]), strict=True)
@@ -107,7 +107,7 @@ def shards() -> Call[dict[str, int]]:
 
 
 def declare_shards(queue: str, count: int) -> Call[bool]:
-    """Note that a queue has at least so many shards; the reply is whether it had fewer before."""
+    """Note that a queue has at least this number of shards; the reply is whether it had fewer before."""
     return Call(("ZADD", keys.SHARDS, "GT", "CH", count, queue), bool, near=keys.SHARDS)
 
 
@@ -117,7 +117,7 @@ def restore_shards(queue: str, count: int) -> Call[Any]:
 
 
 def set_shards(queue: str, count: int) -> Call[Any]:
-    """Set how many shards a queue has; 0 = none any more."""
+    """Set how many shards a queue has; 0 = it no longer has any."""
     return Call(("ZADD", keys.SHARDS, count, queue), raw, near=keys.SHARDS)
 
 

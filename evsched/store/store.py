@@ -5,38 +5,32 @@ A method sends nothing: it returns a `Call`, which a sender (transport/senders.p
 
 The methods are grouped in files by their callers:
 
-    clients.py       enqueue, replace, cancel, reschedule, revive, drop; how one job is doing
-    dispatchers.py   dispatch; the recurrences that fall due; leases
-    workers.py       fetch, start, begin, heartbeat
-    run_ends.py      progress, and the verbs that end runs (`end_runs`)
-    parents.py       what a parent of worker processes asks while none runs; which parents stand by
-    recurrences.py   declare, change and read recurrences and windows
-    matching.py      find the jobs that match a filter, and change them
-    operators.py     limits, pauses, and what the queue holds
-    moves.py         move waiting jobs between the shards of a queue
-    audits.py        what `evsched doctor` finds and repairs
-    ledger.py        what a relay of the ledger reads and settles
+    client_calls.py      enqueue, replace, cancel, reschedule, revive, drop; how one job is doing
+    dispatcher_calls.py  dispatch; the recurrences that fall due; leases
+    worker_calls.py      fetch, start, begin, heartbeat; the parents of worker processes
+    run_ends.py          progress, and the verbs that end runs (`end_runs`)
+    recurrence_calls.py  declare, change and read recurrences and windows
+    operator_calls.py    limits, pauses, counts of the queue; changes of all jobs that match a filter; `evsched doctor`
+    moves.py             move waiting jobs between the shards of a queue
+    relay_calls.py       the relays of the ledger
 
 Each file also has the values that its calls take and return; their times are in seconds, by Redis's clock. `queue.py`
 is the base of them all. `server.py` has calls that belong to no queue.
 """
 
-from evsched.store.audits import Audits
-from evsched.store.clients import Clients
-from evsched.store.dispatchers import Dispatchers
-from evsched.store.ledger import Ledger
-from evsched.store.matching import Matching
+from evsched.store.client_calls import ClientCalls
+from evsched.store.dispatcher_calls import DispatcherCalls
 from evsched.store.moves import Moves
-from evsched.store.operators import Operators
-from evsched.store.parents import Parents
-from evsched.store.recurrences import Recurrences
+from evsched.store.operator_calls import OperatorCalls
+from evsched.store.recurrence_calls import RecurrenceCalls
+from evsched.store.relay_calls import RelayCalls
 from evsched.store.run_ends import RunEnds
-from evsched.store.workers import Workers
+from evsched.store.worker_calls import WorkerCalls
 
 __all__ = ["Store"]
 
 
-class Store(Clients, Workers, RunEnds, Parents, Dispatchers, Recurrences, Matching, Operators, Moves, Audits, Ledger):
+class Store(ClientCalls, WorkerCalls, RunEnds, DispatcherCalls, RecurrenceCalls, OperatorCalls, Moves, RelayCalls):
     """The calls of one queue.
 
     `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user.

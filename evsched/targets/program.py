@@ -12,7 +12,7 @@ from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, no_lifespan
 from evsched.jobs import groups
-from evsched.store.limits import field
+from evsched.store.gate_limits import field
 from evsched.targets.destinations import read_destinations
 from evsched.targets.forward import RETRY, Forwarder
 from evsched.transport.topology import topology

@@ -17,7 +17,7 @@ from evsched.errors import StoreError
 from evsched.events import RedisFailed
 from evsched.runtime.loops import Runtime
 from evsched.store import server
-from evsched.store.operators import QueueStats, merged
+from evsched.store.operator_calls import QueueStats, merged
 from evsched.store.store import Store
 from evsched.telemetry.metrics import Metrics
 from evsched.transport.call import Call

@@ -20,8 +20,8 @@ from evsched import keys
 from evsched.errors import StoreDown, StoreRefused
 from evsched.shards import NONE, Shards
 from evsched.store import server
-from evsched.store.dispatchers import Lease
-from evsched.store.operators import QueueStats
+from evsched.store.dispatcher_calls import Lease
+from evsched.store.operator_calls import QueueStats
 from evsched.store.store import Store
 from evsched.top.snapshot import Down, History, Look, Page, compose
 from evsched.transport.address import Host

@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.store.dispatchers import Lease
-from evsched.store.operators import QueueStats, merged
+from evsched.store.dispatcher_calls import Lease
+from evsched.store.operator_calls import QueueStats, merged
 from evsched.transport.address import Host
 from evsched.worker.status_reporter import Running, WorkerStatus
 

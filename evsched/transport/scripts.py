@@ -13,6 +13,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from evsched.jobs.record import LUA_CONSTANTS
 from evsched.transport.call import Script
 
 ALWAYS: Final = "root"
@@ -38,6 +39,14 @@ def folder() -> Path:
     return checkout if (checkout / "_prelude.lua").is_file() else package / "lua"
 
 
+def read(path: Path) -> str:
+    """Return the text of a Lua file, with the constants of `jobs/record.py` written out: lists of a record's fields."""
+    text = path.read_text(encoding="utf-8")
+    for name, value in LUA_CONSTANTS.items():
+        text = text.replace(name, value)
+    return text
+
+
 def declared(text: str) -> tuple[str, ...]:
     """Return the shared names that a script or a block declares with `-- USES`."""
     found = _USES.search(text)
@@ -49,7 +58,7 @@ def shared() -> dict[str, Block]:
     """Return the blocks of all shared files (`_*.lua`) by the names that they define."""
     blocks: dict[str, Block] = {}
     for path in sorted(folder().glob("_*.lua")):
-        for text in re.split(r"\n\n+", path.read_text(encoding="utf-8")):
+        for text in re.split(r"\n\n+", read(path)):
             names = tuple(re.findall(r"\w+", " ".join(_DEFINED.findall(text))))
             blocks.update(dict.fromkeys(names, Block(names, declared(text), text.strip())))
     return blocks
@@ -61,7 +70,7 @@ def script(verb: str) -> Script:
 
     It contains no other blocks: Redis creates each function again in every call, which takes 0.1 us.
     """
-    flags, _, body = (folder() / f"{verb}.lua").read_text(encoding="utf-8").partition("\n")
+    flags, _, body = read(folder() / f"{verb}.lua").partition("\n")
     blocks = needed((ALWAYS, *declared(body)))
     source = "\n\n".join([flags, *(block.text for block in blocks), body])
     return Script(verb, source, sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -31,7 +31,7 @@ from evsched.jobs.job import Requeued
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.store import Store
-from evsched.store.workers import Fetched
+from evsched.store.worker_calls import Fetched
 from evsched.worker.exchange import Exchange, ExchangeSender, HeldRuns, LostReplies, ServedQueue, events_of
 from evsched.worker.fetcher import BlockingFetcher, Fetcher, NotifiedFetcher
 from evsched.worker.notices import SharedConnections

@@ -23,11 +23,11 @@ from evsched.execution.running_runs import Hang
 from evsched.execution.verdict import Failed, judge
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Outcome, Requeued, Retried, Snoozed
 from evsched.runtime.loops import Runtime
-from evsched.store.batch_size import Batch
+from evsched.store.queue import BatchLimit
 from evsched.store.run_ends import NotEnded
 from evsched.store.server import clock
 from evsched.store.store import Store
-from evsched.store.workers import Fetched, LastRun
+from evsched.store.worker_calls import Fetched, LastRun
 from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender, DirectSender
@@ -222,7 +222,7 @@ class ExchangeSender:
         self._served = served
         self._shared = shared is not None
         self._sender = shared or DirectSender(served.runtime.config.url, near=keys.root(served.queue))
-        self._batch = Batch(served.runtime.config.batch)
+        self._batch = BatchLimit(served.runtime.config.batch)
         self._put_off = PutOff()
         self._sending = asyncio.Lock()
         """Held while an exchange is under way."""

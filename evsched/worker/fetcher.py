@@ -16,7 +16,7 @@ from evsched.errors import StoreError
 from evsched.runtime.loops import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
-from evsched.store.workers import Fetched
+from evsched.store.worker_calls import Fetched
 from evsched.transport.senders import BlockingSender
 from evsched.worker.exchange import ServedQueue
 from evsched.worker.slots import QueueShare

@@ -23,7 +23,7 @@ from evsched.events import Emit, Event
 from evsched.lease import Times
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Losses, Reconnect, Reconnects
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
 from evsched.transport.subscription import Subscription

@@ -20,15 +20,15 @@ from evsched import events
 from evsched.errors import CannotStart, ConfigError, StoreError, StoreRefused
 from evsched.execution.handlers import Handlers
 from evsched.execution.program import Program
-from evsched.jobs.policies import write_policy
+from evsched.jobs.retry import write_policy
 from evsched.recurrence.calendars import names_of
 from evsched.recurrence.recurrence import Declared, read_recurrence, window_names
 from evsched.recurrence.revision import describe_revision
 from evsched.runtime.loops import Runtime
 from evsched.runtime.reconnect import Reconnects
 from evsched.store import server
-from evsched.store.announced import Announced
-from evsched.store.recurrences import Registered
+from evsched.store.queue import Announced
+from evsched.store.recurrence_calls import Registered
 from evsched.store.store import Store
 from evsched.transport.call import Call
 

@@ -19,7 +19,7 @@ from evsched.execution.program import Program
 from evsched.execution.run_store import RedisRunStore
 from evsched.runtime.loops import Pulse, Runtime, ended_loop, returned
 from evsched.runtime.new_id import new_id
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.drain import Drain

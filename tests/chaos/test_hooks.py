@@ -15,7 +15,7 @@ from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.finding import Finding
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.transport.senders import BatchingSender
 from tests.chaos.conftest import Fleet
 

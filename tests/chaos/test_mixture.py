@@ -20,7 +20,7 @@ import pytest
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.transport.embedded import EmbeddedRedis
 from tests.chaos.conftest import Fleet
 from tests.chaos.test_hooks import findings, wait_until_idle

@@ -9,6 +9,7 @@ import pytest
 from cyclopts import App
 
 from evsched.cli.root import build
+from evsched.jobs.record import FIELDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -65,6 +66,12 @@ def test_the_folders_that_contributing_names_exist() -> None:
     named = {path.rstrip("/") for path in re.findall(r"`((?:evsched|tests)/\w+/?)`", table)}
     real = {path.parent.relative_to(ROOT) for path in (*ROOT.glob("evsched/*/*.py"), *ROOT.glob("tests/*/*.py"))}
     assert named == {str(path) for path in real}
+
+
+def test_the_fields_of_a_record_in_the_protocol_are_those_of_the_table() -> None:
+    table = (DOCS / "protocol.md").read_text().partition("| field | form | meaning |\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| .+ \|$", table, re.M)
+    assert rows == [(field.name, field.kind) for field in FIELDS]
 
 
 def commands_of(app: App, *before: str) -> set[str]:

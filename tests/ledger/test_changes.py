@@ -13,7 +13,7 @@ from evsched.client.client import Client
 from evsched.config import Config
 from evsched.ledger.database import connect
 from evsched.ledger.rows import write_ends
-from evsched.store.ledger import Report
+from evsched.store.relay_calls import Report
 from evsched.store.store import Store
 from tests.ledger.conftest import Running
 from tests.ledger.test_transactions import until_blocked

@@ -21,7 +21,7 @@ from evsched.ledger import audit
 from evsched.ledger.database import Database
 from evsched.ledger.service import Service
 from evsched.runtime.loops import Runtime
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

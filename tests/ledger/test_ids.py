@@ -12,7 +12,7 @@ import pytest
 from evsched import App, events
 from evsched.config import Config
 from evsched.errors import ConfigError
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 from tests.ledger.conftest import Running

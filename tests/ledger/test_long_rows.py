@@ -15,7 +15,7 @@ from evsched.ledger import aside, relay, rows
 from evsched.ledger.aside import Aside
 from evsched.ledger.delivery import Delivered, Lengths, deliver
 from evsched.ledger.rows import Limit, Selection
-from evsched.store.ledger import RowJob
+from evsched.store.relay_calls import RowJob
 from evsched.store.store import Store
 from tests.ledger.conftest import Running
 from tests.support.recorder import Recorder

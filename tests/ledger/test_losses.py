@@ -16,7 +16,7 @@ from evsched import App, events
 from evsched.client import operations
 from evsched.client.client import Client
 from evsched.config import Config
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.transport.embedded import EmbeddedRedis
 from tests.ledger.conftest import Running
 from tests.support.patience import PATIENCE

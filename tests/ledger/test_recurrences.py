@@ -10,7 +10,7 @@ import pytest
 
 from evsched import Retry, events
 from evsched.config import Config
-from evsched.jobs.policies import write_policy
+from evsched.jobs.retry import write_policy
 from evsched.recurrence.recurrence import Declared
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

@@ -11,7 +11,7 @@ import pytest
 
 from evsched import App, GiveUp, events
 from evsched.config import Config
-from evsched.store.ledger import RowJob
+from evsched.store.relay_calls import RowJob
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 from tests.ledger.conftest import Running

@@ -24,7 +24,7 @@ from evsched import App, BadArguments, Unique
 from evsched.client.transaction import Insertion
 from evsched.errors import ConfigError, JobExists, JobMissing
 from evsched.ledger import rows as rows_of_ledger
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from tests.support.patience import PATIENCE
 
 COLUMNS = "queue, id, payload::text, priority, grp, extract(epoch FROM due)::float8, critical, state, number"

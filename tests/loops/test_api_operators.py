@@ -16,7 +16,7 @@ from evsched.client.client import Client
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError
-from evsched.store.limits import Limits
+from evsched.store.gate_limits import Limits
 from evsched.top import collector
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import LATER, READ, Caller, calling

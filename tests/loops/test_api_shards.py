@@ -12,7 +12,7 @@ from evsched.client.client import Client
 from evsched.jobs.job import Buried
 from evsched.shards import Shards, unread
 from evsched.store import server as about
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

@@ -7,8 +7,8 @@ import pytest
 from evsched import App, events
 from evsched.client.new_job import JobOptions, new_job
 from evsched.config import Config
-from evsched.store import batch_size
-from evsched.store.clients import New
+from evsched.store import queue as store_queue
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -31,7 +31,7 @@ def app(queue: str) -> App:
 
 @pytest.fixture
 def every_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_size, "BUDGET", -1.0)
+    monkeypatch.setattr(store_queue, "BUDGET", -1.0)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_a_dispatcher_moves_fewer_jobs_in_a_step(server: EmbeddedRedis, qu
         await running.recorder.wait(events.Dispatched, lambda _: sum(dispatched(running)) == MANY)
         sizes = dispatched(running)
         assert sizes[:4] == [250, 250, 187, 140]
-        assert sizes[-2] == batch_size.LEAST
+        assert sizes[-2] == store_queue.LEAST
 
 
 @pytest.mark.usefixtures("every_call_is_too_long", "jobs_begin_at_once")
@@ -77,5 +77,5 @@ async def test_a_worker_starts_and_ends_fewer_jobs_in_a_call(server: EmbeddedRed
         started = [len(one.ids) for one in running.recorder.of(events.Started)]
         completed = [len(one.ids) for one in running.recorder.of(events.Completed)]
         assert max(started) == 250
-        assert max(started[-5:]) <= batch_size.LEAST
-        assert max(completed[-5:]) <= batch_size.LEAST
+        assert max(started[-5:]) <= store_queue.LEAST
+        assert max(completed[-5:]) <= store_queue.LEAST

@@ -16,8 +16,8 @@ from evsched.client.new_job import JobOptions, new_job
 from evsched.config import Config
 from evsched.execution.run import Prepared, Run
 from evsched.jobs.current_job import CurrentJob
-from evsched.store import batch_size
-from evsched.store.clients import New
+from evsched.store import queue as store_queue
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.worker import slots
@@ -38,7 +38,7 @@ PER_JOB = {
 @pytest.fixture(autouse=True)
 def no_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches stay as large as they may be, however slow the machine is."""
-    monkeypatch.setattr(batch_size, "BUDGET", float("inf"))
+    monkeypatch.setattr(store_queue, "BUDGET", float("inf"))
     monkeypatch.setattr(slots, "BEGIN_WITHIN", float("inf"))
 
 

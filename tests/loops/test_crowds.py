@@ -16,7 +16,7 @@ from evsched import App, Retry, current_job, events
 from evsched.config import Config
 from evsched.errors import JobDead
 from evsched.jobs.job import FetchedJob, Mark, encode
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.top.collector import Top
 from evsched.transport.call import Call

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.store.limits import Limits
+from evsched.store.gate_limits import Limits
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

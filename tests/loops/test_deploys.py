@@ -17,7 +17,7 @@ from evsched.config import Config
 from evsched.errors import JobMissing
 from evsched.runtime.loops import Runtime
 from evsched.store import server
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis

@@ -14,8 +14,8 @@ from evsched import App, events
 from evsched.config import Config
 from evsched.dispatcher import watcher
 from evsched.dispatcher.timing import QueueTimer
-from evsched.store.clients import New
-from evsched.store.dispatchers import Step
+from evsched.store.client_calls import New
+from evsched.store.dispatcher_calls import Step
 from evsched.store.server import set_notification_flags
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

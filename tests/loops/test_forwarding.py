@@ -12,7 +12,7 @@ from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.execution.run import Delivery
 from evsched.jobs.job import Done, Forwarded, Message, Retried
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.worker.drain import hand_back

@@ -12,7 +12,7 @@ from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Dispatched, Woken
 from evsched.runtime.loops import Runtime
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

@@ -16,7 +16,7 @@ from evsched.dispatcher.janitor import Janitor
 from evsched.lease import DEFAULT, Lease
 from evsched.runtime.loops import Runtime
 from evsched.store import server as redis_server
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

@@ -15,8 +15,8 @@ from evsched.dispatcher.mover import ABANDONED, Mover
 from evsched.runtime.loops import Runtime
 from evsched.shards import Shards
 from evsched.store import server as redis_server
-from evsched.store.clients import New
-from evsched.store.limits import Reserved
+from evsched.store.client_calls import New
+from evsched.store.gate_limits import Reserved
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

@@ -9,7 +9,7 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.server import queue_names
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

@@ -12,10 +12,10 @@ from evsched import events
 from evsched.config import Config
 from evsched.services.scale_to_zero import ReadyWatch
 from evsched.services.worker_process import WorkerReady
-from evsched.store.announced import Announced
-from evsched.store.clients import New
-from evsched.store.parents import Need
+from evsched.store.client_calls import New
+from evsched.store.queue import Announced
 from evsched.store.store import Store
+from evsched.store.worker_calls import Need
 from evsched.transport.call import Call, text
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

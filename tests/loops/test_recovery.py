@@ -16,7 +16,7 @@ from evsched.lease import Times
 from evsched.runtime.loops import Runtime
 from evsched.services.children import Recovery
 from evsched.services.worker_process import WorkerReady
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

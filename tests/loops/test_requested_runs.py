@@ -11,7 +11,7 @@ import pytest
 
 from evsched import App, Declared, JobMissing, Retry, current_job, events
 from evsched.config import Config
-from evsched.store.recurrences import Backfilled
+from evsched.store.recurrence_calls import Backfilled
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 

@@ -13,7 +13,7 @@ from evsched.client.client import Client
 from evsched.client.operations import Send, Step
 from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.sync_sender import SyncSender

@@ -18,7 +18,7 @@ from evsched.config import Config
 from evsched.diagnostics.incomplete_deploys import incomplete_deploys
 from evsched.execution import deferral
 from evsched.jobs.job import encode
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system

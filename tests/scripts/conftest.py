@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from evsched.jobs.job import JobStatus
+from evsched.jobs.record import JobStatus
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis

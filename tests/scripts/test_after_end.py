@@ -9,7 +9,7 @@ import pytest
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.recurrence.look_ahead import counted_from
 from evsched.recurrence.recurrence import Declared, Occurrence, read_declared, read_recurrence
-from evsched.store.audits import Violation
+from evsched.store.operator_calls import Violation
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried, Snoozed
-from evsched.store.clients import Cancelled, New
+from evsched.store.client_calls import Cancelled, New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

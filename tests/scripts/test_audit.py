@@ -14,8 +14,8 @@ from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store import server
-from evsched.store.audits import Violation
-from evsched.store.clients import New
+from evsched.store.client_calls import New
+from evsched.store.operator_calls import Violation
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 from tests.scripts.conftest import Send, State

@@ -10,8 +10,8 @@ import pytest
 from evsched.client.explain import no_explanation
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.job import Buried, Done
-from evsched.store.clients import New
-from evsched.store.matching import condition
+from evsched.store.client_calls import New
+from evsched.store.operator_calls import condition
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State, status_of
 from tests.support.patience import PATIENCE

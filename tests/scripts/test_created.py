@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evsched.jobs.job import Done
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State, status_of
 

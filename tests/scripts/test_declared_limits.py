@@ -8,8 +8,8 @@ import pytest
 
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Done
-from evsched.store.clients import New
-from evsched.store.limits import DeclaredLimit, Limits
+from evsched.store.client_calls import New
+from evsched.store.gate_limits import DeclaredLimit, Limits
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 from tests.support.patience import PATIENCE

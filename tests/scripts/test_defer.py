@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from evsched.jobs.job import Deferred, FetchedJob, Retried
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State, status_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

@@ -10,8 +10,8 @@ import pytest
 from evsched.client.explain import explain, no_explanation
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Requeued, Retried, Snoozed, encode
 from evsched.store import server
-from evsched.store.audits import PLACES
-from evsched.store.clients import New
+from evsched.store.client_calls import New
+from evsched.store.operator_calls import KEY_TYPES
 from evsched.store.store import Store
 from evsched.worker.slots import FetchPause
 from tests.scripts.conftest import NOW, Send
@@ -382,9 +382,9 @@ def test_a_key_of_a_wrong_type_that_holds_a_due_job_up_is_named(
     scene, key = Scene(send, store, raw), f"evsched:{{{store.queue}}}:{place}"
     raw.set(key, "x")
     overdue(scene)
-    types = {name: send(server.kind(f"evsched:{{{store.queue}}}:{name}")) for name in PLACES}
+    types = {name: send(server.kind(f"evsched:{{{store.queue}}}:{name}")) for name in KEY_TYPES}
     sentence = explain(store.queue, send(store.explain("a", now=NOW)), types=types).sentence
-    assert f"{key} is a string, not a {PLACES[place]}; `evsched doctor --queue {store.queue}`" in sentence
+    assert f"{key} is a string, not a {KEY_TYPES[place]}; `evsched doctor --queue {store.queue}`" in sentence
     # Before the job is due, only its due time matters, not the type of the key.
     assert "string" not in explain(store.queue, send(store.explain("a", now=NOW - 99)), types=types).sentence
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evsched.jobs.job import Buried
-from evsched.store.clients import New
-from evsched.store.matching import condition
+from evsched.store.client_calls import New
+from evsched.store.operator_calls import condition
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from evsched.errors import StoreDown
-from evsched.jobs.hooks import Hook
 from evsched.jobs.job import FetchedJob, Forwarded, Into, Message, Retried
+from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.run_ends import NotEnded
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evsched import keys
-from evsched.store.dispatchers import Seen
+from evsched.store.dispatcher_calls import Seen
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

@@ -13,7 +13,7 @@ from evsched.client import new_shards
 from evsched.client.sync_client import SyncClient
 from evsched.shards import Shards
 from evsched.store import server as redis_server
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched.jobs.hooks import EndedJob, Hook
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, decode_payload
+from evsched.jobs.tasks import EndedJob, Hook
 from evsched.keys import NAME
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.sync_sender import SyncSender

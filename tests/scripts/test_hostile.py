@@ -16,8 +16,8 @@ from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.store.audits import Violation
-from evsched.store.clients import New
+from evsched.store.client_calls import New
+from evsched.store.operator_calls import Violation
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis

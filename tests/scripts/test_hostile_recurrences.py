@@ -9,7 +9,7 @@ import pytest
 
 from evsched.jobs.job import Done, FetchedJob
 from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 from tests.support.hostile import INVALID_COUNTS, VALID

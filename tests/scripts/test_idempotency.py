@@ -8,13 +8,13 @@ import pytest
 
 from evsched.errors import JobExists, StoreRefused
 from evsched.jobs.job import OnConflict
-from evsched.store.clients import Accepted, New
-from evsched.store.request import Request
+from evsched.store.client_calls import Accepted, New
+from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 
 PAYLOAD = b'{"task":"t"}'
-REQUEST = Request("k", "asked")
+REQUEST = IdempotentRequest("k", "asked")
 DAY_MS = 86_400_000
 
 
@@ -39,7 +39,7 @@ def test_a_repetition_gets_the_first_reply_and_changes_nothing(
     before, stored = state(), raw.get(key)
     assert send(once) == first
     other = store.enqueue_once(
-        Request("k", "other"), jobs("c", "d", "e"), on_conflict=on_conflict, within=within, now=NOW + 9
+        IdempotentRequest("k", "other"), jobs("c", "d", "e"), on_conflict=on_conflict, within=within, now=NOW + 9
     )
     assert send(other) == first, "the caller sees by `asked` that it was not the same"
     assert (state(), raw.get(key)) == (before, stored)
@@ -75,7 +75,7 @@ def test_a_request_that_is_refused_does_not_use_up_its_key(
 def test_a_key_that_redis_has_deleted_is_free(send: Send, store: Store, raw: Any, key: str) -> None:
     send(store.enqueue_once(REQUEST, jobs("a"), now=NOW))
     raw.delete(key)
-    assert send(store.enqueue_once(Request("k", "other"), jobs("b"), now=NOW)).jobs == [("b", NOW + 5)]
+    assert send(store.enqueue_once(IdempotentRequest("k", "other"), jobs("b"), now=NOW)).jobs == [("b", NOW + 5)]
 
 
 def test_a_key_of_another_type_is_no_reply(send: Send, store: Store, raw: Any, key: str) -> None:

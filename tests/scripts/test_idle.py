@@ -10,7 +10,7 @@ import pytest
 
 from evsched import keys
 from evsched.jobs.job import Done
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.scripts.conftest import NOW, Send, State

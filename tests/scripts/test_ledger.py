@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried
-from evsched.store.clients import New
-from evsched.store.ledger import Report, RowJob, read_ends
+from evsched.store.client_calls import New
+from evsched.store.relay_calls import Report, RowJob, read_ends
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

@@ -13,8 +13,8 @@ from evsched import keys
 from evsched.client.explain import explain
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob
-from evsched.store.clients import New
-from evsched.store.limits import Limits
+from evsched.store.client_calls import New
+from evsched.store.gate_limits import Limits
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send, State, status_of

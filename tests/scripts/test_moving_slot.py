@@ -15,7 +15,7 @@ import redis
 from redis.exceptions import AskError, RedisError, TryAgainError
 
 from evsched import keys
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport import scripts
 from evsched.transport.embedded import EmbeddedRedis

@@ -9,8 +9,8 @@ import pytest
 from evsched.errors import JobMissing
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.recurrence.recurrence import Declared, Occurrence, Overlap
-from evsched.store.recurrences import Backfilled
-from evsched.store.request import Request
+from evsched.store.queue import IdempotentRequest
+from evsched.store.recurrence_calls import Backfilled
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 
@@ -359,7 +359,7 @@ def test_a_request_with_a_key_triggers_once_and_has_the_first_reply(
     send: Send, store: Store, state: State, raw: Any, queue: str
 ) -> None:
     declare(send, store)
-    request = Request("k", "asked")
+    request = IdempotentRequest("k", "asked")
     with pytest.raises(JobMissing):
         send(store.trigger_once(request, "other", f"{NOW:.6f}", now=NOW))
     assert raw.exists(f"evsched:{{{queue}}}:unique:/k") == 0
@@ -367,5 +367,5 @@ def test_a_request_with_a_key_triggers_once_and_has_the_first_reply(
     assert first == ("asked", f"{NAME}@{NOW:.6f}", True)
     before = state()
     assert send(store.trigger_once(request, NAME, f"{NOW + 5:.6f}", now=NOW + 5)) == first
-    assert send(store.trigger_once(Request("k", "else"), NAME, f"{NOW + 6:.6f}", now=NOW + 6)) == first
+    assert send(store.trigger_once(IdempotentRequest("k", "else"), NAME, f"{NOW + 6:.6f}", now=NOW + 6)) == first
     assert state() == before

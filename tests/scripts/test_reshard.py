@@ -15,9 +15,9 @@ from evsched.errors import ConfigError, EvschedError, JobExists, JobMissing, Sto
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried, Snoozed
 from evsched.shards import Shards
 from evsched.store import server
-from evsched.store.clients import New
-from evsched.store.ledger import RowJob
+from evsched.store.client_calls import New
 from evsched.store.moves import Arrival, Batch, Vacated
+from evsched.store.relay_calls import RowJob
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from tests.scripts.conftest import NOW, State

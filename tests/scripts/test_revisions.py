@@ -11,8 +11,8 @@ import pytest
 from evsched.errors import StoreRefused
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.recurrence.revision import content_of, describe_revision
-from evsched.store.announced import Announced
-from evsched.store.recurrences import Registered
+from evsched.store.queue import Announced
+from evsched.store.recurrence_calls import Registered
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send, State

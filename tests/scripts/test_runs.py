@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from evsched.errors import StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
-from evsched.store.workers import Renewed
+from evsched.store.worker_calls import Renewed
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.sync_sender import SyncSender

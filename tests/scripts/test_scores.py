@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from evsched.store.announced import Announced
-from evsched.store.parents import Stance
+from evsched.store.queue import Announced
 from evsched.store.store import Store
+from evsched.store.worker_calls import Stance
 from tests.scripts.conftest import NOW, Send
 
 NONE, APP = Announced(), Announced("app", "content", "digest")

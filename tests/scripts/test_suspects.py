@@ -12,7 +12,7 @@ from evsched.execution.run import prepare
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

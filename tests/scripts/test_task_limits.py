@@ -10,8 +10,8 @@ import pytest
 
 from evsched.client.explain import explain
 from evsched.jobs.job import Done
-from evsched.store.clients import New
-from evsched.store.limits import Limits
+from evsched.store.client_calls import New
+from evsched.store.gate_limits import Limits
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 

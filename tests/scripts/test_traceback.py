@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed, decode
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, status_of
 

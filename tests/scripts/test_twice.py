@@ -8,7 +8,7 @@ import pytest
 
 from evsched.errors import JobExists, JobMissing
 from evsched.jobs.job import Buried, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.run_ends import NotEnded, PutBack
 from evsched.store.store import Store
 from evsched.transport.call import Call

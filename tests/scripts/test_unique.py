@@ -9,7 +9,7 @@ import pytest
 
 from evsched.errors import JobExists, StoreRefused
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State, status_of
 from tests.support.patience import PATIENCE

@@ -25,9 +25,9 @@ from evsched.jobs.job import (
     Retried,
     Snoozed,
 )
-from evsched.store.clients import New
-from evsched.store.matching import condition
+from evsched.store.client_calls import New
 from evsched.store.moves import Arrival, Batch
+from evsched.store.operator_calls import condition
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.sync_sender import SyncSender

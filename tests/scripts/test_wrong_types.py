@@ -12,12 +12,11 @@ from evsched.errors import JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.store.announced import Announced
-from evsched.store.audits import Violation
-from evsched.store.clients import New
-from evsched.store.ledger import Report, RowJob
-from evsched.store.matching import condition
+from evsched.store.client_calls import New
 from evsched.store.moves import Arrival, Batch
+from evsched.store.operator_calls import Violation, condition
+from evsched.store.queue import Announced
+from evsched.store.relay_calls import Report, RowJob
 from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
 from evsched.transport.call import Call

@@ -25,8 +25,8 @@ from evsched.services.first_check import unsafe_settings
 from evsched.services.scale_to_zero import ReadyWatch
 from evsched.services.worker_process import WorkerReady
 from evsched.store import server as about
-from evsched.store.announced import Announced
-from evsched.store.clients import New
+from evsched.store.client_calls import New
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.targets.destinations import read_destinations
 from evsched.targets.forward import RETRY, Forwarder

@@ -11,7 +11,7 @@ from evsched import App, GiveUp, Retry, RetryLater, current_job, events
 from evsched.config import Config
 from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.standstill import Standstill
-from evsched.store.matching import condition
+from evsched.store.operator_calls import condition
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.examine import problems

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from evsched.store.announced import Announced
-from evsched.store.clients import New
+from evsched.store.client_calls import New
+from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.transport.sync_sender import SyncSender
 from tests.support.cli import Cli, Log

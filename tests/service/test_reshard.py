@@ -19,7 +19,7 @@ from evsched import App, keys
 from evsched.client.sweep import Filter
 from evsched.client.sync_client import SyncClient
 from evsched.shards import Shards
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli, Log, terminate

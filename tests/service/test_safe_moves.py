@@ -18,7 +18,7 @@ from evsched.dispatcher.mover import Mover
 from evsched.errors import StoreDown
 from evsched.runtime.loops import Runtime
 from evsched.store import server as redis_server
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.moves import Batch
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

@@ -19,7 +19,7 @@ from evsched.diagnostics import standstill
 from evsched.jobs.job import Buried, Deferred
 from evsched.shards import Shards
 from evsched.store import server as about
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis

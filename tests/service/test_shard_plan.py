@@ -10,7 +10,7 @@ from pathlib import Path
 from evsched.client.sync_client import SyncClient
 from evsched.shards import Shards
 from evsched.store import server as redis_server
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli

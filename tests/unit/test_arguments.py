@@ -57,7 +57,7 @@ ID = UUID(int=1)
 
 def check_call(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     task = define(handler)
-    check(task, args, kwargs, new_job(task.name, args, kwargs, JobOptions()).payload)
+    check(task.signature, task.check, args, kwargs, new_job(task.name, args, kwargs, JobOptions()).payload)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_check_passes_exactly_what_the_worker_accepts(args: list[Any], kwarg
         except msgspec.ValidationError:
             fits = False
         try:
-            check(task, args, kwargs, payload)
+            check(task.signature, task.check, args, kwargs, payload)
             passed = True
         except BadArguments:
             passed = False

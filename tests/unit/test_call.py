@@ -9,7 +9,7 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseErr
 
 from evsched.errors import ConfigError, StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.call import Call, Script, text, texts
 from evsched.transport.redis_errors import link_error, translate

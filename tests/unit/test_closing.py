@@ -12,7 +12,7 @@ from evsched import forks
 from evsched.config import Config
 from evsched.services.scale_to_zero import ReadyWatch
 from evsched.services.worker_process import WorkerReady
-from evsched.store.announced import Announced
+from evsched.store.queue import Announced
 from evsched.transport.call import Call, raw
 from evsched.transport.connection import Connection
 from evsched.transport.senders import BatchingSender

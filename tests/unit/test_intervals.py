@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from evsched.errors import ConfigError
-from evsched.jobs.policies import policy_of, task_of, write_policy
-from evsched.jobs.retry import Retry
+from evsched.jobs.retry import Retry, policy_of, task_of, write_policy
 from evsched.recurrence.intervals import check_by_policies
 from evsched.recurrence.recurrence import Declared, read_recurrence
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from evsched.jobs.job import JobStatus, Payload, decode_payload, encode, read_status, shorten
+from evsched.jobs.job import Payload, decode_payload, encode, shorten
+from evsched.jobs.record import JobStatus, read_status
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define
 

@@ -11,7 +11,7 @@ from evsched.client import operations
 from evsched.client.operations import MANY, Operation, Pause, Send, Step, Wait
 from evsched.client.unique import Unique
 from evsched.errors import JobDead, JobExists, JobMissing, StoreDown
-from evsched.store.clients import New
+from evsched.store.client_calls import New
 from evsched.store.store import Store
 
 STORE = Store("q")

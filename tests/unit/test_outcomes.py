@@ -11,7 +11,6 @@ from evsched import events
 from evsched.events import Event
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.current_job import Progress
-from evsched.jobs.hooks import Hook, Hooks
 from evsched.jobs.job import (
     Aborted,
     Buried,
@@ -25,6 +24,7 @@ from evsched.jobs.job import (
     Retried,
     Snoozed,
 )
+from evsched.jobs.tasks import Hook, Hooks
 from evsched.store.run_ends import NotEnded
 from evsched.store.store import Store
 from evsched.worker.exchange import event_of, events_of

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from evsched.cli.render import draw, due, rate, sparkline
-from evsched.store.dispatchers import Lease
-from evsched.store.operators import QueueStats
+from evsched.store.dispatcher_calls import Lease
+from evsched.store.operator_calls import QueueStats
 from evsched.top.snapshot import (
     Count,
     Down,

@@ -10,10 +10,10 @@ import pytest
 
 from evsched import App, EndedJob
 from evsched.errors import ConfigError, UnknownTask
-from evsched.jobs.hooks import Hook, Hooks
 from evsched.jobs.job import Payload, RetryFields, decode_payload
+from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.retry import Retry
-from evsched.jobs.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, TaskOptions, Tasks, check_task_options, define
+from evsched.jobs.tasks import DEFAULT_TIMEOUT, Hook, Hooks, TaskOptions, Tasks, check_task_options, define
 
 
 class Address(msgspec.Struct):

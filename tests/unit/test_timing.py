@@ -6,7 +6,7 @@ import pytest
 
 from evsched.dispatcher.timing import FOUND_GAP, GAP, QueueTimer
 from evsched.events import Reason
-from evsched.store.dispatchers import Step
+from evsched.store.dispatcher_calls import Step
 
 REDIS = 1_000_000.0
 """Redis's clock when ours is 0."""

@@ -15,8 +15,8 @@ from evsched.execution.deferral import UnknownTasks, judge_unknown
 from evsched.execution.run import Delivery, Run
 from evsched.execution.run_store import NoRunStore
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Payload
+from evsched.jobs.record import unknown_since
 from evsched.jobs.tasks import Tasks, define
-from evsched.jobs.untrusted import unknown_since
 from tests.support.recorder import Recorder
 
 GRACE = 600.0

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from evsched import Retry, events
 from evsched.cli.table import fields
 from evsched.errors import ConfigError
-from evsched.jobs.job import read_status
+from evsched.jobs.record import number, read_status, whole
 from evsched.jobs.retry import ATTEMPTS_MOST, least_delay
-from evsched.jobs.untrusted import number, whole
 from evsched.recurrence.cron import parse_rule
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.recurrence.windows import EXCEPTIONS, LONGEST, SPANS, parse_window

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from evsched.client.wire_schema import Written, wire_schema
 from evsched.errors import ConfigError
+from evsched.jobs import record
 from evsched.jobs.job import Payload, RetryFields, decode_payload
-from evsched.jobs.options import length
-from evsched.jobs.policies import override
-from evsched.jobs.retry import Retry
+from evsched.jobs.option_checks import length
+from evsched.jobs.retry import Retry, override
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
 from tests.support.cli import Cli
 
@@ -44,6 +44,13 @@ def test_it_has_the_fields_that_are_read() -> None:
     assert fields["JobPayload"] == fields["InlineJob"] == set(Payload.__struct_fields__)
     assert fields["RetryPolicy"] == set(RetryFields.__struct_fields__)
     assert fields["RecurrenceRecord"] == set(Declared.__struct_fields__) - {"name"}
+
+
+def test_an_inline_job_has_the_fields_that_clients_write_to_a_record() -> None:
+    inline, payload = (wire_schema()["$defs"][name]["properties"] for name in ("InlineJob", "JobPayload"))
+    own = {name for name in inline if inline[name] != payload[name]}
+    written = {field.name for field in record.FIELDS if field.writer == "client"}
+    assert own == written - {"payload"} | {"id"}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

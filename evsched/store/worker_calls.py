@@ -1,22 +1,21 @@
-"""What workers call: fetch, start, begin, heartbeat, and some reads. How runs end is in `run_ends.py`."""
+"""The calls of workers, and of their parents while these have no worker process. How runs end is in `run_ends.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.job import FetchedJob, Mark
-from evsched.store.announced import Announced
-from evsched.store.queue import Queue, as_bool, as_pairs
+from evsched.store.queue import Announced, Queue, as_bool, as_optional, as_pairs, as_scores, as_struct, is_there
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
 class Fetched(Struct, frozen=True):
-    """What one `start` handed to a worker."""
+    """The result of one `start`."""
 
     now: float
     more: bool
@@ -24,13 +23,13 @@ class Fetched(Struct, frozen=True):
     waits: bool
     """The worker waits for a message from here on."""
     leased: bool
-    """False: the worker's lease was gone, and what it held before belongs to others."""
+    """False: the worker's lease was gone, and the jobs that it held belong to others."""
     jobs: list[FetchedJob]
     buried: list[tuple[str, str]]
 
 
 class Renewed(Struct, frozen=True):
-    """What one `heartbeat` found."""
+    """The result of one `heartbeat`."""
 
     kept: bool
     """The lease was still there, or was begun."""
@@ -39,13 +38,13 @@ class Renewed(Struct, frozen=True):
     stops: list[str]
     """Which of them are to stop."""
     declared: bool
-    """False: Redis has lost what the worker's app declared, or it is to be declared again."""
+    """False: Redis has lost the declarations of the worker's app, or they are to be made again."""
     waits: bool
     """The worker waits for a message that jobs are ready."""
 
 
 class LastRun(Struct, frozen=True):
-    """What a record says of the run that began last."""
+    """The fields of a record that are about its last run."""
 
     worker: str | None
     """Who runs the job, or ran it last; None: it was put back since."""
@@ -55,18 +54,32 @@ class LastRun(Struct, frozen=True):
     """How the job ended; None: it has not."""
 
 
-class Workers(Queue):
-    """The calls of a worker."""
+Need = Literal["ready", "undeclared", "sought", ""]
+"""Why a queue needs a worker process: a job waits, Redis has lost the app's declarations, or workers seek a task that
+the app has; empty = it needs none."""
+
+
+class Stance(Struct, frozen=True):
+    """The result of one `stand_by`."""
+
+    need: Need
+    claimed: bool
+    """This parent is to start the process."""
+
+
+_optional_text: Final = as_optional(text)
+
+
+class WorkerCalls(Queue):
+    """The calls of a worker, and of a parent without worker processes, which waits for jobs.
+
+    A parent puts back with `held` and `requeue` the jobs of a process that has ended.
+    """
 
     def fetch(self, worker: str, block: float) -> Call[str | None]:
         """Wait up to `block` seconds for a job and move it into the worker's list: BLMOVE, half of a fetch."""
-
-        def one(reply: bytes | None) -> str | None:
-            return None if reply is None else text(reply)
-
-        return self._call(
-            ("BLMOVE", keys.ready(self.queue), keys.processing(self.queue, worker), "LEFT", "RIGHT", block), one
-        )
+        words = (keys.ready(self.queue), keys.processing(self.queue, worker), "LEFT", "RIGHT", block)
+        return self._call(("BLMOVE", *words), _optional_text)
 
     def wake(self) -> Call[Any]:
         """Have each dispatcher look at the queue, also if it did not know it."""
@@ -86,7 +99,7 @@ class Workers(Queue):
         """Count the attempts of the jobs that BLMOVE moved, move more until `hold` are held, and hand them all out.
 
         Jobs beyond the worker's share, and those whose payloads do not fit in one reply, are left for the next call.
-        `wait`: if it may hold more and ready is empty, the worker is told by a message when a job is ready.
+        `wait`: if it may hold more and ready is empty, the worker gets a message when a job is ready.
         """
 
         def fetch(reply: list[Any]) -> Fetched:
@@ -107,21 +120,17 @@ class Workers(Queue):
 
     def is_idle(self, worker: str) -> Call[bool]:
         """Return whether the worker waits for a message."""
-
-        def is_there(reply: bytes | None) -> bool:
-            return reply is not None
-
         return self._call(("ZSCORE", f"{self._root}idle", worker), is_there)
 
     def decline(self, worker: str = "") -> Call[Any]:
-        """Wait no more for a message. If the worker was told of a job meanwhile, another one is told.
+        """Stop waiting for a message. If the worker got one meanwhile, another worker gets a message.
 
-        Without a worker: one that was told did not come, so all others are told.
+        Without a worker: one did not come after its message, so all others get one.
         """
         return self._verb("decline", raw, worker)
 
     def begin(self, worker: str, runs: Iterable[tuple[FetchedJob, Mark]]) -> Call[list[str]]:
-        """Mark runs that have begun, or are about to; the reply is the ids of those that were lost."""
+        """Mark runs that have begun, or are about to; the reply is the ids of lost runs."""
         words: list[Word] = [worker]
         for job, mark in runs:
             words += (job.id, job.attempt, mark)
@@ -136,11 +145,8 @@ class Workers(Queue):
         announced: Announced = Announced(),  # noqa: B008 - it is frozen
         now: float | None = None,
     ) -> Call[Renewed]:
-        """Renew a lease, or begin one. `announced`: what the worker has written of its app."""
-
-        def renewed(reply: list[Any]) -> Renewed:
-            return Renewed(as_bool(reply[0]), reply[1], texts(reply[2]), as_bool(reply[3]), as_bool(reply[4]))
-
+        """Renew a lease, or begin one. `announced`: the declarations of its app that the worker has written."""
+        renewed = as_struct(Renewed, as_bool, int, texts, as_bool, as_bool)
         words = announced.owner, announced.content, announced.program
         return self._verb("heartbeat", renewed, self._stamp(now), worker, lease, "1" if fresh else "", *words)
 
@@ -168,14 +174,45 @@ class Workers(Queue):
         return self._call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
 
     def last_run(self, job_id: str) -> Call[LastRun]:
-        """Read what the record of a job says of its last run."""
-
-        def last(reply: list[bytes | None]) -> LastRun:
-            worker, started, outcome = (None if value is None else text(value) for value in reply)
-            return LastRun(worker, float(started or 0), outcome)
-
+        """Read the fields of a job's record that are about its last run."""
+        last = as_struct(LastRun, _optional_text, lambda started: float(started or 0), _optional_text)
         return self._call(("HMGET", keys.job(self.queue, job_id), "worker", "started", "outcome"), last)
 
     def reply_status(self, channel: str, status: bytes) -> Call[int]:
         """Answer a status request; the reply is how many received it."""
         return self._call(("PUBLISH", channel, status), int)
+
+    def await_ready(self, block: float) -> Call[bool]:
+        """Wait up to `block` seconds until a job is ready, and leave it where it is; the reply is whether one is.
+
+        BLMOVE from the front of ready to the front of ready. Of the commands that wait in Redis, it is the only one
+        that removes nothing even if its reply is lost. Workers that wait for the same job get it all the same.
+        """
+        ready = keys.ready(self.queue)
+        return self._call(("BLMOVE", ready, ready, "LEFT", "LEFT", block), is_there)
+
+    def stand_by(
+        self, parent: str, announced: Announced, *, lease: float, claim: float, now: float | None = None
+    ) -> Call[Stance]:
+        """Register a parent for `lease` seconds; if a process is needed, claim its start for `claim` seconds.
+
+        `claim`: 0 = it only registers.
+        """
+        words = announced.owner, announced.content, announced.program
+        return self._verb("stand_by", as_struct(Stance, text, as_bool), self._stamp(now), parent, lease, claim, *words)
+
+    def stand_down(self, parent: str) -> Call[int]:
+        """Remove a parent that has a worker process now, or ends."""
+        return self._call(("ZREM", keys.parents(self.queue), parent), int)
+
+    def prolong_start(self, seconds: float) -> Call[int]:
+        """Prolong the claim of the start of a process, which has not ended yet."""
+        return self._call(("PEXPIRE", keys.starting(self.queue), round(seconds * 1000)), int)
+
+    def end_start(self) -> Call[int]:
+        """End the claim of the start of a process."""
+        return self._call(("DEL", keys.starting(self.queue)), int)
+
+    def parents(self) -> Call[list[tuple[str, float]]]:
+        """Read the parents that stand by, and when their registrations end, Unix seconds."""
+        return self._call(("ZRANGE", keys.parents(self.queue), 0, -1, "WITHSCORES"), as_scores)

@@ -14,15 +14,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched import keys
-from evsched.jobs.untrusted import number
-from evsched.store.queue import Queue, as_fields
+from evsched.jobs.record import number
+from evsched.store.queue import Queue, as_fields, as_optional, as_struct
 from evsched.transport.call import Call, Word, raw, text
 
 _GROUP: Final = "ledger"
 """The consumer group of all relays."""
 
 _ROW: Final = re.compile(r"[0-9]{1,18}")
-"""The number of a row, as lua/_ledger.lua takes it: a bigint of PostgreSQL."""
+"""The number of a row, as lua/_ends.lua takes it: a bigint of PostgreSQL."""
 
 
 class RowJob(Struct, frozen=True):
@@ -76,7 +76,7 @@ class Consumer(Struct, frozen=True):
 
 
 class Mark(Struct, frozen=True):
-    """What a record says of the ledger."""
+    """The fields of a record that are about the ledger."""
 
     row: str | None
     finished: float | None
@@ -113,7 +113,7 @@ def existing_ledger_key() -> Call[str]:
 
 
 def existing_epoch_key() -> Call[str]:
-    """Read the same key, and do not make it: empty if there is none."""
+    """Read the same key without making it: empty if there is none."""
 
     def read(reply: bytes | None) -> str:
         return "" if reply is None else text(reply)
@@ -155,7 +155,7 @@ SETTING: Final = "setting"
 """The outcome in an entry of the stream that is not about a job: an operator has changed a setting of the queue."""
 
 
-class Ledger(Queue):
+class RelayCalls(Queue):
     """The calls of a relay, and `note_setting`."""
 
     def note_setting(self) -> Call[Any]:
@@ -203,15 +203,7 @@ class Ledger(Queue):
 
     def mark(self, job_id: str) -> Call[Mark]:
         """Read from a record which row the job has, and when it ended."""
-
-        def read(reply: list[bytes | None]) -> Mark:
-            row, finished, following = reply
-            return Mark(
-                None if row is None else text(row),
-                None if finished is None else number(finished),
-                None if following is None else text(following),
-            )
-
+        read = as_struct(Mark, as_optional(text), number, as_optional(text))
         return self._call(("HMGET", keys.job(self.queue, job_id), "ledger", "finished", "next_ledger"), read)
 
     def count_ends(self) -> Call[int]:

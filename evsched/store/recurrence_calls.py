@@ -7,15 +7,26 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
 
-from evsched.store.queue import Queue, as_bool, as_fields, as_moment, as_revision
-from evsched.store.request import NO_REQUEST, Request
+from evsched.store.queue import (
+    NO_REQUEST,
+    IdempotentRequest,
+    Queue,
+    as_bool,
+    as_fields,
+    as_moment,
+    as_optional,
+    as_revision,
+    as_scores,
+    as_struct,
+    as_tuple,
+)
 from evsched.transport.call import Call, T, raw, text, texts
 
 if TYPE_CHECKING:
     from evsched.recurrence.recurrence import Declared
 
 Change = Literal["made", "changed", "same", "older"]
-"""What `declare` did. "older": nothing, since the app has registered a newer revision."""
+"""The result of `declare`. "older": no change, since the app has registered a newer revision."""
 
 
 def as_texts(reply: list[bytes]) -> dict[str, str]:
@@ -23,7 +34,7 @@ def as_texts(reply: list[bytes]) -> dict[str, str]:
 
 
 class Registered(Struct, frozen=True):
-    """What one `register` found."""
+    """The result of `register`."""
 
     revision: float
     newest: float
@@ -33,7 +44,7 @@ class Registered(Struct, frozen=True):
 
 
 class Backfilled(Struct, frozen=True):
-    """What became of planned times that were to be backfilled."""
+    """The result of `backfill`."""
 
     requested: int = 0
     """How many get a job now."""
@@ -47,7 +58,7 @@ class Backfilled(Struct, frozen=True):
     """How many requested runs wait for others to end."""
 
 
-class Recurrences(Queue):
+class RecurrenceCalls(Queue):
     """The calls about recurrences and windows by their names; see `store.py`."""
 
     def register(
@@ -59,16 +70,13 @@ class Recurrences(Queue):
         known: float | None = None,
         now: float | None = None,
     ) -> Call[Registered]:
-        """Give what an app declares in its code a revision; from then on, older revisions of the app change nothing.
+        """Give the declarations of an app a revision; from then on, older revisions of the app change nothing.
 
-        `content`: the digest of what it declares in this queue. `given`: the revision that the app gives, None = that
+        `content`: the digest of its declarations in this queue. `given`: the revision that the app gives, None = that
         of the content, or a new one. `known`: the revision that this content had before Redis lost its data.
         """
-
-        def read(reply: list[Any]) -> Registered:
-            return Registered(float(reply[0]), float(reply[1]), texts(reply[2]))
-
-        return self._verb("register", read, self._stamp(now), owner, content, as_revision(given), as_revision(known))
+        words = (owner, content, as_revision(given), as_revision(known))
+        return self._verb("register", as_struct(Registered, float, float, texts), self._stamp(now), *words)
 
     def declare(self, recurrence: Declared, owner: str = "", revision: float | None = None) -> Call[Change]:
         """Create a recurrence, or change it; the reply says which.
@@ -130,11 +138,11 @@ class Recurrences(Queue):
         return self._trigger(as_bool, name, planned, now)
 
     def trigger_once(
-        self, request: Request, name: str, planned: str, *, now: float | None = None
+        self, request: IdempotentRequest, name: str, planned: str, *, now: float | None = None
     ) -> Call[tuple[str, str, bool]]:
         """As `trigger`, unless there was a request of the same key in the last 24 hours.
 
-        Then nothing is written. The reply is that of the first request in either case: what it asked for, which you
+        Then nothing is written. The reply is that of the first request in either case: its digest, which you
         should compare, the id of the run, and False if that had to wait.
 
         Raises (when sent):
@@ -153,7 +161,7 @@ class Recurrences(Queue):
         name: str,
         planned: str,
         now: float | None,
-        request: Request = NO_REQUEST,
+        request: IdempotentRequest = NO_REQUEST,
     ) -> Call[T]:
         return self._verb("trigger", read, self._stamp(now), name, planned, request.key, request.asked)
 
@@ -163,11 +171,7 @@ class Recurrences(Queue):
         Raises (when sent):
             JobMissing: there is no recurrence of that name, or it is retired.
         """
-
-        def read(reply: list[int]) -> Backfilled:
-            return Backfilled(*reply)
-
-        return self._verb("backfill", read, self._stamp(now), name, *planned)
+        return self._verb("backfill", lambda reply: Backfilled(*reply), self._stamp(now), name, *planned)
 
     def requests(self, name: str) -> Call[int]:
         """Count the requested runs that wait."""
@@ -183,19 +187,12 @@ class Recurrences(Queue):
 
     def recurrences(self, start: int, count: int) -> Call[list[tuple[str, float]]]:
         """Read a slice of the recurrences with their next planned times, in that order."""
-
-        def read(reply: list[bytes]) -> list[tuple[str, float]]:
-            return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
-
-        return self._call(("ZRANGE", self._root + "recurrences", start, start + count - 1, "WITHSCORES"), read)
+        words = ("ZRANGE", self._root + "recurrences", start, start + count - 1, "WITHSCORES")
+        return self._call(words, as_scores)
 
     def next_planned(self, name: str) -> Call[float | None]:
         """Read the planned time of a recurrence that goes on the schedule next; None = there is no such recurrence."""
-
-        def read(reply: bytes | None) -> float | None:
-            return None if reply is None else float(reply)
-
-        return self._call(("ZSCORE", self._root + "recurrences", name), read)
+        return self._call(("ZSCORE", self._root + "recurrences", name), as_optional(float))
 
     def recurrence(self, name: str) -> Call[dict[str, bytes]]:
         """Read a recurrence's record."""
@@ -232,7 +229,7 @@ class Recurrences(Queue):
         return self._call(("HGETALL", f"{self._root}tasks"), as_texts)
 
     def set_policies(self, policies: Mapping[str, str]) -> Call[int]:
-        """Write the retry policies of tasks, one at least, for those who make recurrences without the tasks' code."""
+        """Write retry policies of tasks, one at least, for programs that make recurrences without the tasks' code."""
         return self._call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
 
     def replan(self, name: str, *, now: float | None = None) -> Call[bool]:
@@ -244,11 +241,7 @@ class Recurrences(Queue):
 
     def window(self, name: str) -> Call[str | None]:
         """Read a named window."""
-
-        def read(reply: bytes | None) -> str | None:
-            return None if reply is None else text(reply)
-
-        return self._call(("HGET", f"{self._root}windows", name), read)
+        return self._call(("HGET", f"{self._root}windows", name), as_optional(text))
 
     def some_windows(self, names: Sequence[str]) -> Call[dict[str, str]]:
         """Read some named windows, one at least; those that do not exist are left out."""
@@ -263,11 +256,7 @@ class Recurrences(Queue):
 
         Call it after `set_window`, until none is left.
         """
-
-        def counts(reply: list[Any]) -> tuple[int, int]:
-            return reply[0], reply[1]
-
-        return self._verb("reopen", counts, self._stamp(now), window, limit)
+        return self._verb("reopen", as_tuple(int, int), self._stamp(now), window, limit)
 
     def count_deferred(self, window: str) -> Call[int]:
         """Count the notes of jobs that wait for a named window: refused when its key is of a wrong type."""

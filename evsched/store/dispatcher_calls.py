@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from evsched import keys
-from evsched.jobs.untrusted import number
+from evsched.jobs.record import number
 from evsched.recurrence.calendars import names_of
-from evsched.store.queue import Queue, as_bool, as_fields, as_pairs
+from evsched.store.queue import Queue, as_bool, as_fields, as_optional, as_pairs, as_tuple
 from evsched.transport.call import Call, Word, text, texts
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Step(Struct, frozen=True):
-    """What one dispatch did."""
+    """The result of one `dispatch`."""
 
     now: float
     sleep: float
@@ -30,11 +30,11 @@ class Step(Struct, frozen=True):
     missed: list[str]
     """The names of recurrences that missed occurrences, once for each occurrence."""
     opens: float
-    """Seconds until a rate opens the gate; inf if it is open, or closed for another reason. `sleep` is no longer."""
+    """Seconds until a rate opens the gate; inf if it is open, or closed for another reason. At least `sleep`."""
 
 
 class Seen(Struct, frozen=True):
-    """What a glance saw of a queue that has something to look after."""
+    """A queue that needs attention, as a glance saw it."""
 
     nearest: float | None
     """The due time of the first job on the schedule, by Redis's clock; None = there is none."""
@@ -47,11 +47,11 @@ class Seen(Struct, frozen=True):
 
 
 class Glance(Struct, frozen=True):
-    """What a glance at many queues saw."""
+    """The result of a glance at many queues."""
 
     now: float
     seen: dict[str, Seen]
-    """By name: the queues that have something to look after."""
+    """By name: the queues that need attention."""
 
 
 class Lease(Struct, frozen=True):
@@ -67,7 +67,7 @@ class Lease(Struct, frozen=True):
 
 
 class Survey(Struct, frozen=True):
-    """What a janitor looks at in a queue."""
+    """The state of a queue that a janitor checks."""
 
     leases: list[Lease]
     """The one that ends first first."""
@@ -103,11 +103,11 @@ class Agenda(Struct, frozen=True):
 GLANCE_MOST: Final = 250
 """Queues that one glance or `forget` is about: under 2 ms of Redis's time, if all have something."""
 
-_MEMBER_MOST: Final = 1 << 20
+MEMBER_MOST: Final = 1 << 20
 """Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_members.lua."""
 
 
-class Dispatchers(Queue):
+class DispatcherCalls(Queue):
     """The calls of a dispatcher and its janitor; see `store.py`."""
 
     def dispatch(self, *, limit: int, cap: int, canary: str = "", now: float | None = None) -> Call[Step]:
@@ -135,7 +135,7 @@ class Dispatchers(Queue):
         def due(reply: list[bytes]) -> float | None:
             if not reply:
                 return None
-            return float(reply[1]) if len(reply[0]) <= _MEMBER_MOST else 0.0
+            return float(reply[1]) if len(reply[0]) <= MEMBER_MOST else 0.0
 
         return self._call(("ZRANGE", keys.schedule(self.queue), 0, 0, "WITHSCORES"), due)
 
@@ -170,10 +170,6 @@ class Dispatchers(Queue):
         now: float | None = None,
     ) -> Call[list[str] | None]:
         """Put occurrences on the schedule and advance their recurrence; None if another dispatcher has advanced it."""
-
-        def ids(reply: list[bytes] | None) -> list[str] | None:
-            return None if reply is None else texts(reply)
-
         words: list[Word] = [self._stamp(now), name, seen, "+inf" if next_ is None else repr(next_), missed, reason]
         for one in put:
             words += (
@@ -182,7 +178,7 @@ class Dispatchers(Queue):
                 repr(one.due),
                 "" if one.misfire_grace is None else repr(one.misfire_grace),
             )
-        return self._verb("recur", ids, *words)
+        return self._verb("recur", as_optional(texts), *words)
 
     def unpause(self, name: str, seen: bytes, next_: float | None) -> Call[bool]:
         """End a pause whose time is over; the reply is False when it was resumed or paused again.
@@ -197,11 +193,7 @@ class Dispatchers(Queue):
 
         Looks at `limit` of them, after the first `offset`. The reply: how many it looked at, and which it restarted.
         """
-
-        def read(reply: list[Any]) -> tuple[int, list[str]]:
-            return reply[0], texts(reply[1])
-
-        return self._verb("rewind", read, self._stamp(now), ahead, offset, limit)
+        return self._verb("rewind", as_tuple(int, texts), self._stamp(now), ahead, offset, limit)
 
     def survey(self, *, now: float | None = None) -> Call[Survey]:
         """Read all leases of the queue, whether jobs move to another shard, and whether one waits beside workers."""
@@ -241,5 +233,5 @@ class Dispatchers(Queue):
         return self._verb("agenda", read, self._stamp(now), ahead, limit)
 
     def take_newly_paused(self, limit: int) -> Call[list[str]]:
-        """Take recurrences that were paused because of failures, to report them; nobody else gets these names."""
+        """Take recurrences that were paused because of failures, to report them; no other caller gets these names."""
         return self._call(("SPOP", f"{self._root}newly_paused", limit), texts)

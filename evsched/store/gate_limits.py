@@ -16,17 +16,18 @@ import msgspec
 from msgspec import Struct, structs
 
 from evsched.errors import ConfigError
-from evsched.jobs import groups, options
+from evsched.jobs import groups
+from evsched.jobs import option_checks as check_option
 from evsched.shards import Shards
 from evsched.transport.call import text
 
-_RANGES: Final = {
+RANGES: Final = {
     "concurrency": (1, 1_000_000),
     "rate": (0.00001, 1_000_000),
     "burst": (1, 1_000_000),
     "weight": (0.001, 1000),
 }
-_RATE_LEAST: Final = 1e-6
+RATE_LEAST: Final = 1e-6
 """A lower rate means no rate, in the scripts too (lua/_limits.lua)."""
 
 _WHOLE: Final = ("concurrency", "burst")
@@ -55,7 +56,7 @@ class Reserved(Struct, frozen=True, array_like=True):
 
 
 class Limits(Struct, frozen=True):
-    """The limits of a queue; what is not there is not limited."""
+    """The limits of a queue; nothing else is limited."""
 
     paused: float | None = None
     """Since when the queue is paused, in Unix seconds; None if it is not."""
@@ -69,7 +70,7 @@ class Limits(Struct, frozen=True):
     groups: dict[str, dict[str, float]] = {}
     """concurrency, rate, burst and weight, by group."""
     declared: dict[str, DeclaredLimit] = {}
-    """By the field of the limit, if it was read: what the code declares, whatever was set since."""
+    """By field, if they were read: the limits that the code declares, whatever was set since."""
 
     def is_paused(self, now: float) -> bool:
         """Return whether the queue is paused. A pause that is over stays noted until the next script runs."""
@@ -103,7 +104,7 @@ class Limits(Struct, frozen=True):
         return found | {field: None for field in self.declared if field not in found}
 
     def overruled(self, field: str) -> DeclaredLimit | None:
-        """Return what the code declares of a limit, if it was changed by hand since."""
+        """Return the declaration of a limit that was changed by hand since; None if it was not."""
         declared = self.declared.get(field)
         return declared if declared and self.fields().get(field) != declared.value else None
 
@@ -155,18 +156,18 @@ def field(name: str, group: str | None, value: float | None) -> str:
     Raises:
         ConfigError: there is no such limit, or the value is not valid.
     """
-    if name not in _RANGES or (name == "weight" and group is None):
+    if name not in RANGES or (name == "weight" and group is None):
         raise ConfigError(
             "weight is the share of a group: name the group" if name == "weight" else f"there is no limit {name!r}"
         )
     if group is not None:
-        options.group("group", group)
+        check_option.group("group", group)
         group = groups.as_counted(group, lenient=value is None)
     if name == "weight" and group is not None and (group == groups.EACH or groups.is_made(group)):
         raise ConfigError("weight compares a group of jobs with the others: name one, such as alice")
     if value is not None:
-        options.number(name, value)
-    least, most = _RANGES[name]
+        check_option.number(name, value)
+    least, most = RANGES[name]
     if value is not None and not least <= value <= most:
         raise ConfigError(f"{name} is {value:g}: must be from {least:,g} to {most:,.0f}")
     if value is not None and name in _WHOLE and value != int(value):
@@ -186,7 +187,7 @@ def check(limits: Mapping[str, float]) -> None:
 
 
 def read_limits(reply: list[Any]) -> Limits:
-    """Read the hash `limits`. What limits nothing is left out: no number, a negative one, a rate of next to nothing."""
+    """Read the hash `limits`. Values that limit nothing are left out: malformed, negative, or a rate of almost 0."""
     pause, found = dict[str, float](), Limits()
     why = None
     for at in range(0, len(reply), 2):
@@ -200,11 +201,11 @@ def read_limits(reply: list[Any]) -> Limits:
             value = float(reply[at + 1])
         except ValueError:
             continue
-        if not value >= (_RATE_LEAST if name == "rate" else 0.0):  # nor NaN
+        if not value >= (RATE_LEAST if name == "rate" else 0.0):  # nor NaN
             continue
         if name in ("paused", "paused_until"):
             pause[name] = value
-        elif name in _RANGES:
+        elif name in RANGES:
             found.add(name + colon + group, value)
     return structs.replace(found, paused_why=why, **pause) if "paused" in pause else found
 
@@ -248,11 +249,11 @@ def _has(limits: Limits, field: str, value: float | None) -> bool:
 
 
 def still_reserved(parts: Mapping[str, tuple[Limits, Mapping[str, int]]]) -> dict[str, dict[str, Reserved]]:
-    """Return what is to be reserved now in each shard that has something reserved; nothing = it is wholly open.
+    """Return the reservations to be made now in each shard that has any; none = the shard is wholly open.
 
     `parts`: the shards of a queue by their numbers, and the queue itself, each with its limits and counts in flight.
-    A limit holds in all parts together if what is reserved is no less than what is in flight in some parts beyond
-    their own limits. It is reserved in the last shards: only new ones have something reserved, and they are the last.
+    A limit holds in all parts together if no fewer jobs are reserved than are in flight in some parts beyond their own
+    limits. It is reserved in the last shards: only new ones have something reserved, and they are the last.
     """
     found = {name: dict[str, Reserved]() for name, (limits, _) in parts.items() if limits.reserved}
     for field in {field for limits, _ in parts.values() for field in limits.reserved}:
@@ -286,7 +287,7 @@ def _excess(field: str, parts: Mapping[str, tuple[Limits, Mapping[str, int]]]) -
 
 
 def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:
-    """Read the hash `declared_limits`. What is not a number and the name of an app is left out."""
+    """Read the hash `declared_limits`. Values that are not a number and the name of an app are left out."""
     found = dict[str, DeclaredLimit]()
     for at in range(0, len(reply), 2):
         value, _, rest = text(reply[at + 1]).partition(" ")

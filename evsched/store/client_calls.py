@@ -8,11 +8,10 @@ from typing import Any, cast
 from msgspec import Struct, structs
 
 from evsched import keys
-from evsched.jobs.job import JobStatus, OnConflict, Place, read_status
-from evsched.jobs.untrusted import number
-from evsched.store.limits import Limits, read_declared, read_limits
-from evsched.store.queue import Queue, as_fields
-from evsched.store.request import NO_REQUEST, Request
+from evsched.jobs.job import OnConflict
+from evsched.jobs.record import JobStatus, Place, number, read_status
+from evsched.store.gate_limits import Limits, read_declared, read_limits
+from evsched.store.queue import NO_REQUEST, IdempotentRequest, Queue, as_bool, as_fields, as_struct, as_tuple, is_there
 from evsched.transport.call import Call, T, Word, raw, text, texts
 
 
@@ -28,14 +27,14 @@ class New(Struct, frozen=True):
 
 
 class Accepted(Struct, frozen=True):
-    """What the first request of a key asked for, and the id and the due of each of its jobs."""
+    """The digest of the first request of a key, and the id and the due of each of its jobs."""
 
     asked: str
     jobs: list[tuple[str, float]]
 
 
 class Facts(Struct, frozen=True):
-    """What Redis knows of a job at one moment, for `evsched explain`. Times in Unix seconds."""
+    """The facts about a job at one moment, for `evsched explain`. Times in Unix seconds."""
 
     now: float
     status: JobStatus | None
@@ -74,28 +73,16 @@ def _accepted(reply: bytes) -> Accepted:
     return Accepted(asked, [(words[at], float(words[at + 1])) for at in range(0, len(words) - 1, 2)])
 
 
-def _place(reply: bytes) -> Place:
-    return cast(Place, text(reply))
-
-
 class Cancelled(Struct, frozen=True):
-    """What `cancel` did."""
+    """The result of `cancel`."""
 
     place: Place
-    """Where the job was; "processing" = its worker was told to stop the run."""
+    """Where the job was; "processing" = its worker was asked to stop the run."""
     next_too: bool
     """Besides the run, a next run of the same id, which waited, was cancelled."""
 
 
-def _cancelled(reply: list[bytes]) -> Cancelled:
-    return Cancelled(_place(reply[0]), reply[1] == b"1")
-
-
-def _first_due(reply: list[bytes]) -> float:
-    return float(reply[0])
-
-
-class Clients(Queue):
+class ClientCalls(Queue):
     """The calls about jobs by their ids; see `store.py`."""
 
     def enqueue(
@@ -104,7 +91,7 @@ class Clients(Queue):
         """Put at most 1,000 jobs on the schedule; the reply is their dues.
 
         `keep`: if a job of the same id has not ended, it is kept, and the reply has its due. `within`: the jobs are
-        unique; their ids are taken for so many seconds from now, 0 = as long as they wait or run.
+        unique; their ids are taken for this number of seconds, 0 = as long as they wait or run.
 
         Raises (when sent):
             JobExists: a job of one of the ids has not ended, or the id is taken; then none was written.
@@ -122,7 +109,7 @@ class Clients(Queue):
 
     def enqueue_once(
         self,
-        request: Request,
+        request: IdempotentRequest,
         jobs: Iterable[New],
         *,
         on_conflict: OnConflict | None = None,
@@ -131,7 +118,7 @@ class Clients(Queue):
     ) -> Call[Accepted]:
         """As `enqueue` or `replace`, unless there was a request of the same key in the last 24 hours.
 
-        Then nothing is written. The reply is that of the first request in either case: compare what it asked for.
+        Then nothing is written. The reply is that of the first request in either case: compare `asked` with yours.
 
         Raises (when sent):
             JobExists: as of `enqueue`. Nothing was written, and the key is not used up.
@@ -147,7 +134,7 @@ class Clients(Queue):
         keep: bool,
         within: float | None,
         now: float | None,
-        request: Request = NO_REQUEST,
+        request: IdempotentRequest = NO_REQUEST,
     ) -> Call[T]:
         words = (self._stamp(now), "keep" if keep else "", _length(within), self._by, request.key, request.asked)
         return self._verb("enqueue", read, *words, *_new_words(jobs))
@@ -158,18 +145,18 @@ class Clients(Queue):
         jobs: Iterable[New],
         within: float | None,
         now: float | None,
-        request: Request = NO_REQUEST,
+        request: IdempotentRequest = NO_REQUEST,
     ) -> Call[T]:
         words = (self._stamp(now), _length(within), self._by, request.key, request.asked)
         return self._verb("replace", read, *words, *_new_words(jobs))
 
     def cancel(self, job_id: str, *, now: float | None = None) -> Call[Cancelled]:
-        """Delete a waiting job, or tell its worker to stop it and delete its next run.
+        """Delete a waiting job, or ask its worker to stop it and delete its next run.
 
         Raises (when sent):
             JobMissing: nothing was written.
         """
-        return self._verb("cancel", _cancelled, self._stamp(now), "", job_id, "")
+        return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._stamp(now), "", job_id, "")
 
     def reschedule(
         self, job_id: str, due: float | None, *, delay: float = 0.0, now: float | None = None
@@ -180,7 +167,9 @@ class Clients(Queue):
             JobMissing, JobRunning: nothing was written.
         """
         moment = "" if due is None else repr(due)
-        return self._verb("reschedule", _first_due, self._stamp(now), moment, repr(delay), "", job_id)
+        return self._verb(
+            "reschedule", lambda reply: float(reply[0]), self._stamp(now), moment, repr(delay), "", job_id
+        )
 
     def revive(self, ids: Sequence[str], *, now: float | None = None) -> Call[list[str]]:
         """Put dead jobs back on the schedule, due now; the reply is their ids.
@@ -202,7 +191,7 @@ class Clients(Queue):
         """Ask whether the queue has a record of a job, or an inline job: much cheaper than `look`, and less exact."""
         inline = ("ZSCORE", self._root + "schedule", job_id)
         record = ("EXISTS", f"{self._root}job:{job_id}")
-        return [self._call(record, bool), self._call(inline, lambda reply: reply is not None)]
+        return [self._call(record, bool), self._call(inline, is_there)]
 
     def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
         """Read where a job is, and its record, at the same moment."""
@@ -211,7 +200,7 @@ class Clients(Queue):
             _, place, score, flat = reply
             if not place:
                 return None
-            return read_status(self.queue, job_id, _place(place), text(score), as_fields(flat))
+            return read_status(self.queue, job_id, cast(Place, text(place)), text(score), as_fields(flat))
 
         return self._verb("look", status, self._stamp(now), job_id)
 
@@ -220,12 +209,12 @@ class Clients(Queue):
 
         def facts(reply: list[Any]) -> Facts:
             moment, place, score, flat, limits, declared, named = reply
-            fields = as_fields(flat)
+            record = as_fields(flat)
             figures = {text(named[i]): named[i + 1] for i in range(0, len(named), 2)}
-            holder, parked = figures.pop("holder", None), fields.get("parked")
+            holder, parked = figures.pop("holder", None), record.get("parked")
             return Facts(
                 float(moment),
-                read_status(self.queue, job_id, _place(place), text(score), fields) if place else None,
+                read_status(self.queue, job_id, cast(Place, text(place)), text(score), record) if place else None,
                 structs.replace(read_limits(limits), declared=read_declared(declared)),
                 None if parked is None else text(parked),
                 {name: found for name, value in figures.items() if (found := number(value)) is not None},
@@ -242,11 +231,7 @@ class Clients(Queue):
         Raises (when sent):
             JobMissing: there is no such job, it was cancelled while it waited, or its retention is over.
         """
-
-        def ended(reply: list[bytes]) -> tuple[str, bytes, str]:
-            return text(reply[0]), reply[1], text(reply[2])
-
-        return self._verb("ask", ended, job_id)
+        return self._verb("ask", as_tuple(text, raw, text), job_id)
 
     def wait_reply(self, job_id: str, block: float) -> Call[bytes | None]:
         """Wait up to `block` seconds for a job's reply, and leave it there for other waiters (so not BLPOP)."""

@@ -1,0 +1,232 @@
+"""A job's record: the hash in Redis with its description and its history. To add a field, begin with `FIELDS`.
+
+Two things follow from that table: the fields that the scripts delete when a job, a run or an attempt begins or ends
+(`LUA_CONSTANTS`, which transport/scripts.py writes into the Lua files), and how `JobStatus` is read. A test compares it
+with the table in docs/protocol.md, which says what each field means.
+
+Any client may have written any field. So the readers here, like those in lua/_fields.lua, treat a malformed value as
+missing, never as an error. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, Literal, cast
+
+import msgspec
+from msgspec import Struct
+
+from evsched.jobs.job import decode, encode
+
+Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
+PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
+
+DEFAULT_RETENTION: Final = 300.0
+"""Seconds for which the record of a finished job is kept unless its task or payload says otherwise: long enough to read
+a result; at 1,000 jobs/s results take about 100 MB."""
+
+Kind = Literal["text", "JSON", "time", "number", "count", "digit", "group"]
+"""Which values of a field are valid. "time" is Unix seconds, "group" at most 200 bytes without `}`."""
+
+Lifetime = Literal["id", "description", "end", "job", "run", "attempt"]
+"""When the scripts delete a field, besides with its record:
+
+id           never; it is overwritten, or deleted by the script that no longer needs it
+description  when another job of the same id takes the place of this one
+end          when the job's id is used again after its end, or it is revived
+job          as "end", and when the job has ended and its id was scheduled again meanwhile
+run          as "job", and when a run is over
+attempt      as "job", and when the next attempt fails or the job ends
+"""
+
+
+class Field(Struct, frozen=True):
+    """A field of a job's record."""
+
+    name: str
+    kind: Kind
+    lifetime: Lifetime
+    writer: Literal["client", "evsched"] = "evsched"
+    """Who writes it: any client that schedules a job, or evsched's own client and scripts alone."""
+
+
+FIELDS: Final = (
+    Field("payload", "JSON", "description", "client"),
+    Field("priority", "digit", "description", "client"),
+    Field("group", "group", "description", "client"),
+    Field("created", "time", "description"),
+    Field("by", "text", "description"),
+    Field("ledger", "text", "description"),
+    Field("revised", "text", "id"),
+    Field("due", "time", "id"),
+    Field("attempt", "count", "job"),
+    Field("snoozes", "count", "job"),
+    Field("worker", "text", "run"),
+    Field("started", "time", "job"),
+    Field("reason", "text", "end"),
+    Field("traceback", "text", "attempt"),
+    Field("error", "text", "attempt"),
+    Field("failure", "text", "attempt"),
+    Field("outcome", "text", "end"),
+    Field("progress", "JSON", "job"),
+    Field("result", "JSON", "end"),
+    Field("finished", "time", "end"),
+    Field("planned", "time", "job"),
+    Field("recurrence", "text", "id"),
+    Field("misfire_grace", "number", "id"),
+    Field("begun", "text", "run"),
+    Field("stop", "text", "job"),
+    Field("parked", "group", "id"),
+    Field("again", "number", "id"),
+    Field("renewed", "text", "id"),
+    Field("unknown", "text", "id"),
+    Field("awaited", "time", "end"),
+    Field("reply", "text", "job"),
+    Field("member", "text", "id"),
+)
+"""All fields. docs/protocol.md says what each means, in the same order."""
+
+
+def _quoted(chosen: Callable[[Field], bool]) -> str:
+    return ", ".join(f"'{field.name}'" for field in FIELDS if chosen(field))
+
+
+LUA_CONSTANTS: Final = {
+    "DESCRIPTION_FIELDS": _quoted(lambda field: field.lifetime == "description"),
+    "OWN_FIELDS": _quoted(lambda field: field.lifetime == "description" and field.writer == "evsched"),
+    "END_FIELDS": _quoted(lambda field: field.lifetime == "end"),
+    "JOB_FIELDS": _quoted(lambda field: field.lifetime in ("job", "run", "attempt")),
+    "RUN_FIELDS": _quoted(lambda field: field.lifetime == "run"),
+    "ATTEMPT_FIELDS": _quoted(lambda field: field.lifetime == "attempt"),
+    "TIME_FIELDS": _quoted(lambda field: field.kind == "time"),
+    "COUNT_FIELDS": _quoted(lambda field: field.kind == "count"),
+    "GROUP_FIELDS": _quoted(lambda field: field.kind == "group"),
+    "RETENTION": f"{DEFAULT_RETENTION:g}",
+}
+"""Names that stand in the Lua files for lists of field names, and for a number."""
+
+
+class JobStatus(Struct, frozen=True):
+    """The place of a job, and the values of its record. Times in Unix seconds on Redis's clock; None = not yet."""
+
+    id: str
+    queue: str
+    place: Place
+    due: float | None = None
+    attempt: int = 0
+    snoozes: int = 0
+    """How often it was put off: by its handler, or because there was no memory for its message."""
+    priority: int = 5
+    group: str | None = None
+    task: str | None = None
+    created: float | None = None
+    """When it was enqueued, in whole seconds; None if a client wrote the record that does not say so."""
+    by: str | None = None
+    """The user at Redis that enqueued it; None = the default user, a recurrence or a hook, or another client."""
+    worker: str | None = None
+    started: float | None = None
+    finished: float | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    failure: str | None = None
+    """Why the last attempt failed, while `reason` says why the run after it did not begin, or that it was snoozed."""
+    traceback: str | None = None
+    """The traceback of the last failed run, as long as `reason` or `failure` describes that run: at most 4 KiB."""
+    error: str | None = None
+    """The class of the exception that the handler raised in that run, such as requests.exceptions.Timeout."""
+    result: Any = None
+    payload: Any = None
+    expires: float | None = None
+    """The payload's: the job is not started after this moment."""
+    window: str | None = None
+    """The payload's: when the job may start, or the name of a window that is kept in Redis."""
+    progress: Any = None
+    """The handler's last report: done, total, note."""
+    stopping: bool = False
+    """Whether its worker was asked to stop it."""
+    unknown_since: float | None = None
+    """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
+
+
+_EXACT: Final = 2.0**53
+"""Up to this size every whole number is exact as a float."""
+
+
+def number(reply: bytes | None) -> float | None:
+    """Read a number; None if it is missing or malformed."""
+    try:
+        found = float(reply) if reply else None
+    except ValueError:
+        return None
+    return None if found is None or math.isnan(found) else found
+
+
+def whole(reply: bytes | None) -> int:
+    """Read a count; 0 if it is missing or malformed."""
+    found = number(reply) or 0.0
+    return int(found) if abs(found) <= _EXACT else 0
+
+
+def unknown_since(field: bytes | None, due: float | None) -> float | None:
+    """Read since when workers have not known a job's task; None if that is not so, or the field is malformed.
+
+    The field `unknown` has that moment, and the due time that the last of these workers gave the job. If the job has
+    another due time now, it has been retried, rescheduled or scheduled again since then, and the field says nothing.
+    """
+    since, _, given = (field or b"").partition(b" ")
+    return number(since) if due is not None and number(given) == due else None
+
+
+def _text(field: bytes) -> str:
+    return field.decode(errors="backslashreplace")
+
+
+def _json(field: bytes) -> Any:
+    """Read JSON; text that is not valid, or nested too deeply to be written again, is returned as it is."""
+    try:
+        value = decode(field)
+        encode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _text(field)
+    return value
+
+
+def _digit(field: bytes) -> int:
+    return int(field) if len(field) == 1 and field.isdigit() else 5
+
+
+_READERS: Final[dict[Kind, Callable[[bytes], Any]]] = {
+    "text": _text,
+    "group": _text,
+    "JSON": _json,
+    "time": number,
+    "number": number,
+    "count": whole,
+    "digit": _digit,
+}
+_SHOWN: Final = tuple(
+    (field.name, _READERS[field.kind]) for field in FIELDS if field.name in JobStatus.__struct_fields__
+)
+
+
+def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes]) -> JobStatus:
+    """Build a status from a place and a record, whatever the record holds. Unreadable JSON is shown as text."""
+    found = {name: read(fields[name]) for name, read in _SHOWN if name in fields}
+    if place == "schedule":
+        found["due"] = number(score.encode())
+    payload = found.get("payload")
+    said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
+    task, window, expires = said.get("task"), said.get("window"), said.get("expires")
+    ended = "finished" in fields
+    return JobStatus(
+        id=job_id,
+        queue=queue,
+        place=place,
+        task=task if isinstance(task, str) else None,
+        expires=float(expires) if isinstance(expires, int | float) and not isinstance(expires, bool) else None,
+        window=window if isinstance(window, str) else None,
+        stopping="stop" in fields and not ended,
+        unknown_since=None if ended else unknown_since(fields.get("unknown"), found.get("due")),
+        **found,
+    )
