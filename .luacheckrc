@@ -5,7 +5,7 @@ max_line_length = 120
 read_globals = { "redis", "cjson", "cmsgpack", "KEYS", "ARGV" }
 
 -- A script sees the shared names that its header declares (`-- USES`), besides the names of the keys; a shared file
--- (`_*.lua`) sees those of all shared files. See evsched/transport/scripts.py.
+-- (`_*.lua`) sees those of all shared files. See evsched/transport/call.py.
 local function names_in(text, found)
   for name in text:gmatch("[%w_]+") do
     found[#found + 1] = name

@@ -24,10 +24,10 @@ from evsched import keys
 if TYPE_CHECKING:
     from evsched.app import App
     from evsched.client.job_handle import Job, SyncJob
+    from evsched.client.new_job import Unique
     from evsched.client.sweep import Filter, Swept
     from evsched.client.target_tasks import HttpResponse
     from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
-    from evsched.client.unique import Unique
     from evsched.errors import (
         BadArguments,
         BadResult,

@@ -39,14 +39,13 @@ from msgspec.structs import replace
 
 from evsched import App
 from evsched.client.client import Client
-from evsched.client.find_queues import find_queues
-from evsched.client.kept_recurrences import kept
 from evsched.client.named_times import calendar_text
-from evsched.client.operations import Send, Step, nodes
+from evsched.client.new_job import unix
+from evsched.client.operations import Send, Step, find_queues, nodes
+from evsched.client.recurrence_operations import kept
 from evsched.client.sync_client import SyncClient
 from evsched.client.target_tasks import HttpResponse
 from evsched.client.task_handle import TaskHandle
-from evsched.client.times import unix
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.execution.executor import Executor

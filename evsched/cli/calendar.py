@@ -17,8 +17,7 @@ from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_time
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
-from evsched.client.kept_recurrences import find_standing, kept
-from evsched.client.recurrences import read_stored
+from evsched.client.recurrence_operations import find_standing, kept, read_stored
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.recurrence.look_ahead import Standing, runs_ahead

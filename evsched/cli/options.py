@@ -27,7 +27,7 @@ from evsched.store.store import Store
 from evsched.telemetry.printable import escape
 from evsched.transport import address
 from evsched.transport.address import Host
-from evsched.transport.topology import nodes_down, reason, topology
+from evsched.transport.servers import nodes_down, reason, topology
 
 
 def whole(_: Any, tokens: Sequence[Token]) -> int:

@@ -9,15 +9,14 @@ from datetime import date, datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from evsched.client import gate, named_times, operations, recurrences, requested_runs, spread, sweep
+from evsched.client import gate, named_times, operations, recurrence_operations, spread, sweep
 from evsched.client.gate import LimitOptions
-from evsched.client.operations import REPLY_TIMEOUT, AskWorkers, Nodes, Operation, Pause, Send, Step
+from evsched.client.new_job import Unique, unix
+from evsched.client.operations import REPLY_TIMEOUT, AskWorkers, Nodes, Operation, Send, Sleep, Step
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import sweep_all
 from evsched.client.sync_client import SyncClient
-from evsched.client.times import unix
-from evsched.client.unique import Unique
 from evsched.errors import StoreDown
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.recurrence.recurrence import Declared
@@ -99,7 +98,7 @@ class Client:
                 raise StoreDown(problem, kind="timeout", node=node) from None
         if isinstance(step, Nodes):
             return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, AskWorkers):
             from evsched.top.collector import fetch_pauses  # only `explain` needs it
@@ -136,7 +135,7 @@ class Client:
             ConfigError: a field of it is not valid, a calendar or window that it names does not exist, or it
                 is too frequent for the retries of its task.
         """
-        return await self.run(recurrences.declare(self.store(queue), recurrence))
+        return await self.run(recurrence_operations.declare(self.store(queue), recurrence))
 
     async def remove(self, queue: str, name: str) -> None:
         """Delete a recurrence, with the occurrences that it has on the schedule.
@@ -153,7 +152,7 @@ class Client:
             ConfigError: no worker could run its payload, which another client wrote.
             JobMissing: there is no recurrence of that name, or it is stopped because the code no longer declares it.
         """
-        job_id, _ = await self.run(requested_runs.trigger(self.store(queue), name))
+        job_id, _ = await self.run(recurrence_operations.trigger(self.store(queue), name))
         return job_id
 
     async def backfill(
@@ -166,7 +165,7 @@ class Client:
             ConfigError: a time is not valid, or there are more than 10,000 planned times.
         """
         span = unix("since", since), math.inf if until is None else unix("until", until)
-        return await self.run(requested_runs.backfill(self.store(queue), name, *span))
+        return await self.run(recurrence_operations.backfill(self.store(queue), name, *span))
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says; None when there is no job of that id."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from evsched import keys
 from evsched.client import gate, operations, spread, sweep
 from evsched.client.gate import LimitOptions
-from evsched.client.operations import AskWorkers, Nodes, Operation, Pause, Send, Step
+from evsched.client.new_job import Unique
+from evsched.client.operations import AskWorkers, Nodes, Operation, Send, Sleep, Step
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import sweep_all
-from evsched.client.unique import Unique
 from evsched.config import DEFAULT_QUEUE
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.shards import NONE, Shards
@@ -26,7 +26,7 @@ from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.call import Call, T
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 
 if TYPE_CHECKING:
     from evsched.client.explain import Explanation
@@ -79,7 +79,7 @@ class SyncClient:
             return send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call, limit=step.limit)
         if isinstance(step, Nodes):
             return [self._sender.node_of(step.near)] if step.near is not None else self._sender.nodes()
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
         if isinstance(step, AskWorkers):
             import asyncio  # these are slow to import, and only `explain` needs them
@@ -103,9 +103,9 @@ class SyncClient:
 
     def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
         """Create or change a recurrence, as `Client.declare`."""
-        from evsched.client import recurrences  # calendars take 10 ms to import
+        from evsched.client import recurrence_operations  # calendars take 10 ms to import
 
-        return self.run(recurrences.declare(self.store(queue), recurrence))
+        return self.run(recurrence_operations.declare(self.store(queue), recurrence))
 
     def remove(self, queue: str, name: str) -> None:
         """Delete a recurrence, as `Client.remove`."""

@@ -1,4 +1,7 @@
-"""A task as a program sees it: a function to call, and a way to put jobs on the schedule with the function's types."""
+"""A task as a program sees it: a function to call, and a way to put jobs on the schedule with the function's types.
+
+What `App.sync` yields: enqueue and look up jobs in a program without an event loop.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from msgspec.structs import replace
 
 from evsched.client.client import Client
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
+from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker, unique_id
 from evsched.client.sync_client import SyncClient
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion
-from evsched.client.unique import unique_id
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.tasks import Task
+from evsched.keys import check_queue
 from evsched.store.clients import New
 
 P = ParamSpec("P")
@@ -264,3 +267,23 @@ class Recur:
     @overload
     def __call__(self, handler: Callable[P, R], /) -> PlainTask[P, R]: ...
     def __call__(self, handler: Any, /) -> Any: ...
+
+
+class SyncSession:
+    """The client of a program without an event loop. Any number of threads, and forked processes, may share it."""
+
+    def __init__(self, client: SyncClient, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+
+    def enqueue(self, task: Enqueuer[P, R], *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """Put a job of a task, or of `task.using(...)`, on the schedule. Raises as `Enqueuer.enqueue` does."""
+        return task.enqueue_sync(self._client, *args, **kwargs)
+
+    def enqueue_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[SyncJob[R]]:
+        """Put many jobs on the schedule, as `Enqueuer.enqueue_many`."""
+        return task.enqueue_many_sync(self._client, calls)
+
+    def job(self, id: str, *, queue: str | None = None) -> SyncJob[Any]:  # noqa: A002 - the contract's name
+        """Return a handle for a job whose id you know, as `App.job`."""
+        return SyncJob(id, check_queue(self._queue if queue is None else queue), None, self._client)

@@ -27,7 +27,7 @@ from evsched.runtime.runtime import Part, Runtime
 from evsched.runtime.wakeup import Wakeup
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import Topology, slot_of
+from evsched.transport.servers import Topology, slot_of
 
 
 class _Node:

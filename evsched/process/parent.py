@@ -13,7 +13,7 @@ from evsched.process.supervisor import Supervisor
 from evsched.process.worker_process import Launch, working_directory
 from evsched.runtime.shutdown import Shutdown, bound
 from evsched.telemetry import log
-from evsched.transport import scripts
+from evsched.transport.call import read_scripts
 
 
 def run_workers(
@@ -23,7 +23,7 @@ def run_workers(
 
     `command`: their command line. `environment`: the variables that are added to this process's own for them.
     """
-    scripts.read_all()  # before a deployment replaces the files
+    read_scripts()  # before a deployment replaces the files
     launch = Launch(command, environment, working_directory())
     emit = Events(log.Log(jobs=config.log_jobs).on_event).emit
     with Shutdown(bound(config.shutdown_grace), emit, reloads=True) as shutdown:

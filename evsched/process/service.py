@@ -33,10 +33,10 @@ from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import Shutdown
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
-from evsched.transport import scripts
-from evsched.transport.routes import primary
+from evsched.transport.call import read_scripts
+from evsched.transport.connection import primary
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import Topology, topology
+from evsched.transport.servers import Topology, topology
 from evsched.worker.worker import Worker
 
 _BURST_LOOK: Final = 0.2
@@ -183,7 +183,7 @@ def run_api(config: Config) -> None:
 
 def _run(config: Config, grace: float, work: _Work, *, at_once: bool = False) -> None:
     """Run a process. `at_once`: its work begins while Redis may still be down."""
-    scripts.read_all()
+    read_scripts()
     collector.settle()
     events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:

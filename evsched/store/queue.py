@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from evsched import keys
-from evsched.transport.call import Call, T, Word, text
-from evsched.transport.scripts import script
+from evsched.transport.call import Call, T, Word, script, text
 
 
 def as_moment(unix: float | None) -> str:

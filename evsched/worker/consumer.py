@@ -27,7 +27,7 @@ from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
 from evsched.store.workers import Fetched
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from evsched.worker import hand_back
 from evsched.worker.demand import WIDEST, Demand, FetchPause
 from evsched.worker.exchange import Exchange, Exchanged

@@ -18,7 +18,7 @@ from evsched.execution.hang import Hang, HangFinder
 from evsched.execution.running_runs import RunningRuns
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import FORCED, call_within, end_children
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from evsched.worker.consumer import QueueConsumer
 
 _HAND_BACK: Final = 5.0

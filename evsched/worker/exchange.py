@@ -18,8 +18,8 @@ from evsched.store.batch_size import Batch
 from evsched.store.run_ends import NotEnded
 from evsched.store.server import clock
 from evsched.store.workers import Fetched
-from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call
+from evsched.transport.redis_errors import PutOff
 from evsched.transport.senders import BatchingSender, DirectSender
 from evsched.worker.served_queue import ServedQueue
 

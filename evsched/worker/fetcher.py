@@ -12,8 +12,7 @@ from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
 from evsched.store.workers import Fetched
-from evsched.transport.senders import BlockingSender
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import BlockingSender, SyncSender
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Share
 

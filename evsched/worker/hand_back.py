@@ -15,7 +15,7 @@ from evsched.events import Emit
 from evsched.execution.hang import Hang
 from evsched.store.run_ends import NotEnded, PutBack
 from evsched.transport.call import Call
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from evsched.worker.exchange import lacks_memory
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.outcomes import events_of

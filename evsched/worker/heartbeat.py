@@ -18,8 +18,8 @@ from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnects
 from evsched.store.announced import Announced
 from evsched.store.store import Store
-from evsched.transport.backoff import reconnect_delay
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.redis_errors import reconnect_delay
+from evsched.transport.senders import SyncSender
 
 
 class HeartbeatListener(Protocol):

@@ -15,7 +15,7 @@ from evsched import keys
 from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
 from evsched.store.workers import Fetched
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from evsched.worker.fetcher import FetchListener
 from evsched.worker.served_queue import ServedQueue
 

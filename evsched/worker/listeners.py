@@ -8,7 +8,7 @@ from functools import partial
 
 from evsched.events import Emit, Event
 from evsched.store.announced import Announced
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
 from evsched.worker.drain import Drain

@@ -23,8 +23,8 @@ from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
+from evsched.transport.servers import topology
 from evsched.transport.subscription import Subscription
-from evsched.transport.topology import topology
 from evsched.worker.idle_wait import IdleWait
 
 _FEW: Final = 8

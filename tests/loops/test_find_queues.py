@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from evsched import App, events
-from evsched.client.find_queues import find_queues
-from evsched.client.operations import Send, Step
+from evsched.client.operations import Send, Step, find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import StoreRefused

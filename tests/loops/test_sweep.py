@@ -16,7 +16,7 @@ from evsched.errors import StoreDown
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 
 FAR = 2e9
 PAY = Filter(task="pay")

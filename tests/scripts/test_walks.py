@@ -30,7 +30,7 @@ from evsched.store.matching import condition
 from evsched.store.moves import Arrival, Batch
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from tests.support.cluster import Cluster
 from tests.support.gate import Record, split, task_of
 from tests.support.model import Model

@@ -20,8 +20,7 @@ from evsched.store.matching import condition
 from evsched.store.moves import Arrival, Batch
 from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
-from evsched.transport.call import Call
-from evsched.transport.scripts import folder
+from evsched.transport.call import Call, folder
 from tests.scripts.conftest import NOW, Send, State
 
 DONE = Done(b"1", 300.0, True)

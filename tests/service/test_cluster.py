@@ -28,10 +28,9 @@ from evsched.execution.run_store import RedisRunStore
 from evsched.process.first_check import check_server
 from evsched.store import server as about
 from evsched.transport.address import parse
-from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis, find_server
 from evsched.transport.senders import BatchingSender
-from evsched.transport.server_binary import find_server
-from evsched.transport.topology import Topology
+from evsched.transport.servers import Topology
 from tests.service.test_rights import USERS, words_of
 from tests.support.certificates import make_certificates
 from tests.support.cluster import Cluster, slot_of, tls_cluster

@@ -22,7 +22,7 @@ from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
 from evsched.store import server as about
 from evsched.top.collector import Top
-from evsched.transport import topology
+from evsched.transport import servers
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import LATER, calling
 from tests.support.cli import Cli
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.anyio
 def nothing_is_repeated_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send no call to the lost node again, ask for its slots without pauses, and forget the answers to other tests."""
     monkeypatch.setattr(operations, "_PATIENCE", 0.1)
-    monkeypatch.setattr(topology, "_PACE", (0.0, 0.05))
-    topology.topology.cache_clear()
+    monkeypatch.setattr(servers, "_PACE", (0.0, 0.05))
+    servers.topology.cache_clear()
 
 
 @pytest.fixture(scope="module", params=["dead", pytest.param("hung", marks=pytest.mark.extra)])

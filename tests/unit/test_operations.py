@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evsched.client import operations
-from evsched.client.operations import MANY, Operation, Pause, Send, Step, Wait
-from evsched.client.unique import Unique
+from evsched.client.new_job import Unique
+from evsched.client.operations import MANY, Operation, Send, Sleep, Step, Wait
 from evsched.errors import JobDead, JobExists, JobMissing, StoreDown
 from evsched.store.clients import New
 from evsched.store.store import Store
@@ -26,7 +26,7 @@ def run(operation: Operation[Any], replies: Iterable[Any]) -> tuple[Any, list[St
         step = next(operation)
         while True:
             steps.append(step)
-            reply = None if isinstance(step, Pause) else next(left)
+            reply = None if isinstance(step, Sleep) else next(left)
             step = operation.throw(reply) if isinstance(reply, Exception) else operation.send(reply)
     except StopIteration as end:
         assert list(left) == []
@@ -42,7 +42,7 @@ def test_a_call_is_sent_again_while_redis_is_down() -> None:
     value, steps = run(operations.send(STORE.look("a")), [StoreDown(), StoreDown(), "there"])
     assert value == "there"
     assert kinds(steps) == ["look", "pause", "look", "pause", "look"]
-    assert all(0 < step.seconds <= 1 for step in steps if isinstance(step, Pause))
+    assert all(0 < step.seconds <= 1 for step in steps if isinstance(step, Sleep))
 
 
 def test_a_call_is_not_sent_again_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evsched import GiveUp
-from evsched.client.target_url import Target, read_url
+from evsched.client.target_tasks import Target, read_url
 from evsched.config import Config
 from evsched.targets.allowed import read_allowed
 
