@@ -24,7 +24,7 @@ from evsched import keys
 if TYPE_CHECKING:
     from evsched.app import App
     from evsched.client.job_handle import Job, SyncJob
-    from evsched.client.new_job import Unique
+    from evsched.client.option_values import Unique
     from evsched.client.sweep import Filter, Swept
     from evsched.client.target_tasks import HttpResponse
     from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
@@ -138,7 +138,7 @@ _WHERE: Final = {
         "Swept",
     ),
     "client.target_tasks": ("HttpResponse",),
-    "client.unique": ("Unique",),
+    "client.option_values": ("Unique",),
     "jobs.job": ("JobStatus",),
     "recurrence.recurrence": ("Declared",),
 }

@@ -40,8 +40,8 @@ from msgspec.structs import replace
 from evsched import App
 from evsched.client.client import Client
 from evsched.client.named_times import calendar_text
-from evsched.client.new_job import unix
 from evsched.client.operations import Send, Step, find_queues, nodes
+from evsched.client.option_values import unix
 from evsched.client.recurrence_operations import kept
 from evsched.client.sync_client import SyncClient
 from evsched.client.target_tasks import HttpResponse

@@ -17,8 +17,9 @@ from evsched.api.replies import Explained, Jobs, Outcome, Reply, Scheduled, Sche
 from evsched.api.requests import EnqueueJob, EnqueueJobs, JobsQuery, NewJob, Reschedule, ResultQuery
 from evsched.client import operations, spread
 from evsched.client.front import front
-from evsched.client.new_job import JobOptions, Unique, check_job_options, id_of_arguments, id_of_key, new_job
+from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.operations import Operation
+from evsched.client.option_values import Unique, id_of_arguments, id_of_key
 from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.client.sweeps import Sweeps
 from evsched.errors import ConfigError, JobMissing

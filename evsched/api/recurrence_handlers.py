@@ -13,7 +13,8 @@ from evsched.api.asked import Asked
 from evsched.api.replies import Changed, Recurrences, Reply, Resumed, Triggered
 from evsched.api.requests import ListQuery, NewRecurrence, Pause
 from evsched.client import recurrence_operations
-from evsched.client.new_job import JobOptions, check_job_options, new_job, unix
+from evsched.client.new_job import JobOptions, check_job_options, new_job
+from evsched.client.option_values import unix
 from evsched.client.recurrence_operations import list_statuses, recurrence_status
 from evsched.recurrence.check_declared import check_declared
 from evsched.recurrence.recurrence import Declared

@@ -19,7 +19,8 @@ from evsched.cli.unknown_queues import client_of_job, no_window, not_served, not
 from evsched.cli.usage import UsageError
 from evsched.client import spread
 from evsched.client.front import front
-from evsched.client.new_job import JobOptions, Unique, check_job_options, id_of_arguments, new_job
+from evsched.client.new_job import JobOptions, check_job_options, new_job
+from evsched.client.option_values import Unique, id_of_arguments
 from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
 from evsched.client.sweeps import Sweeps
 from evsched.client.target_tasks import QUEUE, is_target

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from evsched.client import gate, named_times, operations, recurrence_operations, spread, sweep
 from evsched.client.gate import LimitOptions
-from evsched.client.new_job import Unique, unix
 from evsched.client.operations import REPLY_TIMEOUT, AskWorkers, Nodes, Operation, Send, Sleep, Step
+from evsched.client.option_values import Unique, unix
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import sweep_all

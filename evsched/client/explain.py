@@ -1,9 +1,7 @@
 """Explains why a job has not run yet: in one sentence, with the facts behind it.
 
 There is one function for each place that a job can be in. They return the sentence without the job's id, which
-`evsched explain` puts before it. Pure: the facts are read from Redis by the caller.
-
-Explains why a job waits at the gate: a pause, a limit, or its turn. Pure.
+`evsched explain` puts before it. Pure: the caller reads the facts from Redis.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Explains a job, or a recurrence: reads the facts from Redis, and asks the workers about a ready job.
-
-Explains what a recurrence does next, or why it makes no jobs. Pure: the caller reads its record from Redis.
-"""
+"""Explains a job, or what a recurrence does next. Reads the facts from Redis, and asks the workers about ready jobs."""
 
 from __future__ import annotations
 

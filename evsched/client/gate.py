@@ -10,8 +10,8 @@ from msgspec import structs
 
 from evsched import keys
 from evsched.client.every_shard import change, check
-from evsched.client.new_job import unix
 from evsched.client.operations import Operation, Send, send
+from evsched.client.option_values import unix
 from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
 from evsched.jobs.options import invalid

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched.client.client import Client
-from evsched.client.new_job import due_and_delay
+from evsched.client.option_values import due_and_delay
 from evsched.client.sync_client import SyncClient
 from evsched.client.transaction import Change
 from evsched.errors import BadResult, JobMissing

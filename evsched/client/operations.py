@@ -1,11 +1,10 @@
-"""What a client does with Redis, written once for programs with an event loop and without one.
+"""The operations of a client on Redis, written once for programs with an event loop and without one.
 
 An operation is a generator. It yields steps: send a call, find the nodes, wait in Redis for a reply, ask the workers,
-pause. Each step gives it back a value or an error, and in the end it returns its result. `Client` and `SyncClient`
-perform the steps, each in its own way, and `run` passes the steps to them; the operations decide what is sent, and when
-it is sent again.
+sleep. It receives a value or an error for each step, and returns its result at the end. `Client` and `SyncClient`
+perform the steps, each in its own way; the operations decide what is sent, and when it is sent again.
 
-Which queues there are, for those who show them all.
+At the end of the file: how to find the names of all queues.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import keys
-from evsched.client.new_job import Unique, due_and_delay, seconds
+from evsched.client.option_values import Unique, due_and_delay, seconds
 from evsched.errors import BadResult, EvschedError, JobDead, JobMissing, StoreDown, StoreRefused
 from evsched.jobs.job import OnConflict, decode
 from evsched.store import server

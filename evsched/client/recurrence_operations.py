@@ -1,12 +1,8 @@
-"""Operations that read the recurrences of a queue as their records have them, whatever these hold.
+"""Recurrences as clients use them: declare, add, pause, look at, and request runs.
 
-Operations that make or read a recurrence, with what the queue has: calendars, windows, and its task's retries.
-
-What there is to know of a recurrence: its rule, its next time, its counts, and why it does not recur.
-
-Operations that request runs of a recurrence: one now, or one for each planned time of a span that has passed.
-
-What `App.recurring` takes, and the recurrence that it declares.
+Most are operations (`operations.py`). They read the records as they are, whatever another client wrote there, and check
+a declaration against the calendars and windows that its queue has and the retries of its task. The last part of the
+file is for `App.recurring`: its options, and the recurrence that it declares.
 """
 
 from __future__ import annotations
@@ -22,8 +18,9 @@ from msgspec.structs import astuple, replace
 
 from evsched import keys
 from evsched.client.gate import check_pause
-from evsched.client.new_job import JobOptions, finite_seconds, new_job, seconds, unix
+from evsched.client.new_job import JobOptions, new_job
 from evsched.client.operations import Operation, send
+from evsched.client.option_values import finite_seconds, seconds, unix
 from evsched.errors import ConfigError, JobMissing, StoreRefused
 from evsched.jobs import arguments
 from evsched.jobs import options as check

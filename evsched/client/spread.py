@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from evsched import keys
 from evsched.client import operations, sweep
-from evsched.client.new_job import Unique
 from evsched.client.operations import Operation, find_queues
+from evsched.client.option_values import Unique
 from evsched.client.sweep import Filter
 from evsched.errors import JobMissing, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import JobStatus, OnConflict

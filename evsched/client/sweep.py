@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, get_args
 from msgspec import Struct
 
 from evsched import keys
-from evsched.client.new_job import due_and_delay, finite_seconds, unix
 from evsched.client.operations import Operation, Send, send
+from evsched.client.option_values import due_and_delay, finite_seconds, unix
 from evsched.errors import ConfigError, StoreDown
 from evsched.jobs import options as check
 from evsched.store.matching import Match, Slice, condition

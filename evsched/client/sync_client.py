@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from evsched import keys
 from evsched.client import gate, operations, spread, sweep
 from evsched.client.gate import LimitOptions
-from evsched.client.new_job import Unique
 from evsched.client.operations import AskWorkers, Nodes, Operation, Send, Sleep, Step
+from evsched.client.option_values import Unique
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import sweep_all

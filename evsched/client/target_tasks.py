@@ -1,16 +1,12 @@
 """The tasks of evsched.targets as programs enqueue them: their arguments and results, without their code.
 
-Workers of evsched.targets run their jobs.
+Workers of evsched.targets run their jobs. The arguments are read and checked here once, before anything is sent. The
+URL of a request is read strictly: it is refused if two parsers could understand it differently. A destination of a
+message is written as follows, in payloads and settings:
 
-The URL of a request, read strictly: whatever two parsers could understand differently is refused. Pure.
-
-A destination of a message, as payloads and settings write it, and the options that belong to it. Pure.
-
-stream:orders            a stream of the Redis that has the jobs
-list@billing:work        a list of another Redis, whose URL is in EVSCHED_FORWARD_URL_BILLING
-exchange@rabbit:events   an exchange of an AMQP broker
-
-A request as its payload describes it: read and checked once, before anything is sent. Pure.
+    stream:orders            a stream of the Redis that has the jobs
+    list@billing:work        a list of another Redis, whose URL is in EVSCHED_FORWARD_URL_BILLING
+    exchange@rabbit:events   an exchange of an AMQP broker
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A task as a program sees it: a function to call, and a way to put jobs on the schedule with the function's types.
 
-What `App.sync` yields: enqueue and look up jobs in a program without an event loop.
+`SyncSession` does the same in programs without an event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from evsched.client.client import Client
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker, unique_id
+from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
+from evsched.client.option_values import unique_id
 from evsched.client.sync_client import SyncClient
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion

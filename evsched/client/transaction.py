@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evsched.client.new_job import Unique
+from evsched.client.option_values import Unique
 from evsched.errors import BadArguments, ConfigError, JobExists, JobMissing
 from evsched.jobs.job import OnConflict, encode
 from evsched.store.clients import New

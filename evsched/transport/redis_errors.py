@@ -1,6 +1,6 @@
-"""The errors of Redis and redis-py, translated into ours. A message says what to do where Redis's own does not.
+"""The errors of Redis and redis-py, translated into ours, and the delays before the next attempt.
 
-The delays between two attempts to reach a server, and to give it what it does not take.
+A message says what to do where Redis's own does not.
 """
 
 from __future__ import annotations

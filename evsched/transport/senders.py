@@ -1,14 +1,11 @@
 """The senders: they put calls on connections, and read the replies.
 
 `BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the batch of one
-caller at once; `BlockingSender` is for a command that waits in Redis. `sync_sender.py` is for programs without a loop.
+caller at once; `BlockingSender` sends a command that waits in Redis; `SyncSender` is for programs without an event
+loop.
 
 A sender sends a call again only if it has certainly not been done: Redis does not know its script, or another node of a
 cluster has its queue. All other repetitions are up to the caller, who knows whether a call may be done twice.
-
-How a sender reads the reply to a call.
-
-The sender of programs without an event loop.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Asks servers where something is: one after the other, until one of them is sure. No connection is kept.
+"""Which server to connect to: the sentinels say where the primary is, and the nodes of a cluster who owns each slot.
 
-However many loops need the answer at the same time, the servers are asked once (`single_flight.py`).
+Servers are asked one after the other, until one of them gives an answer that is sure. However many loops need the
+answer at the same time, the servers are asked once. No connection is kept, except to hear from the sentinels that
+another server has become the primary.
 
-The sentinels: they say where the primary is, and publish when another server has become the primary.
-
-The topology of a Redis Cluster: which primary owns which slot. One for all connections of a process.
-
-It is read when it is needed, and again when an answer or a lost connection shows that it is out of date. Nothing is
-polled.
+The topology of a cluster is one for all connections of a process. It is read when it is needed, and again when an
+answer or a lost connection shows that it is out of date. Nothing is polled.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evsched import keys
-from evsched.client.new_job import id_of_arguments
+from evsched.client.option_values import id_of_arguments
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
