@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Client:
     """For programs with an event loop. Connects on first use; any number of tasks may share it.
 
-    Every method raises StoreDown when Redis stays away for 5 s, and StoreRefused when Redis refuses.
+    Every method raises StoreDown if Redis cannot be reached for 5 s, and StoreRefused when Redis refuses.
     """
 
     def __init__(self, url: str, shards: Shards = NONE) -> None:
@@ -168,7 +168,7 @@ class Client:
         return await self.run(recurrence_operations.backfill(self.store(queue), name, *span))
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
-        """Return where a job is and what its record says; None when there is no job of that id."""
+        """Return the place of a job and the content of its record; None if there is no job of that id."""
         return await self.run(spread.status(self.parts_of(queue, job_id), job_id))
 
     async def explain(self, queue: str, job_id: str) -> Explanation:
@@ -275,7 +275,7 @@ class Client:
         return await self.run(gate.resume(await self.whole(queue)))
 
     async def limits(self, queue: str) -> Limits:
-        """Return the limits of a queue, those that the code declares, and its pause."""
+        """Return the limits of a queue, the limits that the code declares, and its pause."""
         return merged(await self.run(gate.set_limits(await self.whole(queue), {})))
 
     async def limit(
@@ -345,7 +345,7 @@ class Client:
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.
 
-        `row`: the number of its row in the ledger, which a relay has yet to schedule; None = there is none.
+        `row`: the number of its row in the ledger, which a relay has yet to schedule; None = it has no row.
 
         Raises:
             JobDead: the job was given up, with the reason, or cancelled.

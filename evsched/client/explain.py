@@ -27,7 +27,7 @@ from evsched.worker.demand import FetchPause
 
 
 def in_backlog(gate: str, no_worker: str | None, status: JobStatus, facts: Facts) -> str:
-    """Say what a job in the backlog waits for.
+    """Say why a job waits in the backlog.
 
     `gate`: "the gate", or that of the job's shard. `no_worker`: the sentence that no worker serves the queue, if so.
     """
@@ -59,7 +59,7 @@ def in_backlog(gate: str, no_worker: str | None, status: JobStatus, facts: Facts
 
 
 def paused_at(at: float, facts: Facts) -> str:
-    """Return the words about the present pause of the queue; "" if there is none, or if it has ended at this time."""
+    """Return the words about the pause of the queue; "" if it is not paused at this time."""
     limits = facts.limits
     if limits.paused is None or not limits.is_paused(max(at, facts.now)):
         return ""
@@ -75,7 +75,7 @@ def _limited(
 ) -> str:
     """Say which limit holds the job back. `closed`: "the gate is closed", to a group if it is the group's limit.
 
-    `limits`: those that hold, with the fields that they come from.
+    `limits`: the limits in force, with the fields that they come from.
     """
     if opens is not None:
         field, rate = limits.get("rate", ("rate", 0.0))

@@ -155,7 +155,7 @@ def explain_any(shards: Shards, parts: Parts, queue: str, job: str) -> Operation
     if not shards.beyond(queue, [shard]):
         return found
     count = shards.counts[queue]
-    why = f"; queue {queue} has {count} shards, and {shard} is none of them: evsched queues shard {queue} {count}"
+    why = f"; queue {queue} has {count} shards, and {shard} is not one of them: evsched queues shard {queue} {count}"
     return structs.replace(found, sentence=found.sentence + why)
 
 
@@ -192,7 +192,9 @@ def _dispatchers(store: Store) -> Operation[int | None]:
 
 
 def _read_recurrence(store: Store, name: str) -> Operation[Explanation | None]:
-    """Explain the recurrence of a name; None if there is none. For an occurrence without a job, explain its recurrence.
+    """Explain the recurrence of a name; None if it does not exist.
+
+    An occurrence without a job is explained by its recurrence.
 
     Raises:
         JobMissing: it is an occurrence's id.

@@ -26,7 +26,7 @@ _WHY_MOST: Final = 500
 
 
 class LimitOptions(TypedDict, total=False):
-    """Limits to set. None removes one; what is left out stays as it is."""
+    """Limits to set. None removes a limit; the others stay as they are."""
 
     concurrency: float | None
     """How many jobs may run at the same time, over all workers."""

@@ -134,7 +134,7 @@ def _change_window(stores: Sequence[Store], name: str, window: str | None) -> Op
     """Write or delete a window, and schedule the jobs that wait for it again, so that this applies; return how many.
 
     Raises:
-        JobMissing: there is none to delete.
+        JobMissing: it does not exist.
         ShardsDown: as `change`.
     """
     keeper = stores[-1]

@@ -25,7 +25,7 @@ from evsched.store.clients import New
 
 
 class JobOptions(TypedDict, total=False):
-    """How a job is enqueued. What is left out, or None, is the task's own value, or the default."""
+    """How a job is enqueued. An option that is left out, or None, has the task's own value, or the default."""
 
     queue: str | None
     id: str | None
@@ -149,7 +149,7 @@ def new_job(
 def job_maker(
     task: str, options: JobOptions, payload_cap: int, names: Sequence[str] = ()
 ) -> Callable[[Sequence[Any], dict[str, Any]], New]:
-    """Return a function that builds a job from its arguments. For many jobs, what they share is read only once.
+    """Return a function that builds a job from its arguments. The options that many jobs share are read only once.
 
     `names`: of the arguments that are passed by position, for messages.
 
@@ -192,7 +192,7 @@ def _not_finite(args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str
 
 
 def _shared(options: JobOptions) -> dict[str, Any]:
-    """Return what the payloads of all jobs with these options have besides their arguments."""
+    """Return the fields of a payload that depend on the options alone."""
     given: dict[str, Any] = {name: options.get(name) for name in ("timeout", "retention", "window", "reply", "meta")}
     retry, expires = options.get("retry"), options.get("expires")
     if isinstance(retry, RetryFields):

@@ -40,7 +40,7 @@ _PATIENCE: Final = 5.0
 """Seconds for which a call is sent again while Redis is down: a failover takes about that long."""
 
 ONCE_LIMIT: Final = 1.0
-"""Seconds within which a call that is sent only once must be answered: hundreds of times what a healthy Redis takes."""
+"""Seconds within which a call that is sent only once must be answered: a healthy Redis takes a hundredth of that."""
 
 _BLOCK: Final = 10.0
 """Seconds of one blocking call. Then the waiter asks again, so a connection that died silently costs no more."""
@@ -274,7 +274,7 @@ def _read_reply(job_id: str, reply: bytes) -> JobEnd:
         case {"outcome": str(outcome), "result": result, **more}:
             return JobEnd(outcome, result, cast("str | None", more.get("reason")))
         case _:
-            raise BadResult(f"{job_id}: what is in its reply list is not an outcome; another client wrote it")
+            raise BadResult(f"{job_id}: its reply list holds something that is not an outcome; another client wrote it")
 
 
 def _read_json(job_id: str, text: bytes) -> Any:

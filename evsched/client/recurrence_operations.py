@@ -54,7 +54,7 @@ _SLICE: Final = 500
 
 
 def kept(store: Store, most: int | None = None) -> Operation[list[tuple[str, float, dict[str, bytes]]]]:
-    """Return the recurrences of a queue, at `most` so many: name, next planned time, record."""
+    """Return the recurrences of a queue, at most `most`: name, next planned time, record."""
     found = list[tuple[str, float, dict[str, bytes]]]()
     while most is None or len(found) < most:
         size = _SLICE if most is None else min(_SLICE, most - len(found))
@@ -67,7 +67,7 @@ def kept(store: Store, most: int | None = None) -> Operation[list[tuple[str, flo
 
 
 def read_record(store: Store, name: str) -> Operation[dict[str, bytes]]:
-    """Return the record of a recurrence, empty if there is none. If its key is of another type, that is its reason."""
+    """Return the record of a recurrence, empty if it has none. A key of another type becomes the field `reason`."""
     try:
         return (yield from send(store.recurrence(name)))
     except StoreRefused as error:
@@ -132,8 +132,8 @@ def with_stored(store: Store, declared: Declared) -> Operation[Recurrence]:
 def declare(store: Store, declared: Declared) -> Operation[Literal["made", "changed", "same"]]:
     """Create a recurrence, or change the one of that name.
 
-    Its calendars and windows must exist. What the retries of its task may take is known if a worker of the queue has
-    written it.
+    Its calendars and windows must exist. How long the retries of its task may take is known if a worker of its queue
+    has written it.
 
     Raises:
         ConfigError: a field is not valid, or it is too frequent for the retries of its task.
@@ -143,7 +143,7 @@ def declare(store: Store, declared: Declared) -> Operation[Literal["made", "chan
     if task is not None:
         check_by_policies(recurrence, (yield from send(store.policies([task]))))
     done = yield from send(store.declare(declared))
-    return cast(Literal["made", "changed", "same"], done)  # "older" concerns what an app declares
+    return cast(Literal["made", "changed", "same"], done)  # "older" concerns declarations by an app
 
 
 def add(store: Store, declared: Declared) -> Operation[tuple[Literal["made", "changed", "same"], bool]]:
@@ -212,7 +212,7 @@ class RecurrenceStatus(Struct, frozen=True, kw_only=True):
 
 
 def list_statuses(store: Store, most: int | None = None) -> Operation[list[RecurrenceStatus]]:
-    """Return the recurrences of a queue, the next to recur first, at `most` so many."""
+    """Return the recurrences of a queue, the next to recur first, at most `most`."""
     now = yield from send(clock(keys.root(store.queue)))
     found = list[RecurrenceStatus]()
     for name, at, fields in (yield from kept(store, most)):
@@ -282,7 +282,7 @@ _BACKFILL_SLICE: Final = 250
 
 
 _GIVEN_MOST: Final = 10_000
-"""Moments that are remembered. So many runs are not requested within one microsecond."""
+"""Moments that are remembered. Fewer runs are requested within one microsecond."""
 
 
 def trigger(store: Store, name: str) -> Operation[tuple[str, bool]]:
@@ -383,18 +383,18 @@ class RecurringOptions(TypedDict, total=False):
     spread: timedelta | float
     """Each occurrence is moved by a stable part of this, so that many recurrences do not start at once."""
     misfire: Misfire
-    """What happens to occurrences that were missed: "skip", "once" (the default: the last one runs), or "all"."""
+    """The treatment of missed occurrences: "skip", "once" (the default: the last one runs), or "all"."""
     most: int
     """How many missed occurrences "all" makes up for, default 100."""
     overlap: Overlap
-    """What happens when the occurrence before has not ended: "skip" (the default), "wait" or "allow"."""
+    """The treatment of an occurrence when the one before it has not ended: "skip" (the default), "wait" or "allow"."""
     window: str | None
     after: Literal["end"] | None
     """Count `every` from the end of each run."""
     skip: str | None
     """Make no jobs on the days of a calendar, or of several, with commas between their names."""
     pause_after: int | None
-    """Pause it after so many failures in a row, until someone resumes it."""
+    """Pause it after this number of failures in a row, until someone resumes it."""
     priority: int | None
     group: str | None
     queue: str | None

@@ -31,7 +31,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 _PARTS: Final = re.compile(r"(https?)://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE)
 _AUTHORITY: Final = re.compile(r"(\[[^]]*\]|[^:]*)(?::([0-9]{1,5}))?")
 _SENT: Final = re.compile(r"[!-~]+")
-"""What may be in a URL: visible ASCII. A backslash is refused too, because some parsers take it for a slash."""
+"""The characters of a URL: visible ASCII. A backslash is refused too, because some parsers take it for a slash."""
 
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -110,7 +110,7 @@ def _read_host(text: str) -> str:
                 raise ValueError
             return str(IPv6Address(host[1:-1]))
         except ValueError:
-            raise ValueError(f"brackets around what is no IPv6 address, {text!r:.100}") from None
+            raise ValueError(f"brackets around something that is not an IPv6 address, {text!r:.100}") from None
     labels = host.split(".")
     if _NUMBER.fullmatch(labels[-1]):
         # inet_aton, which many systems use, reads 127.1, 0177.0.0.1, 0x7f.0.0.1 and 2130706433 as 127.0.0.1.
@@ -238,7 +238,7 @@ _FRAMING: Final = (
 """Headers that belong to the connection, or tell where the request ends. A second opinion of these is an attack."""
 
 _RESERVED: Final = ("proxy-", "webhook-")
-"""What the names of headers begin with that belong to the connection, or to the signature."""
+"""How the names of headers begin that belong to the connection, or to the signature."""
 
 
 class TargetRequest(Struct, frozen=True):
@@ -259,7 +259,7 @@ class TargetRequest(Struct, frozen=True):
 def read_request(
     url: str, method: HttpMethod, headers: Mapping[str, str], body: str | None, json: Any = UNSET
 ) -> TargetRequest:
-    """Make a request of a payload's arguments. `json` UNSET: there is none.
+    """Make a request of a payload's arguments. `json` UNSET: no JSON body.
 
     Raises:
         GiveUp: they are not valid. The reason quotes no value, since any may be secret.
@@ -327,7 +327,7 @@ class TargetJob(Struct, Generic[R], frozen=True):
     """The arguments of a task of evsched.targets, whose result is an R."""
 
     def check(self) -> None:
-        """Refuse what no worker can do.
+        """Refuse arguments that no worker can use.
 
         Raises:
             GiveUp: the reason names the argument.

@@ -29,11 +29,11 @@ R = TypeVar("R")
 
 
 _SEQUENCES: Final = (tuple, list)
-"""What holds the arguments of a call; of a string the letters would become the arguments."""
+"""The types that hold the arguments of a call. A string is refused: its letters would become the arguments."""
 
 
 class Outlet(Protocol):
-    """What an enqueuer needs of an app: where its jobs go."""
+    """The part of an app that an enqueuer needs: where its jobs go."""
 
     queue: str
     payload_cap: int
@@ -59,7 +59,7 @@ class Enqueuer(Generic[P, R]):
             BadArguments: the task cannot be called with these arguments.
             ConfigError: the payload is too large, or not JSON.
             JobExists: a job of that id, or the same unique job, has not ended or was enqueued less than `within` ago.
-            StoreDown: Redis stayed away for 5 s; the job may have been written.
+            StoreDown: Redis could not be reached for 5 s; the job may have been written.
         """
         with self._sending() as options:
             job = self._new(args, kwargs, options)
@@ -233,7 +233,7 @@ class AsyncTask(TaskHandle[P, R]):
     """A task of an async function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call the function itself, without a job; await what it returns."""
+        """Call the function itself, without a job; await the result."""
         return self.task.handler(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Writes to the ledger within a transaction of the program: what it writes is done if and only if that commits.
+"""Writes to the ledger within a transaction of the program: they take effect if and only if it commits.
 
 The program's connection does it, by whichever library it is: psycopg, SQLAlchemy, Django, or another with cursors as
 in PEP 249. They are recognised by what they can do, so none of them is imported here before the program has.
@@ -205,7 +205,7 @@ class Change(Struct, frozen=True):
         return Statement(_RESCHEDULE, words)
 
     def read(self, written: Sequence[Any]) -> Any:
-        """Return what the statement wrote.
+        """Return the rows that the statement wrote.
 
         Raises:
             JobMissing: there is no such row. The transaction can go on.

@@ -49,11 +49,11 @@ _HELLO: Final = ("HELLO", "2")
 """Its reply has the server's role. Every user may send it."""
 
 _CHECK_INTERVAL: Final = 1.0
-"""Seconds for which an open connection is used before the sentinels are asked again. What a program writes to an old
-primary meanwhile may be lost. An idle program asks nothing."""
+"""Seconds for which an open connection is used before the sentinels are asked again. Writes to an old primary in
+that time may be lost. An idle program asks nothing."""
 
 _CHECK_RETRY: Final = 10.0
-"""The same if no sentinel has answered. Each one whose machine is gone delays the program by a second."""
+"""The same after no sentinel has answered: each unreachable one delays the program by a second."""
 
 
 class Route(Protocol):
@@ -61,7 +61,7 @@ class Route(Protocol):
 
     @property
     def node(self) -> Host | None:
-        """The node of a cluster that a link was opened to last; None = there was none, or this is no cluster."""
+        """The node of a cluster that a link was opened to last; None = no link was opened, or there is no cluster."""
         ...
 
     def is_due(self) -> bool:
@@ -294,19 +294,19 @@ def route(url: str, near: Word | None = None, node: Host | None = None) -> Route
 
 
 _ELSEWHERE: Final = (exceptions.ReadOnlyError, exceptions.AskError, exceptions.ClusterDownError)
-"""Errors that say that this server is the primary no more, or, in a cluster, not that of the key: MOVED is an AskError.
-The primary has to be found again. Without Sentinel and cluster, the name may resolve to another host."""
+"""Errors by which a server says that it is no longer the primary, or, in a cluster, not that of the key (MOVED is an
+AskError). The primary has to be found again. Without Sentinel and cluster, the name may resolve to another host."""
 
 
 _OPEN: Final = 20.0
 """Seconds to open a connection, with the wait for its turn: on a busy machine, a worker opens hundreds over TLS."""
 
 _LATE: Final = 0.02
-"""Seconds by which the timer of a healthy event loop is late at most."""
+"""The most seconds by which a timer of a healthy event loop is late."""
 
 
 class _Deadline:
-    """A time limit that leaves out the time for which the event loop did not run, for as long again at most.
+    """A time limit that does not count the time in which the event loop did not run. At most it doubles.
 
     A busy machine, or a handler that blocks the loop, delays the reading of a reply that came in time. With a plain
     time limit all connections would count as dead at once, and opening them again would cost more than the work.

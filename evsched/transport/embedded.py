@@ -137,7 +137,7 @@ def _get(lock: int, path: Path) -> bool:
 
 
 def _empty(path: Path) -> None:
-    """Make the folder, and delete what a server left in it when its machine crashed."""
+    """Make the folder, and delete the files that a server left in it when its machine crashed."""
     path.mkdir(mode=0o700, exist_ok=True)
     for folder, folders, files in os.walk(path, topdown=False):
         for name in files:
@@ -208,7 +208,7 @@ def _candidates() -> list[str]:
 
 
 def _identify(path: str) -> ServerBinary | None:
-    """Ask a binary what it is; None if it cannot be run or is not a server."""
+    """Ask a binary for its kind and version; None if it cannot be run or is not a server."""
     try:
         # 5 s: a cold disk takes one; a script of that name that waits for its stdin must not hang us.
         done = subprocess.run(
@@ -251,7 +251,7 @@ _PORTS: Final = 5
 """Free ports that are tried. On a busy machine another process may take one before the server does."""
 
 _TAKEN: Final = "in use"
-"""What the log of a server says then: `bind: Address already in use`, in the language of the locale C."""
+"""The error in the server's log in that case: `bind: Address already in use`, in the language of the locale C."""
 
 _GUARDIAN: Final = """
 "$@" &

@@ -359,7 +359,7 @@ _MOST: Final = 1_048_576
 
 
 class ShortReplies(_AsyncHiredisParser):
-    """redis-py's parser, but a reply that is longer is an error. hiredis itself keeps what it has until it has all."""
+    """redis-py's parser with a limit for the length of a reply: hiredis keeps the parts until a reply is complete."""
 
     _taken = 0
     """Bytes that were read for this reply."""
@@ -370,7 +370,7 @@ class ShortReplies(_AsyncHiredisParser):
         return await super().read_response(disable_decoding, push_request)
 
     async def read_from_socket(self) -> Literal[True]:
-        """Read what has arrived.
+        """Read the bytes that have arrived.
 
         Raises:
             InvalidResponse: the reply is too long.

@@ -176,12 +176,12 @@ _FIRST: Final = 0.5
 """Seconds that a job is put off at first."""
 
 _LONGEST: Final = 10.0
-"""The longest time that a job is put off, in seconds. So a job is late by that much at most when its server serves
-again, and a thousand jobs that wait cost a hundred runs a second."""
+"""The most seconds that a job is put off. So a job is late by at most that much when its server serves again, and a
+thousand waiting jobs cost a hundred runs a second."""
 
 
 def reconnect_delay(failures: int) -> float:
-    """Return the seconds to wait after so many failures in a row.
+    """Return the seconds to wait after a number of failures in a row.
 
     The delay doubles from 25 ms up to 1 s, so that work resumes soon after Redis does. Half of it is random, so that
     the processes of a fleet do not all reconnect at once (with full jitter it would sometimes be close to 0).
@@ -191,7 +191,7 @@ def reconnect_delay(failures: int) -> float:
 
 
 class PutOff:
-    """How long jobs are put off while their server takes nothing: the longer that lasts, the longer.
+    """The time by which jobs are put off while their server takes nothing. It grows as long as that lasts.
 
     The time is not random: jobs that are put off together are due together, which costs less.
     """

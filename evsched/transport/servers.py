@@ -64,7 +64,7 @@ class Asker(Generic[T]):
 
         Raises:
             StoreDown: no server answers.
-            StoreRefused: those that answer refuse, or do not know it.
+            StoreRefused: the servers that answer refuse, or do not know it.
         """
         return await self._flight.run(self._ask)
 
@@ -175,7 +175,7 @@ class Asker(Generic[T]):
 
     def _refused(self, error: Exception) -> EvschedError:
         if "unknown command" in str(error):
-            return StoreRefused(f"it is no {self._who}: the URL names another kind of server", kind="refused")
+            return StoreRefused(f"it is not a {self._who}: the URL names another kind of server", kind="refused")
         return translate(error)
 
     def _summary(self, failures: dict[Host, StoreError]) -> StoreError:
@@ -213,7 +213,7 @@ class SentinelAsker(Asker[SentinelAnswer]):
         self.outdate()
 
     async def doubtful(self, primary: Host) -> list[tuple[Host, str]]:
-        """Ask each sentinel; return those that do not name the primary, with the reason."""
+        """Ask each sentinel; return the sentinels that do not name the primary, with the reason."""
         found = list[tuple[Host, str]]()
         for host in self.hosts:
             try:
@@ -280,7 +280,7 @@ NO_SLOTS: Final = "clusterdown"
 
 
 class _View(Struct, frozen=True):
-    """What a node knows of the cluster."""
+    """The cluster as a node knows it."""
 
     owners: Owners
     covered: int
@@ -321,7 +321,7 @@ class Topology(Asker[_View]):
         return lambda: self._listeners.remove(changed)
 
     def lost(self, host: Host | None) -> None:
-        """Note that a node does not answer, or no longer has what it had."""
+        """Note that a node does not answer, or has lost slots."""
         if host in self._primaries:  # if not, that has been read
             self._doubt_view()
             self._outdated(host)
@@ -381,7 +381,7 @@ class Topology(Asker[_View]):
         return sorted({host for host in self._known_owners() or self.ask_sync().owners if host is not None})
 
     async def doubtful(self) -> list[tuple[Host, str]]:
-        """Ask each node that the URL names; return those that do not know the cluster, with the reason."""
+        """Ask each node that the URL names; return the nodes that do not know the cluster, with the reason."""
         found = list[tuple[Host, str]]()
         for host in self._seeds:
             try:
@@ -492,6 +492,6 @@ def reason(error: StoreError) -> str:
 
 @cache
 def topology(url: str) -> Topology | None:
-    """Return the topology of a URL, the same for all connections of the process; None if it is no cluster."""
+    """Return the topology of a URL, the same for all connections of the process; None if it is not a cluster."""
     address = parse(url)
     return Topology(address) if address.nodes else None
