@@ -14,7 +14,7 @@ from evsched.cli.time_args import parse_future
 from evsched.cli.unknown_queues import client_of
 from evsched.cli.usage import UsageError
 from evsched.client import recurrence_operations
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.store.server import clock

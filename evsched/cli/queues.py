@@ -14,8 +14,8 @@ from evsched.cli.queue_shards import plan, shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
 from evsched.client import new_shards, spread
+from evsched.client.client import SyncClient
 from evsched.client.operations import Operation, find_queues_once
-from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
 from evsched.errors import StoreDown, StoreRefused
 from evsched.runtime.new_id import release_of

@@ -14,8 +14,8 @@ from evsched import keys
 from evsched.cli import output
 from evsched.cli.options import CommandClient, client
 from evsched.client import spread
+from evsched.client.client import SyncClient
 from evsched.client.operations import find_queues, find_queues_once, once
-from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
 from evsched.shards import Shards

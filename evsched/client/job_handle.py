@@ -8,9 +8,8 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import Struct
 
-from evsched.client.client import Client
+from evsched.client.client import Client, SyncClient
 from evsched.client.option_values import due_and_delay
-from evsched.client.sync_client import SyncClient
 from evsched.client.transaction import Change
 from evsched.errors import BadResult, JobMissing
 from evsched.jobs.job import JobStatus, Place

@@ -1,7 +1,7 @@
 """The operations of a client on Redis, written once for programs with an event loop and without one.
 
 An operation is a generator. It yields steps: send a call, find the nodes, wait in Redis for a reply, ask the workers,
-sleep. It receives a value or an error for each step, and returns its result at the end. `Client` and `SyncClient`
+sleep. It receives a value or an error for each step, and returns its result at the end. `Client` and `BlockingClient`
 perform the steps, each in its own way; the operations decide what is sent, and when it is sent again.
 
 At the end of the file: how to find the names of all queues.

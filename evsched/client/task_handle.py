@@ -11,11 +11,10 @@ from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, ov
 
 from msgspec.structs import replace
 
-from evsched.client.client import Client
+from evsched.client.client import Client, SyncClient
 from evsched.client.job_handle import Job, SyncJob
 from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
 from evsched.client.option_values import unique_id
-from evsched.client.sync_client import SyncClient
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion
 from evsched.errors import BadArguments

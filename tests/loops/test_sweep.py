@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from evsched import ConfigError, Filter, Swept
-from evsched.client.client import Client
+from evsched.client.client import Client, SyncClient
 from evsched.client.operations import Send, Step
-from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
 from evsched.store.clients import New
 from evsched.store.store import Store

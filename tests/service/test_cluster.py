@@ -18,7 +18,7 @@ import pytest
 from redis.crc import key_slot
 
 from evsched import App, Retry, current_job, events, keys
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.dispatcher import resting_queues

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from evsched import App, StoreDown, StoreRefused, events, keys
+from evsched.client.client import SyncClient
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.errors import ConfigError
