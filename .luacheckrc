@@ -11,7 +11,7 @@ local constants = {
 }
 
 -- A script sees the shared names that its header declares (`-- USES`), besides the names of the keys; a shared file
--- (`_*.lua`) sees those of all shared files. See evsched/transport/scripts.py.
+-- (`_*.lua`) sees those of all shared files. See evsched/transport/call.py.
 local function names_in(text, found)
   for name in text:gmatch("[%w_]+") do
     found[#found + 1] = name

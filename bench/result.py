@@ -13,7 +13,7 @@ from msgspec import Struct
 from bench.environments import programs
 from bench.figures import Measured
 from bench.scale import Scale
-from evsched.transport.server_binary import find_server
+from evsched.transport.embedded import find_server
 
 
 class Result(Struct):

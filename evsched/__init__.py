@@ -24,10 +24,10 @@ from evsched import keys
 if TYPE_CHECKING:
     from evsched.app import App
     from evsched.client.job_handle import Job, SyncJob
+    from evsched.client.option_values import Unique
     from evsched.client.sweep import Filter, Swept
     from evsched.client.target_tasks import HttpResponse
     from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
-    from evsched.client.unique import Unique
     from evsched.errors import (
         BadArguments,
         BadResult,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from evsched.jobs.steering import GiveUp, RetryLater, Snooze
     from evsched.jobs.tasks import EndedJob
     from evsched.recurrence.recurrence import Declared
+
 
 __version__ = keys.RELEASE
 
@@ -138,7 +139,7 @@ _WHERE: Final = {
         "Swept",
     ),
     "client.target_tasks": ("HttpResponse",),
-    "client.unique": ("Unique",),
+    "client.option_values": ("Unique",),
     "jobs.record": ("JobStatus",),
     "recurrence.recurrence": ("Declared",),
 }

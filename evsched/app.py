@@ -9,12 +9,11 @@ from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from evsched import environment
 from evsched.client.client import Client
-from evsched.client.declared import RecurringOptions, check_recurring_options, declared
 from evsched.client.job_handle import Job
 from evsched.client.new_job import Sending
-from evsched.client.sync_session import SyncSession
+from evsched.client.recurrence_operations import RecurringOptions, check_recurring_options, declared
 from evsched.client.target_tasks import ForwardJob, HttpJob
-from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle, target
+from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, SyncSession, TaskHandle, target
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
@@ -23,7 +22,7 @@ from evsched.jobs.tasks import RESERVED, TaskOptions, Tasks, check_task_options,
 from evsched.keys import check_queue
 from evsched.shards import check_count, check_shards
 from evsched.store.gate_limits import field
-from evsched.transport import scripts
+from evsched.transport.call import read_scripts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +56,7 @@ class App:
         name: str | None = None,
         revision: int | None = None,
     ) -> None:
-        scripts.read_all()
+        read_scripts()
         # Only these: a program that enqueues does not need valid settings for workers and dispatchers.
         settings = environment.load({name: os.environ[name] for name in _SETTINGS if name in os.environ})
         self.url = url or settings.url

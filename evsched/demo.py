@@ -20,8 +20,8 @@ import redis
 
 from evsched import keys
 from evsched.app import App
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError, EvschedError
 from evsched.jobs.current_job import current_job
 from evsched.services.worker_process import LINK

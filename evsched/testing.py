@@ -31,6 +31,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import date, datetime, timedelta
+from functools import partial
 from typing import Any, Final, Literal
 
 import pytest
@@ -38,15 +39,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import App
-from evsched.client.client import Client
-from evsched.client.find_queues import find_queues
-from evsched.client.kept_recurrences import kept
+from evsched.client.client import BlockingClient, Client, SyncClient
 from evsched.client.named_times import calendar_text
-from evsched.client.operations import Send, Step, nodes
-from evsched.client.sync_client import SyncClient
+from evsched.client.operations import Send, Step, find_queues, nodes
+from evsched.client.option_values import unix
+from evsched.client.recurrence_operations import kept
 from evsched.client.target_tasks import HttpResponse
 from evsched.client.task_handle import TaskHandle
-from evsched.client.times import unix
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.execution.executor import Executor
@@ -60,6 +59,7 @@ from evsched.lease import DEFAULT
 from evsched.recurrence.calendars import just_before, names_of
 from evsched.recurrence.recurrence import Plan, Recurrence, read_declared, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
+from evsched.shards import Shards
 from evsched.store.dispatcher_calls import Agenda
 from evsched.store.server import flush
 from evsched.store.store import Store
@@ -103,18 +103,18 @@ class Ran(Struct, frozen=True):
     """Why it is not done; None if it is done or cancelled."""
 
 
-class _SyncClient(SyncClient):
+class _SyncClockClient(BlockingClient):
     """The client of `app.sync()`, on the test's clock."""
 
-    def __init__(self, clock: Clock, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, clock: Clock, url: str, shards: Shards) -> None:
+        super().__init__(url, shards)
         self._clock = clock
 
     def store(self, queue: str) -> Store:
         return self._clock.store(queue)
 
 
-class _Client(Client):
+class _AppClient(Client):
     """The app's client, on the test's clock. It sends without the event loop, so it leaves no connection open there."""
 
     def __init__(self, clock: Clock, sender: SyncClient, url: str) -> None:
@@ -132,7 +132,7 @@ class _Client(Client):
         self._clock.written.note(connection, rows)
 
     def without_loop(self) -> SyncClient:
-        return _SyncClient(self._clock, self._url)
+        return SyncClient(self._url, kind=partial(_SyncClockClient, self._clock))
 
     async def perform(self, step: Step) -> Any:
         return self._sync.send(step.call) if isinstance(step, Send) else await super().perform(step)
@@ -180,7 +180,7 @@ class Clock:
         self._used = False
         self._runs = 0
         """Runs of the `advance` that is under way, with those that did not begin."""
-        app.move_to(url, _Client(self, self._sender, url))
+        app.move_to(url, _AppClient(self, self._sender, url))
         for node in self._sender.run(nodes()):
             self._sender.send(flush().at(node))
         for queue, declared in app.program.recurrences:

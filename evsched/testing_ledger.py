@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.client.transaction import Statement, is_sqlalchemy
 from evsched.errors import StoreRefused
 from evsched.store.relay_calls import RowJob, read_ends
@@ -110,7 +110,7 @@ def _apart(connection: Any, statement: Statement) -> list[Any]:
     return found
 
 
-class _Connection:
+class _TestConnection:
     """A connection of the test."""
 
     def __init__(self, connection: Any) -> None:
@@ -158,7 +158,7 @@ class WrittenRows:
         self._sender = sender
         self._store = store
         self._now = now
-        self._connections = list[tuple[_Connection, set[int]]]()
+        self._connections = list[tuple[_TestConnection, set[int]]]()
         """The connections that may be in a transaction, each with the numbers of rows that it has written."""
         self._databases: dict[Hashable, tuple[_Database, set[int]]] = {}
         """Each with the numbers of rows that were written by connections that are no longer in a transaction."""
@@ -174,7 +174,7 @@ class WrittenRows:
             if known.own is connection:
                 written |= numbers
                 return
-        found = _Connection(connection)
+        found = _TestConnection(connection)
         if not found.is_lasting:
             self._of_connection[id(connection)] = _Database(connection)
         self._connections.append((found, numbers))

@@ -16,9 +16,8 @@ from hypothesis import settings
 
 from evsched.store.store import Store
 from evsched.transport import links
-from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis, Kind, find_server
 from evsched.transport.senders import BatchingSender
-from evsched.transport.server_binary import Kind, find_server
 from tests.support.certificates import make_certificates
 from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE

@@ -16,7 +16,7 @@ from bench.processes import cpu
 from bench.scale import sizes
 from bench.server import Server, server
 from bench.tasks import batches
-from evsched.transport.scripts import folder, script
+from evsched.transport.call import folder, script
 
 _SLOW: Final = 1000
 """Redis logs calls that take more microseconds than this."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from bench.figures import Figures, Table, percentile
 from bench.server import Server, server
 from evsched import Retry
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 

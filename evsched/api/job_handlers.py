@@ -19,9 +19,9 @@ from evsched.client import operations, spread
 from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.operations import Operation
+from evsched.client.option_values import Unique, id_of_arguments, id_of_key
 from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.client.sweeps import Sweeps
-from evsched.client.unique import Unique, id_of_arguments, id_of_key
 from evsched.errors import ConfigError, JobMissing
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import Match

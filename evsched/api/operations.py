@@ -50,7 +50,7 @@ from evsched.api.requests import (
     Reschedule,
     ResultQuery,
 )
-from evsched.client.recurrence_status import RecurrenceStatus
+from evsched.client.recurrence_operations import RecurrenceStatus
 from evsched.jobs.record import JobStatus
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]

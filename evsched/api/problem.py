@@ -23,7 +23,7 @@ from evsched.errors import (
     StoreDown,
     StoreRefused,
 )
-from evsched.transport.topology import reason
+from evsched.transport.servers import reason
 
 MEDIA_TYPE: Final = "application/problem+json"
 

@@ -9,12 +9,11 @@ from typing import Any
 from evsched.api.asked import Asked
 from evsched.api.replies import QueueCounts, Queues, Reply
 from evsched.api.requests import ListQuery
-from evsched.client.find_queues import ask_nodes
-from evsched.client.operations import once
+from evsched.client.operations import ask_nodes, once
 from evsched.client.spread import listed, queue_stats, shown
 from evsched.errors import StoreError
 from evsched.store.operator_calls import QueueStats
-from evsched.transport.topology import topology
+from evsched.transport.servers import topology
 
 
 async def list_queues(asked: Asked[None, ListQuery]) -> Reply:

@@ -12,10 +12,10 @@ from evsched.api import idempotency
 from evsched.api.asked import Asked
 from evsched.api.replies import Changed, Recurrences, Reply, Resumed, Triggered
 from evsched.api.requests import ListQuery, NewRecurrence, Pause
-from evsched.client import recurrences, requested_runs
+from evsched.client import recurrence_operations
 from evsched.client.new_job import JobOptions, check_job_options, new_job
-from evsched.client.recurrence_status import list_statuses, recurrence_status
-from evsched.client.times import unix
+from evsched.client.option_values import unix
+from evsched.client.recurrence_operations import list_statuses, recurrence_status
 from evsched.recurrence.check_declared import check_declared
 from evsched.recurrence.recurrence import Declared
 
@@ -39,7 +39,7 @@ async def put(asked: Asked[NewRecurrence, None]) -> Reply:
     """Create a recurrence, or change the one of that name."""
     declared = _declared(asked)
     check_declared(declared)
-    change, paused = await asked.client.run(recurrences.add(asked.store, declared))
+    change, paused = await asked.client.run(recurrence_operations.add(asked.store, declared))
     reply = Changed(asked.name, change, paused)
     if change == "made":
         return Reply(HTTPStatus.CREATED, reply, {"Location": _location(asked)})
@@ -55,7 +55,7 @@ async def remove(asked: Asked[None, None]) -> Reply:
 async def pause(asked: Asked[Pause, None]) -> Reply:
     """Pause a recurrence, until a moment or until it is resumed."""
     until = _moment("until", asked.body.until)
-    await asked.client.run(recurrences.pause(asked.store, asked.name, until, asked.body.why))
+    await asked.client.run(recurrence_operations.pause(asked.store, asked.name, until, asked.body.why))
     return Reply(HTTPStatus.NO_CONTENT)
 
 
@@ -68,9 +68,11 @@ async def trigger(asked: Asked[None, None]) -> Reply:
     """Run a recurrence once now, or when the runs have ended that it must not overlap with."""
     request = idempotency.read(asked.headers, asked.caller, f"recurrences/{asked.name}/trigger", None)
     if request is None:
-        job_id, begun = await asked.client.run(requested_runs.trigger(asked.store, asked.name))
+        job_id, begun = await asked.client.run(recurrence_operations.trigger(asked.store, asked.name))
     else:
-        first, job_id, begun = await asked.client.run(requested_runs.trigger_once(asked.store, asked.name, request))
+        first, job_id, begun = await asked.client.run(
+            recurrence_operations.trigger_once(asked.store, asked.name, request)
+        )
         idempotency.check(request, first)
     return Reply(HTTPStatus.ACCEPTED, Triggered(job_id, begun))
 

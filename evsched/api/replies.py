@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from evsched.client.recurrence_status import RecurrenceStatus
+from evsched.client.recurrence_operations import RecurrenceStatus
 from evsched.jobs.record import Place
 from evsched.store.operator_calls import Match
 

@@ -15,9 +15,9 @@ from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_length, parse_past
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
+from evsched.client.client import SyncClient
 from evsched.client.sweep import Filter, Sweep
 from evsched.client.sweeps import Sweeps
-from evsched.client.sync_client import SyncClient
 from evsched.client.unfinished_moves import finish_moves
 from evsched.errors import ConfigError, EvschedError, StoreDown
 from evsched.store.operator_calls import Match

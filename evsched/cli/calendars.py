@@ -14,7 +14,7 @@ from evsched.cli.options import Json, Queue, Url, client, whole
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.recurrence.calendars import CALENDAR_NAME, Days, format_calendar, parse_calendar

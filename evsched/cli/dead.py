@@ -14,8 +14,8 @@ from evsched.cli.bulk import Bulk, BulkFlags, by_filter, change
 from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, whole
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, client_of_job, note_if_unknown
+from evsched.client.client import SyncClient
 from evsched.client.sweep import dropping, reviving
-from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreRefused
 from evsched.store.store import Store

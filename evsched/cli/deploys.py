@@ -11,8 +11,8 @@ from evsched.cli.options import Queue, Url
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client import spread
-from evsched.client.kept_recurrences import is_retired, kept
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
+from evsched.client.recurrence_operations import is_retired, kept
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing
 from evsched.store.store import Store

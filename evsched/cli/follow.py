@@ -15,10 +15,9 @@ from evsched.cli.jobs import Id
 from evsched.cli.options import Json, QueueOfJob, Url, settings
 from evsched.cli.table import Moment
 from evsched.cli.unknown_queues import client_of_job
-from evsched.client.client import Client
+from evsched.client.client import Client, SyncClient
 from evsched.client.explain import Explanation, missing, no_explanation, opening
 from evsched.client.explain_job import explain_any, window_of
-from evsched.client.sync_client import SyncClient
 from evsched.errors import JobDead, JobMissing
 from evsched.jobs.current_job import Progress
 from evsched.jobs.record import JobStatus

@@ -20,10 +20,10 @@ from evsched.cli.usage import UsageError
 from evsched.client import spread
 from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
+from evsched.client.option_values import Unique, id_of_arguments
 from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
 from evsched.client.sweeps import Sweeps
 from evsched.client.target_tasks import QUEUE, is_target
-from evsched.client.unique import Unique, id_of_arguments
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict

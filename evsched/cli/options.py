@@ -16,9 +16,9 @@ from cyclopts import Parameter, Token
 from evsched import environment
 from evsched.cli import output
 from evsched.cli.usage import UsageError
+from evsched.client.client import SyncClient
 from evsched.client.operations import Operation, once
 from evsched.client.spread import answering, queue_stats, read_all_shards, read_shards
-from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError, StoreDown
 from evsched.keys import check_queue
@@ -27,7 +27,7 @@ from evsched.store.store import Store
 from evsched.telemetry.printable import escape
 from evsched.transport import address
 from evsched.transport.address import Host
-from evsched.transport.topology import nodes_down, reason, topology
+from evsched.transport.servers import nodes_down, reason, topology
 
 
 def whole(_: Any, tokens: Sequence[Token]) -> int:

@@ -13,8 +13,8 @@ from evsched.cli.options import Queue, RecurrenceName, Url
 from evsched.cli.time_args import parse_future
 from evsched.cli.unknown_queues import client_of
 from evsched.cli.usage import UsageError
-from evsched.client import recurrences
-from evsched.client.sync_client import SyncClient
+from evsched.client import recurrence_operations
+from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.store.server import clock
@@ -57,7 +57,7 @@ def pause(
     with client_of(url, queue) as redis:
         ends = end_of_pause(redis, queue, at)
         try:
-            redis.run(recurrences.pause(Store(queue), name, ends, why))
+            redis.run(recurrence_operations.pause(Store(queue), name, ends, why))
         except ConfigError as error:
             raise UsageError(f"--{error}") from None
     print(f"{name} is paused" + ("" if ends is None else f" until {output.moment(ends, short=True)}"))

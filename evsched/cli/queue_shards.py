@@ -15,11 +15,11 @@ from evsched.cli.table import Column, table
 from evsched.cli.unknown_queues import missing
 from evsched.cli.usage import UsageError
 from evsched.client import new_shards, placement, reshard, retired_shards
+from evsched.client.client import SyncClient
 from evsched.client.new_shards import Gates
 from evsched.client.reshard import CALM, Lacking, Reshard
 from evsched.client.retired_shards import Held
 from evsched.client.stray_shards import stray_shards
-from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
 from evsched.keys import check_queue
 from evsched.shards import Shards, check_count

@@ -14,16 +14,15 @@ from evsched.cli.queue_shards import plan, shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
 from evsched.client import new_shards, spread
-from evsched.client.find_queues import find_queues_once
-from evsched.client.operations import Operation
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
+from evsched.client.operations import Operation, find_queues_once
 from evsched.durations import format_duration
 from evsched.errors import StoreDown, StoreRefused
 from evsched.runtime.new_id import release_of
 from evsched.store.gate_limits import Limits, merged
 from evsched.store.store import Store
 from evsched.transport.address import Host
-from evsched.transport.topology import nodes_down, reason, topology
+from evsched.transport.servers import nodes_down, reason, topology
 
 T = TypeVar("T")
 

@@ -27,11 +27,10 @@ from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
-from evsched.client import recurrences
-from evsched.client.kept_recurrences import find_standing, kept
+from evsched.client import recurrence_operations
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, check_job_options, new_job
-from evsched.client.recurrences import read_stored
-from evsched.client.sync_client import SyncClient
+from evsched.client.recurrence_operations import find_standing, kept, read_stored
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.recurrence.look_ahead import Standing, runs_ahead
@@ -325,7 +324,7 @@ def add(
             pause_after=pause_after,
         )
         with client(url) as redis:
-            done, paused = redis.run(recurrences.add(Store(queue), declared))
+            done, paused = redis.run(recurrence_operations.add(Store(queue), declared))
         print(f"{name} {done}" + (", and stays paused" if paused else ""))
     except ConfigError as error:
         raise UsageError(str(error)) from None

@@ -17,7 +17,7 @@ from evsched.cli.table import Column, fit
 from evsched.durations import format_duration
 from evsched.telemetry.printable import escape
 from evsched.top.snapshot import Page, QueueRow, Sample, WorkerRow
-from evsched.transport.topology import nodes_down
+from evsched.transport.servers import nodes_down
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _STEPS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)

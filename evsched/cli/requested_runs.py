@@ -12,7 +12,7 @@ from evsched.cli.options import Json, Queue, RecurrenceName, Url
 from evsched.cli.time_args import parse_time
 from evsched.cli.unknown_queues import client_of
 from evsched.cli.usage import UsageError
-from evsched.client import requested_runs
+from evsched.client import recurrence_operations
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError
 from evsched.store.recurrence_calls import Backfilled
@@ -26,7 +26,7 @@ def trigger(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url =
     """
     with client_of(url, queue) as redis:
         try:
-            job_id, begun = redis.run(requested_runs.trigger(Store(queue), name))
+            job_id, begun = redis.run(recurrence_operations.trigger(Store(queue), name))
         except ConfigError as error:  # what is not valid is the record in Redis, not the command line
             raise EvschedError(str(error)) from None
     print(job_id if begun else f"{job_id} waits until the run before it has ended")
@@ -59,9 +59,9 @@ def backfill(
             raise UsageError("--to: after --from")
         with client_of(url, queue) as redis:
             if dry_run:
-                _list(redis.run(requested_runs.planned_between(Store(queue), name, first, last)), zone, json)
+                _list(redis.run(recurrence_operations.planned_between(Store(queue), name, first, last)), zone, json)
                 return
-            found = redis.run(requested_runs.backfill(Store(queue), name, first, last))
+            found = redis.run(recurrence_operations.backfill(Store(queue), name, first, last))
             paused = "paused" in redis.send(Store(queue).recurrence(name))
     except ConfigError as error:
         raise UsageError(str(error)) from None

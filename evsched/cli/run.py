@@ -107,8 +107,7 @@ def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
     """
     from evsched.services.locate_app import find_app
     from evsched.services.service import run_dev
-    from evsched.transport.embedded import EmbeddedRedis
-    from evsched.transport.project_folder import is_ended, project_folder
+    from evsched.transport.embedded import EmbeddedRedis, is_ended, project_folder
 
     log.configure(config.log_level)
     if url is None and is_ended(config.url):

@@ -14,9 +14,8 @@ from evsched import keys
 from evsched.cli import output
 from evsched.cli.options import CommandClient, client
 from evsched.client import spread
-from evsched.client.find_queues import find_queues, find_queues_once
-from evsched.client.operations import once
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
+from evsched.client.operations import find_queues, find_queues_once, once
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
 from evsched.shards import Shards
@@ -24,7 +23,7 @@ from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import nodes_down, topology
+from evsched.transport.servers import nodes_down, topology
 
 _ASKED_MOST: Final = 10_000
 """Queues that are asked for a job: three commands each, together about 30 ms of Redis's time."""

@@ -1,23 +1,24 @@
-"""The client of programs with an event loop: enqueue, cancel, look up, wait."""
+"""The clients: enqueue, cancel, look up, wait. `Client` is for programs with an event loop, `SyncClient` for others."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import date, datetime, timedelta
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
-from evsched.client import gate, named_times, operations, recurrences, requested_runs, spread, sweep
+from evsched import keys
+from evsched.client import gate, operations, spread, sweep
 from evsched.client.gate import LimitOptions
-from evsched.client.operations import REPLY_TIMEOUT, AskWorkers, Nodes, Operation, Pause, Send, Step
+from evsched.client.operations import REPLY_TIMEOUT, AskWorkers, Nodes, Operation, Send, Sleep, Step
+from evsched.client.option_values import Unique, unix
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import sweep_all
-from evsched.client.sync_client import SyncClient
-from evsched.client.times import unix
-from evsched.client.unique import Unique
+from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreDown
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place
@@ -27,11 +28,12 @@ from evsched.store.client_calls import New
 from evsched.store.gate_limits import Limits, merged
 from evsched.store.operator_calls import Match
 from evsched.store.recurrence_calls import Backfilled
+from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.call import Call, T
 from evsched.transport.redis_errors import named
-from evsched.transport.senders import BatchingSender, BlockingSender
+from evsched.transport.senders import BatchingSender, BlockingSender, SyncSender
 
 if TYPE_CHECKING:
     from evsched.client.explain import Explanation
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 class Client:
     """For programs with an event loop. Connects on first use; any number of tasks may share it.
 
-    Every method raises StoreDown when Redis stays away for 5 s, and StoreRefused when Redis refuses.
+    Every method raises StoreDown if Redis cannot be reached for 5 s, and StoreRefused when Redis refuses.
     """
 
     def __init__(self, url: str, shards: Shards = NONE) -> None:
@@ -100,7 +102,7 @@ class Client:
                 raise StoreDown(problem, kind="timeout", node=node) from None
         if isinstance(step, Nodes):
             return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, AskWorkers):
             from evsched.top.collector import fetch_pauses  # only `explain` needs it
@@ -137,7 +139,9 @@ class Client:
             ConfigError: a field of it is not valid, a calendar or window that it names does not exist, or it
                 is too frequent for the retries of its task.
         """
-        return await self.run(recurrences.declare(self.store(queue), recurrence))
+        from evsched.client import recurrence_operations  # calendars take 10 ms to import
+
+        return await self.run(recurrence_operations.declare(self.store(queue), recurrence))
 
     async def remove(self, queue: str, name: str) -> None:
         """Delete a recurrence, with the occurrences that it has on the schedule.
@@ -154,7 +158,9 @@ class Client:
             ConfigError: no worker could run its payload, which another client wrote.
             JobMissing: there is no recurrence of that name, or it is stopped because the code no longer declares it.
         """
-        job_id, _ = await self.run(requested_runs.trigger(self.store(queue), name))
+        from evsched.client import recurrence_operations
+
+        job_id, _ = await self.run(recurrence_operations.trigger(self.store(queue), name))
         return job_id
 
     async def backfill(
@@ -166,11 +172,13 @@ class Client:
             JobMissing: as `trigger`.
             ConfigError: a time is not valid, or there are more than 10,000 planned times.
         """
+        from evsched.client import recurrence_operations
+
         span = unix("since", since), math.inf if until is None else unix("until", until)
-        return await self.run(requested_runs.backfill(self.store(queue), name, *span))
+        return await self.run(recurrence_operations.backfill(self.store(queue), name, *span))
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
-        """Return where a job is and what its record says; None when there is no job of that id."""
+        """Return the place of a job and the content of its record; None if there is no job of that id."""
         return await self.run(spread.status(self.parts_of(queue, job_id), job_id))
 
     async def explain(self, queue: str, job_id: str) -> Explanation:
@@ -277,7 +285,7 @@ class Client:
         return await self.run(gate.resume(await self.whole(queue)))
 
     async def limits(self, queue: str) -> Limits:
-        """Return the limits of a queue, those that the code declares, and its pause."""
+        """Return the limits of a queue, the limits that the code declares, and its pause."""
         return merged(await self.run(gate.set_limits(await self.whole(queue), {})))
 
     async def limit(
@@ -317,6 +325,8 @@ class Client:
         Raises:
             ConfigError: the name or the days are not valid, or there is no day.
         """
+        from evsched.client import named_times
+
         return await self.run(named_times.set_calendar(self.store(queue), name, days))
 
     async def remove_calendar(self, queue: str, name: str) -> None:
@@ -326,6 +336,8 @@ class Client:
             InUse: a recurrence refers to it.
             JobMissing: there is no calendar of that name.
         """
+        from evsched.client import named_times
+
         await self.run(named_times.remove_calendar(self.store(queue), name))
 
     async def windows(self, queue: str) -> dict[str, str]:
@@ -338,16 +350,20 @@ class Client:
         Raises:
             ConfigError: the name or the window is not valid, or it does not open within two years.
         """
+        from evsched.client import named_times
+
         return await self.run(named_times.set_window(await self.whole(queue), name, window))
 
     async def remove_window(self, queue: str, name: str) -> int:
         """Delete a named window; return how many jobs that waited for it go to dead. Raises as `remove_calendar`."""
+        from evsched.client import named_times
+
         return await self.run(named_times.remove_window(await self.whole(queue), name))
 
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.
 
-        `row`: the number of its row in the ledger, which a relay has yet to schedule; None = there is none.
+        `row`: the number of its row in the ledger, which a relay has yet to schedule; None = it has no row.
 
         Raises:
             JobDead: the job was given up, with the reason, or cancelled.
@@ -362,3 +378,128 @@ class Client:
     async def close(self) -> None:
         """Close the connection. A later call opens a new one."""
         await self._sender.close()
+
+
+class BlockingClient(Client):
+    """A client whose coroutines never wait for an event loop: they block their thread, so they end when started."""
+
+    def __init__(self, url: str, shards: Shards = NONE) -> None:
+        super().__init__(url, shards)
+        self.sync_sender = SyncSender(url)
+
+    async def perform(self, step: Step) -> Any:
+        """Perform one step, without waiting for an event loop."""
+        if isinstance(step, Send):
+            send = self.sync_sender
+            return send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call, limit=step.limit)
+        if isinstance(step, Nodes):
+            return [self.sync_sender.node_of(step.near)] if step.near is not None else self.sync_sender.nodes()
+        if isinstance(step, Sleep):
+            return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
+        if isinstance(step, AskWorkers):
+            from concurrent.futures import ThreadPoolExecutor  # only `explain` needs these
+
+            from evsched.top.collector import fetch_pauses
+
+            with ThreadPoolExecutor(1) as threads:  # the thread of the caller may have an event loop
+                return threads.submit(asyncio.run, fetch_pauses(self._url, step.queue)).result()
+        return self.sync_sender.send(step.call, step.block)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _sync(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[SyncClient, P], R]:
+    """Return the method of `SyncClient` that runs one of `Client`."""
+
+    @wraps(method)
+    def call(self: SyncClient, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.wait_for(getattr(self.client, method.__name__)(*args, **kwargs))
+
+    return call
+
+
+class SyncClient:
+    """For programs without an event loop. Any number of threads may share it, and it survives a fork.
+
+    Its methods do the same as those of `Client`. `kind` makes the client that they call.
+    """
+
+    def __init__(
+        self, url: str, shards: Shards = NONE, kind: Callable[[str, Shards], BlockingClient] = BlockingClient
+    ) -> None:
+        self.url = url
+        self.client = kind(url, shards)
+
+    @property
+    def shards(self) -> Shards:
+        """How many shards queues have."""
+        return self.client.shards
+
+    @shards.setter
+    def shards(self, shards: Shards) -> None:
+        self.client.shards = shards
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine of the client until it returns."""
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("a step of SyncClient waited for an event loop")
+
+    def store(self, queue: str) -> Store:
+        """Return the calls of a queue, without its shards."""
+        return self.client.store(queue)
+
+    def stores(self, queue: str) -> list[Store]:
+        """Return the calls of each shard of a queue and, last, of the queue itself."""
+        return self.client.stores(queue)
+
+    def parts_of(self, queue: str, job_id: str) -> Parts:
+        """Return where a job of a queue may be."""
+        return self.client.parts_of(queue, job_id)
+
+    def run(self, operation: Operation[R]) -> R:
+        """Perform the steps of an operation, and return its result."""
+        return self.wait_for(self.client.run(operation))
+
+    def send(self, call: Call[R]) -> R:
+        """Send a call of the store, as `Client.send`."""
+        return self.wait_for(self.client.send(call))
+
+    def now(self, queue: str = DEFAULT_QUEUE) -> float:
+        """Return the clock of the Redis that has a queue, in Unix seconds."""
+        return self.send(clock(keys.root(queue)))
+
+    whole = _sync(Client.whole)
+    enqueue = _sync(Client.enqueue)
+    declare = _sync(Client.declare)
+    remove = _sync(Client.remove)
+    status = _sync(Client.status)
+    explain = _sync(Client.explain)
+    cancel = _sync(Client.cancel)
+    reschedule = _sync(Client.reschedule)
+    find = _sync(Client.find)
+    cancel_matching = _sync(Client.cancel_matching)
+    reschedule_matching = _sync(Client.reschedule_matching)
+    revive_matching = _sync(Client.revive_matching)
+    drop_matching = _sync(Client.drop_matching)
+    pause = _sync(Client.pause)
+    resume = _sync(Client.resume)
+    limits = _sync(Client.limits)
+    limit = _sync(Client.limit)
+    revive = _sync(Client.revive)
+    drop = _sync(Client.drop)
+    calendars = _sync(Client.calendars)
+    set_calendar = _sync(Client.set_calendar)
+    remove_calendar = _sync(Client.remove_calendar)
+    windows = _sync(Client.windows)
+    set_window = _sync(Client.set_window)
+    remove_window = _sync(Client.remove_window)
+    result = _sync(Client.result)
+
+    def close(self) -> None:
+        """Close the connections; those in use close after their call. A later call opens a new one."""
+        self.client.sync_sender.close()

@@ -16,7 +16,7 @@ from evsched.errors import ShardsDown, StoreDown, StoreError, StoreRefused
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import T
-from evsched.transport.topology import START_IT, nodes_down, reason
+from evsched.transport.servers import START_IT, nodes_down, reason
 
 _NAMED: Final = 5
 """Shards that a message names."""

@@ -11,7 +11,7 @@ from msgspec import structs
 from evsched import keys
 from evsched.client.every_shard import change, check
 from evsched.client.operations import Operation, Send, send
-from evsched.client.times import unix
+from evsched.client.option_values import unix
 from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
 from evsched.jobs.option_checks import invalid
@@ -26,7 +26,7 @@ _WHY_MOST: Final = 500
 
 
 class LimitOptions(TypedDict, total=False):
-    """Limits to set. None removes one; what is left out stays as it is."""
+    """Limits to set. None removes a limit; the others stay as they are."""
 
     concurrency: float | None
     """How many jobs may run at the same time, over all workers."""

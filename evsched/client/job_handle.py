@@ -8,9 +8,8 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import Struct
 
-from evsched.client.client import Client
-from evsched.client.sync_client import SyncClient
-from evsched.client.times import due_and_delay
+from evsched.client.client import Client, SyncClient
+from evsched.client.option_values import due_and_delay
 from evsched.client.transaction import Change
 from evsched.errors import BadResult, JobMissing
 from evsched.jobs.record import JobStatus, Place
@@ -60,7 +59,7 @@ class Job(_Handle, Generic[R], frozen=True):
     """The number of its row, if it was inserted into the ledger."""
 
     async def status(self) -> JobStatus:
-        """Return where the job is, and what its record says.
+        """Return the place of the job, and the content of its record.
 
         Raises:
             JobMissing: there is no such job, it was cancelled while it waited, or its retention is over.
@@ -85,7 +84,7 @@ class Job(_Handle, Generic[R], frozen=True):
     async def cancel(self) -> Place:
         """Delete the job if it waits, or stop it if it runs; return the place where it was.
 
-        "processing" means that its worker was told to stop it; the outcome will be "cancelled". An async handler is
+        "processing" means that its worker was asked to stop it; the outcome will be "cancelled". An async handler is
         cancelled at its next await, a process is ended; a function in a thread must check `current_job().cancelled`.
         If the id was scheduled again during the run, that next run is cancelled too.
 

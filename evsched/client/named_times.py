@@ -9,8 +9,8 @@ from typing import Any, Final
 from evsched import keys
 from evsched.client.every_shard import change, check
 from evsched.client.gate import note_setting
-from evsched.client.kept_recurrences import kept
 from evsched.client.operations import Operation, send
+from evsched.client.recurrence_operations import kept
 from evsched.errors import ConfigError, InUse, JobMissing
 from evsched.recurrence.calendars import CALENDAR_NAME, names_of, parse_calendar
 from evsched.recurrence.recurrence import window_names
@@ -134,7 +134,7 @@ def _change_window(stores: Sequence[Store], name: str, window: str | None) -> Op
     """Write or delete a window, and schedule the jobs that wait for it again, so that this applies; return how many.
 
     Raises:
-        JobMissing: there is none to delete.
+        JobMissing: it does not exist.
         ShardsDown: as `change`.
     """
     keeper = stores[-1]

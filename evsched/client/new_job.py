@@ -11,9 +11,8 @@ from typing import Any, Final, TypedDict, get_args
 
 import msgspec
 
+from evsched.client.option_values import Unique, due_and_delay, finite_seconds, unix
 from evsched.client.target_tasks import check_target
-from evsched.client.times import due_and_delay, finite_seconds, unix
-from evsched.client.unique import Unique
 from evsched.config import PAYLOAD_CAP
 from evsched.errors import BadArguments, ConfigError
 from evsched.jobs import option_checks as check
@@ -25,7 +24,7 @@ from evsched.store.client_calls import New
 
 
 class JobOptions(TypedDict, total=False):
-    """How a job is enqueued. What is left out, or None, is the task's own value, or the default."""
+    """How a job is enqueued. An option that is left out, or None, has the task's own value, or the default."""
 
     queue: str | None
     id: str | None
@@ -149,7 +148,7 @@ def new_job(
 def job_maker(
     task: str, options: JobOptions, payload_cap: int, names: Sequence[str] = ()
 ) -> Callable[[Sequence[Any], dict[str, Any]], New]:
-    """Return a function that builds a job from its arguments. For many jobs, what they share is read only once.
+    """Return a function that builds a job from its arguments. The options that many jobs share are read only once.
 
     `names`: of the arguments that are passed by position, for messages.
 
@@ -192,7 +191,7 @@ def _not_finite(args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str
 
 
 def _shared(options: JobOptions) -> dict[str, Any]:
-    """Return what the payloads of all jobs with these options have besides their arguments."""
+    """Return the fields of a payload that depend on the options alone."""
     given: dict[str, Any] = {name: options.get(name) for name in ("timeout", "retention", "window", "reply", "meta")}
     retry, expires = options.get("retry"), options.get("expires")
     if isinstance(retry, RetryFields):

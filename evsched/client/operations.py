@@ -1,33 +1,37 @@
-"""What a client does with Redis, written once for programs with an event loop and without one.
+"""The operations of a client on Redis, written once for programs with an event loop and without one.
 
 An operation is a generator. It yields steps: send a call, find the nodes, wait in Redis for a reply, ask the workers,
-pause. Each step gives it back a value or an error, and in the end it returns its result. `Client` and `SyncClient`
-perform the steps, each in its own way, and `run` passes the steps to them; the operations decide what is sent, and when
-it is sent again.
+sleep. It receives a value or an error for each step, and returns its result at the end. `Client` and `BlockingClient`
+perform the steps, each in its own way; the operations decide what is sent, and when it is sent again.
+
+At the end of the file: how to find the names of all queues.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evsched.client.times import due_and_delay, seconds
-from evsched.client.unique import Unique
-from evsched.errors import BadResult, EvschedError, JobDead, JobMissing, StoreDown
+from evsched import keys
+from evsched.client.option_values import Unique, due_and_delay, seconds
+from evsched.errors import BadResult, EvschedError, JobDead, JobMissing, StoreDown, StoreRefused
 from evsched.jobs.job import OnConflict, decode
+from evsched.store import server
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.address import Host
-from evsched.transport.backoff import reconnect_delay
 from evsched.transport.call import Call, T, Word
-from evsched.transport.topology import START_IT, nodes_down
+from evsched.transport.redis_errors import reconnect_delay
+from evsched.transport.senders import BatchingSender
+from evsched.transport.servers import START_IT, nodes_down, topology
 
 MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -36,7 +40,7 @@ _PATIENCE: Final = 5.0
 """Seconds for which a call is sent again while Redis is down: a failover takes about that long."""
 
 ONCE_LIMIT: Final = 1.0
-"""Seconds within which a call that is sent only once must be answered: hundreds of times what a healthy Redis takes."""
+"""Seconds within which a call that is sent only once must be answered: a healthy Redis takes a hundredth of that."""
 
 _BLOCK: Final = 10.0
 """Seconds of one blocking call. Then the waiter asks again, so a connection that died silently costs no more."""
@@ -82,14 +86,14 @@ class AskWorkers(Struct, frozen=True):
     queue: str
 
 
-class Pause(Struct, frozen=True):
+class Sleep(Struct, frozen=True):
     """Do nothing for a number of seconds."""
 
     seconds: float
 
 
 W = TypeVar("W")
-Step = Send | Nodes | Wait | AskWorkers | Pause
+Step = Send | Nodes | Wait | AskWorkers | Sleep
 Operation = Generator[Step, Any, T]
 
 
@@ -121,7 +125,7 @@ def once(operation: Operation[T]) -> Operation[T]:
             step = operation.send(value) if error is None else operation.throw(error)
         except StopIteration as end:
             return end.value
-        if isinstance(step, Pause) and error is not None:  # before the next attempt
+        if isinstance(step, Sleep) and error is not None:  # before the next attempt
             continue
         try:
             value, error = (yield replace(step, limit=ONCE_LIMIT) if isinstance(step, Send) else step), None
@@ -171,7 +175,7 @@ def _perform(step: Step) -> Operation[Any]:
             if time.monotonic() + delay > until:
                 problem = str(error) if error.node is None else f"{nodes_down([error.node])}: {START_IT}, and try again"
                 raise StoreDown(problem, kind=error.kind, node=error.node, unsure=unsure) from error
-            yield Pause(delay)
+            yield Sleep(delay)
 
 
 def enqueue(
@@ -197,7 +201,7 @@ def reschedule(
     return (yield from send(store.reschedule(job_id, moment, delay=length)))
 
 
-class Ended(Struct, frozen=True):
+class JobEnd(Struct, frozen=True):
     """How a job has ended: its outcome; its result, if it is done; the reason, if it is dead or expired."""
 
     outcome: str
@@ -214,7 +218,7 @@ def result(store: Store, job_id: str, timeout: timedelta | float | None, row: in
     raise JobDead(f"{job_id} {how}")
 
 
-def end(store: Store, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Operation[Ended]:
+def end(store: Store, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Operation[JobEnd]:
     """Wait until a job has ended, and return how. Nothing polls: Redis answers when the job ends.
 
     `row`: the number of the job's row in the ledger, which a relay has yet to schedule: that is polled.
@@ -232,7 +236,7 @@ def end(store: Store, job_id: str, timeout: timedelta | float | None, row: int |
                 raise
             return _read_reply(job_id, reply)
         if outcome:
-            return Ended(outcome, _read_json(job_id, value) if value else None, reason or None)
+            return JobEnd(outcome, _read_json(job_id, value) if value else None, reason or None)
         block = min(until - time.monotonic(), _BLOCK)
         if block <= 0:
             raise TimeoutError(f"{job_id} did not end within {length:g} s")
@@ -240,7 +244,7 @@ def end(store: Store, job_id: str, timeout: timedelta | float | None, row: int |
             reply = yield Wait(store.wait_reply(job_id, block), block)
         except StoreDown:
             # Ask again: the reply may have come while the connection was lost.
-            yield Pause(reconnect_delay(1))
+            yield Sleep(reconnect_delay(1))
             continue
         if reply is not None:
             return _read_reply(job_id, reply)
@@ -261,16 +265,16 @@ def _arrival(store: Store, job_id: str, row: int, until: float) -> Operation[Non
                 "evsched_job was refused and its column `reason` says why, or it has ended and its retention is over: "
                 "see evsched ledger status"
             )
-        yield Pause(min(pause, left))
+        yield Sleep(min(pause, left))
         pause = min(2 * pause, _LOOK_MOST)
 
 
-def _read_reply(job_id: str, reply: bytes) -> Ended:
+def _read_reply(job_id: str, reply: bytes) -> JobEnd:
     match _read_json(job_id, reply):
         case {"outcome": str(outcome), "result": result, **more}:
-            return Ended(outcome, result, cast("str | None", more.get("reason")))
+            return JobEnd(outcome, result, cast("str | None", more.get("reason")))
         case _:
-            raise BadResult(f"{job_id}: what is in its reply list is not an outcome; another client wrote it")
+            raise BadResult(f"{job_id}: its reply list holds something that is not an outcome; another client wrote it")
 
 
 def _read_json(job_id: str, text: bytes) -> Any:
@@ -280,3 +284,108 @@ def _read_json(job_id: str, text: bytes) -> Any:
         raise BadResult(f"{job_id}: its result is nested too deeply to be read") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadResult(f"{job_id}: its result is not JSON: {error}; another client wrote it") from None
+
+
+def find_queues(slices: float = math.inf) -> Operation[list[str]]:
+    """Return the names of all queues, sorted. `slices`: how many thousand keys of each node are read at most.
+
+    While a dispatcher runs, it keeps their set, which is read at once. Without one the keys are read as well, since a
+    queue that was made by ZADD alone is in no set yet. In a cluster each node has dispatchers and keys of its own.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    found, served = set[str](), False
+    try:
+        found.update((yield from send(server.queue_names())))
+        served = bool(found)
+    except StoreRefused:
+        pass  # a right is missing, or the key is of another type: the other keys say it too
+    for node in (yield from nodes()):
+        if not (served and (yield from _has_dispatcher(node))):
+            yield from _scan(node, found, slices)
+    return sorted(found)
+
+
+class Answered(NamedTuple):
+    """The queues that nodes know, and the primaries of a cluster that did not answer."""
+
+    names: list[str]
+    """Those on primaries that answered."""
+    lost: list[str]
+    """Those on the others."""
+    down: list[Host]
+
+
+def find_queues_once(url: str, slices: float = math.inf) -> Answered:
+    """Find the queues of a cluster, as `ask_nodes`."""
+    return asyncio.run(_ask_nodes_of(url, slices))
+
+
+async def _ask_nodes_of(url: str, slices: float) -> Answered:
+    sender = BatchingSender(url, reply_timeout=ONCE_LIMIT)
+
+    async def perform(step: Step) -> Any:
+        assert isinstance(step, Send)
+        return await sender.send(step.call)
+
+    try:
+        return await ask_nodes(url, perform, slices)
+    finally:
+        await sender.close()
+
+
+async def ask_nodes(url: str, perform: Callable[[Step], Awaitable[Any]], slices: float = math.inf) -> Answered:
+    """Find the queues of a cluster. All nodes are asked at the same time, once; `perform` sends the calls.
+
+    Raises:
+        StoreDown: no node answers.
+        StoreRefused
+    """
+    cluster, found = topology(url), set[str]()
+    assert cluster is not None
+
+    async def read_set() -> bool:
+        try:
+            names = await run(once(send(server.queue_names())), perform)
+        except (StoreDown, StoreRefused):
+            return False
+        found.update(names)
+        return bool(names)
+
+    async def ask(node: Host) -> bool:
+        """Add the queues of which a node has keys; return whether it answers."""
+        try:
+            dispatched = await run(once(_has_dispatcher(node)), perform)
+            if not (await served and dispatched):
+                await run(once(_scan(node, found, slices)), perform)
+        except StoreDown:
+            return False
+        return True
+
+    primaries = await cluster.primaries()
+    served = asyncio.ensure_future(read_set())
+    answers = await asyncio.gather(*map(ask, primaries))
+    await served
+    down = [node for node, answered in zip(primaries, answers, strict=True) if not answered]
+    if len(down) == len(primaries):
+        raise StoreDown(nodes_down(down), kind="connection")
+    lost = [name for name in sorted(found) if down and await cluster.owner(keys.root(name)) in down]
+    return Answered(sorted(found.difference(lost)), lost, down)
+
+
+def _has_dispatcher(node: Host | None) -> Operation[bool]:
+    try:
+        return bool((yield from send(server.dispatchers().at(node))))
+    except StoreRefused:
+        return False  # a right is missing
+
+
+def _scan(node: Host | None, found: set[str], slices: float) -> Operation[None]:
+    """Add the queues of which a node has keys."""
+    cursor = None
+    while cursor != 0 and slices > 0:
+        slices -= 1
+        part = yield from send(server.scan(cursor or 0).at(node))
+        found.update(part.queues)
+        cursor = part.next

@@ -12,7 +12,7 @@ from evsched.shards import Shards
 from evsched.store import server
 from evsched.store.moves import ClusterPrimary
 from evsched.store.store import Store
-from evsched.transport.topology import slot_of
+from evsched.transport.servers import slot_of
 
 
 class Node(Struct, frozen=True):

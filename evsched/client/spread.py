@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from evsched import keys
 from evsched.client import operations, sweep
-from evsched.client.find_queues import find_queues
-from evsched.client.operations import Operation
+from evsched.client.operations import Operation, find_queues
+from evsched.client.option_values import Unique
 from evsched.client.sweep import Filter
-from evsched.client.unique import Unique
 from evsched.errors import JobMissing, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import OnConflict
 from evsched.jobs.option_checks import invalid
@@ -28,7 +27,7 @@ from evsched.store.operator_calls import Match, QueueStats, merged
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
-from evsched.transport.topology import START_IT, nodes_down, reason
+from evsched.transport.servers import START_IT, nodes_down, reason
 
 ChangeDead = Callable[[Store, Sequence[str]], Call[list[str]]]
 """Revives or drops dead jobs by their ids: all, or none if one is not dead."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evsched.client.find_queues import find_queues
-from evsched.client.operations import Operation, send
+from evsched.client.operations import Operation, find_queues, send
 from evsched.client.spread import MakeStore
 from evsched.shards import Shards
 from evsched.store.store import Store

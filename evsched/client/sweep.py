@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.client.operations import Operation, Send, send
-from evsched.client.times import due_and_delay, finite_seconds, unix
+from evsched.client.option_values import due_and_delay, finite_seconds, unix
 from evsched.errors import ConfigError, StoreDown
 from evsched.jobs import option_checks as check
 from evsched.store.operator_calls import Match, Slice, condition
@@ -38,7 +38,7 @@ _CHANGES: Final = 60
 """Jobs that a call changes: about 2 ms of Redis's time, with few workers."""
 
 _WORKERS: Final = 16
-"""So many workers double what it costs to cancel a job: each one's list may have to be searched for it."""
+"""This number of workers doubles the cost of cancelling a job: the list of each may have to be searched for it."""
 
 Change = Callable[[Sequence[str], bytes], Call[int]]
 """The call that changes those of some jobs that still match, and returns how many."""
@@ -131,7 +131,7 @@ class _Pass:
         """Redis may return an id twice, and a job that was revived may be dead again: each is changed once."""
 
     def ended_slice(self, part: Slice) -> bool:
-        """Note what a call has found; return whether there is more to examine."""
+        """Note the result of a call; return whether there is more to examine."""
         self.cursor, self.left = part.cursor, part.left
         if self.cursor == "0" and not self.left:
             self.keys.pop(0)
@@ -141,7 +141,7 @@ class _Pass:
 class Sweep:
     """One pass over places of a queue: `step` examines a slice, and changes what matches, if there is a change to make.
 
-    It may be ended after any step. Another sweep with the same filter does what is left. If Redis was down, it begins
+    It may be ended after any step. Another sweep with the same filter does the rest. If Redis was down, it begins
     again: a server that has restarted passes over jobs if a scan is continued, and may have lost the latest changes.
     """
 
@@ -167,7 +167,7 @@ class Sweep:
 
     @property
     def swept(self) -> Swept:
-        """What has been done so far."""
+        """The counts up to now."""
         return Swept(len(self._matched), min(self.changed, len(self._matched) - self._unknown), self._unknown)
 
     def step(self) -> Operation[bool]:
@@ -270,7 +270,7 @@ def find(store: Store, matching: Filter, place: Waiting | None) -> Operation[lis
 
 
 def describe(store: Store, place: str, jobs: Sequence[tuple[str, float | None]]) -> Operation[list[Match]]:
-    """Return what is known of jobs by their ids and scores, in this order. `place`: a key without the root."""
+    """Return jobs with their known fields, by their ids and scores, in this order. `place`: a key without the root."""
     known, left = dict[str, Match](), list[bytes | str](job for job, _ in jobs)
     while left:
         part = yield from send(store.find(place, condition(), ids=left[:_SLICE]))

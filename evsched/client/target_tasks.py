@@ -1,23 +1,297 @@
 """The tasks of evsched.targets as programs enqueue them: their arguments and results, without their code.
 
-Workers of evsched.targets run their jobs.
+Workers of evsched.targets run their jobs. The arguments are read and checked here once, before anything is sent. The
+URL of a request is read strictly: it is refused if two parsers could understand it differently. A destination of a
+message is written as follows, in payloads and settings:
+
+    stream:orders            a stream of the Redis that has the jobs
+    list@billing:work        a list of another Redis, whose URL is in EVSCHED_FORWARD_URL_BILLING
+    exchange@rabbit:events   an exchange of an AMQP broker
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_args
+from ipaddress import IPv4Address, IPv6Address
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, cast, get_args
 
+import msgspec
 from msgspec import UNSET, Meta, Struct
 from msgspec.structs import asdict, replace
 
-from evsched.client.target_destination import check_options, destination_of
-from evsched.client.target_request import SECRET_NAME, HttpMethod, Request, read_request
 from evsched.jobs.arguments import check
 from evsched.jobs.retry import Retry
 from evsched.jobs.steering import GiveUp
 from evsched.jobs.tasks import Task, define
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+_PARTS: Final = re.compile(r"(https?)://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE)
+_AUTHORITY: Final = re.compile(r"(\[[^]]*\]|[^:]*)(?::([0-9]{1,5}))?")
+_SENT: Final = re.compile(r"[!-~]+")
+"""The characters of a URL: visible ASCII. A backslash is refused too, because some parsers take it for a slash."""
+
+_LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+class Target(Struct, frozen=True):
+    """Where a request goes."""
+
+    scheme: str
+    host: str
+    """In lower case; an IPv6 address without its brackets."""
+    port: int
+    path: str
+    """With the query, as it is sent."""
+
+    @property
+    def default_port(self) -> int:
+        """The port of a URL of this scheme that names none."""
+        return _PORTS[self.scheme]
+
+    @property
+    def authority(self) -> str:
+        """The host as the header Host has it, with its port if that is not the default one."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == self.default_port else f"{host}:{self.port}"
+
+    @property
+    def origin(self) -> str:
+        """The URL as it may be shown: without path and query, which may contain secrets."""
+        return f"{self.scheme}://{self.authority}"
+
+
+def read_url(text: str) -> Target:
+    """Read the URL of a payload, or of a redirect.
+
+    Raises:
+        GiveUp: it is not valid; the reason quotes nothing but the host, since a URL may contain secrets.
+    """
+    if not text:
+        raise GiveUp("the url is empty: write the whole URL, with http:// or https://")
+    if not _SENT.fullmatch(text) or "\\" in text:
+        raise GiveUp(
+            "the url has a character that cannot be sent, such as a blank, a backslash or a letter outside ASCII: "
+            "percent-encode it, and write a host in its ASCII form, xn--..."
+        )
+    parts = _PARTS.fullmatch(text)
+    if parts is None:
+        raise GiveUp("the url does not begin with http:// or https://: write the whole URL")
+    scheme, authority, path = parts[1].lower(), parts[2], parts[3]
+    if "@" in authority:
+        raise GiveUp("the url has a user or a password in front of the host: pass it in the header Authorization")
+    try:
+        host, port = read_authority(authority)
+    except ValueError as error:
+        raise GiveUp(f"the url has {error}") from None
+    return Target(scheme, host, _PORTS[scheme] if port is None else port, path if path[:1] == "/" else f"/{path}")
+
+
+def read_authority(text: str) -> tuple[str, int | None]:
+    """Read HOST or HOST:PORT.
+
+    Raises:
+        ValueError: it is not valid. The message says what it has, as the end of a sentence.
+    """
+    parts = _AUTHORITY.fullmatch(text)
+    if parts is None or (parts[2] is not None and not 1 <= int(parts[2]) <= 65535):
+        raise ValueError(f"a host or a port that is not valid: write HOST or HOST:PORT, not {text!r:.100}")
+    return _read_host(parts[1]), None if parts[2] is None else int(parts[2])
+
+
+def _read_host(text: str) -> str:
+    host = text.lower()
+    if host.startswith("["):
+        try:
+            if "%" in host:  # a zone names an interface of this machine
+                raise ValueError
+            return str(IPv6Address(host[1:-1]))
+        except ValueError:
+            raise ValueError(f"brackets around something that is not an IPv6 address, {text!r:.100}") from None
+    labels = host.split(".")
+    if _NUMBER.fullmatch(labels[-1]):
+        # inet_aton, which many systems use, reads 127.1, 0177.0.0.1, 0x7f.0.0.1 and 2130706433 as 127.0.0.1.
+        try:
+            return str(IPv4Address(host))
+        except ValueError:
+            raise ValueError(
+                f"an IPv4 address in an unusual form, {text!r:.100}: write four decimal numbers without leading zeros"
+            ) from None
+    if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
+        dot = ": leave out the dot at its end" if host.endswith(".") else ""
+        raise ValueError(f"a host that is not valid, {text!r:.100}{dot}")
+    return host
+
+
+Kind = Literal["stream", "list", "channel", "queue", "exchange"]
+
+AMQP: Final = ("queue", "exchange")
+"""The kinds of an AMQP broker; the others are Redis's."""
+
+_FORM: Final = re.compile(r"(stream|list|channel|queue|exchange)(?:@([a-z][a-z0-9_]{0,63}))?:(.+)", re.DOTALL)
+_HOW: Final = (
+    "write stream:NAME, list:NAME or channel:NAME, with @SERVER before the colon for another Redis, or "
+    "queue@SERVER:NAME or exchange@SERVER:NAME for an AMQP broker; the kind and SERVER are in lower case"
+)
+_OWN: Final = "evsched:"
+"""How the keys and channels of evsched begin. No message may go there: it could change jobs."""
+
+_REDIS_OWN: Final = "__"
+"""How the channels of Redis and of Sentinels begin, such as `__sentinel__:hello`. They trust each message there."""
+
+_LONGEST: Final = 255
+"""Bytes of a name in AMQP, and of whatever else it sends as a short string."""
+
+_EXCHANGE: Final = re.compile(r"[A-Za-z0-9_.:@#,/+ -]{1,127}")
+"""The names of exchanges that the client library can send."""
+
+
+class Destination(Struct, frozen=True):
+    """A place for messages."""
+
+    kind: Kind
+    server: str
+    """The name of its server in the settings; "" = the Redis that has the jobs."""
+    name: str
+
+
+def read_destination(text: str) -> Destination:
+    """Read a destination as payloads and settings write it.
+
+    Raises:
+        ValueError: it is not valid; the message says why.
+    """
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise ValueError(_HOW)
+    kind, server, name = cast("Kind", found[1]), found[2] or "", found[3]
+    if kind in AMQP and not server:
+        raise ValueError(f"a {kind} needs the name of its broker: {kind}@SERVER:{name}")
+    if kind not in AMQP and name.startswith(_OWN):
+        raise ValueError(f"keys and channels that begin with {_OWN} are evsched's own")
+    if kind == "channel" and name.startswith(_REDIS_OWN):
+        raise ValueError(f"channels that begin with {_REDIS_OWN} are Redis's own")
+    return Destination(kind, server, name)
+
+
+def destination_of(text: str) -> Destination:
+    """Return the destination that a payload names.
+
+    Raises:
+        GiveUp: it is not valid.
+    """
+    try:
+        found = read_destination(text)
+    except ValueError as error:
+        # It is not quoted: it may be a URL with a password.
+        raise GiveUp(f"`to` is not a destination: {error}") from None
+    if found.kind == "exchange" and not _EXCHANGE.fullmatch(found.name):
+        raise GiveUp(
+            f"messages cannot be sent to exchange {found.name!r:.200}: its name must have 1 to 127 characters of "
+            "A-Z a-z 0-9 _ . : @ # , / + - and the space"
+        )
+    return found
+
+
+def check_options(to: Destination, options: dict[str, Any]) -> None:
+    """Refuse options that the destination does not have: most likely the producer means another one.
+
+    Raises:
+        GiveUp: it has one of them, or one is too long.
+    """
+    known = {"most": ("stream",), "end": ("list",), "bare": ("list", "channel"), "routing_key": ("exchange",)}
+    for name, kinds in known.items():
+        if options[name] is not None and to.kind not in kinds:
+            raise GiveUp(f"a {to.kind} has no option {name}: only {' and '.join(kinds)} has")
+    if to.kind == "exchange":
+        check_length("routing_key", options["routing_key"] or "")
+    elif to.kind == "queue":
+        check_length("the name of the queue", to.name)
+
+
+def check_length(what: str, text: str) -> None:
+    """Check that AMQP can send a text as a short string. `what` it is, for the reason.
+
+    Raises:
+        GiveUp: it is too long.
+    """
+    length = len(text.encode())
+    if length > _LONGEST:
+        raise GiveUp(f"{what} has {length} bytes, and AMQP allows {_LONGEST} at most")
+
+
+HttpMethod = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+SECRET_NAME: Final = re.compile(r"[A-Z0-9_]+")
+"""The name of a secret that requests are signed with."""
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[!-~]([\t -~]*[!-~])?|")
+
+_FRAMING: Final = (
+    *("connection", "content-length", "expect", "host", "http2-settings", "keep-alive", "te", "trailer"),
+    *("transfer-encoding", "upgrade"),
+)
+"""Headers that belong to the connection, or tell where the request ends. A second opinion of these is an attack."""
+
+_RESERVED: Final = ("proxy-", "webhook-")
+"""How the names of headers begin that belong to the connection, or to the signature."""
+
+
+class TargetRequest(Struct, frozen=True):
+    """A request, without the headers that evsched adds for the job."""
+
+    method: HttpMethod
+    target: Target
+    headers: dict[str, str]
+    """By their names in lower case."""
+    content: bytes
+
+    @property
+    def has_body(self) -> bool:
+        """Whether its length is sent. A server may refuse a POST without one."""
+        return bool(self.content) or self.method in ("POST", "PUT", "PATCH")
+
+
+def read_request(
+    url: str, method: HttpMethod, headers: Mapping[str, str], body: str | None, json: Any = UNSET
+) -> TargetRequest:
+    """Make a request of a payload's arguments. `json` UNSET: no JSON body.
+
+    Raises:
+        GiveUp: they are not valid. The reason quotes no value, since any may be secret.
+    """
+    target, found = read_url(url), _read_headers(headers)
+    if body is not None and json is not UNSET:
+        raise GiveUp("the request has a body and json: give one of them")
+    if body is not None:
+        return TargetRequest(method, target, {"content-type": "text/plain; charset=utf-8", **found}, body.encode())
+    if json is not UNSET:
+        return TargetRequest(method, target, {"content-type": "application/json", **found}, msgspec.json.encode(json))
+    return TargetRequest(method, target, found, b"")
+
+
+def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    found = dict[str, str]()
+    for n, (given, value) in enumerate(headers.items(), start=1):
+        name = given.lower()
+        if not _NAME.fullmatch(given):
+            raise GiveUp(f"the name of header {n} is not valid: it may have letters, digits and !#$%&'*+-.^_`|~")
+        if name in _FRAMING or name.startswith(_RESERVED):
+            raise GiveUp(f"a payload may not set the header {name}: leave it out; it is sent where it is needed")
+        if name in found:
+            raise GiveUp(f"the header {name} is there twice: join its values with a comma")
+        if not _VALUE.fullmatch(value):
+            raise GiveUp(
+                f"the value of the header {name} is not valid: it may have visible ASCII characters, with blanks and "
+                "tabs between them"
+            )
+        found[name] = value
+    return found
+
 
 R = TypeVar("R")
 A = TypeVar("A", bound=Struct)
@@ -53,7 +327,7 @@ class TargetJob(Struct, Generic[R], frozen=True):
     """The arguments of a task of evsched.targets, whose result is an R."""
 
     def check(self) -> None:
-        """Refuse what no worker can do.
+        """Refuse arguments that no worker can use.
 
         Raises:
             GiveUp: the reason names the argument.
@@ -76,7 +350,7 @@ class HttpJob(TargetJob[HttpResponse | None], frozen=True):
     response: bool = False
     """Return the answer."""
 
-    def request(self) -> Request:
+    def request(self) -> TargetRequest:
         """Return the request. Raises as `check`."""
         return read_request(self.url, self.method, self.headers or {}, self.body, self.json)
 

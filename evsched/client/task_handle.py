@@ -1,4 +1,7 @@
-"""A task as a program sees it: a function to call, and a way to put jobs on the schedule with the function's types."""
+"""A task as a program sees it: a function to call, and a way to put jobs on the schedule with the function's types.
+
+`SyncSession` does the same in programs without an event loop.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, ov
 
 from msgspec.structs import replace
 
-from evsched.client.client import Client
+from evsched.client.client import Client, SyncClient
 from evsched.client.job_handle import Job, SyncJob
 from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
-from evsched.client.sync_client import SyncClient
+from evsched.client.option_values import unique_id
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion
-from evsched.client.unique import unique_id
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.tasks import Task
+from evsched.keys import check_queue
 from evsched.store.client_calls import New
 
 P = ParamSpec("P")
@@ -25,11 +28,11 @@ R = TypeVar("R")
 
 
 _SEQUENCES: Final = (tuple, list)
-"""What holds the arguments of a call; of a string the letters would become the arguments."""
+"""The types that hold the arguments of a call. A string is refused: its letters would become the arguments."""
 
 
 class Outlet(Protocol):
-    """What an enqueuer needs of an app: where its jobs go."""
+    """The part of an app that an enqueuer needs: where its jobs go."""
 
     queue: str
     payload_cap: int
@@ -55,7 +58,7 @@ class Enqueuer(Generic[P, R]):
             BadArguments: the task cannot be called with these arguments.
             ConfigError: the payload is too large, or not JSON.
             JobExists: a job of that id, or the same unique job, has not ended or was enqueued less than `within` ago.
-            StoreDown: Redis stayed away for 5 s; the job may have been written.
+            StoreDown: Redis could not be reached for 5 s; the job may have been written.
         """
         with self._sending() as options:
             job = self._new(args, kwargs, options)
@@ -229,7 +232,7 @@ class AsyncTask(TaskHandle[P, R]):
     """A task of an async function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call the function itself, without a job; await what it returns."""
+        """Call the function itself, without a job; await the result."""
         return self.task.handler(*args, **kwargs)
 
 
@@ -264,3 +267,23 @@ class Recur:
     @overload
     def __call__(self, handler: Callable[P, R], /) -> PlainTask[P, R]: ...
     def __call__(self, handler: Any, /) -> Any: ...
+
+
+class SyncSession:
+    """The client of a program without an event loop. Any number of threads, and forked processes, may share it."""
+
+    def __init__(self, client: SyncClient, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+
+    def enqueue(self, task: Enqueuer[P, R], *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """Put a job of a task, or of `task.using(...)`, on the schedule. Raises as `Enqueuer.enqueue` does."""
+        return task.enqueue_sync(self._client, *args, **kwargs)
+
+    def enqueue_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[SyncJob[R]]:
+        """Put many jobs on the schedule, as `Enqueuer.enqueue_many`."""
+        return task.enqueue_many_sync(self._client, calls)
+
+    def job(self, id: str, *, queue: str | None = None) -> SyncJob[Any]:  # noqa: A002 - the contract's name
+        """Return a handle for a job whose id you know, as `App.job`."""
+        return SyncJob(id, check_queue(self._queue if queue is None else queue), None, self._client)

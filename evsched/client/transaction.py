@@ -1,4 +1,4 @@
-"""Writes to the ledger within a transaction of the program: what it writes is done if and only if that commits.
+"""Writes to the ledger within a transaction of the program: they take effect if and only if it commits.
 
 The program's connection does it, by whichever library it is: psycopg, SQLAlchemy, Django, or another with cursors as
 in PEP 249. They are recognised by what they can do, so none of them is imported here before the program has.
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evsched.client.unique import Unique
+from evsched.client.option_values import Unique
 from evsched.errors import BadArguments, ConfigError, JobExists, JobMissing
 from evsched.jobs.job import OnConflict, encode
 from evsched.store.client_calls import New
@@ -205,7 +205,7 @@ class Change(Struct, frozen=True):
         return Statement(_RESCHEDULE, words)
 
     def read(self, written: Sequence[Any]) -> Any:
-        """Return what the statement wrote.
+        """Return the rows that the statement wrote.
 
         Raises:
             JobMissing: there is no such row. The transaction can go on.

@@ -1,7 +1,7 @@
-"""The JSON Schema of the values that clients write to Redis: payload, inline job, fields of a recurrence's record.
+"""The JSON Schema of the data that clients write to Redis: a payload, an inline job, a recurrence's record.
 
-The structs here say more than those that read a payload: the range of a number, and what PHP and Lua write. A test
-holds both to the same fields and values. The record of a recurrence is made from `Declared`.
+The structs here say more than the structs that read a payload: the range of a number, and the forms that PHP and Lua
+write. A test holds both to the same fields and values. The record of a recurrence is made from `Declared`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ _RecurrenceRecord.__doc__ = (
 )
 
 Written = Literal["payload", "inline", "recurrence"]
-"""A value that a client writes: the payload of a record, an inline job, the record of a recurrence."""
+"""The data that a client writes: the payload of a record, an inline job, the record of a recurrence."""
 
 _KINDS: Final[dict[Written, type[Struct]]] = {
     "payload": JobPayload,

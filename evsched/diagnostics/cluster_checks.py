@@ -16,9 +16,9 @@ from evsched.errors import StoreDown, StoreError
 from evsched.shards import Shards, shard
 from evsched.store import server
 from evsched.transport.address import Host
+from evsched.transport.embedded import read_version
 from evsched.transport.senders import BatchingSender
-from evsched.transport.server_binary import read_version
-from evsched.transport.topology import SLOTS, Topology, slot_of
+from evsched.transport.servers import SLOTS, Topology, slot_of
 
 _CLUSTER: Final = "Redis Cluster"
 

@@ -23,9 +23,9 @@ from evsched.diagnostics.stray_jobs import stray_jobs
 from evsched.errors import StoreDown, StoreError
 from evsched.shards import NONE, Shards
 from evsched.store import server
-from evsched.transport.routes import primary
+from evsched.transport.connection import primary
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import NO_SLOTS, topology
+from evsched.transport.servers import NO_SLOTS, topology
 
 ShowProgress = Callable[[], AbstractContextManager[OnProgress]]
 """Shows the progress of the audit while its context is open."""

@@ -12,8 +12,8 @@ from msgspec import Struct, structs
 
 from evsched.diagnostics.finding import Finding
 from evsched.transport.address import Host
+from evsched.transport.embedded import read_version
 from evsched.transport.redis_errors import NO_CLUSTER
-from evsched.transport.server_binary import read_version
 
 SETTINGS: Final = (
     *("appendonly", "appendfsync", "save", "maxmemory-policy", "notify-keyspace-events"),

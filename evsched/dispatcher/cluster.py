@@ -23,7 +23,7 @@ from evsched.runtime.loops import NodePart, Pulse, Runtime, Wakeup, run_loops
 from evsched.runtime.reconnect import Reconnect
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import Topology, slot_of
+from evsched.transport.servers import Topology, slot_of
 
 
 class _PrimaryDispatcher:

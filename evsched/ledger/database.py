@@ -16,7 +16,7 @@ from evsched import events
 from evsched.errors import CannotStart, ConfigError
 from evsched.events import Emit
 from evsched.ledger.tables import OLDEST
-from evsched.transport.backoff import reconnect_delay
+from evsched.transport.redis_errors import reconnect_delay
 
 _CONNECTION: Final = {
     "application_name": "evsched ledger",

@@ -16,7 +16,7 @@ from evsched import events
 from evsched.errors import FULL, MOVING, NO_ENTRY, StoreDown, StoreError
 from evsched.events import Emit
 from evsched.runtime.loops import Pulse
-from evsched.transport.backoff import reconnect_delay
+from evsched.transport.redis_errors import reconnect_delay
 
 _AWAY_MOST: Final = 0.25
 """Seconds to wait at most before a lost connection is opened again. A job scheduled meanwhile is late by that much."""

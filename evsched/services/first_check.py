@@ -12,10 +12,10 @@ from evsched.events import RedisUnsafe
 from evsched.store.server import facts, info, layout
 from evsched.transport.address import Host, hide_password
 from evsched.transport.call import Call
+from evsched.transport.embedded import read_version
 from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.senders import BatchingSender
-from evsched.transport.server_binary import read_version
-from evsched.transport.topology import topology
+from evsched.transport.servers import topology
 
 _LOADING: Final = "loading"
 """The kind of a StoreDown that says that Redis still reads its data."""

@@ -60,10 +60,10 @@ from evsched.services.worker_process import (
 )
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
-from evsched.transport import scripts
-from evsched.transport.routes import primary
+from evsched.transport.call import read_scripts
+from evsched.transport.connection import primary
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import topology
+from evsched.transport.servers import topology
 from evsched.worker.worker import Worker
 
 _BURST_LOOK: Final = 0.2
@@ -205,7 +205,7 @@ def run_api(config: Config) -> None:
 
 def _run(config: Config, grace: float, work: _Work, *, at_once: bool = False) -> None:
     """Run a process. `at_once`: its work begins while Redis may still be down."""
-    scripts.read_all()
+    read_scripts()
     garbage.settle()
     events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:

@@ -34,7 +34,7 @@ from evsched.services.worker_process import (
 )
 from evsched.store.queue import Announced
 from evsched.telemetry import log
-from evsched.transport import scripts
+from evsched.transport.call import read_scripts
 
 
 class ProcessRange(Struct, frozen=True):
@@ -271,7 +271,7 @@ def run_workers(
 
     `command`: their command line. `environment`: the variables that are added to this process's own for them.
     """
-    scripts.read_all()  # before a deployment replaces the files
+    read_scripts()  # before a deployment replaces the files
     launch = Launch(command, environment, working_directory())
     emit = Events(log.Log(jobs=config.log_jobs).on_event).emit
     with Shutdown(bound(config.shutdown_grace), emit, reloads=True) as shutdown:

@@ -18,7 +18,7 @@ from evsched import keys
 from evsched.errors import EvschedError, StoreDown
 from evsched.store.queue import Queue, as_bool, as_struct
 from evsched.transport.call import Call, raw, text
-from evsched.transport.topology import slot_of
+from evsched.transport.servers import slot_of
 
 _SAFE_WITHIN: Final = 3.0
 """Seconds within which a write must be safe: a replica needs milliseconds, `appendfsync everysec` one second or two."""

@@ -8,8 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched import keys
-from evsched.transport.call import Call, T, Word, text
-from evsched.transport.scripts import script
+from evsched.transport.call import Call, T, Word, script, text
 
 
 def as_moment(unix: float | None) -> str:

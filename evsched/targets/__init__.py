@@ -3,7 +3,7 @@
     evsched worker evsched.targets:app --http-host api.example.com --forward-destination stream:orders
 
 A due job is a request to an HTTP endpoint: start with `http.py`, which has the task. Clients and workers read its
-payload in the same way (`client/target_request.py`); `signature.py` signs it, `answer.py` judges what the server
+payload in the same way (`client/target_tasks.py`); `signature.py` signs it, `answer.py` judges what the server
 answers. `allowed.py` and `addresses.py` say where a request may go. aiohttp sends it: `connector.py` opens connections,
 to no other address; `intake.py` reads them in small pieces; `session.py` is one request and its answer.
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.client.target_url import Target, read_authority
+from evsched.client.target_tasks import Target, read_authority
 from evsched.config import Config, variable
 from evsched.errors import ConfigError
 from evsched.targets.addresses import NAT64_LENGTHS, Network

@@ -23,7 +23,7 @@ from evsched.targets import broker_errors
 from evsched.targets.broker_channels import Channels
 from evsched.targets.broker_transport import BrokerConnection
 from evsched.targets.shared_work import has_failed, share
-from evsched.transport.backoff import PutOff
+from evsched.transport.redis_errors import PutOff
 
 CONFIRM_WITHIN: Final = 10.0
 """Seconds for a message: to connect, if there is no connection, and for the broker to confirm it."""

@@ -1,4 +1,4 @@
-"""Destinations: where messages may be forwarded to. `client/target_destination.py` has how they are written.
+"""Destinations: where messages may be forwarded to. `client/target_tasks.py` has how they are written.
 
 A producer can write any payload, but the worker may have larger rights than the producer. So the settings must allow
 each destination, and only they have the URLs.
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from evsched.client.target_destination import AMQP, Destination, destination_of, read_destination
+from evsched.client.target_tasks import AMQP, Destination, destination_of, read_destination
 from evsched.config import variable
 from evsched.environment import FORWARD_URL
 from evsched.errors import ConfigError

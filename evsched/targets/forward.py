@@ -10,18 +10,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from evsched import keys
-from evsched.client.target_destination import AMQP, Destination, check_length
-from evsched.client.target_tasks import ForwardJob
+from evsched.client.target_tasks import AMQP, Destination, ForwardJob, check_length
 from evsched.errors import FULL, ConfigError, StoreError
 from evsched.jobs.current_job import current_job
 from evsched.jobs.job import Into, Message, encode
 from evsched.jobs.retry import Retry
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.targets.destinations import Destinations
-from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call, Word, raw
+from evsched.transport.redis_errors import PutOff
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import slot_of
+from evsched.transport.servers import slot_of
 
 if TYPE_CHECKING:
     from evsched.targets.broker import Broker

@@ -13,9 +13,7 @@ from urllib.parse import urljoin
 from msgspec.structs import replace
 
 from evsched import __version__
-from evsched.client.target_request import Request
-from evsched.client.target_tasks import HttpJob, HttpResponse
-from evsched.client.target_url import Target, read_url
+from evsched.client.target_tasks import HttpJob, HttpResponse, Target, TargetRequest, read_url
 from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed import Allowed
@@ -90,7 +88,7 @@ class Sender:
         self._session = session
 
     async def send(
-        self, request: Request, headers: dict[str, str], signed: Sign, timeout: float
+        self, request: TargetRequest, headers: dict[str, str], signed: Sign, timeout: float
     ) -> tuple[Answer, Target]:
         """Send a request, follow redirects if that is allowed, and return the last answer, and who gave it.
 
@@ -120,7 +118,7 @@ class Sender:
                 raise GiveUp(_too_far(followed, redirects))
             followed, redirects = followed + 1, f"{redirects}: "
 
-    async def _send(self, request: Request, headers: dict[str, str], until: float) -> Answer:
+    async def _send(self, request: TargetRequest, headers: dict[str, str], until: float) -> Answer:
         """Send one request. `until`: by the clock of the event loop.
 
         Raises:
@@ -155,7 +153,7 @@ def _too_far(followed: int, redirects: str) -> str:
     return f"{redirects}: name the final URL in the payload, or start the worker with --http-redirects"
 
 
-def redirected(request: Request, status: int, location: str) -> Request:
+def redirected(request: TargetRequest, status: int, location: str) -> TargetRequest:
     """Return the request that follows a redirect (RFC 9110, 15.4).
 
     To another origin, no header of the payload is sent but `Content-Type`: any of them may be a credential.
@@ -176,5 +174,5 @@ def redirected(request: Request, status: int, location: str) -> Request:
     to_get = request.method != "HEAD" and (status == 303 or (status in (301, 302) and request.method == "POST"))
     if to_get:
         kept = {name: value for name, value in headers.items() if not name.startswith("content-")}
-        return Request("GET", target, kept, b"")
+        return TargetRequest("GET", target, kept, b"")
     return replace(request, target=target, headers=headers)

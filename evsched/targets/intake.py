@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
-from evsched.client.target_url import Target
+from evsched.client.target_tasks import Target
 from evsched.jobs.steering import GiveUp
 from evsched.targets.addresses import Address, is_teredo
 from evsched.targets.answer import Answer

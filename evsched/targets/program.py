@@ -15,7 +15,7 @@ from evsched.jobs import groups
 from evsched.store.gate_limits import field
 from evsched.targets.destinations import read_destinations
 from evsched.targets.forward import RETRY, Forwarder
-from evsched.transport.topology import topology
+from evsched.transport.servers import topology
 
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver

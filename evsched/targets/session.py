@@ -30,7 +30,7 @@ from aiohttp import (
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from evsched.client.target_request import Request
+from evsched.client.target_tasks import TargetRequest
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.addresses import Network
 from evsched.targets.answer import BODY_MOST, Answer
@@ -97,7 +97,7 @@ class Session:
                 await self._http.close()
         await self._names.close()
 
-    async def send(self, request: Request, headers: Mapping[str, str], transfer: Transfer) -> Answer:
+    async def send(self, request: TargetRequest, headers: Mapping[str, str], transfer: Transfer) -> Answer:
         """Send a request with those headers; return the answer. It takes as long as the server does.
 
         Many servers close a connection that was idle for a while. Nobody has looked at a request that crosses this: it
@@ -119,7 +119,7 @@ class Session:
         except _Lost:
             raise _failed(transfer, CLOSED) from None
 
-    async def _send(self, request: Request, headers: Mapping[str, str], transfer: Transfer) -> Answer:
+    async def _send(self, request: TargetRequest, headers: Mapping[str, str], transfer: Transfer) -> Answer:
         target = request.target
         transfer.missing = f"the address of {target.host} was not found"
         token = current.set(transfer)

@@ -15,7 +15,7 @@ from typing import Final
 
 from standardwebhooks import Webhook
 
-from evsched.client.target_request import SECRET_NAME
+from evsched.client.target_tasks import SECRET_NAME
 from evsched.environment import SECRET
 from evsched.errors import ConfigError
 from evsched.jobs.current_job import CurrentJob

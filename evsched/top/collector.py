@@ -26,8 +26,8 @@ from evsched.store.store import Store
 from evsched.top.snapshot import Down, History, Look, Page, compose
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
+from evsched.transport.servers import nodes_down, reason
 from evsched.transport.subscription import Subscription
-from evsched.transport.topology import nodes_down, reason
 from evsched.worker.slots import FetchPause
 from evsched.worker.status_reporter import WorkerStatus
 

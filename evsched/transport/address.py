@@ -59,7 +59,7 @@ class Sentinels(Struct, frozen=True):
 
     hosts: tuple[Host, ...]
     name: str
-    """What they call the primary."""
+    """The name by which they know the primary."""
     options: dict[str, str | int | bool]
     """Those of redis-py's connections to them: the login and TLS."""
 
@@ -72,9 +72,9 @@ class Address(Struct, frozen=True):
     db: int
     options: dict[str, str | int | bool]
     sentinels: Sentinels | None = None
-    """Whom to ask for the host and the port; None = they are in the options."""
+    """The sentinels to ask for host and port; None = both are in the options."""
     nodes: tuple[Host, ...] = ()
-    """Some nodes of a cluster; empty = this is no cluster."""
+    """Some nodes of a cluster; empty = not a cluster."""
 
 
 def parse(url: str) -> Address:

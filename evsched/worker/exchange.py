@@ -28,8 +28,8 @@ from evsched.store.run_ends import NotEnded
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.store.worker_calls import Fetched, LastRun
-from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call
+from evsched.transport.redis_errors import PutOff
 from evsched.transport.senders import BatchingSender, DirectSender
 from evsched.worker.slots import QueueShare
 

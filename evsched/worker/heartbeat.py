@@ -25,9 +25,9 @@ from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Losses, Reconnect, Reconnects
 from evsched.store.queue import Announced
 from evsched.store.store import Store
-from evsched.transport.backoff import reconnect_delay
+from evsched.transport.redis_errors import reconnect_delay
+from evsched.transport.senders import SyncSender
 from evsched.transport.subscription import Subscription
-from evsched.transport.sync_sender import SyncSender
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.drain import Drain
 from evsched.worker.notices import Notices

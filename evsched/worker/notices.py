@@ -22,8 +22,8 @@ from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
+from evsched.transport.servers import topology
 from evsched.transport.subscription import Subscription
-from evsched.transport.topology import topology
 from evsched.worker.fetcher import NotifiedFetcher
 
 _FEW: Final = 8

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.transport.embedded import EmbeddedRedis
 
 

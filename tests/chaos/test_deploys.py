@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from evsched.store.store import Store
 from tests.chaos.conftest import Fleet
 from tests.chaos.versions import RULES

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from tests.chaos.conftest import Fleet
 from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE

@@ -15,8 +15,8 @@ import aio_pika
 import pytest
 
 from evsched import Retry
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from evsched.client.target_tasks import QUEUE
 from tests.chaos.conftest import Fleet
 from tests.support.rabbit import PROGRAM, Rabbit

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.finding import Finding
 from evsched.store.client_calls import New

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from evsched.transport.embedded import EmbeddedRedis
 from tests.chaos.conftest import Fleet
 from tests.support.plain import plain_client

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from evsched.store.store import Store
 from tests.chaos.conftest import Fleet
 

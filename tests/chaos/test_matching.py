@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sweep import Filter, Swept
-from evsched.client.sync_client import SyncClient
 from evsched.transport.embedded import EmbeddedRedis
 from tests.chaos.conftest import Fleet
 from tests.support.examine import examine, problems

@@ -17,8 +17,8 @@ from threading import Event, Thread
 
 import pytest
 
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
 from evsched.store.client_calls import New
 from evsched.transport.embedded import EmbeddedRedis

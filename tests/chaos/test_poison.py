@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from evsched import Retry
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from tests.chaos.conftest import Fleet
 
 SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from evsched import keys
+from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.sync_client import SyncClient
 from tests.chaos.conftest import Fleet
 from tests.support.cluster import Cluster, tls_cluster
 

@@ -35,7 +35,7 @@ def test_every_event_is_emitted_somewhere() -> None:
 
 
 def test_only_the_store_calls_scripts() -> None:
-    calls = re.compile(r"from evsched.transport.scripts import .*\bscript\b|\bscripts\.script\b")
+    calls = re.compile(r"from evsched.transport.call import .*\bscript\b")
     assert {path.parent.name for path in SOURCES if calls.search(path.read_text())} == {"store"}
 
 

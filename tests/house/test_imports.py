@@ -66,7 +66,7 @@ def test_a_mistyped_command_of_a_family_imports_that_family() -> None:
 
 def test_a_command_imports_what_it_uses(tmp_path: Path) -> None:
     imported = modules(RUN, "queues", "--url", f"unix://{tmp_path / 'none'}")
-    assert {"evsched.cli.queues", "evsched.transport.sync_sender", "redis"} <= imported
+    assert {"evsched.cli.queues", "evsched.transport.senders", "redis"} <= imported
     assert not foreign(imported) & {"anyio", "markdown_it", "prometheus_client", "pygments"}
     assert not imported & {
         "zoneinfo",

@@ -24,8 +24,7 @@ from evsched.runtime.loops import Runtime
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import BatchingSender
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import BatchingSender, SyncSender
 from tests.ledger.conftest import Running
 from tests.support.cli import Cli, Log, terminate
 from tests.support.postgres import Postgres

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from evsched import App, current_job
-from evsched.client.unique import id_of_arguments, id_of_key
+from evsched.client.option_values import id_of_arguments, id_of_key
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import LATER, READ, WRITE, Caller, calling

@@ -12,8 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from evsched import App, Filter, InUse, JobMissing, events
-from evsched.client.client import Client
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import Client, SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.store.gate_limits import Limits

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from evsched import App, Job, JobDead, JobMissing, Retry, current_job, events
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.config import Config
 from evsched.store import server
 from evsched.store.store import Store

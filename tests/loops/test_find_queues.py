@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from evsched import App, events
-from evsched.client.find_queues import find_queues
-from evsched.client.operations import Send, Step
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import BlockingClient, SyncClient
+from evsched.client.operations import Send, Step, find_queues
 from evsched.config import Config
 from evsched.errors import StoreRefused
 from evsched.transport.embedded import EmbeddedRedis
@@ -24,16 +23,23 @@ class Counted(SyncClient):
     """A client that records the commands that it sent."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url)
+        super().__init__(url, kind=Counting)
+        assert isinstance(self.client, Counting)
+        self.sent = self.client.sent
+
+    def find_queues(self) -> list[str]:
+        return self.run(find_queues())
+
+
+class Counting(BlockingClient):
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
         self.sent: list[str] = []
 
     async def perform(self, step: Step) -> Any:
         if isinstance(step, Send):
             self.sent.append(step.call.name)
         return await super().perform(step)
-
-    def find_queues(self) -> list[str]:
-        return self.run(find_queues())
 
 
 @pytest.fixture

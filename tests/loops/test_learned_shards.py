@@ -20,7 +20,7 @@ from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import Topology, topology
+from evsched.transport.servers import Topology, topology
 from evsched.worker.worker import Worker
 from tests.support.cluster import Cluster
 from tests.support.recorder import Recorder

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from evsched import ConfigError, Filter, Swept
-from evsched.client.client import Client
+from evsched.client.client import Client, SyncClient
 from evsched.client.operations import Send, Step
-from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 
 FAR = 2e9
 PAY = Filter(task="pay")

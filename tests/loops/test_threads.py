@@ -18,8 +18,7 @@ from evsched.store import server as about
 from evsched.transport.call import Call, raw
 from evsched.transport.connection import Connection
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import BatchingSender
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import BatchingSender, SyncSender
 from tests.support.patience import PATIENCE
 from tests.support.plain import on_primaries
 from tests.support.proxy import BOTH, Proxy
@@ -28,7 +27,7 @@ from tests.support.system import system
 FORKS = """
 import os, sys, threading
 from evsched.transport.call import Call, raw
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 
 sender = SyncSender(sys.argv[1])
 

@@ -11,7 +11,7 @@ from evsched.jobs.record import JobStatus
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from tests.support.snapshot import snapshot
 
 NOW = 1_900_000_000.0

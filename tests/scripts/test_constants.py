@@ -10,7 +10,7 @@ import pytest
 from evsched.jobs import groups
 from evsched.store.dispatcher_calls import MEMBER_MOST
 from evsched.store.gate_limits import RANGES, RATE_LEAST
-from evsched.transport.scripts import folder
+from evsched.transport.call import folder
 
 MANAGE = (Path(__file__).parents[2] / "docs/manage.md").read_text()
 

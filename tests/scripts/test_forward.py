@@ -15,7 +15,7 @@ from evsched.store.client_calls import New
 from evsched.store.run_ends import NotEnded
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from tests.scripts.conftest import NOW, Send, State
 from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client

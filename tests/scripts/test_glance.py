@@ -11,10 +11,8 @@ import pytest
 from evsched import keys
 from evsched.store.dispatcher_calls import Seen
 from evsched.store.store import Store
-from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import BatchingSender
-from evsched.transport.server_binary import find_server
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.embedded import EmbeddedRedis, find_server
+from evsched.transport.senders import BatchingSender, SyncSender
 from tests.support.cluster import Cluster
 
 NOTHING = Seen(None, gated=False, workers=False, recurs=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evsched.client import new_shards
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.shards import Shards
 from evsched.store import server as redis_server
 from evsched.store.client_calls import New

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from evsched.store.store import Store
-from evsched.transport.scripts import declared, folder, shared
+from evsched.transport.call import declared, folder, shared
 
 VERBS = sorted(path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_"))
 FAIL = r"fail\('(\w+)'"

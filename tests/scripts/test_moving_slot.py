@@ -17,13 +17,13 @@ from redis.exceptions import AskError, RedisError, TryAgainError
 from evsched import keys
 from evsched.store.client_calls import New
 from evsched.store.store import Store
-from evsched.transport import scripts
+from evsched.transport.call import folder, script
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from tests.support.cluster import Cluster
 
 QUEUE = "moved"
-VERBS = sorted(path.stem for path in scripts.folder().glob("[!_]*.lua"))
+VERBS = sorted(path.stem for path in folder().glob("[!_]*.lua"))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_every_script_is_answered_ask_before_it_writes(
     source, _ = moving
     before = contents(cluster)
     with pytest.raises(AskError):
-        cluster.client(source).eval(scripts.script(verb).source, 1, keys.root(QUEUE))
+        cluster.client(source).eval(script(verb).source, 1, keys.root(QUEUE))
     assert contents(cluster) == before
 
 

@@ -12,7 +12,7 @@ from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.jobs.record import FIELDS, LUA_CONSTANTS, Lifetime
 from evsched.store.client_calls import New
 from evsched.store.store import Store
-from evsched.transport.scripts import folder
+from evsched.transport.call import folder
 from tests.scripts.conftest import NOW, Send, State
 
 VALUES = {"text": "x", "JSON": '{"task":"t"}', "time": "1", "number": "1", "count": "1", "digit": "7", "group": "g"}

@@ -16,7 +16,7 @@ from evsched.store.store import Store
 from evsched.store.worker_calls import Renewed
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from tests.scripts.conftest import NOW, Send, State
 from tests.support.plain import plain_client
 from tests.support.snapshot import snapshot

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from evsched.transport.scripts import ALWAYS, Block, declared, folder, needed, script, shared
+from evsched.transport.call import ALWAYS, Block, declared, folder, needed, script, shared
 
 SCRIPTS = {path.name: path.read_text() for path in sorted(folder().glob("[a-z]*.lua"))}
 PARTS = {

@@ -13,24 +13,13 @@ from typing import Any, Literal, cast
 import pytest
 
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.jobs.job import (
-    Aborted,
-    Buried,
-    Deferred,
-    Done,
-    FetchedJob,
-    Forwarded,
-    Mark,
-    Message,
-    Retried,
-    Snoozed,
-)
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Mark, Message, Retried, Snoozed
 from evsched.store.client_calls import New
 from evsched.store.moves import Arrival, Batch
 from evsched.store.operator_calls import condition
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from tests.support.cluster import Cluster
 from tests.support.gate import Record, split, task_of
 from tests.support.model import Model

@@ -19,8 +19,7 @@ from evsched.store.queue import Announced
 from evsched.store.relay_calls import Report, RowJob
 from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
-from evsched.transport.call import Call
-from evsched.transport.scripts import folder
+from evsched.transport.call import Call, folder
 from tests.scripts.conftest import NOW, Send, State
 
 DONE = Done(b"1", 300.0, True)

@@ -15,7 +15,7 @@ import pytest
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from evsched import keys
-from evsched.client.unique import id_of_arguments
+from evsched.client.option_values import id_of_arguments
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 

@@ -16,8 +16,7 @@ import pytest
 
 from evsched import App
 from evsched.config import Config
-from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.server_binary import Kind, find_server
+from evsched.transport.embedded import EmbeddedRedis, Kind, find_server
 from tests.service.test_rights import USERS, words_of
 from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client

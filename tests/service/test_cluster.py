@@ -18,7 +18,7 @@ import pytest
 from redis.crc import key_slot
 
 from evsched import App, Retry, current_job, events, keys
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.dispatcher import queue_finder
@@ -28,10 +28,9 @@ from evsched.execution.run_store import RedisRunStore
 from evsched.services.first_check import check_server
 from evsched.store import server as about
 from evsched.transport.address import parse
-from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis, find_server
 from evsched.transport.senders import BatchingSender
-from evsched.transport.server_binary import find_server
-from evsched.transport.topology import Topology
+from evsched.transport.servers import Topology
 from tests.service.test_rights import USERS, words_of
 from tests.support.certificates import make_certificates
 from tests.support.cluster import Cluster, slot_of, tls_cluster

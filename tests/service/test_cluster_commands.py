@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from evsched import App, JobDead, Retry, events, keys
-from evsched.client.client import Client
-from evsched.client.find_queues import find_queues
-from evsched.client.operations import Wait
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import Client, SyncClient
+from evsched.client.operations import Wait, find_queues
 from evsched.client.target_tasks import ForwardJob, target_task
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config

@@ -17,10 +17,9 @@ from evsched.errors import StoreDown
 from evsched.services.first_check import check_server, unsafe_settings
 from evsched.telemetry.process import Telemetry
 from evsched.transport.address import parse
-from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis, find_server
 from evsched.transport.senders import BatchingSender
-from evsched.transport.server_binary import find_server
-from evsched.transport.topology import Topology, topology
+from evsched.transport.servers import Topology, topology
 from tests.service.test_cluster import queues_of_all, serving
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster, slot_of

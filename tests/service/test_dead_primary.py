@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Callable, Generator
 from contextlib import closing
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from redis.crc import key_slot
 
 from evsched import keys
 from evsched.client import operations
+from evsched.client.client import BlockingClient, SyncClient
 from evsched.client.operations import Send, Step
-from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreDown
 from evsched.store import server as about
 from evsched.top.collector import Top
-from evsched.transport import topology
+from evsched.transport import servers
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import LATER, calling
 from tests.support.cli import Cli
@@ -36,8 +37,8 @@ pytestmark = pytest.mark.anyio
 def nothing_is_repeated_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send no call to the lost node again, ask for its slots without pauses, and forget the answers to other tests."""
     monkeypatch.setattr(operations, "_PATIENCE", 0.1)
-    monkeypatch.setattr(topology, "_PACE", (0.0, 0.05))
-    topology.topology.cache_clear()
+    monkeypatch.setattr(servers, "_PACE", (0.0, 0.05))
+    servers.topology.cache_clear()
 
 
 @pytest.fixture(scope="module", params=["dead", pytest.param("hung", marks=pytest.mark.extra)])
@@ -248,11 +249,11 @@ async def test_the_http_interface_lists_what_can_be_read(server: EmbeddedRedis) 
             assert (refused.status_code, refused.json()["detail"]) == (503, f"{down}; {perhaps}")
 
 
-class KilledBetween(SyncClient):
+class KilledBetween(BlockingClient):
     """Kills a node before the second call of a script is sent."""
 
-    def __init__(self, url: str, node: EmbeddedRedis, verb: str) -> None:
-        super().__init__(url)
+    def __init__(self, node: EmbeddedRedis, verb: str, *options: Any) -> None:
+        super().__init__(*options)
         self._node, self._verb, self._calls = node, verb, 0
 
     async def perform(self, step: Step) -> Any:
@@ -261,6 +262,10 @@ class KilledBetween(SyncClient):
             if self._calls == 2:
                 self._node.kill()
         return await super().perform(step)
+
+
+def killed_between(url: str, node: EmbeddedRedis, verb: str) -> SyncClient:
+    return SyncClient(url, kind=partial(KilledBetween, node, verb))
 
 
 def of_six_shards(cluster: Cluster) -> tuple[str, EmbeddedRedis]:
@@ -285,7 +290,7 @@ def test_a_change_of_a_window_names_the_shards_that_were_given_it(server: Embedd
         down = f"primary 127.0.0.1:{dead.port} does not answer"
         done = f"{name}, {name}:0 were given the change of window nights; {down}, so {name}:1 may have been"
         with (
-            closing(KilledBetween(cluster.url, dead, "reopen")) as client,
+            closing(killed_between(cluster.url, dead, "reopen")) as client,
             pytest.raises(StoreDown, match=f"{done}, and {name}:2, .* were not: repeat this when it does"),
         ):
             client.set_window(name, "nights", "22:00-06:00 UTC")
@@ -310,7 +315,7 @@ async def test_a_change_of_a_queue_names_the_shards_that_were_changed(
         done, change = changes[verb]
         down = f"primary 127.0.0.1:{dead.port} does not answer"
         rest = f"{name}:2, {name}:3, {name}:4, {name}:5, {name} were not: repeat this when it does"
-        with closing(KilledBetween(cluster.url, dead, verb)) as client, pytest.raises(StoreDown) as failed:
+        with closing(killed_between(cluster.url, dead, verb)) as client, pytest.raises(StoreDown) as failed:
             change(client)
         assert str(failed.value) == f"{name}:0 was {done}; {down}, so {name}:1 may have been, and {rest}"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from evsched.transport.project_folder import ProjectFolder, is_ended, project_folder
+from evsched.transport.embedded import ProjectFolder, is_ended, project_folder
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 

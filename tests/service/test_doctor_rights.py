@@ -7,8 +7,8 @@ import re
 from evsched.diagnostics import acl
 from evsched.diagnostics.acl import ROLES
 from evsched.diagnostics.audit import Audit
+from evsched.transport.call import folder
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.scripts import folder
 from evsched.transport.senders import BatchingSender
 from tests.service.test_rights import USERS, url, words_of
 from tests.support.examine import client, examine, problems

@@ -15,7 +15,7 @@ import pytest
 from evsched.store.client_calls import New
 from evsched.store.queue import Announced
 from evsched.store.store import Store
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli, Log
 from tests.support.patience import PATIENCE
 

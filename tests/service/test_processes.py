@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.store.store import Store
 from tests.support.cli import Cli, Log, terminate
 from tests.support.patience import PATIENCE

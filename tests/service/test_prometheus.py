@@ -21,9 +21,8 @@ from psycopg import AsyncConnection
 
 from evsched import App
 from evsched.transport.call import Call, raw
-from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.server_binary import Kind, find_server
-from evsched.transport.sync_sender import SyncSender
+from evsched.transport.embedded import EmbeddedRedis, Kind, find_server
+from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli, Log, terminate
 from tests.support.prometheus import PROGRAM, Prometheus
 from tests.support.web import get

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import evsched
-from evsched.transport import scripts
+from evsched.transport.call import folder
 from tests.support.cli import Cli, Log, terminate
 from tests.support.patience import PATIENCE
 
@@ -42,7 +42,7 @@ def release(tmp_path: Path) -> Path:
     """A copy of the package as it is installed, with its Lua files inside."""
     package = tmp_path / "release" / "evsched"
     shutil.copytree(Path(evsched.__file__).parent, package, ignore=shutil.ignore_patterns("lua"))
-    shutil.copytree(scripts.folder(), package / "lua")
+    shutil.copytree(folder(), package / "lua")
     return package
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from evsched import App, keys
+from evsched.client.client import SyncClient
 from evsched.client.sweep import Filter
-from evsched.client.sync_client import SyncClient
 from evsched.shards import Shards
 from evsched.store.client_calls import New
 from evsched.store.store import Store

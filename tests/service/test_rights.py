@@ -13,7 +13,7 @@ import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
 from evsched import App, JobDead, StoreRefused, current_job, events, keys
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.config import Config
 from evsched.store.store import Store
 from evsched.top.collector import Top

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from evsched import events
+from evsched.client.client import SyncClient
 from evsched.client.reshard import Reshard
-from evsched.client.sync_client import SyncClient
 from evsched.client.unfinished_moves import finish
 from evsched.config import Config
 from evsched.dispatcher.mover import Mover
@@ -139,7 +139,7 @@ def test_source_that_loses_its_last_writes_has_no_job_that_has_arrived(cluster: 
     client.send(redis_server.set_shards(SOURCE, 1))
     replica, work = replica_of(cluster, SOURCE), Reshard(Store, SOURCE, 1, 1)
     killed = False
-    perform = client.perform
+    perform = client.client.perform
 
     async def kill_behind_the_departure(step: Any) -> Any:
         nonlocal killed
@@ -149,11 +149,11 @@ def test_source_that_loses_its_last_writes_has_no_job_that_has_arrived(cluster: 
             killed = True
         return value
 
-    client.perform = kill_behind_the_departure
+    client.client.perform = kill_behind_the_departure
     while client.run(work.step()):
         pass
     assert killed
-    client.perform = perform
+    client.client.perform = perform
     assert work.moved == JOBS
     fail_over(cluster, SOURCE, replica)
     # `vacate` is lost, so the batch is on its way again. It has arrived, and the program that finishes it learns that.

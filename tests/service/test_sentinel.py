@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from evsched import App, StoreDown, StoreRefused, events, keys
+from evsched.client.client import SyncClient
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.errors import ConfigError
-from evsched.transport import routes
+from evsched.transport import connection
 from evsched.transport.call import Call, raw
+from evsched.transport.connection import primary
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.routes import primary
 from evsched.transport.senders import BatchingSender, BlockingSender, DirectSender
 from tests.support.certificates import make_certificates
 from tests.support.cli import Cli
@@ -215,7 +215,7 @@ def fail_over_behind_a_pause(sentinels: Sentinels, old: EmbeddedRedis) -> Embedd
 async def test_open_connections_are_checked_unless_the_process_listens(
     sentinels: Sentinels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "_CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(connection, "_CHECK_INTERVAL", 0.0)
     sender = BatchingSender(sentinels.url)
     assert await sender.send(PING) == b"PONG"
     assert primary(sentinels.url).is_due()
@@ -238,7 +238,7 @@ async def test_a_sentinel_that_names_no_primary_is_passed_over(sentinels: Sentin
         replica.kill()
     url = sentinels.url.replace("//", f"//127.0.0.1:{stale},")
     assert (await _role(BatchingSender(url)))[0] == b"master"
-    routes.primary.cache_clear()
+    connection.primary.cache_clear()
     with closing(SyncClient(url)) as client:
         assert client.now()
     assert _asked_first(url) != stale

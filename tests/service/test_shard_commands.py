@@ -12,8 +12,8 @@ import pytest
 
 from evsched import App, current_job, keys
 from evsched.cli import bulk, follow
+from evsched.client.client import SyncClient
 from evsched.client.sweep import Filter
-from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.diagnostics import standstill
 from evsched.jobs.job import Buried, Deferred

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 
-from evsched.client.sync_client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.shards import Shards
 from evsched.store import server as redis_server
 from evsched.store.client_calls import New

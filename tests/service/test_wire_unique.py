@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from evsched import App, JobExists, Unique
-from evsched.client.unique import id_of_arguments
+from evsched.client.option_values import id_of_arguments
 from evsched.config import Config
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

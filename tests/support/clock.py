@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.server_binary import Kind, find_server
+from evsched.transport.embedded import EmbeddedRedis, Kind, find_server
 from tests.support.patience import PATIENCE
 
 SOURCE = Path(__file__).with_name("clock.c")

@@ -14,8 +14,7 @@ from redis.crc import key_slot
 
 from evsched import keys
 from evsched.errors import ConfigError
-from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.server_binary import Server, find_server
+from evsched.transport.embedded import EmbeddedRedis, ServerBinary, find_server
 from tests.support.certificates import make_certificates
 from tests.support.patience import PATIENCE
 from tests.support.topology import Servers, free_port, tls_settings
@@ -35,7 +34,7 @@ class Cluster(Servers):
 
     def __init__(
         self,
-        server: Server | None = None,
+        server: ServerBinary | None = None,
         *,
         primaries: int = 3,
         replicas: int = 0,
@@ -57,7 +56,7 @@ class Cluster(Servers):
         return self.url_of("")
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerBinary:
         """The program of the nodes."""
         return self._server
 
@@ -212,7 +211,7 @@ PLACES: Final = ("one server", pytest.param("cluster", marks=pytest.mark.extra))
 
 
 @contextmanager
-def started(place: str, server: Server) -> Generator[str]:
+def started(place: str, server: ServerBinary) -> Generator[str]:
     """Start one of PLACES, and yield its URL."""
     with Cluster(server) if place == "cluster" else EmbeddedRedis(server, port=0) as found:
         yield found.url

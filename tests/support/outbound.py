@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable
 from ipaddress import ip_network
 
-from evsched.client.target_request import HttpMethod, read_request
+from evsched.client.target_tasks import HttpMethod, read_request
 from evsched.targets.answer import Answer
 from evsched.targets.intake import Transfer
 from evsched.targets.session import Session

@@ -11,9 +11,8 @@ from typing import Any, Final, cast
 
 import redis
 
-from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis, ServerBinary, find_server
 from evsched.transport.links import new_sync_link
-from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
 from tests.support.topology import Servers, free_port, pause, tls_settings
 
@@ -35,7 +34,7 @@ class Sentinels(Servers):
 
     def __init__(
         self,
-        server: Server | None = None,
+        server: ServerBinary | None = None,
         *,
         sentinels: int = 3,
         replicas: int = 2,

@@ -16,7 +16,7 @@ from evsched.events import Events, Subscribed, WorkerStarted
 from evsched.execution.precautions import AppSource
 from evsched.runtime.loops import Runtime
 from evsched.transport.senders import BatchingSender
-from evsched.transport.topology import topology
+from evsched.transport.servers import topology
 from evsched.worker.worker import Worker
 from tests.support.recorder import Recorder
 

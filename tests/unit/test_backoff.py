@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evsched.services.children import restart_delay
-from evsched.transport.backoff import reconnect_delay
+from evsched.transport.redis_errors import reconnect_delay
 
 
 def test_no_failure_is_answered_by_a_hot_loop() -> None:

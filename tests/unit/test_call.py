@@ -11,9 +11,8 @@ from evsched.errors import ConfigError, StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.client_calls import New
 from evsched.store.store import Store
-from evsched.transport.call import Call, Script, text, texts
+from evsched.transport.call import Call, Script, folder, script, text, texts
 from evsched.transport.redis_errors import link_error, translate
-from evsched.transport.scripts import folder, script
 
 RUN = FetchedJob("a", 2, 1.0, b"{}")
 

@@ -11,7 +11,7 @@ from evsched.diagnostics.server_checks import Server
 from evsched.shards import shard
 from evsched.store.server import SlotRange
 from evsched.transport.address import Host
-from evsched.transport.topology import Owners, slot_of
+from evsched.transport.servers import Owners, slot_of
 
 A, B, C = (("127.0.0.1", port) for port in (7000, 7001, 7002))
 

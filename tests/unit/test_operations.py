@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evsched.client import operations
-from evsched.client.operations import MANY, Operation, Pause, Send, Step, Wait
-from evsched.client.unique import Unique
+from evsched.client.operations import MANY, Operation, Send, Sleep, Step, Wait
+from evsched.client.option_values import Unique
 from evsched.errors import JobDead, JobExists, JobMissing, StoreDown
 from evsched.store.client_calls import New
 from evsched.store.store import Store
@@ -26,7 +26,7 @@ def run(operation: Operation[Any], replies: Iterable[Any]) -> tuple[Any, list[St
         step = next(operation)
         while True:
             steps.append(step)
-            reply = None if isinstance(step, Pause) else next(left)
+            reply = None if isinstance(step, Sleep) else next(left)
             step = operation.throw(reply) if isinstance(reply, Exception) else operation.send(reply)
     except StopIteration as end:
         assert list(left) == []
@@ -34,15 +34,15 @@ def run(operation: Operation[Any], replies: Iterable[Any]) -> tuple[Any, list[St
 
 
 def kinds(steps: list[Step]) -> list[str]:
-    """Name each step: the verb or command, or what it is, such as `pause`."""
+    """Name each step: the verb or command, or what it is, such as `sleep`."""
     return [step.call.name if isinstance(step, Send | Wait) else type(step).__name__.lower() for step in steps]
 
 
 def test_a_call_is_sent_again_while_redis_is_down() -> None:
     value, steps = run(operations.send(STORE.look("a")), [StoreDown(), StoreDown(), "there"])
     assert value == "there"
-    assert kinds(steps) == ["look", "pause", "look", "pause", "look"]
-    assert all(0 < step.seconds <= 1 for step in steps if isinstance(step, Pause))
+    assert kinds(steps) == ["look", "sleep", "look", "sleep", "look"]
+    assert all(0 < step.seconds <= 1 for step in steps if isinstance(step, Sleep))
 
 
 def test_a_call_is_not_sent_again_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_no_wait_is_longer_than_its_cap_and_then_the_job_is_asked_for_again() ->
 def test_a_wait_whose_connection_is_lost_asks_again_since_the_reply_may_have_come() -> None:
     value, steps = run(operations.result(STORE, "a", 5), [RUNNING, StoreDown(), ("done", b"1", "")])
     assert value == 1
-    assert kinds(steps) == ["ask", "BLMOVE", "pause", "ask"]
+    assert kinds(steps) == ["ask", "BLMOVE", "sleep", "ask"]
 
 
 def test_a_job_without_retention_leaves_its_reply() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched.app import App
-from evsched.client.recurrences import declare
+from evsched.client.recurrence_operations import declare
 from evsched.errors import ConfigError
 from evsched.recurrence.cron import parse_rule
 from evsched.recurrence.recurrence import Declared, Plan, Recurrence, occurrence_id, read_declared, read_recurrence

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from evsched.errors import StoreDown
-from evsched.transport.single_flight import SingleFlight
+from evsched.transport.links import SingleFlight
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio

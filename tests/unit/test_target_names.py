@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from evsched import GiveUp, RetryLater
-from evsched.client.target_request import read_request
+from evsched.client.target_tasks import read_request
 from evsched.targets.intake import Transfer
 from evsched.targets.session import Session
 from tests.support.endpoint import Endpoint, Reply, always

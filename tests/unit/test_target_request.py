@@ -11,14 +11,14 @@ import pytest
 from msgspec import UNSET
 
 from evsched import CurrentJob, GiveUp
-from evsched.client.target_request import Request, read_request
+from evsched.client.target_tasks import TargetRequest, read_request
 from evsched.targets.http import redirected
 from evsched.targets.signature import read_secrets, signature
 
 URL = "https://shop.example/a/b?c"
 
 
-def read(method: Any = "POST", body: str | None = None, json: Any = UNSET, **headers: str) -> Request:
+def read(method: Any = "POST", body: str | None = None, json: Any = UNSET, **headers: str) -> TargetRequest:
     return read_request(URL, method, {name.replace("_", "-"): value for name, value in headers.items()}, body, json)
 
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from evsched import RetryLater
-from evsched.client.target_request import HttpMethod
+from evsched.client.target_tasks import HttpMethod
 from evsched.targets import connector
 from tests.support.endpoint import Endpoint, Received, Reply
 from tests.support.outbound import Tls, ask, new_session, send

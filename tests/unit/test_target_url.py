@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evsched import GiveUp
-from evsched.client.target_url import Target, read_url
+from evsched.client.target_tasks import Target, read_url
 from evsched.config import Config
 from evsched.targets.allowed import read_allowed
 
@@ -63,8 +63,8 @@ def test_a_url_is_read(text: str, target: Target, origin: str | None) -> None:
         ("http://1.2.3.4.5/", "an IPv4 address in an unusual form"),
         ("http://a.0x7f/", "an IPv4 address in an unusual form"),
         ("http://256.0.0.1/", "an IPv4 address in an unusual form"),
-        ("http://[127.0.0.1]/", "brackets around what is no IPv6 address"),
-        ("http://[fe80::1%25eth0]/", "brackets around what is no IPv6 address"),
+        ("http://[127.0.0.1]/", "brackets around something that is not an IPv6 address"),
+        ("http://[fe80::1%25eth0]/", "brackets around something that is not an IPv6 address"),
         ("http://[::1/", "a host or a port that is not valid"),
     ],
 )

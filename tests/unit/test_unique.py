@@ -15,7 +15,7 @@ import pytest
 from msgspec import Struct
 
 from evsched import App, BadArguments, ConfigError, Unique
-from evsched.client.unique import id_of_arguments, unique_id
+from evsched.client.option_values import id_of_arguments, unique_id
 from evsched.jobs.tasks import Task
 
 
