@@ -63,8 +63,8 @@ from evsched.shards import Shards
 from evsched.store.dispatcher_calls import Agenda
 from evsched.store.server import flush
 from evsched.store.store import Store
-from evsched.targets.answer import Answer, judge
 from evsched.targets.forward import RETRY
+from evsched.targets.intake import Answer, judge
 from evsched.testing_ledger import WrittenRows
 from evsched.transport.embedded import EmbeddedRedis
 

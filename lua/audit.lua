@@ -6,7 +6,7 @@
 --        from      where the ids were met, `processing:<worker>` or `backlog:<group>`, '' = anywhere else
 --        strays    workers that have a list and no lease, separated by spaces
 -- ROWS   id        at most 250
--- REPLY  for each violation: id; code, see diagnostics/audit_rules.py; where, or a detail
+-- REPLY  for each violation: id; code, see diagnostics/audit.py; where, or a detail
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, rows, violations_of

@@ -5,7 +5,7 @@
 -- ARGV   most      entries that are counted at most
 --        strays    workers that have a list and no lease, separated by spaces
 -- ROWS   group     with a backlog of its own, under 1000
--- REPLY  for each violation: id or group, '' = the queue; code, see diagnostics/audit_rules.py; where, or a detail
+-- REPLY  for each violation: id or group, '' = the queue; code, see diagnostics/audit.py; where, or a detail
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   miscounts, rows, group_violation, throttled

@@ -5,7 +5,7 @@
     app.mount("/scheduler", create())
 
 It reads the settings of `evsched api` from the environment, unless it is given a `Config`. Everything goes through
-client/; this folder has no logic of jobs. Start with `operations.py`, which lists what can be asked; `application.py`
+client/; this folder has no logic of jobs. Start with `endpoints.py`, the table of requests; `application.py`
 puts it together. It may import client/ and what is below, and telemetry/.
 """
 

@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens of two kinds, and how many requests each caller may make."""
+"""Who may do what: bearer tokens of two kinds, and how many requests each caller may make (a token bucket)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,28 @@ from pathlib import Path
 from typing import Final, Literal
 
 from evsched.api.problem import Problem
-from evsched.api.rate import Bucket
 from evsched.config import Config, variable
 from evsched.errors import ConfigError
+
+
+class Bucket:
+    """Lets `rate` requests a second through, and after a pause as many at once."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._most = max(1.0, rate)
+        self._left = self._most
+        self._at = 0.0
+
+    def take(self, now: float) -> float:
+        """Let one request through and return 0, or return the seconds until the next may come. `now`: monotonic."""
+        self._left = min(self._most, self._left + max(0.0, now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            return (1 - self._left) / self._rate
+        self._left -= 1
+        return 0.0
+
 
 Scope = Literal["read", "write"]
 """What an operation needs, and a token allows: "write" includes "read"."""

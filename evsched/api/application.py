@@ -1,7 +1,12 @@
-"""The ASGI application: routes to the operations, each behind the same checks."""
+"""The ASGI application: routes to the operations, each behind the same checks.
+
+It also has the health pages for supervisors, and answers the requests that are cancelled when the server stops.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -20,21 +25,90 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope
+from starlette.types import Send as SendMessage
 
 from evsched import environment
-from evsched.api import idempotency, openapi, request_body, unread_body
+from evsched.api import endpoints, idempotency, request_body
 from evsched.api.access import Access
-from evsched.api.asked import Asked, Waiters
-from evsched.api.health import HealthPages
-from evsched.api.known_shards import KnownShards
-from evsched.api.operations import OPERATIONS, Operation
+from evsched.api.api_request import Asked, KnownShards, Waiters
+from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.api.problem import Problem, invalid, of_error
-from evsched.api.replies import Reply
+from evsched.api.replies import Health, Reply
+from evsched.api.request_body import UnreadBody
 from evsched.api.requests import NAME_IN_PATH, NAME_RULE
-from evsched.api.unread_body import UnreadBody
 from evsched.client.client import Client
+from evsched.client.operations import Send
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.errors import EvschedError, JobMissing
+from evsched.telemetry.process_telemetry import why_redis_does_not_serve
+
+
+class Stopping:
+    """Wraps an application that runs in a server of its own: who else cancels its requests has reasons of their own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: SendMessage) -> None:
+        answered = False
+
+        async def sending(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            # Nobody awaits the task, so the cancellation ends here: uvicorn would log it as a bug and answer with 500.
+            if not answered:
+                detail = "the server stops; a write may have been done all the same: look before you repeat it"
+                headers = {"Retry-After": "1", "Connection": "close"}
+                problem = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", detail, headers)
+                await problem.response()(scope, receive, send)
+
+
+_AWAY: Final = "Redis does not serve: the log of the server says why"
+"""The reason itself has the address of Redis, which is nobody's business who has no token."""
+
+_logger: Final = logging.getLogger("evsched")
+
+_KEPT: Final = 1.0
+"""Seconds for which an answer is given again: these pages need no token, and must not load Redis."""
+
+
+class HealthPages:
+    """Answers /healthz and /readyz."""
+
+    def __init__(self, client: Client, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+        self._reason: str | None = None
+        self._checked = -_KEPT
+        self._checking = asyncio.Lock()
+
+    async def alive(self) -> Reply:
+        """Say that the event loop runs."""
+        return Reply(HTTPStatus.OK, Health(True))
+
+    async def ready(self) -> Reply:
+        """Say whether Redis serves."""
+        async with self._checking:
+            if time.monotonic() - self._checked >= _KEPT:
+                before = self._reason
+                self._reason = await why_redis_does_not_serve(
+                    lambda call: self._client.perform(Send(call)), self._queue
+                )
+                self._checked = time.monotonic()
+                if self._reason is not None and before is None:
+                    _logger.error("not ready: %s", self._reason)
+        if self._reason is None:
+            return Reply(HTTPStatus.OK, Health(True))
+        return Reply(HTTPStatus.SERVICE_UNAVAILABLE, Health(False, _AWAY))
+
 
 _NAMED: Final = {
     "queue": "the name of a queue",
@@ -65,7 +139,7 @@ class _Server:
             _refuse_other_origins(request)
         authorization = request.headers.get("authorization")
         if self.access.knows(authorization):
-            unread_body.trust(request.scope)
+            request_body.trust(request.scope)
         caller = self.access.admit(authorization, operation.needs, time.monotonic())
         await self.shards.refresh()
         path = self._check_path(request.path_params)
@@ -124,7 +198,7 @@ class _Server:
     async def document(self, request: Request) -> Response:
         """Return the OpenAPI document."""
         self.access.admit_anyone(time.monotonic())
-        return _response(Reply(HTTPStatus.OK, openapi.document(request.scope.get("root_path", ""))))
+        return _response(Reply(HTTPStatus.OK, endpoints.document(request.scope.get("root_path", ""))))
 
 
 def create(config: Config | None = None) -> Starlette:

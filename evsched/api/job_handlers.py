@@ -1,28 +1,57 @@
-"""The handlers of requests about jobs: each turns a request into a call of the client, and its result into a reply."""
+"""The handlers of requests about jobs and recurrences.
+
+Each turns a request into a call of the client, and the result into a reply.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, get_args
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from evsched.api import idempotency
-from evsched.api.asked import EXAMINED_MOST, Asked
+from evsched.api.api_request import EXAMINED_MOST, Asked
 from evsched.api.problem import invalid
-from evsched.api.replies import Explained, Jobs, Outcome, Reply, Scheduled, ScheduledJobs, Stopping
-from evsched.api.requests import EnqueueJob, EnqueueJobs, JobsQuery, NewJob, Reschedule, ResultQuery
-from evsched.client import operations, spread
+from evsched.api.replies import (
+    Changed,
+    Explained,
+    Jobs,
+    Outcome,
+    Recurrences,
+    Reply,
+    Resumed,
+    Scheduled,
+    ScheduledJobs,
+    Stopping,
+    Triggered,
+)
+from evsched.api.requests import (
+    EnqueueJob,
+    EnqueueJobs,
+    JobsQuery,
+    ListQuery,
+    NewJob,
+    NewRecurrence,
+    Pause,
+    Reschedule,
+    ResultQuery,
+)
+from evsched.client import operations, recurrence_operations, spread
 from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.operations import Operation
-from evsched.client.option_values import Unique, id_of_arguments, id_of_key
+from evsched.client.option_values import Unique, id_of_arguments, id_of_key, unix
+from evsched.client.recurrence_operations import list_statuses, recurrence_status
 from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.client.sweeps import Sweeps
 from evsched.errors import ConfigError, JobMissing
+from evsched.recurrence.recurrence import Declared, check_declared
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import Match
 from evsched.store.queue import IdempotentRequest
@@ -205,3 +234,87 @@ async def _write_once(
         for at, (job_id, due) in zip(places, accepted.jobs, strict=True):
             scheduled[at] = Scheduled(job_id, asked.queue, due)
     return [scheduled[at] for at in range(len(jobs))]
+
+
+_OF_PAYLOAD: Final = ("priority", "group", "window", "timeout", "retry", "retention", "meta")
+"""The options of each job."""
+
+
+async def list_recurrences(asked: Asked[None, ListQuery]) -> Reply:
+    """List the recurrences of a queue, the next to recur first."""
+    limit = asked.limit(asked.query.limit)
+    found = await asked.client.run(list_statuses(asked.store, limit + 1))
+    return Reply(HTTPStatus.OK, Recurrences(found[:limit], len(found) <= limit))
+
+
+async def look_recurrence(asked: Asked[None, None]) -> Reply:
+    """Return a recurrence."""
+    return Reply(HTTPStatus.OK, await asked.client.run(recurrence_status(asked.store, asked.name)))
+
+
+async def put(asked: Asked[NewRecurrence, None]) -> Reply:
+    """Create a recurrence, or change the one of that name."""
+    declared = _declared(asked)
+    check_declared(declared)
+    change, paused = await asked.client.run(recurrence_operations.add(asked.store, declared))
+    reply = Changed(asked.name, change, paused)
+    if change == "made":
+        return Reply(HTTPStatus.CREATED, reply, {"Location": _location(asked)})
+    return Reply(HTTPStatus.OK, reply)
+
+
+async def remove(asked: Asked[None, None]) -> Reply:
+    """Delete a recurrence, with the occurrences that it has on the schedule."""
+    await asked.client.remove(asked.queue, asked.name)
+    return Reply(HTTPStatus.NO_CONTENT)
+
+
+async def pause(asked: Asked[Pause, None]) -> Reply:
+    """Pause a recurrence, until a moment or until it is resumed."""
+    until = _moment("until", asked.body.until)
+    await asked.client.run(recurrence_operations.pause(asked.store, asked.name, until, asked.body.why))
+    return Reply(HTTPStatus.NO_CONTENT)
+
+
+async def resume(asked: Asked[None, None]) -> Reply:
+    """Resume a recurrence from now on."""
+    return Reply(HTTPStatus.OK, Resumed(asked.name, await asked.client.send(asked.store.hold(asked.name, False))))
+
+
+async def trigger(asked: Asked[None, None]) -> Reply:
+    """Run a recurrence once now, or when the runs have ended that it must not overlap with."""
+    request = idempotency.read(asked.headers, asked.caller, f"recurrences/{asked.name}/trigger", None)
+    if request is None:
+        job_id, begun = await asked.client.run(recurrence_operations.trigger(asked.store, asked.name))
+    else:
+        first, job_id, begun = await asked.client.run(
+            recurrence_operations.trigger_once(asked.store, asked.name, request)
+        )
+        idempotency.check(request, first)
+    return Reply(HTTPStatus.ACCEPTED, Triggered(job_id, begun))
+
+
+def _declared(asked: Asked[NewRecurrence, None]) -> Declared:
+    given = asked.body
+    of_payload: dict[str, Any] = {name: getattr(given, name) for name in _OF_PAYLOAD}
+    options = JobOptions(**of_payload)
+    check_job_options(options)
+    fields = {name: value for name, value in msgspec.structs.asdict(given).items() if name in _AS_GIVEN}
+    return Declared(
+        name=asked.name,
+        payload=new_job(given.task, given.args, given.kwargs, options, asked.config.payload_cap).payload,
+        start=_moment("start", given.start),
+        end=_moment("end", given.end),
+        **fields,
+    )
+
+
+_AS_GIVEN: Final = {*Declared.__struct_fields__} - {"name", "payload", "start", "end"}
+
+
+def _moment(name: str, given: datetime | float | None) -> float | None:
+    return None if given is None else unix(name, given)
+
+
+def _location(asked: Asked[Any, Any]) -> str:
+    return f"{asked.base}/v1/queues/{asked.queue}/recurrences/{asked.name}"

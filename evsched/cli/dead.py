@@ -21,7 +21,7 @@ from evsched.errors import StoreRefused
 from evsched.store.store import Store
 
 if TYPE_CHECKING:
-    from evsched.ledger.lost import Change  # needs psycopg
+    from evsched.ledger.row_audit import Change  # needs psycopg
 
 app = App(
     name="dead",

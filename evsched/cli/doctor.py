@@ -16,10 +16,10 @@ from evsched.cli.options import Json, Queues, Url, check_queues, settings, whole
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.usage import UsageError
 from evsched.config import Config
-from evsched.diagnostics.acl import Role
-from evsched.diagnostics.examination import Examined, examine
+from evsched.diagnostics.doctor import Examined, examine
 from evsched.diagnostics.finding import Finding
-from evsched.telemetry.printable import escape
+from evsched.diagnostics.server_checks import Role
+from evsched.display import escape
 from evsched.transport.senders import BatchingSender
 
 _ALIKE: Final = 10

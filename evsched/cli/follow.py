@@ -18,10 +18,10 @@ from evsched.cli.unknown_queues import client_of_job
 from evsched.client.client import Client, SyncClient
 from evsched.client.explain import Explanation, missing, no_explanation, opening
 from evsched.client.explain_job import explain_any, window_of
+from evsched.display import escape
 from evsched.errors import JobDead, JobMissing
 from evsched.jobs.current_job import Progress
 from evsched.jobs.record import JobStatus
-from evsched.telemetry.printable import escape
 from evsched.transport.subscription import Subscription
 
 _SLICES = 20

@@ -51,9 +51,9 @@ def migrate(*, ledger_url: LedgerUrl = None) -> None:
     """
     url = settings(ledger_url=ledger_url).ledger_url
     with _psycopg():
-        from evsched.ledger import migration
+        from evsched.ledger import database
 
-        asyncio.run(migration.migrate(url))
+        asyncio.run(database.migrate(url))
     print("the tables evsched_job and evsched_recurrence are up to date")
 
 
@@ -65,7 +65,7 @@ def status(*, json: Json = False, ledger_url: LedgerUrl = None, url: Url = None)
     """
     found = settings(url, ledger_url=ledger_url)
     with _psycopg():
-        from evsched.ledger.status import read_status
+        from evsched.ledger.row_audit import read_status
 
         now = asyncio.run(read_status(found.ledger_url, found.url))
     if json:

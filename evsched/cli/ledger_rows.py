@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from evsched.cli import output
 from evsched.cli.options import settings
 from evsched.client.explain import Explanation
-from evsched.durations import format_duration
+from evsched.display import format_duration
 from evsched.errors import CannotStart, JobMissing
 
 if TYPE_CHECKING:
-    from evsched.ledger.lost import LostRow  # needs psycopg
+    from evsched.ledger.row_audit import LostRow  # needs psycopg
 
 T = TypeVar("T")
 
@@ -24,15 +24,15 @@ _MOMENTS = ("due", "created", "scheduled", "finished")
 def ask(url: str | None, question: Callable[[ModuleType, str, str], Coroutine[Any, Any, T]], default: T) -> T:
     """Return what the ledger says of jobs that Redis lacks; `default` without a ledger, or if it does not answer.
 
-    `question` is called with the module `ledger.lost`, the URL of the database and that of Redis.
+    `question` is called with the module `ledger.row_audit`, the URL of the database and that of Redis.
     """
     config = settings(url)
     if config.ledger_url is None:
         return default
     try:
-        from evsched.ledger import lost
+        from evsched.ledger import row_audit
 
-        return asyncio.run(question(lost, config.ledger_url, config.url))
+        return asyncio.run(question(row_audit, config.ledger_url, config.url))
     except ImportError:
         reason = "it needs psycopg: pip install '.[ledger]' in a checkout of evsched"
     except CannotStart as error:
@@ -43,7 +43,7 @@ def ask(url: str | None, question: Callable[[ModuleType, str, str], Coroutine[An
 
 def find(url: str | None, queue: str | None, job: str) -> LostRow | None:
     """Return the row of a job that Redis does not have; None if there is none, or no ledger."""
-    return ask(url, lambda lost, database, redis: lost.find_lost(database, redis, queue, job), None)
+    return ask(url, lambda row_audit, database, redis: row_audit.find_lost(database, redis, queue, job), None)
 
 
 def cancel(url: str | None, queue: str | None, job: str) -> bool:
@@ -53,7 +53,7 @@ def cancel(url: str | None, queue: str | None, job: str) -> bool:
         JobMissing: it is not open, or is cancelled already.
     """
     row: LostRow | None = ask(
-        url, lambda lost, database, redis: lost.find_lost(database, redis, queue, job, cancel=True), None
+        url, lambda row_audit, database, redis: row_audit.find_lost(database, redis, queue, job, cancel=True), None
     )
     if row is None:
         return False

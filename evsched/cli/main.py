@@ -46,7 +46,7 @@ def main() -> None:
         # Python flushes what is left once more at its end, and would report that with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if message:
-        from evsched.telemetry.printable import escape
+        from evsched.display import escape
 
         print(f"evsched: {escape(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)

@@ -20,11 +20,11 @@ from evsched.client.client import SyncClient
 from evsched.client.operations import Operation, once
 from evsched.client.spread import answering, queue_stats, read_all_shards, read_shards
 from evsched.config import Config
+from evsched.display import escape
 from evsched.errors import ConfigError, StoreDown
 from evsched.keys import check_queue
 from evsched.shards import Shards, unread
 from evsched.store.store import Store
-from evsched.telemetry.printable import escape
 from evsched.transport import address
 from evsched.transport.address import Host
 from evsched.transport.servers import nodes_down, reason, topology

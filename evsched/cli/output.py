@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from evsched.telemetry.printable import escape, json_text
+from evsched.display import escape, json_text
 
 _NAMED: Final = 5
 """Workers, queues or shards that a message names."""

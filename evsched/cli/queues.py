@@ -16,7 +16,7 @@ from evsched.cli.unknown_queues import note_unknown
 from evsched.client import new_shards, spread
 from evsched.client.client import SyncClient
 from evsched.client.operations import Operation, find_queues_once
-from evsched.durations import format_duration
+from evsched.display import format_duration
 from evsched.errors import StoreDown, StoreRefused
 from evsched.runtime.new_id import release_of
 from evsched.store.gate_limits import Limits, merged

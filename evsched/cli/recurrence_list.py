@@ -8,7 +8,7 @@ from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.client.recurrence_operations import RecurrenceStatus, list_statuses
 from evsched.config import DEFAULT_QUEUE
-from evsched.durations import format_duration
+from evsched.display import format_duration
 from evsched.store.store import Store
 
 _COLUMNS = (

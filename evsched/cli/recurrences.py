@@ -33,9 +33,9 @@ from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.recurrence_operations import find_standing, kept, read_stored
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
+from evsched.recurrence.cron import find_zone
 from evsched.recurrence.look_ahead import Standing, runs_ahead
 from evsched.recurrence.recurrence import Declared, Misfire, Overlap, Recurrence, read_recurrence
-from evsched.recurrence.zones import find_zone
 from evsched.store.store import Store
 
 app = App(

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from evsched.cli.output import moment
 from evsched.cli.table import Column, fit
-from evsched.durations import format_duration
-from evsched.telemetry.printable import escape
+from evsched.display import escape, format_duration
 from evsched.top.snapshot import Page, QueueRow, Sample, WorkerRow
 from evsched.transport.servers import nodes_down
 

@@ -75,7 +75,7 @@ def _list(times: list[float], zone: str | None, json: bool) -> None:
     if json:
         output.as_json(times)
         return
-    from evsched.recurrence.zones import find_zone
+    from evsched.recurrence.cron import find_zone
 
     local = None if zone is None else find_zone(zone)
     for planned in times:

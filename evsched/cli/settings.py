@@ -13,7 +13,7 @@ from evsched.cli import output
 from evsched.cli.options import Json, Url, client, settings, whole
 from evsched.cli.usage import UsageError
 from evsched.config import LISTS, RANGES, SETTINGS, Config, out_of_range, variable
-from evsched.durations import format_duration
+from evsched.display import format_duration
 from evsched.errors import EvschedError
 from evsched.lease import DEFAULT, Lease
 from evsched.store import server

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from rich.cells import cell_len
 
 from evsched.cli import output, terminal
-from evsched.telemetry.printable import escape
+from evsched.display import escape
 
 _CELL_MOST: Final = 2000
 """Characters of a cell that a terminal shows: as many as the reason of a dead job has."""

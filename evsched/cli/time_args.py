@@ -7,7 +7,7 @@ import re
 from datetime import datetime, time, timedelta
 
 from evsched.cli.usage import UsageError
-from evsched.recurrence.zones import find_zone
+from evsched.recurrence.cron import find_zone
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 

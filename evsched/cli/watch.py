@@ -14,10 +14,10 @@ from evsched.cli.output import moment
 from evsched.cli.time_args import parse_length
 from evsched.cli.usage import UsageError
 from evsched.config import Config
-from evsched.diagnostics.acl import Role
 from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.server_checks import Role
+from evsched.display import escape, json_text
 from evsched.telemetry import log
-from evsched.telemetry.printable import escape, json_text
 
 _ALIKE: Final = 10
 """Changes of one check that are printed at a time; --json has all."""

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from evsched import keys
-from evsched.durations import format_duration
+from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs import groups
 from evsched.jobs.job import Requeued

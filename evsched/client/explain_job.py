@@ -13,7 +13,7 @@ from evsched.client.explain import Explanation, explain, is_waiting, missing, na
 from evsched.client.operations import AskWorkers, Operation, send
 from evsched.client.recurrence_operations import find_standing, no_record, read_record
 from evsched.client.spread import Parts
-from evsched.durations import format_duration
+from evsched.display import format_duration
 from evsched.errors import ConfigError, JobMissing, StoreRefused
 from evsched.jobs.record import JobStatus, number, whole
 from evsched.recurrence.look_ahead import Standing, next_time

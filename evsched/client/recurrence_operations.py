@@ -29,21 +29,29 @@ from evsched.jobs.record import number, whole
 from evsched.jobs.retry import task_of
 from evsched.jobs.tasks import Task
 from evsched.recurrence.calendars import just_before, names_of
-from evsched.recurrence.check_declared import CHECKS, check_declared
-from evsched.recurrence.intervals import check_by_policies, check_interval
-from evsched.recurrence.look_ahead import Standing, counted_from, next_time, put_ahead, read_standing
+from evsched.recurrence.look_ahead import (
+    Standing,
+    check_by_policies,
+    check_interval,
+    counted_from,
+    next_time,
+    put_ahead,
+    read_standing,
+)
 from evsched.recurrence.recurrence import (
+    CHECKS,
     Declared,
     Misfire,
     Overlap,
     Recurrence,
+    check_declared,
+    describe_revision,
     planned_text,
     read_declared,
     read_payload,
     read_recurrence,
     window_names,
 )
-from evsched.recurrence.revision import describe_revision
 from evsched.recurrence.windows import read_window
 from evsched.store.queue import IdempotentRequest
 from evsched.store.recurrence_calls import Backfilled

@@ -335,7 +335,7 @@ class TargetJob(Struct, Generic[R], frozen=True):
 
 
 class HttpJob(TargetJob[HttpResponse | None], frozen=True):
-    """The arguments of the task `evsched.http` (targets/http.py)."""
+    """The arguments of the task `evsched.http` (targets/http_task.py)."""
 
     url: str
     method: HttpMethod = "POST"

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from evsched.diagnostics.finding import Finding, Level
-from evsched.durations import format_duration
+from evsched.display import format_duration
 from evsched.errors import StoreError, StoreRefused
 from evsched.shards import NONE, Shards
 from evsched.store import server

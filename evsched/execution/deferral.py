@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from evsched.durations import format_duration
+from evsched.display import format_duration
 from evsched.errors import ConfigError, StoreError, StoreRefused, UnknownTask
 from evsched.events import Emit, HandlerNotFound, TaskUnknown
 from evsched.execution.run import Run

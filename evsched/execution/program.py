@@ -12,8 +12,7 @@ from msgspec import Struct, structs
 from evsched.jobs import groups
 from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.tasks import Tasks
-from evsched.recurrence.recurrence import Declared
-from evsched.recurrence.revision import content_of
+from evsched.recurrence.recurrence import Declared, content_of
 from evsched.shards import NONE, Shards, Share
 from evsched.store.gate_limits import field
 

@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from evsched.durations import format_duration
+from evsched.display import format_duration
 from evsched.errors import EvschedError
 
 _LONGEST: Final = 1e10

@@ -1,20 +1,26 @@
-"""Puts the jobs of rows on the schedule, and finds the rows that Redis does not take, so that they stop no others.
+"""Puts the jobs of rows on the schedule, and finds the rows that Redis refuses, so that they stop no others.
 
 A call is for many rows, and one of them can make it fail: Redis resets the connection when an argument is too long, and
-a key of the wrong type at the place of one job's record fails the whole script. So after a failure, the same call is
+a key of the wrong type in the place of one job's record fails the whole script. So after a failure, the same call is
 made without rows. If that fails too, Redis or the queue is the cause. If it succeeds, some of the rows are: the call is
 halved until single rows are left.
+
+A refused row is set aside: it stays in the table, counts as waiting, and is tried again later, alone and after all
+other rows. Each failure doubles its delay. The list is not shared: another relay finds such rows by itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
+from evsched import events
 from evsched.errors import StoreError
+from evsched.events import Emit
 from evsched.store.relay_calls import RowJob
 from evsched.store.server import settings
 from evsched.store.store import Store
@@ -122,3 +128,52 @@ def _calls(jobs: Sequence[RowJob]) -> Iterator[list[RowJob]]:
         size += len(job.payload)
     if some:
         yield some
+
+
+_SECONDS: Final = 60.0
+"""Seconds for which a row is left out at first."""
+
+_MOST: Final = 3600.0
+"""Seconds for which a row is left out at most."""
+
+
+class Aside:
+    """Rows by their queue, and their id or name."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._since: dict[tuple[str, str], float] = {}
+        """By the monotonic clock. A row whose time is over stays here until it has been tried again."""
+        self._failures: dict[tuple[str, str], int] = {}
+
+    def add(self, queue: str, failed: Mapping[str, str]) -> None:
+        """Leave rows out from now on; report those that were not left out before. `failed`: why, by id or name."""
+        now = time.monotonic()
+        new = [name for name in failed if (queue, name) not in self._since]
+        for key in [(queue, name) for name in failed]:
+            self._since[key] = now
+            self._failures[key] = self._failures.get(key, 0) + 1
+        if new:
+            first = f"{new[0]}: {failed[new[0]]}"
+            self._emit(events.RowsSetAside(queue=queue, count=len(new), first=first))
+
+    def rows(self, without: tuple[str, str] | None = None) -> list[tuple[str, str]]:
+        """Return the rows that are left out, without the one that is tried."""
+        return [key for key in self._since if key != without]
+
+    def due(self) -> tuple[str, str] | None:
+        """Return the row to try again first; None = the time of none is over."""
+        first = min(self._since, key=self._until, default=None)
+        return first if first is not None and self._until(first) <= time.monotonic() else None
+
+    def tried(self, key: tuple[str, str]) -> None:
+        """Forget a row that was tried again, unless it has been added again."""
+        if self._until(key) <= time.monotonic():
+            del self._since[key], self._failures[key]
+
+    def try_all(self) -> None:
+        """Have all rows tried again: what stopped them may be gone with the data of Redis."""
+        self._since = dict.fromkeys(self._since, -math.inf)
+
+    def _until(self, key: tuple[str, str]) -> float:
+        return self._since[key] + min(_SECONDS * 2.0 ** min(self._failures[key] - 1, 20), _MOST)

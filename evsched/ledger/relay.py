@@ -1,14 +1,19 @@
 """The relay: schedules the rows that were committed, and after a loss of Redis all that have not ended.
 
 Any number of relays run; each takes a slice of rows that no other has locked, and commits when Redis has the jobs. A
-relay that dies before that leaves rows as they were, and the next one schedules them again, which changes nothing: see
-lua/relay.lua.
+relay that dies before that leaves the rows as they were, and the next one schedules them again, which changes nothing:
+see lua/relay.lua. A listener wakes the relay when PostgreSQL notifies it of a transaction that inserted rows.
+
+The ledger also keeps copies of the settings that operators make in Redis: calendars, named windows and limits. A relay
+compares them when the stream of ends reports a change, on each full pass, and in a new epoch before it schedules
+anything, since a job whose window is missing becomes dead. Redis has the truth: settings are copied from it, and a copy
+is deleted with its setting. Only after a loss, when the copy is of another epoch, are missing settings restored.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import psycopg
@@ -16,20 +21,118 @@ from msgspec.structs import replace
 from psycopg import AsyncConnection
 
 from evsched import events
-from evsched.errors import StoreError, StoreRefused
+from evsched.client.client import Client
+from evsched.errors import ConfigError, StoreError, StoreRefused
 from evsched.ledger import rows
-from evsched.ledger.aside import Aside
 from evsched.ledger.database import Database
-from evsched.ledger.delivery import Lengths, deliver
-from evsched.ledger.epoch import read_epoch
-from evsched.ledger.identity import make_identity, note_epoch
-from evsched.ledger.kept_settings import KeptSettings
-from evsched.ledger.presence import CONNECTED, Presence
-from evsched.ledger.recurrences import Recurrences
+from evsched.ledger.delivery import Aside, Lengths, deliver
+from evsched.ledger.epoch import CONNECTED, Presence, make_identity, note_epoch, read_epoch, read_identity
+from evsched.ledger.recurrence_rows import Recurrences
 from evsched.ledger.rows import Claimed, Refusal, Selection
+from evsched.ledger.tables import CHANNEL
 from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.store.gate_limits import as_limit
 from evsched.store.store import Store
+
+
+class Listener:
+    """Listens on a connection of its own, so that no notification waits for the relay."""
+
+    def __init__(self, runtime: Runtime, url: str, ring: Callable[[], object]) -> None:
+        self.database = Database(url, "listener", runtime.emit, f"LISTEN {CHANNEL}")
+        self._ring = ring
+
+    async def run(self) -> None:
+        """Listen for ever."""
+        try:
+            while True:
+                async with self.database:
+                    connection = await self.database.open()
+                    self._ring()  # for what was committed while nobody listened
+                    self.database.passed()
+                    async for _ in connection.notifies():
+                        self._ring()
+        finally:
+            await self.database.close()
+
+
+_READ: Final = "SELECT queue, kind, name, value, epoch FROM evsched_setting"
+
+_KEEP: Final = """
+INSERT INTO evsched_setting (queue, kind, name, value, epoch) VALUES (%s, %s, %s, %s, %s)
+ON CONFLICT (queue, kind, name) DO UPDATE SET value = excluded.value, epoch = excluded.epoch
+"""
+
+_DELETE: Final = "DELETE FROM evsched_setting WHERE queue = %s AND kind = %s AND name = %s"
+
+_Named = dict[tuple[str, str], str]
+"""By kind and name: the value, as Redis has it."""
+
+
+class KeptSettings:
+    """Keeps the settings of the queues that have rows."""
+
+    def __init__(self, runtime: Runtime, client: Client) -> None:
+        self._runtime = runtime
+        self._client = client
+
+    async def step(self, connection: AsyncConnection, epoch: str, queues: Sequence[str]) -> None:
+        """Restore what Redis has lost, and copy what it has. Several relays may do so at once.
+
+        Raises:
+            StoreDown, psycopg.Error
+        """
+        async with connection.transaction() as transaction:
+            kept = dict[str, dict[tuple[str, str], tuple[str, str]]]()
+            for queue, kind, name, value, of in await (await connection.execute(_READ)).fetchall():
+                kept.setdefault(queue, {})[kind, name] = value, of
+            for queue in sorted({*queues, *kept}):
+                try:
+                    await self._compare(connection, epoch, queue, kept.get(queue, {}))
+                except StoreRefused:
+                    pass  # a key of the wrong type, which `evsched doctor` reports
+            if await read_epoch(self._runtime, (await read_identity(connection)).text) != epoch:
+                raise psycopg.Rollback(transaction)  # what was missing may have been lost meanwhile
+
+    async def _compare(
+        self, connection: AsyncConnection, epoch: str, queue: str, kept: Mapping[tuple[str, str], tuple[str, str]]
+    ) -> None:
+        there = await self._read(queue)
+        for (kind, name), (value, of) in kept.items():
+            if (kind, name) in there:
+                continue
+            if of == epoch:
+                await connection.execute(_DELETE, [queue, kind, name])
+            elif await self._restore(queue, kind, name, value):
+                there[kind, name] = value
+        for (kind, name), value in there.items():
+            if kept.get((kind, name)) != (value, epoch):
+                await connection.execute(_KEEP, [queue, kind, name, value, epoch])
+
+    async def _read(self, queue: str) -> _Named:
+        store, send = Store(queue), self._runtime.sender.send
+        calendars, windows, limits = await send(store.all_calendars()), await send(store.windows()), store.limits()
+        found: _Named = {("calendar", name): value for name, value in calendars.items()}
+        found |= {("window", name): value for name, value in windows.items()}
+        for name, value in (await send(limits)).fields().items():
+            if value is not None:
+                found["limit", name] = as_limit(value)
+        return found
+
+    async def _restore(self, queue: str, kind: str, name: str, value: str) -> bool:
+        """Write a setting into Redis; return whether it is still valid."""
+        try:
+            if kind == "calendar":
+                await self._client.set_calendar(queue, name, value)
+            elif kind == "window":
+                await self._client.set_window(queue, name, value)
+            else:
+                await self._runtime.sender.send(Store(queue).limit({name: float(value)}))
+        except ConfigError:
+            return False  # such as a window that does not open any more
+        return True
+
 
 _LOCKED: Final = 0.5
 """Seconds until the next look while rows are locked by another relay: if it dies, nobody is notified."""

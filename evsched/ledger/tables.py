@@ -16,9 +16,9 @@ A row of `evsched_recurrence` is a recurrence. Relays write its last two columns
 and the reason why it could not be: then it waits until it is changed.
 
 `evsched_ledger` has one row, which relays use: who this database is (epoch.py), and the epoch that was found last, with
-the time when a relay found it, and the last one in which jobs were compared with their rows (withdrawals.py).
+the time when a relay found it, and the last one in which jobs were compared with their rows (ends.py).
 
-`evsched_setting` has copies of settings that Redis has, and the epoch in which each was copied (kept_settings.py).
+`evsched_setting` has copies of settings that Redis has, and the epoch in which each was copied (relay.py).
 
 Rows are found by the index `evsched_job_open`: those of one epoch, in the order in which they are restored. A row
 leaves it when its job ends. But while a transaction with an older snapshot is open, as that of a dump or a forgotten

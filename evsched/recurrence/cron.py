@@ -1,4 +1,4 @@
-"""Rules of recurrences: when a rule falls due next after a moment. Pure.
+"""Rules of recurrences, in a time zone: when a rule falls due next after a moment. Pure.
 
 A rule is cron (five fields, or six with seconds first; names, ranges, steps, `L`, `#`), an alias such as `@daily`, or
 `every` and a number of seconds, counted from 1970. Cron follows the local time of its zone. On the days of a clock
@@ -7,18 +7,40 @@ change cronsim follows the rules of Debian's cron; docs/recurrence-reference.md 
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from typing import Final
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 from msgspec import Struct
 
 from evsched.errors import ConfigError
-from evsched.recurrence.zones import find_zone
+
+_LONGEST_NAME: Final = 64
+"""Characters of a name, at most: the longest has 32. A longer text is not compared with all names."""
+
+
+@cache
+def find_zone(name: str) -> ZoneInfo:
+    """Return the zone of a name.
+
+    Raises:
+        ConfigError: there is no zone of that name; the message suggests the nearest.
+    """
+    if len(name) > _LONGEST_NAME:
+        raise ConfigError(f"zone {name[:_LONGEST_NAME]!r}... has {len(name)} characters: write it as Europe/Berlin")
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, KeyError):  # ZoneInfoNotFoundError is a KeyError
+        near = difflib.get_close_matches(name, available_timezones(), n=1, cutoff=0.4)
+        hint = f": did you mean {near[0]}?" if near else ": write it as Europe/Berlin"
+        raise ConfigError(f"zone {name!r} is not known{hint}") from None
+
 
 ALIASES: Final = {
     "@yearly": "0 0 1 1 *",
@@ -47,7 +69,7 @@ _SHORTEST: Final = 1.0
 _WIDEST: Final = 1e9
 """The longest interval, in seconds: thirty years."""
 
-_LONGEST: Final = 500
+_LONGEST_RULE: Final = 500
 """Characters of a rule, at most."""
 
 _CALENDAR_ENDS: Final = 253_402_300_800.0
@@ -127,8 +149,8 @@ def parse_rule(text: str, zone: str = "UTC") -> Rule:
     Raises:
         ConfigError: the rule is not valid; the message says which part of it.
     """
-    if len(text) > _LONGEST:
-        raise ConfigError(f"rule {text[:40]!r}... has {len(text)} characters, more than {_LONGEST}")
+    if len(text) > _LONGEST_RULE:
+        raise ConfigError(f"rule {text[:40]!r}... has {len(text)} characters, more than {_LONGEST_RULE}")
     found_zone = find_zone(zone)
     if found := _EVERY.fullmatch(text.strip()):
         every = float(found[1])

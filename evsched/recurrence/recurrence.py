@@ -1,18 +1,24 @@
-"""Recurrences: their declaration, and which of their occurrences to put on the schedule now. Pure."""
+"""Recurrences: their declaration, and which of their occurrences to put on the schedule now. Pure.
+
+`check_declared` checks the types and ranges of a declaration made in Python. A revision says which of two deploys is
+newer: an app gives it, `App(revision=...)`, or `lua/register.lua` counts it by the content of the declarations.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
-from hashlib import sha1
-from typing import Final, Literal, cast, get_args
+from hashlib import sha1, sha256
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
 
 from evsched.errors import ConfigError
+from evsched.jobs import option_checks as check
 from evsched.jobs.job import decode_payload
 from evsched.jobs.option_checks import Check, one_of
 from evsched.keys import NAME
@@ -346,3 +352,89 @@ def read_recurrence(
 
 
 _rule = lru_cache(4096)(parse_rule)
+
+
+CHECKS: Final[dict[str, Check]] = {
+    **CHOICES,
+    "zone": check.text,
+    "priority": check.priority,
+    "group": check.group,
+    "count": check.count,
+    "most": check.count,
+    "window": check.text,
+    "skip": check.text,
+    "pause_after": check.count,
+}
+"""The checks of the fields that `App.recurring` takes as they are."""
+
+
+def _payload(name: str, value: Any) -> None:
+    try:
+        if isinstance(value, bytes):
+            decode_payload(value)
+            return
+        why = ""
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        why = f" ({error})"
+    raise check.invalid(name, value, f'the JSON of a job as bytes, such as b\'{{"task":"report"}}\'{why}')
+
+
+_ALL: Final[dict[str, Check]] = {
+    **CHECKS,
+    "name": check.text,
+    "rule": check.text,
+    "payload": _payload,
+    "start": check.number,
+    "end": check.number,
+    "spread": check.length_or_zero,
+}
+
+_MAY_BE_NONE: Final = ("priority", "group", "start", "end", "count", "window", "pause_after", "after", "skip")
+
+
+def check_declared(declared: Declared) -> None:
+    """Check the fields of a recurrence. What they mean together is checked by `read_recurrence`.
+
+    Raises:
+        ConfigError: a field is not valid; the message names the recurrence and the field.
+    """
+    given = msgspec.structs.asdict(declared)
+    try:
+        check.check_options("Declared", given, _ALL, [name for name in given if name not in _MAY_BE_NONE])
+    except ConfigError as error:
+        raise ConfigError(f"recurrence {declared.name}: {error}") from None
+
+
+_COUNTED: Final = 1e11
+"""A counted revision is the Unix seconds at which its content was first seen, minus this."""
+
+_ADDED: Final = ("pause_after", "skip", "after")
+"""Fields that came with later releases. They count only if they are set, so a release that adds one, and nothing else,
+does not make all contents new ones."""
+
+
+def content_of(recurrences: Iterable[Declared], limits: Mapping[str, float] | None = None) -> str:
+    """Return a digest of recurrences, whatever their order, and of limits by their fields."""
+    digest = sha256(usedforsecurity=False)
+
+    def add(value: bytes | str) -> None:
+        written = value if isinstance(value, bytes) else value.encode()
+        digest.update(b"%d:%b" % (len(written), written))
+
+    for one in sorted(recurrences, key=lambda one: one.name):
+        for value in (one.name, *(value for field, value in one.fields().items() if value or field not in _ADDED)):
+            add(value)
+    for field, limit in sorted((limits or {}).items()):
+        add(f"limit {field}")
+        add(repr(float(limit)))
+    return digest.hexdigest()
+
+
+def describe_revision(revision: float) -> str:
+    """Return a revision as people know it: the number that the app gave, or when its content was first seen."""
+    if revision >= 0:
+        return f"{revision:.17g}"  # a fraction: counted after the number that an app gave
+    try:
+        return datetime.fromtimestamp(revision + _COUNTED, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError):  # nothing that evsched has written
+        return f"{revision:g}"

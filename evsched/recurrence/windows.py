@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from evsched.errors import ConfigError
 from evsched.recurrence.calendars import Days, last_of, merge
-from evsched.recurrence.zones import find_zone
+from evsched.recurrence.cron import find_zone
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import evsched.api
-from evsched.api.stopping import Stopping
+from evsched.api.application import Stopping
 from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import ApiStarted, Emit

@@ -18,9 +18,9 @@ import evsched
 from evsched import events, forks, shard_map
 from evsched.app import App
 from evsched.config import DEFAULT_QUEUE, Config
-from evsched.diagnostics.acl import Role
-from evsched.diagnostics.examination import examine
+from evsched.diagnostics.doctor import examine
 from evsched.diagnostics.finding import Finding, changes
+from evsched.diagnostics.server_checks import Role
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError
@@ -59,7 +59,7 @@ from evsched.services.worker_process import (
     report_line,
 )
 from evsched.telemetry import log
-from evsched.telemetry.process import Telemetry
+from evsched.telemetry.process_telemetry import Telemetry
 from evsched.transport.call import read_scripts
 from evsched.transport.connection import primary
 from evsched.transport.senders import BatchingSender
@@ -167,7 +167,7 @@ def run_ledger(config: Config) -> None:
     Raises:
         CannotStart: also if Redis is a cluster.
     """
-    from evsched.ledger.service import Service  # needs psycopg
+    from evsched.ledger.relay_service import Service  # needs psycopg
 
     if topology(config.url) is not None:
         raise CannotStart(

@@ -28,7 +28,7 @@ from evsched.events import ChildEnded, ChildNotStarted, ChildStarted, Emit
 from evsched.execution.parent_death import tied
 from evsched.runtime.loops import background, first_of
 from evsched.store.queue import Announced
-from evsched.telemetry.http import reserve
+from evsched.telemetry.http_server import reserve
 
 
 class WorkerReady(Struct, frozen=True, tag="ready"):

@@ -2,15 +2,15 @@
 
     evsched worker evsched.targets:app --http-host api.example.com --forward-destination stream:orders
 
-A due job is a request to an HTTP endpoint: start with `http.py`, which has the task. Clients and workers read its
-payload in the same way (`client/target_tasks.py`); `signature.py` signs it, `answer.py` judges what the server
-answers. `allowed.py` and `addresses.py` say where a request may go. aiohttp sends it: `connector.py` opens connections,
-to no other address; `intake.py` reads them in small pieces; `session.py` is one request and its answer.
+A due job is a request to an HTTP endpoint: start with `http_task.py`, which has the task and signs the request. Clients
+and workers read its payload in the same way (`client/target_tasks.py`). `allowed_hosts.py` says where a request may go.
+aiohttp sends it: `connector.py` opens connections, to no other address; `session.py` is one request and its answer;
+`intake.py` reads the answer in small pieces and judges it.
 
-Or it is a message: `forward.py` has the task, `destinations.py` says where messages may go, and `broker.py` publishes
-those for AMQP brokers, over `broker_transport.py`.
+Or it is a message: `forward.py` has the task and says where messages may go; `broker.py` publishes those for AMQP
+brokers.
 
-`program.py` makes the app of all this. It is an app like a user's: nothing else in evsched imports this package.
+`targets_app.py` makes the app of all this. It is an app like a user's: nothing else in evsched imports this package.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> App:
     """
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from evsched.targets.program import make_app
+    from evsched.targets.targets_app import make_app
 
     found = globals()[name] = make_app(environment.load(os.environ), os.environ)
     return found

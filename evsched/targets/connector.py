@@ -22,7 +22,7 @@ from aiohttp import ServerDisconnectedError, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from evsched.errors import ConfigError
-from evsched.targets.addresses import Network, may_connect
+from evsched.targets.allowed_hosts import Network, may_connect
 from evsched.targets.intake import Intake, current
 
 if TYPE_CHECKING:

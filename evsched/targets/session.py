@@ -32,10 +32,9 @@ from yarl import URL
 
 from evsched.client.target_tasks import TargetRequest
 from evsched.jobs.steering import GiveUp, RetryLater
-from evsched.targets.addresses import Network
-from evsched.targets.answer import BODY_MOST, Answer
+from evsched.targets.allowed_hosts import Network
 from evsched.targets.connector import Connector, Names, why
-from evsched.targets.intake import HEAD_MOST, NOT_HTTP, Transfer, current
+from evsched.targets.intake import BODY_MOST, HEAD_MOST, NOT_HTTP, Answer, Transfer, current
 
 CLOSED: Final = "closed the connection before it had answered"
 

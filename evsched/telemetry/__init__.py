@@ -1,5 +1,5 @@
 """What a process reports about itself: metrics, log lines, and its health over HTTP.
 
-The loops do not call this package: it subscribes to their events. Start with `metrics.py`; `process.py` puts the parts
-together.
+The loops do not call this package: it subscribes to their events. Start with `metrics.py`; `process_telemetry.py`
+puts the parts together.
 """

@@ -1,23 +1,176 @@
-"""Events as Prometheus metrics. No loop counts anything: each figure comes from an event. The table is metric_table.py.
+"""Events as Prometheus metrics. No loop counts anything: each figure comes from an event.
 
-Labels are names that the operator chose: queues, and registered tasks. Other names that clients use become
-`__other__`, so that a client cannot fill Prometheus with series.
+One table has all metrics of a process: the name after `evsched_`, the help text, and the labels. Labels are names that
+the operator chose: queues, and registered tasks. Other names that clients use become `__other__`, so that a client
+cannot fill Prometheus with series.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, get_args
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from evsched import events
 from evsched.events import Event
-from evsched.telemetry.histogram import Histogram
-from evsched.telemetry.metric_table import COUNTERS, GAUGES, HISTOGRAMS, OF_LEDGER, OF_QUEUES, OF_REDIS
+
+LATENESS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+"""Upper bounds of buckets, in seconds: from the lateness of a good start to one that needs somebody's attention."""
+
+RUN: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600)
+
+
+class Histogram(Collector):
+    """A family of histograms, one for each set of label values. Observe from one thread; any may collect."""
+
+    def __init__(self, name: str, what: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        self._name = name
+        self._what = what
+        self._labels = labels
+        self._bounds = bounds
+        self._names = [*(repr(float(bound)) for bound in bounds), "+Inf"]
+        self._found: dict[tuple[str, ...], tuple[list[int], list[float]]] = {}
+
+    def observe(self, labels: tuple[str, ...], values: Iterable[float]) -> None:
+        """Count the values of one set of label values."""
+        found = self._found.get(labels)
+        if found is None:
+            found = self._found[labels] = [0] * len(self._names), [0.0]
+        counts, total = found
+        bounds = self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            total[0] += value
+
+    def describe(self) -> Iterable[HistogramMetricFamily]:
+        """Name the family, for the registry."""
+        return [HistogramMetricFamily(self._name, self._what, labels=self._labels)]
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Return the counts so far, for a scrape."""
+        family = HistogramMetricFamily(self._name, self._what, labels=self._labels)
+        for labels, (counts, total) in list(self._found.items()):
+            running, buckets = 0, list[tuple[str, float]]()
+            for name, count in zip(self._names, list(counts), strict=True):
+                running += count
+                buckets.append((name, running))
+            family.add_metric(labels, buckets, total[0])
+        return [family]
+
+
+class Metric(Struct, frozen=True):
+    """One metric. `bounds` are the upper bounds of a histogram's buckets, in seconds."""
+
+    name: str
+    what: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+
+_QUEUE: Final = ("queue",)
+
+COUNTERS: Final = (
+    Metric("jobs_dispatched", "Jobs moved from the schedule to the gate.", _QUEUE),
+    Metric("jobs_started", "Runs started.", ("queue", "task")),
+    Metric(
+        "jobs_finished",
+        "Runs ended, by outcome: done, retry, dead, expired, cancelled, deferred, snoozed or lost.",
+        ("queue", "task", "outcome"),
+    ),
+    Metric(
+        "jobs_requeued", "Jobs returned to ready because their worker died, stopped or was busy.", ("queue", "reason")
+    ),
+    Metric(
+        "jobs_deferred",
+        "Jobs returned to the schedule because they could not begin: their window is closed, the code on disk has no"
+        " handler for them, or the worker does not know their task.",
+        ("queue", "cause"),
+    ),
+    Metric("wakeups", "Times that a dispatcher checked a schedule, by what woke it.", ("reason",)),
+    Metric(
+        "wakeups_missed",
+        "Checks by the safety cap that found due jobs: a keyspace event did not arrive, and the jobs were late.",
+    ),
+    Metric(
+        "recurrences_missed",
+        "Occurrences of recurrences that were skipped: they were late, or the one before had not ended.",
+        _QUEUE,
+    ),
+    Metric(
+        "recurrences_broken", "Recurrences that cannot recur: what they name does not exist, or is not valid.", _QUEUE
+    ),
+    Metric("recurrences_paused", "Recurrences that were paused, because too many runs in a row had failed.", _QUEUE),
+    Metric("redis_clock_jumps", "Times that Redis's clock was set by a second or more.", ("to",)),
+    Metric("leases_lost", "Leases that ended while their worker was alive.", _QUEUE),
+    Metric("redis_errors", "Redis commands that failed.", ("kind",)),
+    Metric(
+        "ledger_rows_scheduled",
+        "Rows of the ledger that were scheduled: new ones, and restored ones, which had been scheduled before.",
+        ("queue", "kind"),
+    ),
+    Metric("ledger_rows_refused", "Rows of the ledger that could not be scheduled: they are dead.", _QUEUE),
+    Metric("ledger_ends_written", "Ends of jobs that were written into their rows.", _QUEUE),
+)
+
+HISTOGRAMS: Final = (
+    Metric("dispatch_lateness_seconds", "Seconds from a job's due time to its move to the gate.", _QUEUE, LATENESS),
+    Metric("start_lateness_seconds", "Seconds from a job's due time to the start of its handler.", _QUEUE, LATENESS),
+    Metric("run_seconds", "Seconds that handlers ran.", ("queue", "task"), RUN),
+)
+
+OF_QUEUES: Final = (
+    Metric("queue_jobs", "Jobs in each place.", ("queue", "place")),
+    Metric(
+        "queue_oldest_ready_seconds",
+        "Seconds for which the first job in ready, or in the backlog if ready is empty, has been due.",
+        _QUEUE,
+    ),
+    Metric("queue_overdue_jobs", "Due jobs that no worker has fetched, in schedule, backlog and ready.", _QUEUE),
+    Metric("queue_overdue_seconds", "Seconds for which the oldest of the overdue jobs has been due.", _QUEUE),
+    Metric("next_due_timestamp_seconds", "When the next job on the schedule is due, Unix seconds.", _QUEUE),
+    Metric("queue_workers", "Workers that have a lease.", _QUEUE),
+    Metric("queue_paused", "1 = the queue is paused.", _QUEUE),
+)
+"""Gauges that a dispatcher reads from Redis when it is scraped."""
+
+OF_REDIS: Final = (
+    Metric("redis_memory_used_ratio", "Used part of Redis's maxmemory; 0 = no maxmemory, NaN = unknown."),
+    Metric("redis_clock_ahead_seconds", "Redis's clock minus this host's; NaN = unknown."),
+)
+"""Gauges that are read in the same way; NaN while they are unknown."""
+
+OF_LEDGER: Final = (
+    Metric("ledger_waiting_rows", "Rows that are committed and not scheduled, counted up to 10,000; NaN = unknown."),
+    Metric("ledger_up", "1 = the database of the ledger serves all loops of this relay; NaN = this is no relay."),
+    Metric("ledger_waiting_seconds", "For how long the oldest of these rows has waited; NaN = unknown."),
+)
+"""Gauges that a relay reads from the database when it is scraped; NaN in other processes, and while unknown."""
+
+GAUGES: Final = (
+    *OF_QUEUES,
+    *OF_REDIS,
+    *OF_LEDGER,
+    Metric("redis_evicted_keys", "Keys that Redis evicted since it started: jobs may be lost."),
+    Metric(
+        "redis_up",
+        "1 = Redis serves all loops of this process and, for a dispatcher, answered this scrape; a refused command does"
+        " not count. While it is 0, a dispatcher may leave out the metrics of queues.",
+    ),
+    Metric("doctor_findings", "Faults and warnings that `evsched doctor --watch` found last.", ("check", "level")),
+    Metric("worker_slots", "Slots of this worker, busy or free.", ("state",)),
+    Metric("build_info", "Always 1; the label is the version.", ("version",)),
+    # Prometheus sees no increase in what a new process counts before its first scrape: alert rules correct for it.
+    Metric("start_time_seconds", "When this process started, Unix seconds."),
+)
+
 
 OTHER: Final = "__other__"
 
@@ -29,7 +182,7 @@ class Metrics:
     """The metrics of one process. `on_event` counts its events; `registry` is what a scrape reads.
 
     `gauges` are the metrics whose values are set at each scrape, by name: telemetry/queue_stats.py sets those of
-    queues, telemetry/process.py those of a worker's slots.
+    queues, telemetry/process_telemetry.py those of a worker's slots.
     """
 
     def __init__(self, version: str, whole: Callable[[str], str] = str) -> None:

@@ -22,8 +22,7 @@ from evsched.execution.handlers import Handlers
 from evsched.execution.program import Program
 from evsched.jobs.retry import write_policy
 from evsched.recurrence.calendars import names_of
-from evsched.recurrence.recurrence import Declared, read_recurrence, window_names
-from evsched.recurrence.revision import describe_revision
+from evsched.recurrence.recurrence import Declared, describe_revision, read_recurrence, window_names
 from evsched.runtime.loops import Runtime
 from evsched.runtime.reconnect import Reconnects
 from evsched.store import server

@@ -17,9 +17,9 @@ from evsched import App, events
 from evsched.config import Config
 from evsched.events import Events
 from evsched.jobs.job import Buried
-from evsched.ledger import audit
+from evsched.ledger import row_audit
 from evsched.ledger.database import Database
-from evsched.ledger.service import Service
+from evsched.ledger.relay_service import Service
 from evsched.runtime.loops import Runtime
 from evsched.store.client_calls import New
 from evsched.store.store import Store
@@ -181,7 +181,7 @@ async def test_while_redis_is_away_rows_that_wait_are_counted(
 async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arrive(
     relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "_AGAIN", 0.0)
+    monkeypatch.setattr(row_audit, "_AGAIN", 0.0)
     insert(ledger_url, queue, "fine", "gone", "other", "ended", "just-ended")
     async with relaying() as recorder:
         await recorder.wait(events.RowsScheduled, lambda event: event.count == 5)
@@ -436,7 +436,7 @@ async def test_the_doctor_names_the_oldest_transaction(
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT 1")
         assert found() == []
-        monkeypatch.setattr(audit, "_OLD", 0.0)
+        monkeypatch.setattr(row_audit, "_OLD", 0.0)
         (what,) = found()
         assert f"pid {old.info.backend_pid}, dump, idle in transaction" in what
     assert found() == []

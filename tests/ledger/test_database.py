@@ -15,10 +15,9 @@ from evsched import events
 from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import Events
-from evsched.ledger.database import Database
-from evsched.ledger.migration import migrate
-from evsched.ledger.service import Service
-from evsched.ledger.status import read_status
+from evsched.ledger.database import Database, migrate
+from evsched.ledger.relay_service import Service
+from evsched.ledger.row_audit import read_status
 from evsched.runtime.loops import Runtime
 from evsched.transport.senders import BatchingSender
 from tests.ledger.conftest import Running

@@ -11,9 +11,8 @@ import pytest
 
 from evsched import events
 from evsched.errors import StoreDown
-from evsched.ledger import aside, relay, rows
-from evsched.ledger.aside import Aside
-from evsched.ledger.delivery import Delivered, Lengths, deliver
+from evsched.ledger import delivery, relay, rows
+from evsched.ledger.delivery import Aside, Delivered, Lengths, deliver
 from evsched.ledger.rows import Limit, Selection
 from evsched.store.relay_calls import RowJob
 from evsched.store.store import Store
@@ -105,7 +104,7 @@ async def test_a_row_as_long_as_one_that_was_not_taken_is_sent_once(monkeypatch:
 
 def test_a_row_is_left_out_for_ever_longer_and_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     now, recorder = [0.0], Recorder()
-    monkeypatch.setattr("evsched.ledger.aside.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("evsched.ledger.delivery.time.monotonic", lambda: now[0])
     left = Aside(recorder)
     left.add("q", {"a": "why", "b": "why"})
     assert left.due() is None
@@ -142,7 +141,7 @@ async def test_rows_that_were_set_aside_are_tried_one_at_a_time_after_the_others
         return Delivered({}, bad) if bad and len(sent) <= 3 else await deliver(sender, name, jobs, lengths)
 
     monkeypatch.setattr(relay, "deliver", noting)
-    monkeypatch.setattr(aside, "_SECONDS", 0.0)
+    monkeypatch.setattr(delivery, "_SECONDS", 0.0)
     insert(ledger_url, queue, "bad1", critical=9)
     insert(ledger_url, queue, "bad2", critical=8)
     insert(ledger_url, queue, "good")

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from evsched.errors import CannotStart
-from evsched.ledger.migration import migrate
+from evsched.ledger.database import migrate
 
 INSERT = 'INSERT INTO evsched_job (payload) VALUES (\'{"task":"t"}\')'
 

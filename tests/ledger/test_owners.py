@@ -11,7 +11,7 @@ import pytest
 
 from evsched import events, keys
 from evsched.config import Config
-from evsched.ledger import presence, relay
+from evsched.ledger import epoch, relay
 from evsched.transport.embedded import EmbeddedRedis
 from tests.ledger.conftest import Running
 from tests.support.cli import Cli
@@ -105,7 +105,7 @@ async def test_relays_go_on_when_those_that_used_another_redis_are_gone(
     relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, client: Any, monkeypatch: Any
 ) -> None:
     """Three use one Redis, and two that start later another one; one of these leaves later than the other."""
-    monkeypatch.setattr(presence, "_GONE", 0.0)
+    monkeypatch.setattr(epoch, "_GONE", 0.0)
     monkeypatch.setattr(relay, "_LOOK", 0.05)
     right = Recorder()
     async with relaying(right), relaying(right), relaying(right):
@@ -126,7 +126,7 @@ async def test_relays_go_on_when_those_that_used_another_redis_are_gone(
 async def test_a_relay_whose_redis_is_down_keeps_no_other_from_its_work(
     relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, own: EmbeddedRedis, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(presence, "_GONE", 0.0)
+    monkeypatch.setattr(epoch, "_GONE", 0.0)
     monkeypatch.setattr(relay, "_LOOK", 0.05)
     async with relaying(url=server.url) as right:
         await right.wait(events.EpochFound)
@@ -143,7 +143,7 @@ async def test_the_redis_of_relays_that_are_gone_is_not_given_up_at_once(
 ) -> None:
     """After a restart of PostgreSQL, a relay that waited may be the first that is back."""
     monkeypatch.setattr(relay, "_LOOK", 0.05)
-    monkeypatch.setattr(presence, "_GONE", 1e6)
+    monkeypatch.setattr(epoch, "_GONE", 1e6)
     looked = "SELECT max(query_start) FROM pg_stat_activity WHERE query LIKE '%FROM pg_locks%' AND state = 'idle'"
     async with relaying(url=server.url) as wrong:
         await wrong.wait(events.EpochFound)

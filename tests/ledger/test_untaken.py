@@ -10,7 +10,7 @@ import pytest
 
 from evsched import events
 from evsched.config import Config
-from evsched.ledger import aside
+from evsched.ledger import delivery
 from evsched.transport.embedded import EmbeddedRedis
 from tests.ledger.conftest import Running
 from tests.support.recorder import Recorder
@@ -77,7 +77,7 @@ async def test_a_row_that_resets_the_connection_is_set_aside_if_the_relay_may_no
         assert execute(ledger_url, "SELECT id, state FROM evsched_job WHERE epoch = ''") == [("long", "open")]
         client.execute_command("ACL", "SETUSER", "default", "+config")
         client.config_set("proto-max-bulk-len", 4 * MEGABYTE)
-        monkeypatch.setattr(aside, "_SECONDS", 0.0)
+        monkeypatch.setattr(delivery, "_SECONDS", 0.0)
         await recorder.until(lambda: scheduled(recorder) == 3)
     assert found.first.startswith("long: the row has 31457")
     assert "proto-max-bulk-len" in found.first

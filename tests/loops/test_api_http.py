@@ -16,9 +16,9 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from evsched.api import health, openapi, unread_body
+from evsched.api import application, endpoints, request_body
 from evsched.api.application import create
-from evsched.api.operations import OPERATIONS
+from evsched.api.endpoints import OPERATIONS
 from evsched.client import operations
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
@@ -162,7 +162,7 @@ async def test_a_body_in_another_format_is_refused(api: Caller, jobs: str, heade
 async def test_a_body_that_is_too_long_is_refused_and_discarded(
     server: EmbeddedRedis, jobs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread_body, "_MOST", 8192)
+    monkeypatch.setattr(request_body, "_MOST", 8192)
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -186,7 +186,7 @@ async def test_a_body_that_is_too_long_is_refused_and_discarded(
 async def test_the_rest_of_a_body_is_waited_for_only_so_long(
     server: EmbeddedRedis, jobs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread_body, "_SECONDS", 0.05)
+    monkeypatch.setattr(request_body, "_SECONDS", 0.05)
 
     async def silent() -> AsyncIterator[bytes]:
         yield b"{"
@@ -328,7 +328,7 @@ async def test_redis_that_is_away_is_503_and_nobody_has_to_restart(queue: str, m
             assert (await api.ask("GET", "/readyz", token=None)).json() == {"ok": True, "reason": None}
             server.kill()
             monkeypatch.setattr(operations, "_PATIENCE", 0.1)
-            monkeypatch.setattr(health, "_KEPT", 0.0)
+            monkeypatch.setattr(application, "_KEPT", 0.0)
             away = await api.ask("POST", jobs, {"task": "t", "id": "b", "due": LATER})
             assert (away.status_code, away.json()["code"], away.headers["retry-after"]) == (503, "redis-away", "2")
             assert server.url.removeprefix("unix://") not in away.text
@@ -362,4 +362,4 @@ async def test_a_bug_is_500_without_a_traceback(api: Caller, jobs: str, monkeypa
 
 
 def test_the_document_is_json() -> None:
-    assert json.loads(json.dumps(openapi.document("/x")))["servers"] == [{"url": "/x"}]
+    assert json.loads(json.dumps(endpoints.document("/x")))["servers"] == [{"url": "/x"}]

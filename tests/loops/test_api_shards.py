@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evsched import keys
-from evsched.api import known_shards
+from evsched.api import api_request
 from evsched.client.client import Client
 from evsched.jobs.job import Buried
 from evsched.shards import Shards, unread
@@ -148,7 +148,7 @@ async def test_the_numbers_are_read_again_by_a_later_request(
     assert (await api.ask("GET", path)).json()["schedule"] == 0
     await sender.send(about.set_shards(queue, 2))
     assert (await api.ask("GET", f"{path}/jobs/a")).status_code == 200  # read again for a job that is missing
-    monkeypatch.setattr(known_shards, "_KEPT", 0.0)
+    monkeypatch.setattr(api_request, "_KEPT", 0.0)
     assert (await api.ask("GET", path)).json()["schedule"] == 1
     raw.delete(keys.SHARDS)
     raw.set(keys.SHARDS, "a string")
@@ -158,7 +158,7 @@ async def test_the_numbers_are_read_again_by_a_later_request(
 async def test_numbers_of_shards_that_redis_refuses_to_say_count_as_known(own: EmbeddedRedis, client: Any) -> None:
     """Also if their node did not answer before: then there is nothing to wait for."""
     client.set(keys.SHARDS, "a string")
-    numbers = known_shards.KnownShards(caller := Client(own.url))
+    numbers = api_request.KnownShards(caller := Client(own.url))
     caller.shards = unread()
     await numbers.refresh()
     assert numbers.known

@@ -16,9 +16,8 @@ from evsched.client.target_tasks import ForwardJob, target_task
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.errors import ConfigError
-from evsched.targets.destinations import Destinations, read_destinations
-from evsched.targets.forward import RETRY, Forwarder
-from evsched.targets.program import make_app
+from evsched.targets.forward import RETRY, Destinations, Forwarder, read_destinations
+from evsched.targets.targets_app import make_app
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client

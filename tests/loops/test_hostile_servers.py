@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from evsched import events
 from evsched.config import Config
-from evsched.targets.program import make_app
+from evsched.targets.targets_app import make_app
 from tests.support.endpoint import Endpoint
 from tests.support.names import dns, names, on_loopback
 from tests.support.outbound import Tls

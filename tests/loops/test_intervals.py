@@ -8,7 +8,7 @@ import pytest
 
 from evsched import App, ConfigError, Declared, Retry, events
 from evsched.config import Config
-from evsched.diagnostics.broken_recurrences import broken_recurrences
+from evsched.diagnostics.queue_checks import broken_recurrences
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 from tests.support.system import system

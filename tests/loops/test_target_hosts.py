@@ -10,7 +10,7 @@ from typing import Any
 
 from evsched import events
 from evsched.config import Config
-from evsched.targets.program import make_app
+from evsched.targets.targets_app import make_app
 from tests.support.endpoint import Endpoint, Reply, always
 from tests.support.names import names
 from tests.support.site import Requests

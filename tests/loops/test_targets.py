@@ -16,7 +16,7 @@ from evsched import App, BadArguments, events
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.store.store import Store
-from evsched.targets.program import make_app
+from evsched.targets.targets_app import make_app
 from evsched.transport.senders import BatchingSender
 from tests.support.endpoint import Received, Reply, always, in_turn
 from tests.support.patience import PATIENCE

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from evsched import App, Retry, events
 from evsched.config import Config
-from evsched.telemetry.process import Telemetry
+from evsched.telemetry.process_telemetry import Telemetry
 from evsched.telemetry.queue_stats import DEADLINE
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE

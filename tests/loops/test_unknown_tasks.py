@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from evsched import App, Retry, RetryLater, current_job, events
 from evsched.client.explain import explain
 from evsched.config import Config
-from evsched.diagnostics.incomplete_deploys import incomplete_deploys
+from evsched.diagnostics.queue_checks import incomplete_deploys
 from evsched.execution import deferral
 from evsched.jobs.job import encode
 from evsched.store.queue import Announced

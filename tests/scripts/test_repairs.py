@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from evsched.diagnostics import audit_rules
+from evsched.diagnostics import audit
 from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.finding import Finding
 from evsched.store.store import Store
@@ -315,7 +315,7 @@ def by_hand(at: Planted, store: Store, finding: Finding) -> list[bytes]:
 
 def test_every_violation_is_planted() -> None:
     others = {"bad-id", "uncounted", "more", "refused", "stuck-move"}  # seen as the first; not repaired, and of no id
-    assert {code for code, _ in PLANTS.values()} | others == set(audit_rules.CODES)
+    assert {code for code, _ in PLANTS.values()} | others == set(audit.CODES)
 
 
 def _with_each_id() -> list[Any]:

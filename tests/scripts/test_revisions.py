@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from evsched.errors import StoreRefused
-from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.recurrence.revision import content_of, describe_revision
+from evsched.recurrence.recurrence import Declared, Occurrence, content_of, describe_revision
 from evsched.store.queue import Announced
 from evsched.store.recurrence_calls import Registered
 from evsched.store.store import Store

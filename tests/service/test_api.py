@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from evsched.api.operations import OPERATIONS
+from evsched.api.endpoints import OPERATIONS
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import READ, WRITE
 from tests.support.cli import Cli, Log, terminate

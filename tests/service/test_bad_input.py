@@ -11,7 +11,7 @@ import pytest
 
 from evsched import App, current_job, events
 from evsched.config import Config
-from evsched.telemetry.printable import escape
+from evsched.display import escape
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system

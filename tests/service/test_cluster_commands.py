@@ -26,8 +26,7 @@ from evsched.store import server as about
 from evsched.store.client_calls import New
 from evsched.store.queue import Announced
 from evsched.store.store import Store
-from evsched.targets.destinations import read_destinations
-from evsched.targets.forward import RETRY, Forwarder
+from evsched.targets.forward import RETRY, Forwarder, read_destinations
 from evsched.telemetry.metrics import Metrics
 from evsched.telemetry.queue_stats import Depths
 from evsched.testing import Clock

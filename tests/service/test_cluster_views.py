@@ -15,7 +15,7 @@ from evsched import App, events, keys
 from evsched.config import Config
 from evsched.errors import StoreDown
 from evsched.services.first_check import check_server, unsafe_settings
-from evsched.telemetry.process import Telemetry
+from evsched.telemetry.process_telemetry import Telemetry
 from evsched.transport.address import parse
 from evsched.transport.embedded import EmbeddedRedis, find_server
 from evsched.transport.senders import BatchingSender

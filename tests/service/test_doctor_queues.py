@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evsched.diagnostics.audit import Audit
-from evsched.diagnostics.broken_recurrences import broken_recurrences
+from evsched.diagnostics.queue_checks import broken_recurrences
 from evsched.transport.senders import BatchingSender
 
 JOB = '{"task":"t"}'

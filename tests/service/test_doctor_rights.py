@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from evsched.diagnostics import acl
-from evsched.diagnostics.acl import ROLES
+from evsched.diagnostics import server_checks
 from evsched.diagnostics.audit import Audit
+from evsched.diagnostics.server_checks import ROLES
 from evsched.transport.call import folder
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -28,9 +28,9 @@ def test_the_commands_that_the_doctor_checks_are_those_of_the_scripts() -> None:
     shared = {
         name for path in folder().glob("_*.lua") for name in re.findall(r"redis\.p?call\(\s*'(\w+)'", path.read_text())
     }
-    checked = listed(acl.READS) | listed(acl.WRITES) | listed(acl.FORWARDS) | {"TIME"}
+    checked = listed(server_checks.READS) | listed(server_checks.WRITES) | listed(server_checks.FORWARDS) | {"TIME"}
     assert everything | shared == checked
-    assert used(" flags=no-writes") <= listed(acl.READS) | {"TIME"}
+    assert used(" flags=no-writes") <= listed(server_checks.READS) | {"TIME"}
 
 
 async def test_the_users_of_redis_conf_may_do_what_their_roles_need() -> None:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import httpx
 
-from evsched.api import openapi
+from evsched.api import endpoints
 from evsched.api.application import create
-from evsched.api.operations import OPERATIONS, Operation
+from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.config import Config
 
 READ: Final = "a-token-that-may-read-only"
@@ -20,7 +20,7 @@ WRITE: Final = "a-token-that-may-write-too"
 LATER: Final = 4_000_000_000.0
 """A moment at which nothing is due yet."""
 
-_DOCUMENT: Final = openapi.document("")
+_DOCUMENT: Final = endpoints.document("")
 
 
 class Caller:

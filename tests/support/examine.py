@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from evsched.diagnostics.acl import Role
 from evsched.diagnostics.doctor import Doctor
 from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.server_checks import Role
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.support.plain import plain_client

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from ipaddress import ip_network
 
 from evsched.client.target_tasks import HttpMethod, read_request
-from evsched.targets.answer import Answer
-from evsched.targets.intake import Transfer
+from evsched.targets.intake import Answer, Transfer
 from evsched.targets.session import Session
 from tests.support.names import Find, names
 from tests.support.patience import PATIENCE

@@ -20,7 +20,7 @@ from typing import Final
 
 import psycopg
 
-from evsched.ledger.migration import migrate
+from evsched.ledger.database import migrate
 from tests.support.patience import PATIENCE
 
 _VERSIONS: Final = Path("/usr/lib/postgresql")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from evsched import JobDead
 from evsched.config import Config
-from evsched.targets.program import make_app
+from evsched.targets.targets_app import make_app
 from tests.support.endpoint import Answer, Endpoint, Received, fine
 from tests.support.names import names, on_loopback
 from tests.support.patience import PATIENCE

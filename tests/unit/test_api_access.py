@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evsched.api.access import Access, Scope
+from evsched.api.access import Access, Bucket, Scope
 from evsched.api.problem import Problem
-from evsched.api.rate import Bucket
 from evsched.config import Config
 from evsched.environment import load
 from evsched.errors import ConfigError

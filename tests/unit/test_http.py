@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from evsched.errors import CannotStart
-from evsched.telemetry.http import HttpServer, reserve
+from evsched.telemetry.http_server import HttpServer, reserve
 from tests.support.patience import PATIENCE
 from tests.support.web import ask, get
 

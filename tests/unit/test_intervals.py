@@ -8,7 +8,7 @@ import pytest
 
 from evsched.errors import ConfigError
 from evsched.jobs.retry import Retry, policy_of, task_of, write_policy
-from evsched.recurrence.intervals import check_by_policies
+from evsched.recurrence.look_ahead import check_by_policies
 from evsched.recurrence.recurrence import Declared, read_recurrence
 
 SLOW = Retry(attempts=3, interval=30, factor=2, jitter=10)  # 30 + 60 + 120 + 3 * 10 = 240 s

@@ -14,6 +14,7 @@ from collections.abc import Generator
 import pytest
 
 from evsched import JobLogFilter, events
+from evsched.display import escape, json_text
 from evsched.execution.executor import Executor
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
@@ -21,7 +22,6 @@ from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import FetchedJob
 from evsched.jobs.tasks import Tasks, define
 from evsched.telemetry import log
-from evsched.telemetry.printable import escape, json_text
 
 
 class Terminal(io.StringIO):

@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Theirs
 
 from evsched import events
-from evsched.telemetry.histogram import LATENESS, Histogram
-from evsched.telemetry.metrics import QUEUES, Metrics
+from evsched.telemetry.metrics import LATENESS, QUEUES, Histogram, Metrics
 from tests.support.web import Scraped, read
 
 NOT_COUNTED = {

@@ -6,7 +6,7 @@ from ipaddress import IPv6Network, ip_address, ip_network
 
 import pytest
 
-from evsched.targets.addresses import may_connect
+from evsched.targets.allowed_hosts import may_connect
 
 PUBLIC = ["1.1.1.1", "93.184.216.34", "172.15.0.1", "172.32.0.1", "100.63.0.1", "2606:4700::1111", "2a00:1450::8"]
 EMBEDDED_PUBLIC = ["::ffff:1.1.1.1", "64:ff9b::1.1.1.1", "2002:101:101::1"]

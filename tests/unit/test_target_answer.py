@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evsched import GiveUp, RetryLater
-from evsched.targets.answer import Answer, as_result, judge
+from evsched.targets.intake import Answer, as_result, judge
 
 DATE = "Sun, 22 Nov 2026 10:00:00 GMT"
 NOW = 1795341610.0

@@ -13,7 +13,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from evsched import RetryLater
 from evsched.targets import intake
-from evsched.targets.answer import BODY_MOST, Answer
+from evsched.targets.intake import BODY_MOST, Answer
 from tests.support.outbound import Tls, ask, new_session, send
 from tests.support.patience import PATIENCE
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from evsched import RetryLater
-from evsched.targets.answer import Answer
+from evsched.targets.intake import Answer
 from tests.support.outbound import ask, new_session
 from tests.support.patience import PATIENCE
 

@@ -12,8 +12,7 @@ from msgspec import UNSET
 
 from evsched import CurrentJob, GiveUp
 from evsched.client.target_tasks import TargetRequest, read_request
-from evsched.targets.http import redirected
-from evsched.targets.signature import read_secrets, signature
+from evsched.targets.http_task import read_secrets, redirected, signature
 
 URL = "https://shop.example/a/b?c"
 

@@ -7,7 +7,7 @@ import pytest
 from evsched import GiveUp
 from evsched.client.target_tasks import Target, read_url
 from evsched.config import Config
-from evsched.targets.allowed import read_allowed
+from evsched.targets.allowed_hosts import read_allowed
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,9 @@ from evsched.cli.table import fields
 from evsched.errors import ConfigError
 from evsched.jobs.record import number, read_status, whole
 from evsched.jobs.retry import ATTEMPTS_MOST, least_delay
-from evsched.recurrence.cron import parse_rule
+from evsched.recurrence.cron import find_zone, parse_rule
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.recurrence.windows import EXCEPTIONS, LONGEST, SPANS, parse_window
-from evsched.recurrence.zones import find_zone
 from evsched.telemetry.log import Log, configure
 from tests.support.hostile import FIELDS, payloads, values
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.durations import format_duration
+from evsched.display import format_duration
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, no_lifespan
 from evsched.jobs import groups
 from evsched.store.gate_limits import field
-from evsched.targets.destinations import read_destinations
-from evsched.targets.forward import RETRY, Forwarder
+from evsched.targets.forward import RETRY, Forwarder, read_destinations
 from evsched.transport.servers import topology
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def make_app(
     at_once = config.origin_concurrency
     app.program.limits.append(("", field("concurrency", groups.EACH_ORIGIN, at_once), float(at_once)))
     if sends:
-        from evsched.targets.http import http
+        from evsched.targets.http_task import http
 
         app.tasks.add(target_task("evsched.http", HttpJob, http))
     if forwards:
@@ -59,11 +58,10 @@ def make_app(
 def _requests(config: Config, environment: Mapping[str, str], names: Callable[[], AbstractResolver] | None) -> Lifespan:
     """Return what yields the sender of requests."""
     try:
-        from evsched.targets.allowed import read_allowed
+        from evsched.targets.allowed_hosts import read_allowed
         from evsched.targets.connector import Names, check_authorities, raise_limit
-        from evsched.targets.http import Sender
+        from evsched.targets.http_task import Sender, read_secrets
         from evsched.targets.session import Session
-        from evsched.targets.signature import read_secrets
     except ImportError as error:
         raise ConfigError(
             "evsched.targets sends HTTP requests: pip install '.[http]' in a checkout of evsched"

@@ -1,8 +1,11 @@
-"""How a duration is shown to a person."""
+"""How values are shown to people: durations, and text that is safe on a terminal whatever Redis holds."""
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from typing import Any, Final
+
+import msgspec
 
 _MOST: Final = 10_000 * 365.25 * 86400
 """Seconds from which on a duration is not shown in digits: it may have 300 of them, or be infinite."""
@@ -24,3 +27,15 @@ def format_duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h {whole % 3600 // 60:02}m"
     return f"{whole // 86400}d {whole % 86400 // 3600}h"
+
+
+def escape(line: str) -> str:
+    """Return the line without control characters: the payload of a job must not control the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def json_text(value: Any) -> str:
+    """Return the value as JSON in one line of printable characters."""
+    text = msgspec.json.encode(value).decode()
+    # JSON escapes characters below a space, but not DEL, C1 controls, U+2028 or marks of the direction of text.
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)

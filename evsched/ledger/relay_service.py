@@ -13,12 +13,9 @@ from evsched import events
 from evsched.errors import CannotStart, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import Database, check_server, check_sessions, check_url, transaction
-from evsched.ledger.ends import Ends
-from evsched.ledger.epoch import OTHER, check_owner
-from evsched.ledger.identity import make_identity
-from evsched.ledger.listener import Listener
-from evsched.ledger.relay import Relay
-from evsched.ledger.withdrawals import Withdrawals
+from evsched.ledger.ends import Ends, Withdrawals
+from evsched.ledger.epoch import OTHER, check_owner, make_identity
+from evsched.ledger.relay import Listener, Relay
 from evsched.runtime.loops import Pulse, Runtime, run_loops
 from evsched.runtime.reconnect import Reconnect
 

@@ -11,11 +11,9 @@ from psycopg import AsyncConnection
 
 from evsched.client.client import Client
 from evsched.errors import FULL, NO_ENTRY, ConfigError, JobMissing, StoreError
-from evsched.ledger.aside import Aside
-from evsched.ledger.delivery import cause, too_long
+from evsched.ledger.delivery import Aside, cause, too_long
 from evsched.ledger.rows import Selection, storable
-from evsched.recurrence.check_declared import check_declared
-from evsched.recurrence.recurrence import Declared
+from evsched.recurrence.recurrence import Declared, check_declared
 from evsched.runtime.loops import Runtime
 from evsched.store.server import clock
 

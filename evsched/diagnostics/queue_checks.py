@@ -1,0 +1,330 @@
+"""The checks of queues: stray jobs, incomplete deploys, broken recurrences, and the ledger.
+
+Stray jobs lie in shards beyond the number of shards that their queue has, where no worker serves them. A deploy is
+incomplete if workers lack the task of a job, or run another release of evsched. A recurrence is broken if it has a bad
+rule, an unknown zone, a calendar or window that does not exist, an unreadable field, no valid payload, or no record. A
+dispatcher logs that once, when it reads it; the doctor reports it for as long as it lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from evsched import keys
+from evsched.diagnostics.finding import Finding
+from evsched.display import format_duration
+from evsched.errors import ConfigError, StoreRefused
+from evsched.jobs.record import JobStatus, whole
+from evsched.jobs.tasks import RESERVED
+from evsched.recurrence.look_ahead import check_by_policies
+from evsched.recurrence.recurrence import read_declared, read_recurrence
+from evsched.runtime.new_id import release_of
+from evsched.shards import Shards
+from evsched.store import server
+from evsched.store.store import Store
+from evsched.transport.call import Call
+from evsched.transport.senders import BatchingSender
+
+if TYPE_CHECKING:
+    from evsched.ledger.row_audit import Attendance
+
+
+async def stray_jobs(
+    sender: BatchingSender, queues: Sequence[str], shards: Shards, names: Iterable[str]
+) -> list[Finding]:
+    """Report the jobs in shards of these queues, or of all, beyond the number of shards. `names`: the queues there are.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    found, known = list[Finding](), {*names}
+    for queue in queues or sorted(shards.counts):
+        for name in shards.beyond(queue, known):
+            found += await _look(sender, queue, shards.counts[queue], name)
+    return found
+
+
+async def _look(sender: BatchingSender, queue: str, count: int, name: str) -> list[Finding]:
+    try:
+        stats = await sender.send(Store(name).queue_stats())
+    except StoreRefused as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        return []  # the audit names the key
+    jobs = sum(stats.places.values()) - stats.places["dead"]
+    if not jobs or stats.workers or stats.parents:
+        return []
+    what = f"{jobs} job{'' if jobs == 1 else 's'} in a shard that no worker serves: queue {queue} has {count} shards"
+    mend = (
+        f"have all programs that enqueue name {count} shards, then move the jobs: evsched queues shard {queue} {count}"
+    )
+    return [Finding("stray-jobs", "warning", what, f"queue {name}", mend)]
+
+
+_LOOKED_AT: Final = 100
+"""Jobs of a queue that are examined: the next ones that are due. Workers offer such a job again within 36 s."""
+
+
+async def incomplete_deploys(sender: BatchingSender, queues: Sequence[str]) -> list[Finding]:
+    """Return a finding for each unknown task among the next jobs of each queue, and one if several releases run.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    found, members = list[Finding](), set[str]()
+    for queue in queues:
+        store = Store(queue)
+        try:
+            found += await _unknown_tasks(sender, store)
+            survey, parents = await sender.send_all([store.survey(), store.parents()])
+        except StoreRefused as error:
+            if error.kind != "wrongtype":  # the audit reports that
+                raise
+            continue
+        members |= {lease.worker for lease in survey.leases} | {parent for parent, _ in parents}
+    return found + _releases(members)
+
+
+async def _unknown_tasks(sender: BatchingSender, store: Store) -> list[Finding]:
+    waiting = await _waiting(sender, store)
+    now = await sender.send(server.clock(keys.root(store.queue)))
+    by_task = groupby(sorted(waiting, key=_task), _task)
+    return [_describe_unknown(store.queue, task, list(jobs), now) for task, jobs in by_task]
+
+
+def _releases(members: set[str]) -> list[Finding]:
+    """Report that workers, and parents that stand by, run several releases."""
+    found = Counter(release_of(member) or "unknown" for member in members)
+    if len(found) < 2:
+        return []
+    what = "workers of several releases run: " + ", ".join(f"{found[name]} of {name}" for name in sorted(found))
+    mend = "restart those of the older release; `evsched workers` lists them, and docs/upgrade.md has the order"
+    return [Finding("releases", "warning", what, "workers", mend)]
+
+
+async def _waiting(sender: BatchingSender, store: Store) -> list[JobStatus]:
+    front = await sender.send(store.front("schedule", _LOOKED_AT))
+    ids = [job_id for job_id, _ in front if not job_id.startswith("{")]  # an inline job has not been offered yet
+    statuses = await sender.send_all([store.look(job_id) for job_id in ids])
+    return [status for status in statuses if status is not None and status.unknown_since is not None]
+
+
+def _task(status: JobStatus) -> str:
+    return (status.task or "?")[:200]
+
+
+def _describe_unknown(queue: str, task: str, jobs: list[JobStatus], now: float) -> Finding:
+    first = min(jobs, key=lambda status: status.unknown_since or now)
+    since = format_duration(max(0.0, now - (first.unknown_since or now)))
+    count = f"{len(jobs)} job{' waits' if len(jobs) == 1 else 's wait'}"
+    what = f"{count} for a worker that knows task {task!r}, the first for {since}: {first.reason}"
+    deploy = "do as the reason says" if task.startswith(RESERVED) else "deploy the task to a worker of this queue"
+    mend = (
+        f"{deploy}; or, if the name is wrong: evsched cancel {first.id} --queue "
+        f"{queue}. If no worker has it for EVSCHED_UNKNOWN_TASK_GRACE (10 minutes by default), they are dead"
+    )
+    return Finding("unknown-task", "warning", what, f"queue {queue}", mend)
+
+
+_SLICE: Final = 250
+"""Recurrences that are read in one round trip: about 1 ms of Redis's time."""
+
+_PAUSE: Final = 2.0
+"""Seconds before a recurrence without a record is checked again: a client may write the record after its ZADD."""
+
+_LONGER: Final = "change the recurrence or the policy of its task: until then occurrences are skipped, or wait"
+
+_WRONG_TYPE: Final = "wrongtype"
+"""The kind of a refusal that the audit reports, with the key."""
+
+
+async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, pause: float = _PAUSE) -> list[Finding]:
+    """Return a finding for each recurrence of the queues that cannot recur. It waits only when a record is missing.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    found, missing = list[Finding](), list[tuple[str, str]]()
+    for queue in queues:
+        calendars: dict[str, str] = await _ask(sender, Store(queue).all_calendars()) or {}
+        windows: dict[str, str] = await _ask(sender, Store(queue).windows()) or {}
+        policies: dict[str, str] = await _ask(sender, Store(queue).all_policies()) or {}
+        for name, fields in await _read_all(sender, queue):
+            if not fields:
+                missing.append((queue, name))
+            elif "retired" not in fields and (reason := _why_not(name, fields, calendars, windows)):
+                found.append(_describe(queue, name, reason))
+            elif _has_failed(fields):
+                found.append(_describe_failing(queue, name, fields))
+            elif "retired" not in fields and (reason := _too_frequent(name, fields, policies)):
+                found.append(Finding("recurrence-too-frequent", "warning", reason, f"queue {queue}, {name}", _LONGER))
+    if missing:
+        await asyncio.sleep(pause)
+    for queue, name in missing:
+        if (fields := await _ask(sender, Store(queue).recurrence(name))) == {}:
+            found.append(_describe(queue, name, f"recurrence {name} has no record"))
+    return found
+
+
+async def _read_all(sender: BatchingSender, queue: str) -> list[tuple[str, dict[str, bytes] | None]]:
+    """Return the recurrences of a queue with their records; None = the key is of a wrong type."""
+    store, found = Store(queue), list[tuple[str, dict[str, bytes] | None]]()
+    while True:
+        names = [name for name, _ in await _ask(sender, store.recurrences(len(found), _SLICE)) or ()]
+        records = await asyncio.gather(*(_ask(sender, store.recurrence(name)) for name in names))
+        found += zip(names, records, strict=True)
+        if len(names) < _SLICE:
+            return found
+
+
+async def _ask(sender: BatchingSender, call: Call[Any]) -> Any:
+    """Send a call; None when its key is of a wrong type."""
+    try:
+        return await sender.send(call)
+    except StoreRefused as error:
+        if error.kind != _WRONG_TYPE:
+            raise
+        return None
+
+
+def _why_not(name: str, fields: dict[str, bytes], calendars: dict[str, str], windows: dict[str, str]) -> str:
+    """Return why a recurrence cannot recur, '' = it can."""
+    try:
+        read_recurrence(read_declared(name, fields), calendars, windows)
+    except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # all but ConfigError: too large for a date
+        return str(error)
+    return ""
+
+
+def _too_frequent(name: str, fields: dict[str, bytes], policies: dict[str, str]) -> str:
+    """Return why the retries of an occurrence may not have ended when the next one is due, '' = they have.
+
+    A recurrence of the code, of the client or of the command line is refused then; but any client may write one, and a
+    task's policy may change.
+    """
+    try:
+        check_by_policies(read_recurrence(read_declared(name, fields)), policies)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _describe(queue: str, name: str, reason: str) -> Finding:
+    root, quoted = keys.root(queue), shlex.quote(name)
+    _, there_is_none, command = reason.partition(": evsched ")
+    mend = (
+        f"replace it: evsched recurrences add {quoted} TASK --rule ... --queue {queue}; or HSET the wrong field of "
+        f"{root}recurrence:{name}, then ZADD {root}recurrences 0 {quoted}; or delete it: evsched recurrences remove "
+        f"{quoted} --queue {queue}"
+    )
+    if there_is_none:
+        mend = f"evsched {command.replace('--queue QUEUE', f'--queue {queue}')}; or {mend}"
+    return Finding("recurrence-broken", "fault", f"it makes no jobs: {reason}", f"queue {queue}, {name}", mend)
+
+
+def _has_failed(fields: dict[str, bytes]) -> bool:
+    """Return whether a recurrence is paused because of its failures."""
+    most = whole(fields.get("pause_after"))
+    return "paused" in fields and "retired" not in fields and 0 < most <= whole(fields.get("failing"))
+
+
+def _describe_failing(queue: str, name: str, fields: dict[str, bytes]) -> Finding:
+    """Report a recurrence that was paused because its runs failed: someone has to find out why, and resume it."""
+    why, last = (fields.get(field, b"").decode(errors="backslashreplace") for field in ("paused_why", "last_id"))
+    mend = (
+        f"find out why: evsched explain {shlex.quote(last)} --queue {queue}; then: evsched recurrences resume "
+        f"{shlex.quote(name)} --queue {queue}"
+    )
+    return Finding(
+        "recurrence-failing", "warning", f"it is paused: {why or 'no reason'}", f"queue {queue}, {name}", mend
+    )
+
+
+_WAITS: Final = 60.0
+"""Seconds that a row may wait until it is scheduled."""
+
+_LOST: Final = "UPDATE evsched_job SET epoch = '' WHERE queue = '{queue}' AND id = '{id}'; NOTIFY evsched_ledger"
+
+
+async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> list[Finding]:
+    """Return what is wrong with the relays, and each row about which the table and Redis differ.
+
+    `repair`: schedule lost jobs again.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    try:
+        import psycopg
+
+        from evsched.ledger import row_audit
+        from evsched.ledger.database import check_url, explain, transaction
+        from evsched.ledger.epoch import OTHER
+    except ImportError:
+        mend = "pip install '.[ledger]' in a checkout of evsched, or unset EVSCHED_LEDGER_URL"
+        return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
+    try:
+        async with transaction(check_url(url)) as connection:
+            old = await row_audit.oldest_transaction(connection)
+            relays = await row_audit.attendance(connection, sender)
+            differences = await row_audit.compare(connection, sender)
+            lost = [one.row for one in differences if one.what == "lost"]
+            if repair and lost:
+                await row_audit.schedule_again(connection, lost)
+    except StoreRefused as error:
+        if error.kind != OTHER:
+            raise
+        mend = "correct EVSCHED_URL or EVSCHED_LEDGER_URL"
+        return [Finding("ledger", "fault", f"the ledger was not checked: {error}", "the ledger", mend)]
+    except (psycopg.Error, ConfigError) as error:
+        what = f"the ledger was not checked: {explain(error) if isinstance(error, psycopg.Error) else error}"
+        return [Finding("ledger", "fault", what, "the ledger", "correct EVSCHED_LEDGER_URL, or start the database")]
+    found = _relays(relays)
+    if old is not None:
+        what = (
+            f"a transaction has been open for {old.seconds:.0f} s (pid {old.pid}, {old.application or 'no name'}, "
+            f"{old.state}): PostgreSQL cannot remove old versions of rows meanwhile, and relays slow down"
+        )
+        mend = f"let it end, or end it: SELECT pg_terminate_backend({old.pid}); idle_in_transaction_session_timeout"
+        found.append(Finding("ledger-transaction", "warning", what, "the ledger", f"{mend} ends forgotten ones"))
+    for one in differences:
+        where = f"queue {one.row.queue}, job {one.row.id}"
+        if one.what == "lost":
+            what = "its row says that the job is scheduled, and Redis does not have it"
+            mend = (
+                f"evsched doctor --repair has it scheduled again; or {_LOST.format(queue=one.row.queue, id=one.row.id)}"
+            )
+            found.append(Finding("ledger-lost", "fault", what, where, mend, repair))
+        else:
+            what = "the job ended over a minute ago, and its row is open: it would run again after a loss of Redis"
+            mend = "start a relay: evsched ledger run; if one runs, read its log, and look into evsched ledger status"
+            found.append(Finding("ledger-open", "fault", what, where, mend))
+    return found
+
+
+def _relays(now: Attendance) -> list[Finding]:
+    found, where = list[Finding](), "the ledger"
+    count, run = now.waiting.rows, "start a relay, better two: evsched ledger run"
+    if not now.relays:
+        what = "no relay is connected to the database of the ledger"
+        if count:
+            what += f", and open rows wait to be scheduled: {count}"
+        found.append(Finding("ledger-no-relay", "fault" if count else "warning", what, where, run))
+    elif not now.serving:
+        what = "relays are connected to the database of the ledger, and none of them serves this Redis"
+        mend = "give the relays the EVSCHED_URL of this command; if it is the same, read their logs"
+        found.append(Finding("ledger-redis", "fault", what, where, mend))
+    elif now.redises > 1:
+        what = f"the relays of this database use {now.redises} Redises, so those of one wait until the others are gone"
+        mend = "give all relays the same EVSCHED_URL; the log of one that waits has the pids in pg_stat_activity"
+        found.append(Finding("ledger-redis", "fault", what, where, mend))
+    if now.relays and now.waiting.seconds > _WAITS:
+        what = f"open rows wait to be scheduled: {count}, the oldest for {now.waiting.seconds:.0f} s"
+        mend = "read the relays' logs; a relay with --critical-only leaves rows where they are"
+        found.append(Finding("ledger-wait", "fault", what, where, mend))
+    return found
