@@ -27,7 +27,7 @@ SETTLING: Final = 900.0
 do so twice."""
 
 
-class Lease(Struct, frozen=True):
+class LeaseLength(Struct, frozen=True):
     """The lease that Redis has, and the one before it. Stored as numbers with spaces between them."""
 
     seconds: float
@@ -53,11 +53,11 @@ class Lease(Struct, frozen=True):
         return f"{self.seconds:g}" if self.before is None else f"{self.seconds:g} {self.before:g} {self.since:.0f}"
 
 
-def parse_lease(text: bytes | None) -> Lease | None:
+def parse_lease(text: bytes | None) -> LeaseLength | None:
     """Return what is stored; None if there is nothing, or it is not valid."""
     try:
         seconds, *rest = map(float, (text or b"").split())
-        found = Lease(seconds, *rest)
+        found = LeaseLength(seconds, *rest)
     except (ValueError, TypeError):
         return None
     least, most = RANGES["lease"]
@@ -71,7 +71,7 @@ class Times:
         """Begin with the times of the default lease, apart from those that `config` fixes for a test."""
         self._fixed = config
         self._listeners = list[Callable[[], None]]()
-        self.read: Lease | None = None
+        self.read: LeaseLength | None = None
         """What Redis had when it was read last."""
         self.lease = config.lease or DEFAULT
         self._derive(DEFAULT, DEFAULT)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
-
-from cyclopts import Group, Parameter, Token
-
+from collections.abc import Callable
+from collections.abc import Sequence
+from cyclopts import Group
+from cyclopts import Parameter
+from cyclopts import Token
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.options import Json, Url, client, settings, whole
+from evsched.cli.options import Json
+from evsched.cli.options import Url
+from evsched.cli.options import client
+from evsched.cli.options import settings
+from evsched.cli.options import whole
 from evsched.cli.usage import UsageError
-from evsched.config import LISTS, RANGES, SETTINGS, Config, out_of_range, variable
+from evsched.config import Config
+from evsched.config import LISTS
+from evsched.config import RANGES
+from evsched.config import SETTINGS
+from evsched.config import out_of_range
+from evsched.config import variable
 from evsched.display import format_duration
 from evsched.errors import EvschedError
-from evsched.lease import DEFAULT, Lease
+from evsched.lease import DEFAULT
+from evsched.lease import LeaseLength
 from evsched.store import server
+from typing import Annotated
+from typing import Any
+from typing import Final
+from typing import TypeVar
+from typing import get_type_hints
+import inspect
+
 
 R = TypeVar("R")
 
@@ -122,12 +138,12 @@ def lease(
                     f"some processes may still have the lease before the last change: repeat the command in "
                     f"{format_duration(left)}"
                 )
-            found = Lease(seconds) if found is None else Lease(seconds, found.seconds, now)
+            found = LeaseLength(seconds) if found is None else LeaseLength(seconds, found.seconds, now)
             redis.send(server.set_lease(found))
             left = found.settles_in(now)
     value, before = (DEFAULT, None) if found is None else (found.seconds, found.before)
     if json:
         output.as_json({"lease": value, "before": before if left else None, "settles_in": left})
         return
-    rest = f"; until all processes use it, in {format_duration(left)}, some have {before:g} s" if left else ""
+    rest = f"; the change from {before:g} s settles in {format_duration(left)}" if left else ""
     print(f"the lease is {value:g} s{rest}")

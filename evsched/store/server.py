@@ -5,17 +5,24 @@ In a cluster, those without a key are answered by each node for itself: send the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-from msgspec import Struct
-
+from collections.abc import Iterable
+from collections.abc import Sequence
 from evsched import keys
-from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
-from evsched.lease import Lease, parse_lease
+from evsched.errors import FULL
+from evsched.errors import NO_ENTRY
+from evsched.errors import StoreDown
+from evsched.errors import StoreError
+from evsched.errors import StoreRefused
+from evsched.lease import LeaseLength
+from evsched.lease import parse_lease
 from evsched.shards import MOST
 from evsched.transport.address import Host
-from evsched.transport.call import Call, Word, raw, text
+from evsched.transport.call import Call
+from evsched.transport.call import Word
+from evsched.transport.call import raw
+from evsched.transport.call import text
+from msgspec import Struct
+from typing import Any
 
 
 class QueueKeys(Struct, frozen=True):
@@ -130,21 +137,21 @@ def layout() -> Call[int]:
     return Call(("SET", keys.LAYOUT_KEY, keys.LAYOUT, "NX", "GET"), read, near=keys.LAYOUT_KEY)
 
 
-def lease() -> Call[Lease | None]:
+def lease() -> Call[LeaseLength | None]:
     """Read the lease of the deployment; None = Redis has none, or it is not valid."""
     return Call(("GET", keys.LEASE), parse_lease, near=keys.LEASE)
 
 
-def declare_lease(lease: Lease) -> Call[Lease]:
+def declare_lease(lease: LeaseLength) -> Call[LeaseLength]:
     """Write the lease of the deployment if Redis has none; the reply is the one that Redis has then."""
 
-    def read(reply: bytes | None) -> Lease:
+    def read(reply: bytes | None) -> LeaseLength:
         return parse_lease(reply) or lease
 
     return Call(("SET", keys.LEASE, lease.text(), "NX", "GET"), read, near=keys.LEASE)
 
 
-def set_lease(lease: Lease) -> Call[Any]:
+def set_lease(lease: LeaseLength) -> Call[Any]:
     """Set the lease of the deployment."""
     return Call(("SET", keys.LEASE, lease.text()), raw, near=keys.LEASE)
 

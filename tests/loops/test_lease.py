@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from math import inf
-from typing import Any
-
-import pytest
-from msgspec.structs import replace
-
-from evsched import events, keys, shard_map
+from evsched import events
+from evsched import keys
+from evsched import shard_map
 from evsched.app import App
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
-from evsched.lease import DEFAULT, Lease
+from evsched.lease import DEFAULT
+from evsched.lease import LeaseLength
 from evsched.runtime.loops import Runtime
 from evsched.store import server as redis_server
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from math import inf
+from msgspec.structs import replace
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
+from typing import Any
+import asyncio
+import pytest
+
 
 LONG_AGO = 1.0
 """Unix seconds: a change at this time has settled."""
@@ -71,10 +73,10 @@ async def test_process_that_starts_during_a_change_works_with_both_leases(
     config: Config, sender: BatchingSender, recorder: Recorder, seconds: float, before: float
 ) -> None:
     now = await sender.send(redis_server.clock(keys.LEASE))
-    await sender.send(redis_server.set_lease(Lease(seconds, before, now)))
+    await sender.send(redis_server.set_lease(LeaseLength(seconds, before, now)))
     runtime = await learn(config, sender, recorder)
     assert (runtime.times.lease, runtime.times.longest_lease) == (14.0, 60.0)
-    await sender.send(redis_server.set_lease(Lease(seconds, before, LONG_AGO)))
+    await sender.send(redis_server.set_lease(LeaseLength(seconds, before, LONG_AGO)))
     await shard_map.learn(runtime)
     assert (runtime.times.lease, runtime.times.longest_lease) == (seconds, seconds)
     assert recorder.of(events.LeaseChanged) == [events.LeaseChanged(lease=seconds, settles_in=0.0)]

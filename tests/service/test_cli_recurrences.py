@@ -131,6 +131,9 @@ def test_next_with_rules_on_the_command_line_needs_no_redis(cli: Cli) -> None:
     )
     runs = cli.run("recurrences", "next", "--rule", "15 2 * * *", *span).stdout
     assert "2026-03-29 03:00:00+02:00" in runs  # 02:15 does not exist on that day: it runs at the next time that does
+    assert [len(cli.json("recurrences", "next", "--rule", "@daily", *n)["times"]) for n in ((), ("-n", "3"))] == [5, 3]
+    assert len(cli.json("recurrences", "next", "--rule", "*/30 * * * *", "-n", "3", *span)["times"]) == 3
+    assert cli.run("recurrences", "next", "--rule", "0 9 * * *").stdout.startswith("At 09:00 every day, UTC\n")
 
 
 def test_a_named_window_is_set_listed_changed_and_removed(cli: Cli, queue: str, raw: Any) -> None:
@@ -170,6 +173,7 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         ("window name", ("windows", "set", "w w", "09:00-17:00 UTC")),
         ("from 1 to 1000", ("recurrences", "next", "r", "-n", "100000000")),
         ("shorter span", ("recurrences", "next", "--rule", "every 1", "--from", "0", "--to", str(393 * 86400))),
+        ("or --rule, not both", ("recurrences", "next", "r", "--rule", "@daily")),
         ("after --from", ("recurrences", "next", "--rule", "@daily", "--from", "100", "--to", "50")),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evsched.config import Config
-from evsched.lease import SETTLING, Lease, Times, parse_lease
+from evsched.lease import SETTLING, LeaseLength, Times, parse_lease
 
 NAMES = ("heartbeat", "idle_lease", "idle_heartbeat", "probe_interval", "reply_timeout", "safety_cap")
 
@@ -16,8 +16,8 @@ def shown(times: Times) -> dict[str, Any]:
     return {name: pytest.approx(getattr(times, name)) for name in NAMES}
 
 
-@pytest.mark.parametrize("lease", [Lease(14.0), Lease(0.5), Lease(60.0, 14.0, 1_900_000_000.0)])
-def test_lease_is_read_as_it_was_written(lease: Lease) -> None:
+@pytest.mark.parametrize("lease", [LeaseLength(14.0), LeaseLength(0.5), LeaseLength(60.0, 14.0, 1_900_000_000.0)])
+def test_lease_is_read_as_it_was_written(lease: LeaseLength) -> None:
     assert parse_lease(lease.text().encode()) == lease
 
 
@@ -29,15 +29,15 @@ def test_stored_text_that_is_not_a_lease_is_none(text: bytes | None) -> None:
 
 
 def test_workers_use_the_shorter_lease_and_janitors_expect_the_longer_until_a_change_has_settled() -> None:
-    for lease in (Lease(60.0, 14.0, 1000.0), Lease(14.0, 60.0, 1000.0)):
+    for lease in (LeaseLength(60.0, 14.0, 1000.0), LeaseLength(14.0, 60.0, 1000.0)):
         assert lease.span(1000.0) == (14.0, 60.0)
         assert lease.span(1000.0 + SETTLING - 1) == (14.0, 60.0)
         assert lease.span(1000.0 + SETTLING) == (lease.seconds, lease.seconds)
-    assert Lease(60.0).span(0.0) == (60.0, 60.0)
+    assert LeaseLength(60.0).span(0.0) == (60.0, 60.0)
 
 
 def test_clock_that_was_set_back_delays_a_change_no_further() -> None:
-    assert Lease(60.0, 14.0, 1e9).settles_in(0.0) == SETTLING
+    assert LeaseLength(60.0, 14.0, 1e9).settles_in(0.0) == SETTLING
 
 
 def test_times_follow_from_the_lease() -> None:
