@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a process.
 
-    Each field with a `Setting` makes a flag of the services (cli/settings.py) and a variable, and has a line in
+    Each field with a `Setting` makes a flag of the services (cli/options.py) and a variable, and has a line in
     docs/settings.md. The fields after them are fixed: only the tests of evsched give them other values.
     """
 

@@ -5,22 +5,19 @@ Redis may be down, or may refuse to say it. Then a process goes on with what it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from evsched import events
-from evsched import keys
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from msgspec import structs
+
+from evsched import events, keys
 from evsched.config import Config
-from evsched.errors import StoreError
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError, StoreRefused
 from evsched.lease import LeaseLength
 from evsched.runtime.loops import Runtime
 from evsched.store import server
 from evsched.transport.address import Host
-from msgspec import structs
-from typing import Final
-import asyncio
-
 
 _PAUSE: Final = 0.01
 """Seconds between two slices of a scan for shards."""

@@ -9,12 +9,10 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from evsched.cli import output
-from evsched.cli.interruption import asked_to_end
-from evsched.cli.progress_bar import progress_bar
-from evsched.cli.table import Column, Moment, table
-from evsched.cli.time_args import parse_length, parse_past
+from evsched.cli.commands import UsageError
+from evsched.cli.options import parse_length, parse_past
+from evsched.cli.output import Column, Moment, asked_to_end, progress_bar, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
-from evsched.cli.usage import UsageError
 from evsched.client.client import SyncClient
 from evsched.client.sweep import Filter, Sweep
 from evsched.client.sweeps import Sweeps
@@ -177,7 +175,7 @@ def _list(found: Sequence[Match], done: str, json: bool) -> None:
         return
     print(f"{len(found)} would be {done}" + (", among them:" if len(found) > _EXAMPLES else ""))
     if found:
-        show(found[:_EXAMPLES], "")
+        show_matches(found[:_EXAMPLES], "")
 
 
 def describe(job: Match) -> dict[str, Any]:
@@ -195,7 +193,7 @@ def describe(job: Match) -> dict[str, Any]:
     }
 
 
-def show(jobs: Sequence[Match], empty: str) -> None:
+def show_matches(jobs: Sequence[Match], empty: str) -> None:
     """Print jobs as a table, or the sentence `empty` if there are none."""
     columns = (
         Column("place", 1),

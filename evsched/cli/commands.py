@@ -1,8 +1,41 @@
-"""The commands of `evsched`: their names, where they are, and what they do. Imported at no cost."""
+"""The commands of `evsched`: their names, where they are, what they do, and the help that lists them.
+
+Imported at no cost: no library is needed before a command runs, so the help appears at once.
+"""
 
 from __future__ import annotations
 
+import difflib
+import os
+import sys
+from textwrap import fill
 from typing import Final, NamedTuple
+
+from evsched.errors import EvschedError
+
+
+class UsageError(EvschedError):
+    """The command line is not valid."""
+
+
+_LEAST: Final = 20
+"""Columns that are drawn, however narrow the terminal is: with fewer, help is letters below each other, and rich needs
+endless time and memory for it."""
+
+
+def width() -> int:
+    """Return its columns: the variable COLUMNS if it is set, else what the terminal says; 80 if there is none."""
+    if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
+        return max(_LEAST, int(asked))
+    try:
+        return max(_LEAST, os.get_terminal_size(sys.stdout.fileno()).columns or 80)
+    except OSError:
+        return 80
+
+
+def bold(text: str) -> str:
+    """Return a text in bold, for a terminal that can show it."""
+    return text if os.environ.get("TERM", "dumb") == "dumb" else f"\x1b[1m{text}\x1b[0m"
 
 
 class Command(NamedTuple):
@@ -17,134 +50,140 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
     "Run": (
         Command(
             "dev",
-            "run:dev",
+            "run_commands:dev",
             "Run a dispatcher and a worker in one process, for development. It starts a private Redis if no URL is "
             "set.",
         ),
         Command(
             "dispatcher",
-            "run:dispatcher",
+            "run_commands:dispatcher",
             "Run a dispatcher: it moves due jobs to the workers, and recovers the jobs of workers that died.",
         ),
         Command(
             "worker",
-            "run:worker",
+            "run_commands:worker",
             "Run a worker: it runs the jobs of your app. Start any number of workers, on any machines.",
         ),
         Command(
             "api",
-            "api:api",
+            "run_commands:api",
             "Serve the HTTP interface: schedule, look up and change jobs and recurrences with JSON. It needs tokens.",
         ),
         Command(
             "demo",
-            "run:demo",
+            "run_commands:demo",
             "Schedule jobs in three ways, run them with a dispatcher and a worker, and print how late they started.",
         ),
     ),
     "Jobs": (
         Command(
             "enqueue",
-            "jobs:enqueue",
+            "job_commands:enqueue",
             "Schedule a job, and print its id. Without --in or --at, it is due now.",
         ),
         Command(
             "jobs",
-            "jobs:jobs",
+            "job_commands:jobs",
             "List the waiting and the dead jobs of a queue, the next to run first; with a filter, those that match.",
         ),
-        Command("show", "follow:show", "Show a job: where it is, when it ran, its arguments, result and last error."),
+        Command(
+            "show", "job_commands:show", "Show a job: where it is, when it ran, its arguments, result and last error."
+        ),
         Command(
             "explain",
-            "follow:explain",
+            "job_commands:explain",
             "Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.",
         ),
         Command(
             "cancel",
-            "jobs:cancel",
+            "job_commands:cancel",
             "Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.",
         ),
         Command(
             "reschedule",
-            "jobs:reschedule",
+            "job_commands:reschedule",
             "Give a waiting job another due time, or with a filter all waiting jobs that match.",
         ),
-        Command("run-now", "jobs:run_now", "Make a waiting job due now."),
-        Command("dead", "dead:app", "List, revive or drop dead jobs: jobs that failed and will not be tried again."),
+        Command("run-now", "job_commands:run_now", "Make a waiting job due now."),
+        Command(
+            "dead", "dead_commands:app", "List, revive or drop dead jobs: jobs that failed and will not be tried again."
+        ),
     ),
     "Queues and workers": (
         Command(
             "queues",
-            "queues:app",
+            "queue_commands:app",
             "Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.",
         ),
         Command(
             "workers",
-            "queues:workers",
+            "queue_commands:workers",
             "List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.",
         ),
         Command(
             "top",
-            "top:top",
+            "top_commands:top",
             "Show queues, workers, throughput, lateness and running jobs, refreshed each second. q or Ctrl-C quits.",
         ),
         Command(
             "pause",
-            "policy:pause",
+            "policy_commands:pause",
             "Pause a queue: running jobs finish, and no other job starts until you resume the queue.",
         ),
-        Command("resume", "policy:resume", "Resume a paused queue."),
+        Command("resume", "policy_commands:resume", "Resume a paused queue."),
         Command(
             "limit",
-            "policy:limit",
+            "policy_commands:limit",
             "Set limits of a queue, a group or a task, and show all limits of the queue. They apply at once, to all "
             "workers.",
         ),
         Command(
             "limits",
-            "limits:limits",
+            "policy_commands:limits",
             "List the limits of each queue, and what the code of the apps declares. Exit code 1: as `evsched queues`.",
         ),
     ),
     "Recurrences and windows": (
         Command(
             "recurrences",
-            "recurrences:app",
+            "recurrence_commands:app",
             "List, add, pause or remove recurrences: rules that make jobs again and again.",
         ),
         Command(
             "windows",
-            "calendars:windows",
+            "calendar_commands:windows",
             "List, set or remove named windows: the hours in which jobs may start.",
         ),
         Command(
             "calendars",
-            "calendars:app",
+            "calendar_commands:app",
             "List, set or remove calendars: days on which recurrences make no jobs.",
         ),
     ),
     "Ledger": (
         Command(
             "ledger",
-            "ledger:app",
+            "ledger_commands:app",
             "Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose: migrate, run, status.",
         ),
     ),
     "Upkeep": (
-        Command("doctor", "doctor:doctor", "Check Redis and every queue for problems, and print how to fix each."),
+        Command(
+            "doctor", "doctor_commands:doctor", "Check Redis and every queue for problems, and print how to fix each."
+        ),
         Command(
             "lease",
-            "settings:lease",
+            "policy_commands:lease",
             "Show or change the lease: the seconds without a heartbeat after which a worker's jobs start elsewhere.",
         ),
         Command(
             "schema",
-            "schema:schema",
+            "run_commands:schema",
             "Print the JSON Schema of what clients write to Redis: payloads, inline jobs, the records of recurrences.",
         ),
         Command(
             "completion",
-            "completion:completion",
+            "run_commands:completion",
             "Print a script for tab completion of commands, flags and their choices. Save it where your shell looks "
             "for it.",
         ),
@@ -153,3 +192,44 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
 
 COMMANDS: Final = {command.name: command for commands in FAMILIES.values() for command in commands}
 """All commands by name."""
+
+
+_WIDEST: Final = 100
+"""Columns of the text: longer lines are hard to read."""
+
+_NAME: Final = max(map(len, COMMANDS))
+
+_INTRODUCTION: Final = (
+    "Run jobs on time, on Redis.",
+    (
+        "To see it work, run `evsched demo`. To develop, run `evsched dev tasks:app`. In production, run "
+        "`evsched dispatcher` and `evsched worker tasks:app`. `evsched COMMAND --help` explains a command, and "
+        "`evsched --version` prints the version."
+    ),
+    "Write lengths of time as 250ms, 10s, 5m, 1.5h or 7d, and times as 2030-01-31T09:00 or in Unix seconds.",
+)
+
+
+def overview() -> str:
+    """Return the help, as wide as the terminal."""
+    columns, heading = min(width(), _WIDEST), bold if sys.stdout.isatty() else str
+    parts = ["Usage: evsched COMMAND", *(fill(text, columns) for text in _INTRODUCTION)]
+    for family, commands in FAMILIES.items():
+        lines = [
+            fill(
+                command.summary,
+                max(columns, 2 * _NAME),
+                initial_indent=f"  {command.name:{_NAME}}  ",
+                subsequent_indent=" " * (_NAME + 4),
+            )
+            for command in commands
+        ]
+        parts.append("\n".join([heading(family), *lines]))
+    return "\n\n".join(parts)
+
+
+def unknown(name: str) -> UsageError:
+    """Return the error for a word that is not a command."""
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f", did you mean {near[0]}?" if near else ""
+    return UsageError(f"there is no command {name!r}{hint} (see evsched --help)")

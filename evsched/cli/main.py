@@ -15,9 +15,8 @@ from io import TextIOWrapper
 from typing import Final
 
 import evsched
-from evsched.cli import terminal
-from evsched.cli.commands import COMMANDS
-from evsched.cli.usage import UsageError
+from evsched.cli import commands
+from evsched.cli.commands import COMMANDS, UsageError
 from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded, StoreError
 from evsched.runtime import garbage
 
@@ -83,12 +82,12 @@ def _command(words: list[str]) -> int:
         print(evsched.__version__)
         return 0
     if not words or words[0] in ("--help", "-h"):
-        from evsched.cli.overview import overview
+        from evsched.cli.commands import overview
 
         print(overview())
         return 0
     if words[0] not in COMMANDS:
-        from evsched.cli.overview import unknown
+        from evsched.cli.commands import unknown
 
         raise unknown(words[0])
     from cyclopts import CycloptsError
@@ -98,15 +97,15 @@ def _command(words: list[str]) -> int:
 
     root = build(words[:1])
     if {"--help", "-h"} & {*words}:
-        from evsched.cli.console import PipeConsole
+        from evsched.cli.root import PipeConsole
 
-        root.console = PipeConsole(width=terminal.width())
+        root.console = PipeConsole(width=commands.width())
     options.incomplete.clear()
     try:
         code = root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
         return code or int(options.incomplete.is_set())
     except CycloptsError as error:
-        from evsched.cli.mistakes import mistake
+        from evsched.cli.root import mistake
 
         raise mistake(error, root, words) from None
 

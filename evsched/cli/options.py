@@ -1,28 +1,36 @@
-"""What commands share: the options that many of them take, the settings, and the client of Redis."""
+"""What commands share: options that many of them take, the flags of the services, times, and the client of Redis.
+
+The flags of the services are made from the fields of `Config`. Times and durations are read as people write them.
+"""
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
 import re
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, time, timedelta
 from functools import cache
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
-from cyclopts import Parameter, Token
+from cyclopts import Group, Parameter, Token
 
 from evsched import environment
 from evsched.cli import output
-from evsched.cli.usage import UsageError
+from evsched.cli.commands import UsageError
 from evsched.client.client import SyncClient
 from evsched.client.operations import Operation, once
 from evsched.client.spread import answering, queue_stats, read_all_shards, read_shards
-from evsched.config import Config
+from evsched.config import LISTS, SETTINGS, Config, variable
 from evsched.display import escape
 from evsched.errors import ConfigError, StoreDown
 from evsched.keys import check_queue
+from evsched.lease import DEFAULT
+from evsched.recurrence.cron import find_zone
 from evsched.shards import Shards, unread
 from evsched.store.store import Store
 from evsched.transport import address
@@ -189,3 +197,179 @@ def _read_shards(redis: CommandClient, changes_queue: bool) -> Shards:
     except StoreDown as error:
         redis.unread = f"{reason(error)}, so the numbers of shards cannot be read"
         return unread()
+
+
+R = TypeVar("R")
+
+_PANEL: Final = Group("Settings", sort_key=1)
+
+_TYPES: Final = get_type_hints(Config)
+_DEFAULTS: Final = Config()
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting. A setting that only `evsched api` has is called api_..., and its flag is not."""
+    return f"--{(name.removesuffix('s') if name in LISTS else name).removeprefix('api_').replace('_', '-')}"
+
+
+def default(name: str) -> str:
+    """Return the default of a setting as its help says it."""
+    if name == "queues":
+        return "all queues for a dispatcher and the API, for a worker those of its app, its tasks and its recurrences"
+    if name == "process_pool":
+        return "the number of processors"
+    if name == "lease":
+        return f"the one in Redis, or else {DEFAULT:g}"
+    value = getattr(_DEFAULTS, name)
+    if value in (None, ()):
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a service a flag for each setting that it has, in place of its parameter `config`.
+
+    A flag that the service declares by itself is a setting too: it also gets what was given for it.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        one.replace(annotation=hints[one.name])
+        for one in inspect.signature(command).parameters.values()
+        if one.name != "config"
+    ]
+    declared = [one.name for one in own if one.name in SETTINGS]
+    names = [
+        name
+        for name, setting in SETTINGS.items()
+        if command.__name__ in setting.commands and name not in declared and not setting.secret
+    ]
+    made = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name))
+        for name in names
+    ]
+
+    def with_flags(*args: object, **given: Any) -> R:
+        flags = {name: given.pop(name, None) for name in names} | {name: given.get(name) for name in declared}
+        return command(*args, **given, config=settings(**flags))
+
+    with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
+    with_flags.__annotations__ = {one.name: one.annotation for one in (*own, *made)}
+    setattr(with_flags, "__signature__", inspect.Signature([*own, *made]))  # noqa: B010 - pyright knows no such field
+    return with_flags
+
+
+def _annotation(name: str) -> Any:
+    setting, kind = SETTINGS[name], _TYPES[name]
+    if name in LISTS:
+        kind = list[str]
+    described = Parameter(
+        name=flag(name),
+        help=f"{setting.help}. Variable: {variable(name)}. Default: {default(name)}.",
+        negative="",
+        show_default=False,
+        group=_PANEL,
+        converter=_upper if name == "log_level" else whole if kind in (int, int | None) else None,
+    )
+    return Annotated[kind | None, described]
+
+
+def _upper(_kind: Any, tokens: Sequence[Token]) -> str:
+    return tokens[0].value.upper()
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+
+
+def parse_length(text: str) -> float:
+    """Return the seconds of "10s", "1.5h", "250ms", "7d", or of a plain number.
+
+    Raises:
+        UsageError: it is not a duration.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)", text.strip())
+    if not found:
+        raise UsageError(f"{text!r} is not a duration: write 10s, 250ms, 5m, 1.5h or 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def parse_time(text: str, zone: str | None = None) -> float:
+    """Return the Unix seconds of an ISO 8601 time, or of a plain number.
+
+    A time without an offset is in `zone`, or in this machine's zone if that is None.
+
+    Raises:
+        UsageError: it is not a time.
+        ConfigError: there is no such zone.
+    """
+    local = None if zone is None else find_zone(zone)
+    try:
+        number = float(text)
+    except ValueError:
+        try:
+            moment = datetime.fromisoformat(text)
+            return (moment if moment.tzinfo else moment.replace(tzinfo=local)).timestamp()
+        except (ValueError, OverflowError):
+            raise UsageError(
+                f"{text!r} is not a time: write 2030-01-31T09:00, 2030-01-31T09:00+01:00 or Unix seconds"
+            ) from None
+    if not math.isfinite(number):
+        raise UsageError(f"{text!r} is not a time: write Unix seconds")
+    return number
+
+
+def parse_past(text: str) -> float | timedelta:
+    """Return the Unix seconds of a time, or the length of "2h" or "90s", which is that long ago.
+
+    A time of day without a date, such as 14:00, is the latest one that has passed on this machine's clock.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    return _near(text, None, -1, "2h for two hours ago")
+
+
+def parse_future(text: str, zone: str | None = None) -> float | timedelta:
+    """Return the Unix seconds of a time, as `parse_time`, or the length of "10m", which is that long from now.
+
+    A time of day without a date, such as 17:00, is the next one on this machine's clock.
+
+    Raises:
+        UsageError: it is neither.
+        ConfigError: there is no such zone.
+    """
+    return _near(text, zone, 1, "10m for ten minutes from now")
+
+
+def _near(text: str, zone: str | None, direction: int, example: str) -> float | timedelta:
+    text = text.strip()
+    if re.fullmatch(r"[\d.]+\s*(ms|s|m|h|d)", text):
+        try:
+            return timedelta(seconds=parse_length(text))
+        except OverflowError:
+            raise UsageError(f"{text!r} is too long: write {example}, or a time such as 14:00") from None
+    if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
+        now = datetime.now(None if zone is None else find_zone(zone))
+        try:
+            of_day = time.fromisoformat(text if text[2] == ":" else f"0{text}")
+        except ValueError:
+            raise UsageError(
+                f"{text!r} is not a time of day: write one such as 14:00 or 14:00:30, or {example}"
+            ) from None
+        moment = datetime.combine(now, of_day, now.tzinfo)
+        passed = moment.timestamp() <= now.timestamp()
+        return (moment if passed == (direction < 0) else moment + timedelta(days=direction)).timestamp()
+    try:
+        return parse_time(text, zone)
+    except UsageError as error:
+        raise UsageError(f"{error}; or 14:00; or {example}") from None
+
+
+def parse_due(at: str | None, after: str | None) -> tuple[float | None, float | None]:
+    """Return (due, delay) of --at and --in, of which at most one may be given.
+
+    Raises:
+        UsageError: both are given, or one does not parse.
+    """
+    if at is not None and after is not None:
+        raise UsageError("--at and --in: give one of them")
+    return None if at is None else parse_time(at), None if after is None else parse_length(after)

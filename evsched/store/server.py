@@ -5,24 +5,17 @@ In a cluster, those without a key are answered by each node for itself: send the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
 from evsched import keys
-from evsched.errors import FULL
-from evsched.errors import NO_ENTRY
-from evsched.errors import StoreDown
-from evsched.errors import StoreError
-from evsched.errors import StoreRefused
-from evsched.lease import LeaseLength
-from evsched.lease import parse_lease
+from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
+from evsched.lease import LeaseLength, parse_lease
 from evsched.shards import MOST
 from evsched.transport.address import Host
-from evsched.transport.call import Call
-from evsched.transport.call import Word
-from evsched.transport.call import raw
-from evsched.transport.call import text
-from msgspec import Struct
-from typing import Any
+from evsched.transport.call import Call, Word, raw, text
 
 
 class QueueKeys(Struct, frozen=True):

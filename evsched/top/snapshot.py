@@ -1,6 +1,6 @@
 """The page of `evsched top`, as a value: made from the last look at Redis and what is known from earlier looks.
 
-Pure: top/collector.py looks, cli/render.py draws. Lengths are in seconds, times in Unix seconds by Redis's clock.
+Pure: top/collector.py looks, cli/top_commands.py draws. Lengths are in seconds, times in Unix seconds by Redis's clock.
 """
 
 from __future__ import annotations

@@ -55,18 +55,18 @@ def test_what_runs_no_command_imports_no_library(words: tuple[str, ...]) -> None
 def test_a_mistyped_command_imports_no_command() -> None:
     imported = modules(RUN, "quues")
     assert foreign(imported) <= {"msgspec", "typing_extensions"}  # for the characters of the message
-    assert "evsched.cli.overview" in imported
+    assert "evsched.cli.commands" in imported
     assert families(imported) == set()
 
 
 @pytest.mark.extra
 def test_a_mistyped_command_of_a_family_imports_that_family() -> None:
-    assert families(modules(RUN, "dead", "lst")) == {"evsched.cli.dead"}
+    assert families(modules(RUN, "dead", "lst")) == {"evsched.cli.dead_commands"}
 
 
 def test_a_command_imports_what_it_uses(tmp_path: Path) -> None:
     imported = modules(RUN, "queues", "--url", f"unix://{tmp_path / 'none'}")
-    assert {"evsched.cli.queues", "evsched.transport.senders", "redis"} <= imported
+    assert {"evsched.cli.queue_commands", "evsched.transport.senders", "redis"} <= imported
     assert not foreign(imported) & {"anyio", "markdown_it", "prometheus_client", "pygments"}
     assert not imported & {
         "zoneinfo",

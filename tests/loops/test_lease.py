@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from evsched import events
-from evsched import keys
-from evsched import shard_map
+import asyncio
+from math import inf
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from evsched import events, keys, shard_map
 from evsched.app import App
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
-from evsched.lease import DEFAULT
-from evsched.lease import LeaseLength
+from evsched.lease import DEFAULT, LeaseLength
 from evsched.runtime.loops import Runtime
 from evsched.store import server as redis_server
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from math import inf
-from msgspec.structs import replace
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
-from typing import Any
-import asyncio
-import pytest
-
 
 LONG_AGO = 1.0
 """Unix seconds: a change at this time has settled."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evsched import App, current_job, keys
-from evsched.cli import bulk, follow
+from evsched.cli import bulk, job_commands
 from evsched.client.client import SyncClient
 from evsched.client.sweep import Filter
 from evsched.config import Config
@@ -180,7 +180,7 @@ async def test_a_job_of_a_shard_is_followed_to_its_end(
 ) -> None:
     app, begun, goes_on = App(url, queue="mail"), asyncio.Event(), asyncio.Event()
     shard, loop = elsewhere("a"), asyncio.get_running_loop()
-    wait = follow._wait_for_end  # pyright: ignore[reportPrivateUsage]
+    wait = job_commands._wait_for_end  # pyright: ignore[reportPrivateUsage]
 
     @app.task(retention=60)
     async def climb() -> int:
@@ -193,7 +193,7 @@ async def test_a_job_of_a_shard_is_followed_to_its_end(
         loop.call_soon_threadsafe(goes_on.set)
         await wait(*more)
 
-    monkeypatch.setattr(follow, "_wait_for_end", wait_noted)
+    monkeypatch.setattr(job_commands, "_wait_for_end", wait_noted)
     async with system(Config(url=url, queues=tuple(MAIL)), app):
         await climb.using(queue=shard, id="a").enqueue()
         await asyncio.wait_for(begun.wait(), PATIENCE)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evsched.cli.ics import WholeDays, read_file
+from evsched.cli.calendar_commands import WholeDays, read_file
 from evsched.errors import ConfigError
 from evsched.recurrence.calendars import format_calendar, parse_calendar, read_days
 from evsched.recurrence.recurrence import Declared, Recurrence, read_recurrence
@@ -256,7 +256,7 @@ def test_a_file_with_several_calendars_is_read_whole(tmp_path: Path) -> None:
 def test_an_event_that_cannot_be_used_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, words: str
 ) -> None:
-    monkeypatch.setattr("evsched.cli.ics.RANGES", 100)
+    monkeypatch.setattr("evsched.cli.calendar_commands.RANGES", 100)
     with pytest.raises(ConfigError, match=words):
         read(tmp_path, EVENT.format(event))
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from evsched.cli.render import draw, due, rate, sparkline
+from evsched.cli.top_commands import draw, due, rate, sparkline
 from evsched.store.dispatcher_calls import Lease
 from evsched.store.operator_calls import QueueStats
 from evsched.top.snapshot import (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from evsched.cli.table import Column, Moment, fields, fit, table
+from evsched.cli.output import Column, Moment, fields, fit, table
 
 SetWidth = Callable[[int], None]
 

@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from evsched.cli.time_args import parse_future, parse_length, parse_past, parse_time
-from evsched.cli.usage import UsageError
+from evsched.cli.commands import UsageError
+from evsched.cli.options import parse_future, parse_length, parse_past, parse_time
 
 
 def test_lengths_and_times_as_people_write_them() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched import Retry, events
-from evsched.cli.table import fields
+from evsched.cli.output import fields
 from evsched.errors import ConfigError
 from evsched.jobs.record import number, read_status, whole
 from evsched.jobs.retry import ATTEMPTS_MOST, least_delay

@@ -1,4 +1,7 @@
-"""The commands that run: dispatcher, worker, dev, demo."""
+"""The commands that run: dispatcher, worker, api, dev, demo; and those that print text for other programs.
+
+`schema` prints the JSON Schema of what clients write to Redis, `completion` a script for tab completion.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from evsched.cli.options import Url, UrlOrPrivate, settings, whole
-from evsched.cli.settings import takes_settings
-from evsched.cli.usage import UsageError
+from evsched.cli import output
+from evsched.cli.commands import UsageError
+from evsched.cli.options import Url, UrlOrPrivate, settings, takes_settings, whole
+from evsched.cli.root import build
+from evsched.client.wire_schema import Written, wire_schema
 from evsched.config import Config, variable
 from evsched.environment import as_environment
 from evsched.telemetry import log
@@ -148,3 +153,45 @@ def demo(
         return run_demo(used, jobs, seconds, idle)
     with EmbeddedRedis() as server:
         return run_demo(server.url, jobs, seconds, idle)
+
+
+@takes_settings
+def api(*, config: Config) -> None:
+    """Serve the HTTP interface: schedule, look up and change jobs and recurrences with JSON. It needs tokens.
+
+    Callers send a token, which is in EVSCHED_API_WRITE_TOKENS, EVSCHED_API_READ_TOKENS, or a file. With --queue,
+    they can reach those queues only. TLS and limits of connections are the business of the proxy in front of it.
+
+    Example: EVSCHED_API_WRITE_TOKENS=file:/run/secrets/evsched evsched api --port 8420
+    """
+    from evsched.services.service import run_api
+
+    log.configure(config.log_level)
+    run_api(config)
+
+
+def schema(
+    of: Annotated[
+        Written | None, Parameter(help="What it is for. Default: one document with the definitions of all.")
+    ] = None,
+    /,
+) -> None:
+    """Print the JSON Schema of what clients write to Redis: payloads, inline jobs, the records of recurrences.
+
+    The dialect is 2020-12. docs/protocol.md says where each is written.
+
+    Example: evsched schema payload > payload.schema.json
+    """
+    output.as_json(wire_schema(of))
+
+
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Your shell.")], /) -> None:
+    """Print a script for tab completion of commands, flags and their choices. Save it where your shell looks for it.
+
+    bash: evsched completion bash > ~/.local/share/bash-completion/completions/evsched
+
+    zsh: evsched completion zsh > ~/.zfunc/_evsched, with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
+
+    fish: evsched completion fish > ~/.config/fish/completions/evsched.fish
+    """
+    print(build().generate_completion(shell=shell))

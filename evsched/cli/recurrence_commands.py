@@ -1,8 +1,4 @@
-"""The commands about recurrences: look ahead, make, remove.
-
-The list is in recurrence_list.py. The commands about deploys are in deploys.py, those about pauses in pauses.py, those
-that run a recurrence by hand in requested_runs.py.
-"""
+"""The commands about recurrences: list, look ahead, make, remove, pause, resume, trigger and backfill."""
 
 from __future__ import annotations
 
@@ -17,26 +13,204 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
-from evsched.cli.deploys import prune, rollback
-from evsched.cli.jobs import argument
-from evsched.cli.options import Json, Queue, RecurrenceName, Url, client, whole
-from evsched.cli.pauses import pause, resume
-from evsched.cli.recurrence_list import list_recurrences
-from evsched.cli.requested_runs import backfill, trigger
-from evsched.cli.table import Column, Moment, sentence, table
-from evsched.cli.time_args import parse_time
+from evsched.cli.commands import UsageError
+from evsched.cli.deploy_commands import prune, rollback
+from evsched.cli.job_commands import argument
+from evsched.cli.options import Json, Queue, RecurrenceName, Url, client, parse_future, parse_time, whole
+from evsched.cli.output import Column, Moment, sentence, table
+from evsched.cli.policy_commands import end_of_pause
 from evsched.cli.unknown_queues import client_of, note_if_unknown
-from evsched.cli.usage import UsageError
 from evsched.client import recurrence_operations
 from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, check_job_options, new_job
-from evsched.client.recurrence_operations import find_standing, kept, read_stored
+from evsched.client.recurrence_operations import RecurrenceStatus, find_standing, kept, list_statuses, read_stored
 from evsched.config import DEFAULT_QUEUE
+from evsched.display import format_duration
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.recurrence.cron import find_zone
 from evsched.recurrence.look_ahead import Standing, runs_ahead
 from evsched.recurrence.recurrence import Declared, Misfire, Overlap, Recurrence, read_recurrence
+from evsched.store.recurrence_calls import Backfilled
 from evsched.store.store import Store
+
+_COLUMNS = (
+    Column("name"),
+    Column("rule", 3),
+    Column("zone", 5),
+    Column("next", 1),
+    Column("runs", 6),
+    Column("failed", 6),
+    Column("missed", 7),
+    Column("last", 4),
+    Column("finished", 8),
+    Column("late", 9),
+    Column("skip", 10),
+    Column("state", 2, prose=True),
+)
+
+
+def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
+    """List the recurrences of a queue: rule, next time, and how the last run ended.
+
+    Example: evsched recurrences --queue reports
+    """
+    with client_of(url, queue) as redis:
+        rows = redis.run(list_statuses(Store(queue)))
+        unknown = note_if_unknown(redis, queue, rows)
+    if json:
+        output.as_json(rows)
+    else:
+        table(_COLUMNS, map(_cells, rows), f"queue {queue} has no recurrences")
+    return unknown
+
+
+def _cells(row: RecurrenceStatus) -> tuple[object, ...]:
+    state = row.reason or _state(row)
+    next_ = Moment(None if state else row.next)
+    if row.requests:
+        state = "; ".join(filter(None, (state, f"{row.requests} requested runs wait")))
+    finished = Moment(row.last_finished if row.last_outcome else None)
+    late = "" if row.last_lateness is None else format_duration(row.last_lateness)
+    counts = (row.runs, row.failed, row.missed, row.last_outcome, finished, late)
+    return row.name, row.rule, row.zone or "UTC", next_, *counts, row.skip, state
+
+
+def _state(row: RecurrenceStatus) -> str:
+    """Return why a recurrence has no next time, '' = it has one."""
+    paused = ""
+    if row.paused:
+        until = f" until {output.moment(row.paused_until, short=True)}" if row.paused_until else ""
+        paused = f"paused{until}" + (f": {row.paused_why}" if row.paused_why else "")
+    if row.retired:
+        return "stopped: the code no longer declares it" + (f", and {paused}" if paused else "")
+    if row.after_run and not paused:
+        return "counted from the end of its run"
+    return paused or ("" if row.next else "over, or about to begin")
+
+
+def pause(
+    name: RecurrenceName,
+    /,
+    *,
+    until: Annotated[
+        str | None,
+        Parameter(
+            help="When the pause ends by itself: 10m for ten minutes from now, 17:00 for the next 17:00, or "
+            "2030-01-31T09:00. Default: when you resume it."
+        ),
+    ] = None,
+    why: Annotated[str, Parameter(help="A sentence for operators: why it is paused.")] = "",
+    zone: Annotated[
+        str | None, Parameter(help="The time zone of --until, if it has no offset. Default: this machine's.")
+    ] = None,
+    queue: Queue = DEFAULT_QUEUE,
+    url: Url = None,
+) -> None:
+    """Pause a recurrence. Times that pass during the pause do not count as missed.
+
+    Example: evsched recurrences pause nightly --until 2030-01-31T09:00 --why "the warehouse moves"
+    """
+    try:
+        at = None if until is None else parse_future(until, zone)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    with client_of(url, queue) as redis:
+        ends = end_of_pause(redis, queue, at)
+        try:
+            redis.run(recurrence_operations.pause(Store(queue), name, ends, why))
+        except ConfigError as error:
+            raise UsageError(f"--{error}") from None
+    print(f"{name} is paused" + ("" if ends is None else f" until {output.moment(ends, short=True)}"))
+
+
+def resume(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Resume a paused recurrence. Times that have passed are not made up for.
+
+    Example: evsched recurrences resume nightly
+    """
+    with client_of(url, queue) as redis:
+        recurs = redis.send(Store(queue).hold(name, False))
+    print(f"{name} is resumed" + ("" if recurs else ", and stays stopped: the code no longer declares it"))
+
+
+def trigger(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Run a recurrence once, now, also if it is paused. If it must not overlap, the run waits until the others ended.
+
+    Example: evsched recurrences trigger nightly
+    """
+    with client_of(url, queue) as redis:
+        try:
+            job_id, begun = redis.run(recurrence_operations.trigger(Store(queue), name))
+        except ConfigError as error:  # what is not valid is the record in Redis, not the command line
+            raise EvschedError(str(error)) from None
+    print(job_id if begun else f"{job_id} waits until the run before it has ended")
+
+
+def backfill(
+    name: RecurrenceName,
+    /,
+    *,
+    since: Annotated[str, Parameter(name="--from", help="The first planned time: 2030-01-31T09:00.")],
+    until: Annotated[str | None, Parameter(name="--to", help="Only planned times before this. Default: now.")] = None,
+    zone: Annotated[
+        str | None, Parameter(help="The time zone of times that have no offset. Default: this machine's.")
+    ] = None,
+    dry_run: Annotated[bool, Parameter(negative="", help="List the planned times, and run nothing.")] = False,
+    queue: Queue = DEFAULT_QUEUE,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Run planned times that have passed, each once: the same command again runs nothing again.
+
+    They run one after another, or up to 100 at a time if the overlap of the recurrence is "allow". At most 10,000.
+
+    Example: evsched recurrences backfill nightly --from 2030-01-01 --to 2030-02-01
+    """
+    try:
+        first = parse_time(since, zone)
+        last = float("inf") if until is None else parse_time(until, zone)
+        if last <= first:
+            raise UsageError("--to: after --from")
+        with client_of(url, queue) as redis:
+            if dry_run:
+                _list(redis.run(recurrence_operations.planned_between(Store(queue), name, first, last)), zone, json)
+                return
+            found = redis.run(recurrence_operations.backfill(Store(queue), name, first, last))
+            paused = "paused" in redis.send(Store(queue).recurrence(name))
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    if json:
+        output.as_json(found)
+    else:
+        print(f"{name}: {_describe(found, paused)}")
+
+
+def _list(times: list[float], zone: str | None, json: bool) -> None:
+    if json:
+        output.as_json(times)
+        return
+    from evsched.recurrence.cron import find_zone
+
+    local = None if zone is None else find_zone(zone)
+    for planned in times:
+        print(datetime.fromtimestamp(planned, local).astimezone(local).isoformat(" ", "seconds"))
+
+
+def _describe(found: Backfilled, paused: bool) -> str:
+    """Return in words what a backfill has done."""
+    if not (found.requested or found.known or found.later or found.left_out):
+        return "no planned time has passed between --from and --to"
+    parts = [f"{found.requested} runs requested" if found.requested != 1 else "1 run requested"]
+    if found.known:
+        parts.append(f"{found.known} were requested before or have a job")
+    if found.later:
+        parts.append(f"{found.later} are left to the dispatcher, which has not made them yet")
+    if found.left_out:
+        parts.append(f"{found.left_out} left out, because {found.waiting} wait: repeat the command later")
+    if paused and found.waiting:
+        parts.append("they begin when it is resumed")
+    return ", ".join(parts)
+
 
 app = App(
     name="recurrences",

@@ -1,30 +1,106 @@
-"""The commands that set what passes the gate of a queue: pause, resume, limit."""
+"""The commands that operators set policy with: pause, resume, limit, limits, and the lease."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from evsched import keys
 from evsched.cli import output
-from evsched.cli.limits import COLUMNS, by_part, rows_of
-from evsched.cli.options import Json, Url, client
-from evsched.cli.pauses import end_of_pause
-from evsched.cli.table import table
-from evsched.cli.time_args import parse_future
+from evsched.cli.commands import UsageError
+from evsched.cli.options import Json, Queues, Url, client, parse_future
+from evsched.cli.output import Column, Moment, table
+from evsched.cli.queue_commands import each, read_limits, report
 from evsched.cli.unknown_queues import missing, note_unknown
-from evsched.cli.usage import UsageError
 from evsched.client import gate
+from evsched.client.client import SyncClient
+from evsched.config import RANGES, out_of_range
+from evsched.display import format_duration
 from evsched.errors import ConfigError, EvschedError
 from evsched.keys import check_queue
+from evsched.lease import DEFAULT, LeaseLength
+from evsched.store import server
+from evsched.store.gate_limits import Limits, merged, own, shown
+from evsched.store.server import clock
 from evsched.store.store import Store
+
+COLUMNS = (Column("group", 1), Column("limit"), Column("value"), Column("in the code", 2))
+
+
+def by_part(stores: Sequence[Store], parts: Sequence[Limits]) -> list[tuple[str | None, Limits]]:
+    """Return the limits of a whole queue, with None, and those that only some shards have, with their names."""
+    whole = merged(parts)
+    alone = [(store.queue, own(part, whole)) for store, part in zip(stores, parts, strict=True)]
+    return [(None, whole), *(alone if len(parts) > 1 else ())]
+
+
+def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
+    """Return the rows of a queue, by COLUMNS."""
+    rows = list[tuple[str, str, object, str]]()
+    for field, value in found.fields().items():
+        name, _, group = field.partition(":")
+        rows.append((group, name, "none" if value is None else shown(name, value), _in_code(found, field)))
+    if found.paused is not None:
+        rows.append(("", "paused since", Moment(found.paused), ""))
+        if found.paused_until is not None:
+            rows.append(("", "paused until", Moment(found.paused_until), ""))
+        if found.paused_why:
+            rows.append(("", "paused because", found.paused_why, ""))
+    return rows
+
+
+def _in_code(found: Limits, field: str) -> str:
+    declared = found.declared.get(field)
+    if declared is None:
+        return ""
+    changed = ", changed by hand" if found.overruled(field) else ""
+    return f"{shown(field.partition(':')[0], declared.value)} in app {declared.app}{changed}"
+
+
+def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
+    """List the limits of each queue, and what the code of the apps declares. Exit code 1: as `evsched queues`.
+
+    A limit that was changed by hand stays so until its declaration in the code changes. The limits of a queue with
+    shards are divided among them: their sum is listed, and by itself a limit that only one shard has.
+
+    Example: evsched limits --queue mail
+    """
+    rows, listed = list[tuple[str, str, str, object, str]](), list[dict[str, Any]]()
+    with client(url) as redis:
+        read, down = each(redis, queue, lambda stores: by_part(stores, read_limits(redis, stores)))
+        for one in read:
+            name = one.queue
+            for part, limited in one.found or ():
+                rows += [(name if part is None else f"{part} alone", *row) for row in rows_of(limited)]
+                for field, value in limited.fields().items():
+                    limit, _, group = field.partition(":")
+                    declared = limited.declared.get(field)
+                    row = {"queue": name, "group": group or None, "limit": limit, "value": value}
+                    row |= {"declared": declared and declared.value, "app": declared and declared.app}
+                    listed.append(row | ({} if part is None else {"alone": part}))
+        unknown = note_unknown(redis, queue or ())
+    if json:
+        output.as_json(listed)
+    else:
+        table((Column("queue"), *COLUMNS), rows, "no limits")
+    return report((one.problem for one in read), down) or unknown
+
 
 Q = Annotated[str | None, Parameter(help="The queue.")]
 Flag = Annotated[str | None, Parameter(name="--queue", help="The queue, if it is not the first argument.")]
 Create = Annotated[bool, Parameter(negative="", help="Do it even if the queue has never been used.")]
 _LIFT = "'none' removes the limit."
+
+
+def end_of_pause(redis: SyncClient, queue: str, until: float | timedelta | None) -> float | None:
+    """Return the end of a pause in Unix seconds. `until`: as `parse_future` returns it; a length counts from now."""
+    if isinstance(until, timedelta):
+        return redis.send(clock(keys.root(queue))) + until.total_seconds()
+    return until
 
 
 def _queue(command: str, first: str | None, flag: str | None) -> str:
@@ -178,3 +254,40 @@ def _number(name: str, text: str) -> float | None:
         example = "200/s, 30/m or 1000/h" if name == "rate" else "5"
         raise UsageError(f"--{name} {text}: write it as {example}, or none to remove it")
     return float(found[1]) / {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+
+
+def lease(
+    seconds: Annotated[
+        float | None, Parameter(help="The new lease. Without it, the command shows the lease there is.")
+    ] = None,
+    /,
+    *,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show or change the lease: the seconds without a heartbeat after which a worker's jobs start elsewhere.
+
+    All processes read it from Redis, within five minutes of a change; none needs a restart, and no job is lost.
+
+    Example: evsched lease 30
+    """
+    if seconds is not None and not RANGES["lease"].least <= seconds <= RANGES["lease"].most:
+        raise UsageError(out_of_range("lease", seconds).removeprefix("EVSCHED_"))
+    with client(url) as redis:
+        found, now = redis.send(server.lease()), redis.send(server.clock(keys.LEASE))
+        left = 0.0 if found is None else found.settles_in(now)
+        if seconds is not None and (found is None or seconds != found.seconds):
+            if left:
+                raise EvschedError(
+                    f"some processes may still have the lease before the last change: repeat the command in "
+                    f"{format_duration(left)}"
+                )
+            found = LeaseLength(seconds) if found is None else LeaseLength(seconds, found.seconds, now)
+            redis.send(server.set_lease(found))
+            left = found.settles_in(now)
+    value, before = (DEFAULT, None) if found is None else (found.seconds, found.before)
+    if json:
+        output.as_json({"lease": value, "before": before if left else None, "settles_in": left})
+        return
+    rest = f"; the change from {before:g} s settles in {format_duration(left)}" if left else ""
+    print(f"the lease is {value:g} s{rest}")

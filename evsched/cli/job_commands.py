@@ -1,7 +1,9 @@
-"""The commands about one job, and the list of them."""
+"""The commands about one job: enqueue, show, explain, cancel, reschedule, run-now; and the list of jobs."""
 
 from __future__ import annotations
 
+import asyncio
+import difflib
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -11,13 +13,28 @@ import msgspec
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from evsched.cli import ledger_rows, output
-from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show
-from evsched.cli.options import Json, Queue, QueueOfJob, Url, check_limit, client, whole
-from evsched.cli.time_args import parse_due, parse_length
+from evsched import keys
+from evsched.cli import ledger_commands, output
+from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show_matches
+from evsched.cli.commands import UsageError
+from evsched.cli.options import (
+    Json,
+    Queue,
+    QueueOfJob,
+    Url,
+    check_limit,
+    client,
+    parse_due,
+    parse_length,
+    settings,
+    whole,
+)
+from evsched.cli.output import Moment
 from evsched.cli.unknown_queues import client_of_job, no_window, not_served, note_if_unknown
-from evsched.cli.usage import UsageError
 from evsched.client import spread
+from evsched.client.client import Client, SyncClient
+from evsched.client.explain import Explanation, missing, no_explanation, opening
+from evsched.client.explain_job import explain_any, window_of
 from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.option_values import Unique, id_of_arguments
@@ -25,8 +42,12 @@ from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
 from evsched.client.sweeps import Sweeps
 from evsched.client.target_tasks import QUEUE, is_target
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import ConfigError, JobMissing, StoreDown
+from evsched.display import escape
+from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
+from evsched.jobs.current_job import Progress
 from evsched.jobs.job import OnConflict
+from evsched.jobs.record import JobStatus
+from evsched.transport.subscription import Subscription
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
 OneId = Annotated[str | None, Parameter(help="The id of the job, unless you give a filter.")]
@@ -181,7 +202,7 @@ def cancel(
         with client_of_job(url, queue, job) as (redis, queue):
             done = redis.run(spread.cancel(redis.parts_of(queue, job), job))
     except JobMissing:
-        if ledger_rows.cancel(url, named, job):
+        if ledger_commands.cancel(url, named, job):
             return 0
         raise
     if done.place == "processing":
@@ -259,5 +280,163 @@ def jobs(
     if json:
         output.as_json([describe(job) for job in rows])
     else:
-        show(rows, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"))
+        show_matches(rows, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"))
     return unknown
+
+
+_SLICES = 20
+"""How many thousand ids are searched for one that resembles a missing one."""
+
+_PATIENCE = 7 * 86400.0
+"""The most seconds for which a job is followed."""
+
+
+def show(
+    job: Id,
+    /,
+    *,
+    follow: Annotated[bool, Parameter(negative="", help="Show the progress of the job until it has ended.")] = False,
+    queue: QueueOfJob = None,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show a job: where it is, when it ran, its arguments, result and last error.
+
+    With EVSCHED_LEDGER_URL, a job of the ledger that Redis does not have is shown as its row says.
+
+    Example: evsched show report-17 --follow
+    """
+    named = queue
+    with client_of_job(url, queue, job, reads=True) as (redis, queue):
+        status, opens = redis.status(queue, job), None
+        if status is not None and follow:
+            asyncio.run(_follow(settings(url).url, status.queue, job))
+            status = redis.status(queue, job)
+        if status is None:
+            if (row := ledger_commands.find(url, named, job)) is None:
+                raise JobMissing(missing(job, named))
+            _show_row(ledger_commands.fields(row), json)
+            return
+        if status.window is not None:
+            opens = opening(status, redis.run(window_of(redis.shards, status)), redis.now(status.queue))
+    if json:
+        output.as_json(status)
+        return
+    whole = redis.shards.whole(queue)
+    fields: dict[str, Any] = {
+        name: value
+        for name, value in msgspec.to_builtins(status).items()
+        if value not in (None, "") and value is not False
+    }
+    if whole != status.queue:
+        fields = {"id": job, "queue": whole, "shard": status.queue} | {**fields, "queue": whole}
+    traceback = fields.pop("traceback", "")
+    if opens is not None:
+        fields["can_start"] = opens
+    for name in ("due", "can_start", "created", "expires", "started", "finished", "unknown_since"):
+        if name in fields:
+            fields[name] = Moment(fields[name], whole=name == "created")
+    for name in ("payload", "progress"):
+        if name in fields:
+            fields[name] = msgspec.json.encode(fields[name]).decode()
+    if status.outcome == "done":  # 0, false, "" and null are results too
+        fields["result"] = msgspec.json.encode(status.result).decode()
+    output.fields(fields.items())
+    if traceback:
+        print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
+
+
+def _show_row(fields: dict[str, Any], json: bool) -> None:
+    """Show a job of the ledger that Redis does not have."""
+    if json:
+        output.as_json(fields)
+        return
+    output.fields((name, Moment(value) if isinstance(value, float) else value) for name, value in fields.items())
+
+
+def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Url = None) -> None:
+    """Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.
+
+    With EVSCHED_LEDGER_URL, it explains a job of the ledger that Redis does not have by its row.
+
+    Given the name of a recurrence, it explains what the recurrence does next, or why it makes no jobs.
+
+    Example: evsched explain report-17
+    """
+    named = queue
+    with client_of_job(url, queue, job, reads=True) as (redis, queue):
+        found = redis.run(explain_any(redis.shards, redis.parts_of(queue, job), queue, job))
+        if found is None and (row := ledger_commands.find(url, named, job)) is not None:
+            found = ledger_commands.explain(row)
+        if found is None:
+            sentence = no_explanation(job, named, _similar(redis, queue, job))
+            if json:
+                output.as_json(Explanation(sentence, {}))
+            raise JobMissing(sentence)
+    if json:
+        output.as_json(found)
+        return
+    output.sentence(f"{job}: {found.sentence}")
+    output.fields(found.facts.items())
+
+
+def _similar(redis: SyncClient, queue: str, job: str) -> list[str]:
+    """Return ids in Redis that resemble one that no job has."""
+    found, stores = list[str](), [redis.store(name) for name in redis.shards.all_of(queue)]
+    for store in stores:
+        cursor = 0
+        for _ in range(max(1, _SLICES // len(stores))):
+            cursor, ids = redis.send(store.ids(cursor))
+            found += [one for one in ids if one != job]  # its record may still exist, without a place
+            if cursor == 0:
+                break
+    return difflib.get_close_matches(job, found, n=3)
+
+
+async def _follow(url: str, queue: str, job: str) -> None:
+    """Show a job's progress until it has ended. Nothing is polled: Redis publishes its progress and its end."""
+    subscription, redis = Subscription(url), Client(url)
+    try:
+        await _show(subscription, redis, queue, job)
+    finally:
+        await subscription.close()
+        await redis.close()
+
+
+async def _show(subscription: Subscription, redis: Client, queue: str, job: str) -> None:
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    await subscription.open([], [keys.progress(queue, job)])
+    status = await redis.status(queue, job)
+    if status is None:
+        raise JobMissing(missing(job, queue))
+    bars = Bars(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with bars:
+        bar = bars.add_task(escape(job), total=None)
+
+        def draw(message: Any) -> None:
+            known = msgspec.convert(message, Progress)
+            bars.update(bar, completed=known.done, total=known.total, description=escape(f"{job} {known.note}"))
+
+        async def receive() -> None:
+            async for _, message in subscription.messages():
+                draw(msgspec.json.decode(message))
+
+        if status.progress is not None:
+            draw(status.progress)
+        receiving = asyncio.ensure_future(receive())
+        try:
+            await _wait_for_end(redis, queue, job, status)
+        finally:
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
+
+
+async def _wait_for_end(redis: Client, queue: str, job: str, status: JobStatus) -> None:
+    if status.place in ("finished", "dead"):
+        return
+    try:
+        await redis.result(queue, job, _PATIENCE)
+    except JobDead:
+        pass  # the record says so
