@@ -22,7 +22,6 @@ from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreDown
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place
-from evsched.recurrence.recurrence import Declared
 from evsched.shards import NONE, Shards
 from evsched.store.client_calls import New
 from evsched.store.gate_limits import Limits, merged
@@ -37,6 +36,7 @@ from evsched.transport.senders import BatchingSender, BlockingSender, SyncSender
 
 if TYPE_CHECKING:
     from evsched.client.explain import Explanation
+    from evsched.recurrence.recurrence import Declared
 
 
 class Client:
