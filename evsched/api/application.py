@@ -44,7 +44,7 @@ from evsched.errors import EvschedError, JobMissing
 from evsched.telemetry.process_telemetry import why_redis_does_not_serve
 
 
-class Stopping:
+class StopResponder:
     """Wraps an application that runs in a server of its own: who else cancels its requests has reasons of their own."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -121,7 +121,7 @@ _encode: Final = msgspec.json.Encoder().encode
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class _Server:
+class _Endpoints:
     """What the endpoints of one application share."""
 
     def __init__(self, config: Config) -> None:
@@ -209,7 +209,7 @@ def create(config: Config | None = None) -> Starlette:
     Raises:
         ConfigError: a setting is not valid, or there is no token.
     """
-    server = _Server(config or environment.load(environ))
+    server = _Endpoints(config or environment.load(environ))
     by_path = dict[str, dict[str, Operation]]()
     for operation in OPERATIONS:
         by_path.setdefault(operation.path, {})[operation.method] = operation

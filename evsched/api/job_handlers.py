@@ -43,11 +43,11 @@ from evsched.api.requests import (
     ResultQuery,
 )
 from evsched.client import operations, recurrence_operations, spread
-from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.operations import Operation
 from evsched.client.option_values import Unique, id_of_arguments, id_of_key, unix
 from evsched.client.recurrence_operations import list_statuses, recurrence_status
+from evsched.client.spread import front
 from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.client.sweeps import Sweeps
 from evsched.errors import ConfigError, JobMissing

@@ -30,13 +30,12 @@ from evsched.api.replies import (
     WindowSet,
 )
 from evsched.api.requests import CreateQuery, DeadJobs, ListQuery, NewCalendar, NewLimits, NewWindow, Pause
-from evsched.client.every_shard import check
 from evsched.client.gate import LimitOptions
 from evsched.client.operations import ask_nodes, once
-from evsched.client.spread import ChangeDead, change_dead, listed, never_used, queue_stats, shown
+from evsched.client.reshard import finish_moves
+from evsched.client.spread import ChangeDead, change_dead, check, listed, never_used, queue_stats, shown
 from evsched.client.sweep import Filter, dropping, reviving
 from evsched.client.sweeps import Sweeps
-from evsched.client.unfinished_moves import finish_moves
 from evsched.errors import StoreError
 from evsched.store.gate_limits import Limits
 from evsched.store.operator_calls import QueueStats

@@ -14,9 +14,9 @@ from evsched.cli.options import parse_length, parse_past
 from evsched.cli.output import Column, Moment, asked_to_end, progress_bar, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.client.client import SyncClient
+from evsched.client.reshard import finish_moves
 from evsched.client.sweep import Filter, Sweep
 from evsched.client.sweeps import Sweeps
-from evsched.client.unfinished_moves import finish_moves
 from evsched.errors import ConfigError, EvschedError, StoreDown
 from evsched.store.operator_calls import Match
 from evsched.store.store import Store

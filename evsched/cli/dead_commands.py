@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import App, Parameter
 
 import evsched
-from evsched.cli import ledger_commands, output
+from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, BulkFlags, by_filter, change
 from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, whole
 from evsched.cli.output import Column, Moment, table
@@ -58,7 +58,7 @@ def list_dead(
         front = sorted(front, key=lambda entry: -entry[2])[:limit]
         rows = [(job, died, *_read(redis, store, job)) for store, job, died in front]
         unknown = note_if_unknown(redis, queue, there)
-    if lost := ledger_commands.ask(url, lambda lost, database, redis: lost.count_lost_dead(database, redis, queue), 0):
+    if lost := ledger_rows.ask(url, lambda lost, database, redis: lost.count_lost_dead(database, redis, queue), 0):
         count = "1,000 or more" if lost >= 1000 else lost
         output.note(
             f"{count} more are dead in the ledger, and Redis does not have them: evsched dead revive ID, or --all"
@@ -145,7 +145,7 @@ def _change_all_lost(url: str | None, queue: str, what: Change, bulk: BulkFlags 
     """Change all dead jobs of a queue that Redis does not have, or with --dry-run, count them; return how many."""
     if not bulk or not bulk.dry_run:
         return len(_change_lost(url, queue, what, None))
-    count = ledger_commands.ask(
+    count = ledger_rows.ask(
         url, lambda lost, database, redis: lost.count_lost_dead(database, redis, queue, math.inf), 0
     )
     if count:
@@ -155,7 +155,7 @@ def _change_all_lost(url: str | None, queue: str, what: Change, bulk: BulkFlags 
 
 
 def _change_lost(url: str | None, queue: str | None, what: Change, ids: Sequence[str] | None) -> list[str]:
-    changed = ledger_commands.ask(
+    changed = ledger_rows.ask(
         url, lambda lost, database, redis: lost.change_lost_dead(database, redis, what, queue, ids), list[str]()
     )
     if changed:

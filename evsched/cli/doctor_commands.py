@@ -19,7 +19,7 @@ from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, check_queues, parse_length, settings, whole
 from evsched.cli.output import moment, progress_bar
 from evsched.config import Config
-from evsched.diagnostics.doctor import Examined, examine
+from evsched.diagnostics.doctor import Examination, examine
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.server_checks import Role
 from evsched.display import escape, json_text
@@ -127,7 +127,7 @@ def doctor(
     return int(bool(problems))
 
 
-async def _examine(config: Config, queues: Sequence[str], role: Role | None, repair: bool) -> Examined:
+async def _examine(config: Config, queues: Sequence[str], role: Role | None, repair: bool) -> Examination:
     sender, show = BatchingSender(config.url), partial(progress_bar, "every id in one place")
     try:
         return await examine(config.url, sender, queues, role, repair=repair, ledger_url=config.ledger_url, show=show)

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from evsched import keys
-from evsched.cli import ledger_commands, output
+from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show_matches
 from evsched.cli.commands import UsageError
 from evsched.cli.options import (
@@ -35,9 +35,9 @@ from evsched.client import spread
 from evsched.client.client import Client, SyncClient
 from evsched.client.explain import Explanation, missing, no_explanation, opening
 from evsched.client.explain_job import explain_any, window_of
-from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.option_values import Unique, id_of_arguments
+from evsched.client.spread import front
 from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
 from evsched.client.sweeps import Sweeps
 from evsched.client.target_tasks import QUEUE, is_target
@@ -202,7 +202,7 @@ def cancel(
         with client_of_job(url, queue, job) as (redis, queue):
             done = redis.run(spread.cancel(redis.parts_of(queue, job), job))
     except JobMissing:
-        if ledger_commands.cancel(url, named, job):
+        if ledger_rows.cancel(url, named, job):
             return 0
         raise
     if done.place == "processing":
@@ -313,9 +313,9 @@ def show(
             asyncio.run(_follow(settings(url).url, status.queue, job))
             status = redis.status(queue, job)
         if status is None:
-            if (row := ledger_commands.find(url, named, job)) is None:
+            if (row := ledger_rows.find(url, named, job)) is None:
                 raise JobMissing(missing(job, named))
-            _show_row(ledger_commands.fields(row), json)
+            _show_row(ledger_rows.fields(row), json)
             return
         if status.window is not None:
             opens = opening(status, redis.run(window_of(redis.shards, status)), redis.now(status.queue))
@@ -366,8 +366,8 @@ def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Ur
     named = queue
     with client_of_job(url, queue, job, reads=True) as (redis, queue):
         found = redis.run(explain_any(redis.shards, redis.parts_of(queue, job), queue, job))
-        if found is None and (row := ledger_commands.find(url, named, job)) is not None:
-            found = ledger_commands.explain(row)
+        if found is None and (row := ledger_rows.find(url, named, job)) is not None:
+            found = ledger_rows.explain(row)
         if found is None:
             sentence = no_explanation(job, named, _similar(redis, queue, job))
             if json:

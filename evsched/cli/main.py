@@ -97,7 +97,7 @@ def _command(words: list[str]) -> int:
 
     root = build(words[:1])
     if {"--help", "-h"} & {*words}:
-        from evsched.cli.root import PipeConsole
+        from evsched.cli.mistakes import PipeConsole
 
         root.console = PipeConsole(width=commands.width())
     options.incomplete.clear()
@@ -105,7 +105,7 @@ def _command(words: list[str]) -> int:
         code = root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
         return code or int(options.incomplete.is_set())
     except CycloptsError as error:
-        from evsched.cli.root import mistake
+        from evsched.cli.mistakes import mistake
 
         raise mistake(error, root, words) from None
 

@@ -30,7 +30,6 @@ from evsched.display import escape
 from evsched.errors import ConfigError, StoreDown
 from evsched.keys import check_queue
 from evsched.lease import DEFAULT
-from evsched.recurrence.cron import find_zone
 from evsched.shards import Shards, unread
 from evsched.store.store import Store
 from evsched.transport import address
@@ -301,6 +300,8 @@ def parse_time(text: str, zone: str | None = None) -> float:
         UsageError: it is not a time.
         ConfigError: there is no such zone.
     """
+    from evsched.recurrence.cron import find_zone  # time zones take 10 ms to import
+
     local = None if zone is None else find_zone(zone)
     try:
         number = float(text)
@@ -348,6 +349,8 @@ def _near(text: str, zone: str | None, direction: int, example: str) -> float | 
         except OverflowError:
             raise UsageError(f"{text!r} is too long: write {example}, or a time such as 14:00") from None
     if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
+        from evsched.recurrence.cron import find_zone  # time zones take 10 ms to import
+
         now = datetime.now(None if zone is None else find_zone(zone))
         try:
             of_day = time.fromisoformat(text if text[2] == ":" else f"0{text}")

@@ -13,13 +13,11 @@ from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, check_queues, client, shards_unread, whole
 from evsched.cli.output import Column, Moment, asked_to_end, progress_bar, table
 from evsched.cli.unknown_queues import missing, note_unknown
-from evsched.client import new_shards, placement, reshard, retired_shards, spread
+from evsched.client import new_shards, reshard, spread
 from evsched.client.client import SyncClient
 from evsched.client.new_shards import Gates
 from evsched.client.operations import Operation, find_queues_once
-from evsched.client.reshard import CALM, Lacking, Reshard
-from evsched.client.retired_shards import Held
-from evsched.client.stray_shards import stray_shards
+from evsched.client.reshard import CALM, Held, Lacking, Reshard, stray_shards
 from evsched.display import format_duration
 from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
 from evsched.keys import check_queue
@@ -116,14 +114,14 @@ def plan(
     Example: evsched queues plan mail
     """
     with client(url) as redis:
-        found = redis.run(placement.read_nodes())
+        found = redis.run(reshard.read_nodes())
         queues = names or sorted(queue for queue, count in redis.shards.counts.items() if count)
         if unsharded := [queue for queue in queues if not redis.shards.counts.get(queue)]:
             raise EvschedError(f"{output.some(unsharded)}: no shards; evsched queues shard Q N gives a queue shards")
         if not found:
             raise EvschedError("this Redis is not a cluster, so all shards are on one server")
-        places = {queue: placement.placed(found, redis.shards, queue) for queue in queues}
-        moves = [move for queue in queues for move in placement.moves(found, queue, places[queue])]
+        places = {queue: reshard.placed(found, redis.shards, queue) for queue in queues}
+        moves = [move for queue in queues for move in reshard.moves(found, queue, places[queue])]
     if json:
         output.as_json({"queues": places, "moves": moves})
         return 0
@@ -215,12 +213,12 @@ def _move(redis: SyncClient, work: Reshard, was: int, strays: Sequence[str]) -> 
 
 def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequence[str]) -> int:
     """Retire the shards that the queue is not to have any more; return the exit code."""
-    held = redis.run(retired_shards.retire(Store, queue, count, was, strays))
+    held = redis.run(reshard.retire(Store, queue, count, was, strays))
     has = redis.send(server.shards()).get(queue, 0)
     if has < was:
         redis.run(new_shards.divide_again(Store, _gates(redis, queue, was, has)))
     gone = {*Shards({queue: has}).beyond(queue, Shards({queue: was}).all_of(queue)), *strays}
-    redis.run(retired_shards.close(Store, gone - {one.shard for one in held}))
+    redis.run(reshard.close(Store, gone - {one.shard for one in held}))
     restart = ": restart the workers, so that they serve no others" if has < was else ""
     print(f"queue {queue} has {f'{has} shards' if has else 'no shards'} now{restart}")
     for one in held:

@@ -269,7 +269,7 @@ def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
 
 async def _top(url: str, queues: tuple[str, ...], json: bool) -> int:
     """Show it; return the exit code."""
-    from evsched.cli.root import PipeConsole
+    from evsched.cli.mistakes import PipeConsole
 
     on_terminal = sys.stdout.isatty()
     console, looks = PipeConsole(highlight=False, width=None if on_terminal else _WIDTH), Top(url, queues)

@@ -9,9 +9,9 @@ from typing import Final, TypedDict, cast
 from msgspec import structs
 
 from evsched import keys
-from evsched.client.every_shard import change, check
 from evsched.client.operations import Operation, Send, send
 from evsched.client.option_values import unix
+from evsched.client.spread import change, check
 from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
 from evsched.jobs.option_checks import invalid

@@ -7,10 +7,10 @@ from datetime import date
 from typing import Any, Final
 
 from evsched import keys
-from evsched.client.every_shard import change, check
 from evsched.client.gate import note_setting
 from evsched.client.operations import Operation, send
 from evsched.client.recurrence_operations import kept
+from evsched.client.spread import change, check
 from evsched.errors import ConfigError, InUse, JobMissing
 from evsched.recurrence.calendars import CALENDAR_NAME, names_of, parse_calendar
 from evsched.recurrence.recurrence import window_names

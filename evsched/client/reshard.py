@@ -2,8 +2,15 @@
 
 A batch is three calls: it leaves one queue, arrives at another, and the rest of it is deleted. A program that finds a
 batch of another program finishes it. So a program may end at any moment, and several may do the same work. A dispatcher
-also finishes a batch that has been on its way for a minute. A job that is due soon stays, and runs where it
-is; so do occurrences of recurrences, jobs of the ledger, and jobs that do more than wait for their time.
+also finishes a batch that has been on its way for a minute. A job that is due soon stays, and runs where it is; so do
+occurrences of recurrences, jobs of the ledger, and jobs that do more than wait for their time.
+
+Stray shards are shards of a queue beyond their number, which no worker serves any more: the number was lowered, and a
+program still names the larger one. A queue with such a name is a queue of its own if a worker serves it that does not
+serve the queue itself. A shard that is retired is removed when it holds nothing more.
+
+The plan of `evsched queues plan` is made here too: where the shards of queues lie in a cluster, and which slots to move
+so that each primary has as many of them.
 """
 
 from __future__ import annotations
@@ -11,20 +18,206 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from evsched.client.operations import Operation, send
+from evsched import keys
+from evsched.client import new_shards
+from evsched.client.operations import Operation, find_queues, nodes, send, send_and_wait
 from evsched.client.spread import MakeStore
-from evsched.client.stray_shards import serving
-from evsched.client.unfinished_moves import finish, finish_moves, send_safely
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreRefused
 from evsched.shards import Shards, shard
 from evsched.store import server
+from evsched.store.moves import Batch, ClusterPrimary, Vacated
 from evsched.store.store import Store
+from evsched.transport.call import Call, T
+from evsched.transport.servers import slot_of
+
+
+def finish_moves(make: MakeStore, stores: Sequence[Store]) -> Operation[int]:
+    """Finish the batches that leave these queues; return how many jobs were on their way."""
+    found = 0
+    for store in stores:
+        if batch := (yield from send(store.depart())).batch:
+            yield from finish(make, store, batch)
+            found += len(batch.jobs)
+    return found
+
+
+def finish(make: MakeStore, store: Store, batch: Batch) -> Operation[Vacated]:
+    """Finish a batch that leaves a queue. Raises as `send_safely`."""
+    to = make(batch.to)
+    arrival = yield from send_safely(to.arrive(store.queue, batch), to, store)
+    return (yield from send(store.vacate(batch, arrival)))
+
+
+def send_safely(call: Call[T], store: Store, beside: Store, *, on_disk: bool = True) -> Operation[T]:
+    """Send a call of one of the two queues of a move, and return when its write is safe: see `Primary.safe`.
+
+    Raises:
+        StoreDown: also when no replica confirms the write.
+    """
+    try:
+        primary = yield from send(store.primary())
+    except StoreRefused as error:
+        if error.kind == "noperm":
+            raise
+        return (yield from send(call))  # there is no cluster, so both queues are on one server
+    wait = primary.safe(store.queue, beside.queue, on_disk=on_disk)
+    if wait is None:
+        return (yield from send(call))
+    value, safe = yield from send_and_wait(call, wait)
+    primary.check_safe(store.queue, safe)
+    return value
+
+
+def stray_shards(make: MakeStore, shards: Shards, queue: str) -> Operation[list[str]]:
+    """Return the names of the shards that a queue has beyond their number, whether they hold jobs or not."""
+    if queue not in shards.counts:
+        return []
+    return (yield from not_of_their_own(make, queue, shards.beyond(queue, (yield from find_queues()))))
+
+
+def not_of_their_own(make: MakeStore, queue: str, names: Sequence[str]) -> Operation[list[str]]:
+    """Return those of the names that no worker serves which does not serve the queue."""
+    found, ours = list[str](), (yield from serving(make(queue))) if names else set[str]()
+    for name in names:
+        if not (yield from serving(make(name))) - ours:
+            found.append(name)
+    return found
+
+
+def serving(store: Store) -> Operation[set[str]]:
+    """Return the workers of a queue whose leases have not ended, and the parents that stand by."""
+    survey = yield from send(store.survey())
+    now = (yield from send(store.queue_stats())).now
+    parents = yield from send(store.parents())
+    alive = {lease.worker for lease in survey.leases if lease.left > 0}
+    return alive | {name for name, ends in parents if ends > now}
+
+
+class Held(Struct, frozen=True):
+    """What a shard that is to be retired still holds: how many jobs, by place."""
+
+    shard: str
+    places: dict[str, int]
+    served: bool
+    """Whether a worker serves it."""
+
+
+def retire(make: MakeStore, queue: str, count: int, was: int, strays: Sequence[str] = ()) -> Operation[list[Held]]:
+    """Lower the number of shards to `count`, or to the last one that still holds jobs. Return those that hold some."""
+    held = yield from _held(make, _names(queue, count, was))
+    left = _after(held) if held else count
+    if left < was:
+        yield from send(server.set_shards(queue, left))
+        late = yield from _held(make, _names(queue, left, was))
+        if late:  # a program that knows of the shards has used one meanwhile
+            left = _after(late)
+            yield from send(server.declare_shards(queue, left))
+            held += late
+    return held + (yield from _held(make, strays))
+
+
+def close(make: MakeStore, gone: Iterable[str]) -> Operation[None]:
+    """Remove the pauses and limits of shards that are gone."""
+    for name in gone:
+        yield from new_shards.clear(make(name))
+
+
+def _names(queue: str, first: int, end: int) -> list[str]:
+    return [shard(queue, number) for number in range(first, end)]
+
+
+def _after(held: Sequence[Held]) -> int:
+    """Return the number of shards that include these."""
+    return int(held[-1].shard.rpartition(":")[2]) + 1
+
+
+def _held(make: MakeStore, names: Iterable[str]) -> Operation[list[Held]]:
+    """Return what these shards hold, those that hold nothing left out."""
+    found = list[Held]()
+    for store in map(make, names):
+        stats = yield from send(store.queue_stats())
+        on_their_way = (yield from send(store.survey())).moving is not None
+        places = {place: jobs for place, jobs in stats.places.items() if jobs} | ({"moving": 1} if on_their_way else {})
+        if places:
+            served = bool((yield from serving(store)))
+            found.append(Held(store.queue, places, served))
+    return found
+
+
+class Node(Struct, frozen=True):
+    """A primary, and whether its server moves a slot in one atomic step (Valkey 9)."""
+
+    primary: ClusterPrimary
+    atomic: bool
+
+
+class Move(Struct, frozen=True):
+    """A slot that is to move, with what it has of a queue."""
+
+    queue: str
+    shard: str
+    slot: int
+    source: str
+    to: str
+    commands: list[str]
+    """What to run for it, in this order."""
+
+
+def read_nodes() -> Operation[list[Node]]:
+    """Return the primaries of a cluster; none, if there is no cluster."""
+    found = list[Node]()
+    for host in (yield from nodes()):
+        if host is None:
+            return []
+        primary = yield from send(Store("default").primary().at(host))
+        facts = yield from send(server.info("server").at(host))
+        atomic = int(facts.get("valkey_version", "0").partition(".")[0]) >= 9
+        found.append(Node(primary, atomic))
+    return sorted(found, key=lambda node: node.primary.address)
+
+
+def placed(found: Sequence[Node], shards: Shards, queue: str) -> dict[str, list[str]]:
+    """Return the shards of a queue, and the queue itself, by the addresses of the primaries that have them."""
+    return {node.primary.address: [part for part in shards.all_of(queue) if node.primary.has(part)] for node in found}
+
+
+def moves(found: Sequence[Node], queue: str, placement: Mapping[str, Sequence[str]]) -> list[Move]:
+    """Return the fewest moves after which no primary has two shards more of a queue than another one."""
+    by_address = {node.primary.address: node for node in found}
+    have, plan = {address: list(parts) for address, parts in placement.items()}, list[Move]()
+    while have:
+        most, least = max(have, key=lambda at: len(have[at])), min(have, key=lambda at: len(have[at]))
+        if len(have[most]) - len(have[least]) < 2:
+            break
+        part = have[most].pop(0)
+        have[least].append(part)
+        slot = slot_of(keys.root(part))
+        commands = _commands(by_address[most], by_address[least].primary, slot)
+        plan.append(Move(queue, part, slot, most, least, commands))
+    return plan
+
+
+def _commands(source: Node, to: ClusterPrimary, slot: int) -> list[str]:
+    at_source, at_to = (f"redis-cli -h {host} -p {port} " for host, port in map(_host, (source.primary, to)))
+    if source.atomic:
+        return [f"{at_source}CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {to.id}"]
+    return [
+        f"{at_to}CLUSTER SETSLOT {slot} IMPORTING {source.primary.id}",
+        f"{at_source}CLUSTER SETSLOT {slot} MIGRATING {to.id}",
+        f"redis-cli --cluster fix {source.primary.address}",
+    ]
+
+
+def _host(primary: ClusterPrimary) -> tuple[str, str]:
+    host, _, port = primary.address.rpartition(":")
+    return host, port
+
 
 CALM: Final = 60.0
 """Jobs that are due within so many seconds stay: an interrupted move makes no job late if it goes on in that time."""

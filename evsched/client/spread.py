@@ -1,22 +1,31 @@
 """What a client does with a queue that may have shards: it finds the shard that has a job, or asks all of them.
 
 `stores` are those of the queue and its shards (`Shards.all_of`), or the one store of a queue without shards: then each
-of these operations does what it would do without this file, at no cost. Only if there is no job of an id, it asks Redis
+of these operations does what it would do without this file, at no cost. Only if no job has the id, it asks Redis
 whether the queue has shards after all.
+
+A change of a queue is made in each of its shards, one after the other, and is not begun while the primary of a shard
+does not answer. If it fails in the middle, the error names the shards that were changed, and the others. The same
+change can be made again: it does the rest.
+
+Shards are served side by side, so the jobs at the same rank of their backlogs, or ready lists, run at about the same
+time, whatever their scores: those count within a shard.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from evsched import keys
 from evsched.client import operations, sweep
-from evsched.client.operations import Operation, find_queues
+from evsched.client.operations import Operation, find_queues, node_of, send
 from evsched.client.option_values import Unique
-from evsched.client.sweep import Filter
-from evsched.errors import JobMissing, ShardsUnread, StoreDown, StoreError, StoreRefused
+from evsched.client.sweep import Filter, Waiting
+from evsched.errors import JobMissing, ShardsDown, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import OnConflict
 from evsched.jobs.option_checks import invalid
 from evsched.jobs.record import JobStatus
@@ -24,10 +33,92 @@ from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.store.client_calls import Cancelled, New
 from evsched.store.operator_calls import Match, QueueStats, merged
+from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 from evsched.transport.servers import START_IT, nodes_down, reason
+
+_NAMED: Final = 5
+"""Shards that a message names."""
+
+
+def change(stores: Sequence[Store], operation: Callable[[Store], Operation[T]], done: str) -> Operation[list[T]]:
+    """Change a queue and each of its shards, after a `check`; return what the operation returns for each.
+
+    `stores`: those of the queue's shards and, last, of the queue itself. `done`: what was done, as "paused".
+
+    Raises:
+        ShardsDown: a primary does not answer: nothing was done, or only a part.
+    """
+    if len(stores) == 1:
+        return [(yield from operation(stores[0]))]
+    found = list[T]()
+    for at, store in enumerate(stores):
+        try:
+            found.append((yield from operation(store)))
+        except (StoreDown, StoreRefused) as error:
+            raise _failed([store.queue for store in stores], at, done, error) from error
+    return found
+
+
+def check(stores: Sequence[Store]) -> Operation[None]:
+    """Check, in a cluster, that the primaries of a queue and of all its shards answer.
+
+    Raises:
+        ShardsDown: one does not, and nothing was done.
+    """
+    lost = dict[str, tuple[str, int]]()
+    try:
+        if len(stores) > 1 and (yield from node_of(keys.root(stores[-1].queue))) is not None:
+            _, lost = yield from answering(stores, _ask, set())
+    except StoreDown as error:
+        raise _nothing_done(reason(error), error) from error
+    if lost:
+        nodes = sorted({*lost.values()})
+        down = StoreDown(kind="connection", node=nodes[0])
+        raise _nothing_done(f"{nodes_down(nodes)}, which {_has(nodes)} {_some([*lost])}", down)
+
+
+def _ask(stores: Sequence[Store]) -> Operation[None]:
+    for store in stores:
+        yield from send(clock(keys.root(store.queue)))
+
+
+def _failed(names: Sequence[str], at: int, done: str, error: StoreError) -> StoreError:
+    """Return the error of a change that failed at one of the shards."""
+    if at == 0 and not error.unsure:
+        return _nothing_done(reason(error), error)
+    were = f"{_some(names[:at])} {_was(at)} {done}; " if at else ""
+    maybe = [f"{names[at]} may have been"] if error.unsure else []
+    left = names[at + len(maybe) :]
+    nots = [f"{_some(left)} {_was(len(left))} not"] if left else []
+    when = "it does" if error.node else "Redis can do it"
+    return _same_kind(f"{were}{reason(error)}, so {', and '.join(maybe + nots)}: repeat this when {when}", error)
+
+
+def _nothing_done(why: str, error: StoreError) -> StoreError:
+    todo = "" if error.node is None else f": {START_IT}, and try again"
+    return _same_kind(f"{why}, so nothing was done{todo}", error)
+
+
+def _same_kind(message: str, error: StoreError) -> StoreError:
+    kind = ShardsDown if isinstance(error, StoreDown) else StoreRefused
+    return kind(message, kind=error.kind, node=error.node)
+
+
+def _has(nodes: Sequence[object]) -> str:
+    return "has" if len(nodes) == 1 else "have"
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
 
 ChangeDead = Callable[[Store, Sequence[str]], Call[list[str]]]
 """Revives or drops dead jobs by their ids: all, or none if one is not dead."""
@@ -331,3 +422,60 @@ def read_shards() -> Operation[Shards]:
         return Shards((yield from operations.send(server.shards())))
     except StoreRefused:
         return NONE
+
+
+class _Entry(Struct, frozen=True):
+    """A job in a place. `key`: the place, or a group's own backlog. `at`: None = the score is no time."""
+
+    store: Store
+    key: str
+    id: str
+    at: float | None
+    rank: int
+
+
+def front(stores: Sequence[Store], place: Waiting, limit: int) -> Operation[list[Match]]:
+    """Return the first `limit` jobs of a place of a queue, and of its shards.
+
+    Of the backlog, also those of each group that its own limits hold: after the others, in any number if the queue has
+    no shards.
+    """
+    entries = list[_Entry]()
+    for store in stores:
+        entries += yield from _entries(store, place, limit)
+    if len(stores) > 1:
+        entries = sorted(entries, key=_order)[:limit]
+    return (yield from _described(entries))
+
+
+def _order(entry: _Entry) -> tuple[bool, float]:
+    return (":" in entry.key, entry.rank if entry.at is None else entry.at)
+
+
+def _entries(store: Store, place: Waiting, limit: int) -> Operation[list[_Entry]]:
+    """Return the first jobs of a place of one queue."""
+    if place == "ready":
+        ids = yield from send(store.line(limit))
+        return [_Entry(store, place, job, None, rank) for rank, job in enumerate(ids)]
+    found = yield from send(store.front(place, limit))
+    if place != "backlog":
+        return [_Entry(store, place, job, at, rank) for rank, (job, at) in enumerate(found)]
+    entries = [_Entry(store, place, job, None, rank) for rank, (job, _) in enumerate(found)]
+    for group in (yield from send(store.throttled())):
+        held = yield from send(store.front(place, limit, group=group))
+        entries += [_Entry(store, f"{place}:{group}", job, None, rank) for rank, (job, _) in enumerate(held)]
+    return entries
+
+
+def _described(entries: Sequence[_Entry]) -> Operation[list[Match]]:
+    """Return what is known of jobs, in this order."""
+    by_key = dict[tuple[str, str], list[int]]()
+    for at, entry in enumerate(entries):
+        by_key.setdefault((entry.store.queue, entry.key), []).append(at)
+    found = dict[int, Match]()
+    for places in by_key.values():
+        first = entries[places[0]]
+        jobs = [(entries[at].id, entries[at].at) for at in places]
+        described = yield from sweep.describe(first.store, first.key, jobs)
+        found.update(zip(places, described, strict=True))
+    return [found[at] for at in range(len(entries))]

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from evsched.client.operations import Operation
+from evsched.client.reshard import finish_moves
 from evsched.client.spread import MakeStore
 from evsched.client.sweep import Sweep, Swept
-from evsched.client.unfinished_moves import finish_moves
 from evsched.store.operator_calls import Match
 from evsched.store.store import Store
 

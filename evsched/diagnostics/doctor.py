@@ -237,7 +237,7 @@ ShowProgress = Callable[[], AbstractContextManager[OnProgress]]
 """Shows the progress of the audit while its context is open."""
 
 
-class Examined(Struct, frozen=True):
+class Examination(Struct, frozen=True):
     """The result of an examination."""
 
     found: list[Finding]
@@ -276,7 +276,7 @@ async def examine(
     repair: bool = False,
     ledger_url: str | None = None,
     show: ShowProgress = _show_nothing,
-) -> Examined:
+) -> Examination:
     """Check Redis, and the queues that are named, with their shards, or all queues; and the ledger, if it is given.
 
     Raises:
@@ -289,7 +289,7 @@ async def examine(
     except StoreDown as error:
         if error.kind != NO_SLOTS:
             raise
-        return Examined([no_slots(error)], [], 0)
+        return Examination([no_slots(error)], [], 0)
     down = await unanswered(sender, nodes)
     shards = NONE if await sender.node_of(keys.SHARDS) in down else await _read_shards(sender)
     # After the first call, by which the primary was found.
@@ -299,7 +299,7 @@ async def examine(
     nodes = [node for node in nodes if node not in down]
     parts = [part for name in queues for part in shards.all_of(name) if await sender.node_of(keys.root(part)) in nodes]
     if queues and not parts:
-        return Examined(found, [], 0)
+        return Examination(found, [], 0)
     for node in nodes:
         # Of a cluster, only the nodes of the queues that are named.
         if (queue := await queue_at(sender, node, parts)) is not None:
@@ -324,4 +324,4 @@ async def examine(
         what = f"the queues were not checked: {error}"
         mend = "fix the faults above; or use an administrator, or the user `doctor` of redis.conf"
         found.append(Finding("audit", "warning", what, "Redis", mend))
-    return Examined(found, audit.queues, audit.seen)
+    return Examination(found, audit.queues, audit.seen)

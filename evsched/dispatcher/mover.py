@@ -101,7 +101,7 @@ class Mover:
             await send_all([Store(name).reserve(reserved) for name, reserved in still_reserved(parts).items()])
 
     async def _arrive(self, queue: str, batch: Batch) -> Arrival:
-        """Have a batch arrive, and return when that is safe, as `evsched/client/unfinished_moves.py` does."""
+        """Have a batch arrive, and return when that is safe, as `evsched/client/reshard.py` does."""
         to, sender = Store(batch.to), self._sender
         arrive = to.arrive(queue, batch)
         try:

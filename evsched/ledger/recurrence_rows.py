@@ -45,7 +45,7 @@ _WAITS: Final = "UPDATE evsched_recurrence SET epoch = '' WHERE queue = %s AND n
 _DELETE: Final = "DELETE FROM evsched_recurrence WHERE queue = %s AND name = %s"
 
 
-class _Row(Struct, frozen=True):
+class _RecurrenceRow(Struct, frozen=True):
     """A row that is locked."""
 
     queue: str
@@ -61,7 +61,7 @@ class _NotTakenError(Exception):
     """Redis answers, and does not take one row."""
 
 
-class Recurrences:
+class RecurrenceRows:
     """Declares rows through a client: what it checks and writes is what `app.client.declare` does."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -110,7 +110,7 @@ class Recurrences:
 
     async def _claim(
         self, connection: AsyncConnection, selection: Selection, aside: Sequence[tuple[str, str]]
-    ) -> list[_Row]:
+    ) -> list[_RecurrenceRow]:
         words = {
             "epoch": selection.epoch,
             "least": selection.least,
@@ -120,9 +120,9 @@ class Recurrences:
             "aside_names": [name for _, name in aside],
         }
         cursor = await connection.execute(_CLAIM.encode(), words)
-        return [_Row(*columns) for columns in await cursor.fetchall()]
+        return [_RecurrenceRow(*columns) for columns in await cursor.fetchall()]
 
-    async def _attempt(self, row: _Row) -> str | None:
+    async def _attempt(self, row: _RecurrenceRow) -> str | None:
         """Declare or remove what a row says; return why that is not possible, None = it is done.
 
         Raises:
@@ -140,7 +140,7 @@ class Recurrences:
             raise _NotTakenError(cause(error, row.size)) from None
         return None
 
-    async def _declare(self, row: _Row) -> None:
+    async def _declare(self, row: _RecurrenceRow) -> None:
         if row.fields is None:
             raise ConfigError(f"recurrence {row.name}: the row has {row.size} bytes, more than {self._cap}")
         if (reason := await too_long(self._sender, row.size)) is not None:
@@ -153,12 +153,12 @@ class Recurrences:
         """Close the connection."""
         await self.client.close()
 
-    async def _owner(self, row: _Row) -> str | None:
+    async def _owner(self, row: _RecurrenceRow) -> str | None:
         """Return the app whose code declares a recurrence of this name; None = none does, or no longer."""
         fields = await self.client.send(self.client.store(row.queue).recurrence(row.name))
         return None if "retired" in fields or "owner" not in fields else fields["owner"].decode(errors="replace")
 
-    async def _remove(self, row: _Row) -> None:
+    async def _remove(self, row: _RecurrenceRow) -> None:
         if await self._owner(row) is not None:
             return
         try:

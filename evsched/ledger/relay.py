@@ -27,7 +27,7 @@ from evsched.ledger import rows
 from evsched.ledger.database import Database
 from evsched.ledger.delivery import Aside, Lengths, deliver
 from evsched.ledger.epoch import CONNECTED, Presence, make_identity, note_epoch, read_epoch, read_identity
-from evsched.ledger.recurrence_rows import Recurrences
+from evsched.ledger.recurrence_rows import RecurrenceRows
 from evsched.ledger.rows import Claimed, Refusal, Selection
 from evsched.ledger.tables import CHANNEL
 from evsched.runtime.loops import Runtime, Wakeup
@@ -168,7 +168,7 @@ class Relay:
         self.database = Database(url, "relay", runtime.emit, CONNECTED)
         self._reconnect = Reconnect("relay", runtime.emit)
         self._queues = Reconnects("relay", runtime.emit)
-        self._recurrences = Recurrences(runtime)
+        self._recurrences = RecurrenceRows(runtime)
         self._copies = False
         """Whether the settings of queues are to be copied with the next look."""
         self._settings = KeptSettings(runtime, self._recurrences.client)

@@ -52,7 +52,7 @@ _PAYLOAD: Final = "json_typeof(payload) = 'object' AND coalesce(payload ->> 'tas
 _SOME_ID: Final = "replace(gen_random_uuid()::text, '-', '')"
 
 
-class Column(Struct, frozen=True):
+class TableColumn(Struct, frozen=True):
     """A column of a table."""
 
     name: str
@@ -72,7 +72,7 @@ class Table(Struct, frozen=True):
 
     name: str
     key: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     options: str = ""
 
 
@@ -89,29 +89,29 @@ _JOBS: Final = Table(
     "evsched_job",
     "queue, id",
     (
-        Column("queue", "text NOT NULL DEFAULT 'default'", f"queue ~ '{_NAME}'"),
-        Column("id", f"text NOT NULL DEFAULT {_SOME_ID}", f"id ~ '{_NAME}'"),
-        Column("payload", "json NOT NULL", _PAYLOAD),
-        Column("priority", "smallint", "priority BETWEEN 0 AND 9"),
-        Column("grp", "text", "octet_length(grp) BETWEEN 1 AND 200 AND position('}' IN grp) = 0"),
-        Column("due", "timestamptz NOT NULL DEFAULT now()"),
-        Column("critical", "smallint NOT NULL DEFAULT 0", "critical >= 0"),
-        Column(
+        TableColumn("queue", "text NOT NULL DEFAULT 'default'", f"queue ~ '{_NAME}'"),
+        TableColumn("id", f"text NOT NULL DEFAULT {_SOME_ID}", f"id ~ '{_NAME}'"),
+        TableColumn("payload", "json NOT NULL", _PAYLOAD),
+        TableColumn("priority", "smallint", "priority BETWEEN 0 AND 9"),
+        TableColumn("grp", "text", "octet_length(grp) BETWEEN 1 AND 200 AND position('}' IN grp) = 0"),
+        TableColumn("due", "timestamptz NOT NULL DEFAULT now()"),
+        TableColumn("critical", "smallint NOT NULL DEFAULT 0", "critical >= 0"),
+        TableColumn(
             "state",
             "text NOT NULL DEFAULT 'open'",
             "state IN ('open', 'done', 'dead', 'expired', 'cancelled', 'dropped')",
         ),
-        Column("reason", "text"),
+        TableColumn("reason", "text"),
         # ALWAYS: PostgreSQL refuses a number of a program's own.
-        Column("number", "bigint NOT NULL GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME evsched_job_number)"),
-        Column("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
-        Column("report", "bigint NOT NULL DEFAULT 0"),
-        Column("created", "timestamptz NOT NULL DEFAULT now()"),
-        Column("scheduled_at", "timestamptz"),
-        Column("finished_at", "timestamptz"),
-        Column("cancelled", "boolean NOT NULL DEFAULT false"),
-        Column("revision", "integer NOT NULL DEFAULT 0"),
-        Column("xact", "xid8 NOT NULL DEFAULT pg_current_xact_id()"),
+        TableColumn("number", "bigint NOT NULL GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME evsched_job_number)"),
+        TableColumn("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
+        TableColumn("report", "bigint NOT NULL DEFAULT 0"),
+        TableColumn("created", "timestamptz NOT NULL DEFAULT now()"),
+        TableColumn("scheduled_at", "timestamptz"),
+        TableColumn("finished_at", "timestamptz"),
+        TableColumn("cancelled", "boolean NOT NULL DEFAULT false"),
+        TableColumn("revision", "integer NOT NULL DEFAULT 0"),
+        TableColumn("xact", "xid8 NOT NULL DEFAULT pg_current_xact_id()"),
     ),
     "WITH (autovacuum_vacuum_scale_factor = 0.02)",
 )
@@ -120,16 +120,16 @@ _RECURRENCES: Final = Table(
     "evsched_recurrence",
     "queue, name",
     (
-        Column("queue", "text NOT NULL DEFAULT 'default'", f"queue ~ '{_NAME}'"),
-        Column("name", "text NOT NULL", "name <> ''"),
-        Column("rule", "text NOT NULL"),
-        Column("zone", "text NOT NULL DEFAULT 'UTC'"),
-        Column("payload", "json NOT NULL", _PAYLOAD),
-        Column("options", "json NOT NULL DEFAULT '{}'", "json_typeof(options) = 'object'"),
-        Column("critical", "smallint NOT NULL DEFAULT 0", "critical >= 0"),
-        Column("removed", "boolean NOT NULL DEFAULT false"),
-        Column("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
-        Column("reason", "text"),
+        TableColumn("queue", "text NOT NULL DEFAULT 'default'", f"queue ~ '{_NAME}'"),
+        TableColumn("name", "text NOT NULL", "name <> ''"),
+        TableColumn("rule", "text NOT NULL"),
+        TableColumn("zone", "text NOT NULL DEFAULT 'UTC'"),
+        TableColumn("payload", "json NOT NULL", _PAYLOAD),
+        TableColumn("options", "json NOT NULL DEFAULT '{}'", "json_typeof(options) = 'object'"),
+        TableColumn("critical", "smallint NOT NULL DEFAULT 0", "critical >= 0"),
+        TableColumn("removed", "boolean NOT NULL DEFAULT false"),
+        TableColumn("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
+        TableColumn("reason", "text"),
     ),
 )
 
@@ -137,11 +137,11 @@ _LEDGER: Final = Table(
     "evsched_ledger",
     "one",
     (
-        Column("one", "boolean NOT NULL DEFAULT true", "one"),
-        Column("identity", f"text NOT NULL DEFAULT {_SOME_ID}"),
-        Column("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
-        Column("found", "timestamptz"),
-        Column("checked", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
+        TableColumn("one", "boolean NOT NULL DEFAULT true", "one"),
+        TableColumn("identity", f"text NOT NULL DEFAULT {_SOME_ID}"),
+        TableColumn("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
+        TableColumn("found", "timestamptz"),
+        TableColumn("checked", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
     ),
 )
 
@@ -149,11 +149,11 @@ _SETTINGS: Final = Table(
     "evsched_setting",
     "queue, kind, name",
     (
-        Column("queue", "text NOT NULL", f"queue ~ '{_NAME}'"),
-        Column("kind", "text NOT NULL", "kind IN ('calendar', 'window', 'limit')"),
-        Column("name", "text NOT NULL"),
-        Column("value", "text NOT NULL"),
-        Column("epoch", 'text COLLATE "C" NOT NULL'),
+        TableColumn("queue", "text NOT NULL", f"queue ~ '{_NAME}'"),
+        TableColumn("kind", "text NOT NULL", "kind IN ('calendar', 'window', 'limit')"),
+        TableColumn("name", "text NOT NULL"),
+        TableColumn("value", "text NOT NULL"),
+        TableColumn("epoch", 'text COLLATE "C" NOT NULL'),
     ),
 )
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import evsched.api
-from evsched.api.application import Stopping
+from evsched.api.application import StopResponder
 from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import ApiStarted, Emit
@@ -47,7 +47,7 @@ class ApiServer:
         self._waiters = app.state.waiters
         self._server = _UvicornServer(
             uvicorn.Config(
-                Stopping(app),
+                StopResponder(app),
                 access_log=False,
                 h11_max_incomplete_event_size=_HEAD_MOST,
                 lifespan="on",

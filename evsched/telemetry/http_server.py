@@ -81,7 +81,7 @@ class Request(Struct, frozen=True):
     accept: str
 
 
-class Page(Struct, frozen=True):
+class HttpPage(Struct, frozen=True):
     status: HTTPStatus
     body: bytes
     kind: str = "text/plain; charset=utf-8"
@@ -164,7 +164,7 @@ class HttpServer:
             with self._wait_for(writer):
                 async with asyncio.timeout(_PATIENCE):
                     request = await _read(reader)
-            page = request if isinstance(request, Page) else await self._page(request.path, request.accept)
+            page = request if isinstance(request, HttpPage) else await self._page(request.path, request.accept)
             body = b"" if isinstance(request, Request) and request.method == "HEAD" else page.body
             with self._wait_for(writer):
                 async with asyncio.timeout(_PATIENCE):
@@ -188,18 +188,18 @@ class HttpServer:
         finally:
             self._waiting.pop(writer, None)
 
-    async def _page(self, path: str, accept: str) -> Page:
+    async def _page(self, path: str, accept: str) -> HttpPage:
         if path == "/metrics":
             return await self._metrics(accept)
         if path == "/healthz":
             return _health(self._alive())
         if path == "/readyz":
             return _health(await self._ready())
-        return Page(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
+        return HttpPage(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
 
-    async def _metrics(self, accept: str) -> Page:
+    async def _metrics(self, accept: str) -> HttpPage:
         if self._scraping >= _SCRAPES:
-            return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at one time\n")
+            return HttpPage(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at one time\n")
         try:
             encode, kind = choose_encoder(accept)
         except (TypeError, ValueError):  # the version is not a number: use the oldest format, which all can read
@@ -212,21 +212,21 @@ class HttpServer:
                 body = await asyncio.get_running_loop().run_in_executor(self._builder, encode, self._registry)
         finally:
             self._scraping -= 1
-        return Page(HTTPStatus.OK, body, kind)
+        return HttpPage(HTTPStatus.OK, body, kind)
 
 
-async def _read(reader: asyncio.StreamReader) -> Request | Page:
+async def _read(reader: asyncio.StreamReader) -> Request | HttpPage:
     """Return a request, or the page that says what is wrong with it."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.LimitOverrunError:
-        return Page(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too long\n")
+        return HttpPage(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too long\n")
     line, *fields = head.split("\r\n")
     words = line.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return Page(HTTPStatus.BAD_REQUEST, b"not HTTP/1\n")
+        return HttpPage(HTTPStatus.BAD_REQUEST, b"not HTTP/1\n")
     if words[0] not in ("GET", "HEAD"):
-        return Page(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
+        return HttpPage(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
     headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
     return Request(words[0], words[1].partition("?")[0], headers.get("accept", ""))
 
@@ -238,10 +238,10 @@ def _cut(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-def _health(problem: str | None) -> Page:
+def _health(problem: str | None) -> HttpPage:
     if problem is None:
-        return Page(HTTPStatus.OK, b"ok\n")
-    return Page(HTTPStatus.SERVICE_UNAVAILABLE, f"{problem}\n".encode())
+        return HttpPage(HTTPStatus.OK, b"ok\n")
+    return HttpPage(HTTPStatus.SERVICE_UNAVAILABLE, f"{problem}\n".encode())
 
 
 def _url(server: asyncio.Server) -> str:
@@ -249,7 +249,7 @@ def _url(server: asyncio.Server) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _head(page: Page) -> bytes:
+def _head(page: HttpPage) -> bytes:
     return (
         f"HTTP/1.1 {page.status.value} {page.status.phrase}\r\n"
         f"Content-Type: {page.kind}\r\n"

@@ -35,7 +35,7 @@ _WHO: Final = "scrape"
 """The name under which a failed read counts as a part of the process that Redis does not serve."""
 
 
-class _Server(Struct, frozen=True):
+class _RedisStats(Struct, frozen=True):
     """The figures of one server."""
 
     ahead: float
@@ -97,7 +97,7 @@ class Depths:
         if stats.next_due is not None and math.isfinite(stats.next_due):
             gauges["next_due_timestamp_seconds"].labels(queue).set(stats.next_due)
 
-    async def _read_servers(self) -> list[_Server]:
+    async def _read_servers(self) -> list[_RedisStats]:
         """Read the figures of Redis, or of each primary of a cluster."""
         sender, sent = self._runtime.sender, time.time()
         nodes = await sender.nodes()
@@ -105,7 +105,7 @@ class Depths:
         read = await self._read(about)
         received = time.time()
         return [
-            _Server(_ahead(now, sent, received), float(info.get("evicted_keys", 0)), _memory_used(info))
+            _RedisStats(_ahead(now, sent, received), float(info.get("evicted_keys", 0)), _memory_used(info))
             for now, info in zip(read[::2], read[1::2], strict=True)
         ]
 

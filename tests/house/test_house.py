@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,14 @@ def test_every_file_says_what_it_is() -> None:
     hidden = {"utils", "helpers", "common", "base", "types", "constants", "misc"}
     assert not hidden & {path.stem for path in SOURCES}
     assert all(path.read_text().startswith('"""') for path in SOURCES)
+
+
+def test_each_class_and_each_file_has_a_name_of_its_own() -> None:
+    classes = Counter(
+        node.name for path in SOURCES for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+    )
+    files = Counter(path.stem for path in SOURCES if path.stem not in {"__init__", "__main__"})
+    assert [name for names in (classes, files) for name, count in names.items() if count > 1] == []
 
 
 def test_every_event_is_emitted_somewhere() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from evsched import events
 from evsched.client.client import SyncClient
-from evsched.client.reshard import Reshard
-from evsched.client.unfinished_moves import finish
+from evsched.client.reshard import Reshard, finish
 from evsched.config import Config
 from evsched.dispatcher.mover import Mover
 from evsched.errors import StoreDown

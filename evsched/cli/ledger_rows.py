@@ -1,0 +1,111 @@
+"""Jobs that Redis does not have, as commands show them by their rows in the ledger, if EVSCHED_LEDGER_URL is set."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from evsched.cli import output
+from evsched.cli.options import settings
+from evsched.client.explain import Explanation
+from evsched.display import format_duration
+from evsched.errors import CannotStart, JobMissing
+
+if TYPE_CHECKING:
+    from evsched.ledger.row_audit import LostRow  # needs psycopg
+
+T = TypeVar("T")
+
+_MOMENTS = ("due", "created", "scheduled", "finished")
+
+
+def ask(url: str | None, question: Callable[[ModuleType, str, str], Coroutine[Any, Any, T]], default: T) -> T:
+    """Return what the ledger says of jobs that Redis lacks; `default` without a ledger, or if it does not answer.
+
+    `question` is called with the module `ledger.row_audit`, the URL of the database and that of Redis.
+    """
+    config = settings(url)
+    if config.ledger_url is None:
+        return default
+    try:
+        from evsched.ledger import row_audit
+
+        return asyncio.run(question(row_audit, config.ledger_url, config.url))
+    except ImportError:
+        reason = "it needs psycopg: pip install '.[ledger]' in a checkout of evsched"
+    except CannotStart as error:
+        reason = str(error)
+    output.note(f"the ledger was not asked for jobs that Redis does not have: {reason}")
+    return default
+
+
+def find(url: str | None, queue: str | None, job: str) -> LostRow | None:
+    """Return the row of a job that Redis does not have; None if there is none, or no ledger."""
+    return ask(url, lambda row_audit, database, redis: row_audit.find_lost(database, redis, queue, job), None)
+
+
+def cancel(url: str | None, queue: str | None, job: str) -> bool:
+    """Cancel the row of a job that Redis does not have, and say so; return whether there is a row.
+
+    Raises:
+        JobMissing: it is not open, or is cancelled already.
+    """
+    row: LostRow | None = ask(
+        url, lambda row_audit, database, redis: row_audit.find_lost(database, redis, queue, job, cancel=True), None
+    )
+    if row is None:
+        return False
+    if row.state != "open" or row.cancelled:
+        raise JobMissing(f"{job}: {_sentence(row)}")
+    print(f"{job} cancelled in the ledger, because Redis does not have it{_no_relay(row)}")
+    return True
+
+
+def explain(row: LostRow) -> Explanation:
+    """Explain what became of a job that Redis does not have."""
+    facts = {"state": row.state, "queue": row.queue, "task": row.task, "group": row.group, "reason": row.reason}
+    found = {name: value for name, value in facts.items() if value is not None}
+    for name in _MOMENTS:
+        moment: float | None = getattr(row, name)
+        if moment is not None:
+            wait = moment - row.now
+            found[name] = f"in {format_duration(wait)}" if wait >= 0 else f"{format_duration(-wait)} ago"
+    return Explanation(_sentence(row), found)
+
+
+def fields(row: LostRow) -> dict[str, Any]:
+    """Return the fields of such a job, as `evsched show` prints them."""
+    named = ("id", "queue", "state", "cancelled", "task", "group", "reason", *_MOMENTS)
+    return {"place": "ledger"} | {name: value for name in named if (value := getattr(row, name)) not in (None, False)}
+
+
+def _sentence(row: LostRow) -> str:
+    since = "" if row.finished is None else format_duration(max(row.now - row.finished, 0.0))
+    ago = since and f" {since} ago"
+    reason = "" if row.reason is None else f": {row.reason}"
+    if row.state in ("dead", "expired"):
+        how_long = f" for {since}" if since and row.state == "dead" else ago
+        return (
+            f"{row.state}{how_long}, as its row in the ledger says{reason}; Redis does not have it: "
+            f"`evsched dead revive {row.id}` schedules it again, `evsched dead drop {row.id}` drops it"
+        )
+    if row.state != "open":
+        return f"{row.state}{ago}, as its row in the ledger says{reason}"
+    if row.cancelled:
+        return f"cancelled in the ledger, which a relay has yet to note in its row{_no_relay(row)}"
+    if row.scheduled is None:
+        since = format_duration(max(row.now - row.created, 0.0))
+        return (
+            f"its row in the ledger has waited for a relay for {since}, and Redis does not have it yet{_no_relay(row)}"
+        )
+    since = format_duration(max(row.now - row.scheduled, 0.0))
+    return (
+        f"a relay scheduled its row in the ledger {since} ago, and Redis does not have it now: either it was lost, and "
+        f"waits for a relay to schedule it again, or it has ended, and a relay has yet to write that{_no_relay(row)}"
+    )
+
+
+def _no_relay(row: LostRow) -> str:
+    return "" if row.relays else "; no relay is connected: start one with `evsched ledger run`"
