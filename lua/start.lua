@@ -159,10 +159,12 @@ for i, id in ipairs(ids) do
       -- It is counted already, unless it was in two lists and the run in the other has ended.
       enter(id)
     end
-    if finished or holder ~= worker then
-      attempt = tostring(attempt_of(attempt) + 1)
-      redis.call('HSET', key, 'attempt', attempt, 'worker', worker, 'started', moment)
+    local attempts = attempt_of(attempt)
+    if finished or holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
+      attempts = attempts + 1
+      redis.call('HSET', key, 'attempt', attempts, 'worker', worker, 'started', moment)
     end
+    attempt = tostring(attempts)
     local at = #started
     planned = planned and moment_of(planned)
     started[at + 1], started[at + 2], started[at + 3], started[at + 4] = id, attempt, due or moment, payload

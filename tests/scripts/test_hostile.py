@@ -64,6 +64,17 @@ def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[st
     return done
 
 
+@pytest.mark.parametrize("attempt", [None, "", "x", "-1"])
+def test_start_counts_the_attempt_of_a_job_that_names_its_worker(
+    send: Send, store: Store, producer: Any, attempt: str | None
+) -> None:
+    send(store.enqueue([New("a", b'{"task":"t"}')], now=NOW))
+    fields = {"worker": "w"} if attempt is None else {"worker": "w", "attempt": attempt}
+    send(store.dispatch(limit=100, cap=CAP, now=NOW))
+    producer.hset(f"evsched:{{{store.queue}}}:job:a", mapping=fields)
+    assert [(job.id, job.attempt) for job in send(store.start("w", (), hold=50, lease=15, now=NOW)).jobs] == [("a", 1)]
+
+
 def requeue_held(send: Send, store: Store, died: bool) -> None:
     """Requeue what worker "w" holds, since it stops or has died."""
     lease = next((one.end for one in send(store.survey(now=NOW)).leases if one.worker == "w"), b"none") if died else b""
