@@ -87,6 +87,7 @@ async def test_python_asks_the_workers_about_a_ready_job(
         await go.wait()
 
     async with system(replace(config, concurrency=1), app) as running:
+        await running.recorder.wait(events.ControlOpened)
         await wait.enqueue()
         await begun.wait()
         job = await wait.using(id="second").enqueue()

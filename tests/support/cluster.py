@@ -192,6 +192,8 @@ class Cluster(Servers):
         for node in (to, *(node for node in self.nodes if node is not to and node.pid)):
             if self.is_primary(node):
                 self.client(node).execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
+        alive = [node for node in self.nodes if node.pid]  # replicas hear of it from the primaries
+        self.until(lambda: all(self.primary(queue, node) is to for node in alive), "all nodes know the new owner")
 
     def move(self, queue: str, to: EmbeddedRedis) -> None:
         """Move a slot key by key, as `redis-cli --cluster reshard` does; it may have begun."""
