@@ -14,6 +14,7 @@ from evsched.errors import CannotStart
 from evsched.events import ApiStarted, Emit
 from evsched.runtime.loops import background, first_of
 from evsched.runtime.shutdown import StopRequest
+from evsched.telemetry.http_server import url_of
 
 try:
     import uvicorn
@@ -67,7 +68,7 @@ class ApiServer:
             CannotStart: the port is taken, or there is no such host.
         """
         with _listen(self._host, self._port) as listening:
-            emit(ApiStarted(url=_url(listening)))
+            emit(ApiStarted(url=url_of(listening.getsockname())))
             async with background(self._server.serve([listening]), request.wait()) as tasks:
                 await first_of(tasks)
                 self._waiters.stop()
@@ -96,8 +97,3 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         why = getattr(error, "strerror", None) or error
         raise CannotStart(f"API on {host}:{port}: {why}: choose another --port, or a --host of this machine") from None
-
-
-def _url(listening: socket.socket) -> str:
-    host, port, *_ = listening.getsockname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

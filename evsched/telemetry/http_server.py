@@ -18,7 +18,7 @@ import struct
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry
@@ -45,6 +45,12 @@ def cannot_listen(host: str, port: int, error: Exception) -> CannotStart:
     wrong_host = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
     what = "give a name or an address of this machine with --metrics-host" if wrong_host else "choose another port"
     return CannotStart(f"metrics on {host}:{port}: {getattr(error, 'strerror', None) or error}: {what}")
+
+
+def url_of(address: tuple[Any, ...]) -> str:
+    """Return the URL of a listening socket, whose name is `address`."""
+    host, port, *_ = address
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def reserve(host: str, port: int) -> socket.socket:
@@ -124,7 +130,7 @@ class HttpServer:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_LONGEST)
         except OSError as error:
             raise cannot_listen(host, port, error) from None
-        return _url(self._server)
+        return url_of(self._server.sockets[0].getsockname())
 
     async def adopt(self, reserved: socket.socket) -> str:
         """Listen on a port that the parent has reserved; return the URL.
@@ -143,7 +149,7 @@ class HttpServer:
         except OSError as error:
             own.close()
             raise cannot_listen(host, port, error) from None
-        return _url(self._server)
+        return url_of(self._server.sockets[0].getsockname())
 
     def descriptors(self) -> Iterable[int]:
         """Return the descriptors of its sockets: a forked child that held them would keep the port in use."""
@@ -242,11 +248,6 @@ def _health(problem: str | None) -> HttpPage:
     if problem is None:
         return HttpPage(HTTPStatus.OK, b"ok\n")
     return HttpPage(HTTPStatus.SERVICE_UNAVAILABLE, f"{problem}\n".encode())
-
-
-def _url(server: asyncio.Server) -> str:
-    host, port, *_ = server.sockets[0].getsockname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _head(page: HttpPage) -> bytes:
