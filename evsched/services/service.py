@@ -152,7 +152,7 @@ def run_doctor(config: Config, role: Role | None, interval: float, on_changes: O
 
     async def work(process: _ServiceProcess) -> bool:
         watch = DoctorWatch(process.runtime, role, interval, on_changes)
-        process.telemetry.of_doctor(config.queues[0] if config.queues else DEFAULT_QUEUE, watch.problem)
+        process.telemetry.of_reader(config.queues[0] if config.queues else DEFAULT_QUEUE, watch.problem)
         process.runtime.emit(DoctorStarted(interval=interval))
         # Not by `run_loops`, which would call it a bug that stdout cannot be written.
         await process.shutdown.request.run_until_made(watch.run())
@@ -191,7 +191,7 @@ def run_api(config: Config) -> None:
     server = ApiServer(config)
 
     async def work(process: _ServiceProcess) -> bool:
-        process.telemetry.of_api(config.queues[0] if config.queues else DEFAULT_QUEUE)
+        process.telemetry.of_reader(config.queues[0] if config.queues else DEFAULT_QUEUE)
         serve = server.serve(process.runtime.emit, process.shutdown.request)
         async with background(serve, process.wait_for_redis()) as (serving, checking):
             await first_of((serving, checking))

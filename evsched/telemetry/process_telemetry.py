@@ -167,10 +167,6 @@ class Telemetry:
         self._readiness.watch(lambda: worker.pulses)
         self._readiness.require(next(iter(worker.consumers)), worker.problem)
 
-    def of_doctor(self, queue: str, problem: Callable[[], str | None]) -> None:
-        """Report whether a doctor that watches can examine Redis. `queue`: any that may be read."""
-        self._readiness.require(queue, problem)
-
     def of_ledger(
         self,
         pulses: Callable[[], list[Pulse]],
@@ -188,9 +184,9 @@ class Telemetry:
         self._readiness.require(DEFAULT_QUEUE, problem)
         self._readiness.require_other(database_problem)
 
-    def of_api(self, queue: str) -> None:
-        """Report on a server of the HTTP interface. `queue`: any that may be read."""
-        self._readiness.require(queue, lambda: None)
+    def of_reader(self, queue: str, problem: Callable[[], str | None] = lambda: None) -> None:
+        """Report whether a doctor, or a server of the HTTP interface, can read Redis. `queue`: any that may be read."""
+        self._readiness.require(queue, problem)
 
     async def __aenter__(self) -> Telemetry:
         """Listen, if a port is set.
