@@ -1,22 +1,46 @@
-"""What can happen, as values, and how it is passed on.
+"""Events as values, and how they reach subscribers. The events here are about dispatchers, workers and runs.
 
-A loop emits an event once a fact has become true; the log, the metrics and the tests subscribe. A script that moves a
-batch is one event. Fields are keyword-only; one that is not always known has a default. Lengths are in seconds;
-lateness compares two times of Redis's clock. Lists of one event about runs are parallel to its `ids`.
+A loop emits an event when a fact has become true; the log, the metrics and the tests subscribe. A script that moves a
+batch is one event. An event's class also describes its log line and its counter. Lengths are in seconds; lateness
+compares two times of Redis's clock. The lists of an event about runs are parallel to its `ids`.
 
-The events come in the order: Redis, dispatchers, workers, runs, processes, the ledger, the doctor.
+`process_events.py` has the events about Redis, processes, the ledger and the doctor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
+from typing import ClassVar, Literal
 
 from msgspec import Struct, field
 
 
+class EventCounter(Struct, frozen=True):
+    """A counter for Prometheus. It grows by the event's `count`, or by 1 if the event has none.
+
+    The values of its labels are the event's attributes of the same names. A label `queue` comes first.
+    """
+
+    name: str
+    """The name between `evsched_` and `_total`."""
+    what: str
+    labels: tuple[str, ...] = ("queue",)
+
+
 class Event(Struct, frozen=True, kw_only=True):
     """A fact that has just become true."""
+
+    level: ClassVar[int] = INFO
+    """The level of the log line."""
+    line: ClassVar[str] = ""
+    """The log line, with names of fields in braces; empty = no line."""
+    counter: ClassVar[EventCounter | None] = None
+    """The counter that grows with each event, if `telemetry/metrics.py` has no function for this event."""
+
+    def log_line(self) -> tuple[int, str]:
+        """Return the level and the line. Events whose line depends on their fields override it."""
+        return self.level, self.line
 
 
 Subscriber = Callable[[Event], None]
@@ -39,83 +63,9 @@ class Events:
             subscriber(event)
 
 
-class RedisUnsafe(Event, frozen=True, kw_only=True):
-    """Redis is configured so that it may lose jobs. Emitted once, at the start."""
-
-    what: str
-    mend: str
-    """The command that sets this right."""
-
-
-class LeaseDiffers(Event, frozen=True, kw_only=True):
-    """The lease in the settings of a process is not the one in Redis, which it uses. Emitted at the start."""
-
-    given: float
-    lease: float
-
-
-class LeaseChanged(Event, frozen=True, kw_only=True):
-    """A process has read a new lease, or uses it alone from now on."""
-
-    lease: float
-    settles_in: float
-    """Seconds during which other processes may still have the one before; 0 = none has it any more."""
-
-
-class RedisFailed(Event, frozen=True, kw_only=True):
-    """A command failed; `kind` is that of the StoreError."""
-
-    kind: str
-
-
-class RedisDown(Event, frozen=True, kw_only=True):
-    """Redis cannot be reached, or cannot serve. Each loop emits it once, at the first failure."""
-
-    who: str
-    reason: str
-    kind: str = "connection"
-    """That of the StoreError: it tells a Redis that is absent from one that answers and cannot serve."""
-
-
-class RedisUp(Event, frozen=True, kw_only=True):
-    """Redis serves again. Each loop emits it once."""
-
-    who: str
-    seconds: float
-    """How long it was down."""
-
-
-class NodeReleased(Event, frozen=True, kw_only=True):
-    """A loop that Redis did not serve has ended: another node of the cluster has its queues, or the process stops."""
-
-    who: str
-    seconds: float
-    """How long Redis had not served it."""
-
-
-class CallRefused(Event, frozen=True, kw_only=True):
-    """Redis serves, but refuses what a loop asks: bad data, a missing right, a bug, or full memory. Emitted once."""
-
-    who: str
-    queue: str = ""
-    """Empty = the call concerns no single queue."""
-    reason: str
-    kind: str = ""
-    """That of the StoreError; "oom" = Redis's memory is full."""
-
-
-class CallAccepted(Event, frozen=True, kw_only=True):
-    """Redis accepts what it had refused. Emitted once."""
-
-    who: str
-    queue: str = ""
-    seconds: float
-    """How long it refused."""
-    kind: str = ""
-    """That of the last refusal."""
-
-
 class DispatcherStarted(Event, frozen=True, kw_only=True):
+    line = "dispatcher started on {server}, queues: {queues}"
+
     server: str
     queues: list[str]
 
@@ -123,42 +73,9 @@ class DispatcherStarted(Event, frozen=True, kw_only=True):
 class QueueFound(Event, frozen=True, kw_only=True):
     """A dispatcher serves a queue from now on."""
 
-    queue: str
-
-
-class ShardsFound(Event, frozen=True, kw_only=True):
-    """A process has learned from Redis that a queue has more shards than it knew."""
+    line = "queue {queue} found"
 
     queue: str
-    count: int
-
-
-class ShardsUnknown(Event, frozen=True, kw_only=True):
-    """A process that started cannot read how many shards queues have. It tries again."""
-
-    reason: str
-
-
-class Subscribed(Event, frozen=True, kw_only=True):
-    """Redis confirmed the subscription to keyspace events."""
-
-    again: bool = False
-    """An earlier subscription was lost."""
-
-
-class SubscriptionLost(Event, frozen=True, kw_only=True):
-    reason: str
-
-
-class NotificationsMissing(Event, frozen=True, kw_only=True):
-    """Redis sends no keyspace events, so new jobs are found by the safety cap alone."""
-
-    mend: str
-    """The command that sets this right."""
-
-
-class NotificationsProven(Event, frozen=True, kw_only=True):
-    """A canary's keyspace event arrived."""
 
 
 Reason = Literal["event", "timer", "safety", "reconnect"]
@@ -191,13 +108,22 @@ class Recurred(Event, frozen=True, kw_only=True):
 class Missed(Event, frozen=True, kw_only=True):
     """Planned times of a recurrence passed without an occurrence."""
 
+    level = WARNING
+    line = "queue {queue}: recurrence {name} missed {count} occurrences"
+    counter = EventCounter(
+        "recurrences_missed",
+        "Occurrences of recurrences that were skipped: they were late, or the one before had not ended.",
+    )
+
     queue: str
     name: str
     count: int
 
 
 class MoveFinished(Event, frozen=True, kw_only=True):
-    """Jobs moved from one shard to another: an interrupted command had begun that. `back`: these could not move."""
+    """Jobs of an interrupted move between shards have moved to shard `to`, or are back where they were."""
+
+    line = "queue {queue}: {moved} jobs have moved to {to}, and {back} are back, after an interrupted move"
 
     queue: str
     to: str
@@ -205,43 +131,73 @@ class MoveFinished(Event, frozen=True, kw_only=True):
     back: int
 
 
-class ClockJumped(Event, frozen=True, kw_only=True):
-    """Redis's clock was set, by so many seconds: forward, or backward if negative."""
-
-    seconds: float
-
-
-class Rewound(Event, frozen=True, kw_only=True):
-    """Recurrences that a clock set too far ahead had moved into the future recur from now on again."""
-
-    queue: str
-    names: list[str]
-
-
 class PauseOver(Event, frozen=True, kw_only=True):
-    """The pause of a recurrence had an end, which has come: it recurs again."""
+    """The pause of a recurrence has reached its end: it recurs again."""
+
+    line = "queue {queue}: recurrence {name} recurs again, its pause is over"
 
     queue: str
     name: str
-
-
-class RecurrencePaused(Event, frozen=True, kw_only=True):
-    """A recurrence was paused, since as many runs in a row have failed as its `pause_after` allows."""
-
-    queue: str
-    name: str
-    why: str
 
 
 class RecurrenceBroken(Event, frozen=True, kw_only=True):
-    """A recurrence cannot be read, or names what does not exist: it does not recur until that is mended."""
+    """A recurrence cannot be read, or names something that does not exist: it makes no jobs until it is corrected."""
+
+    level = ERROR
+    line = "queue {queue}: recurrence {name} makes no jobs: {reason}"
+    counter = EventCounter(
+        "recurrences_broken", "Recurrences that cannot recur: what they name does not exist, or is not valid."
+    )
 
     queue: str
     name: str
     reason: str
 
 
+class RecurrencePaused(Event, frozen=True, kw_only=True):
+    """A recurrence was paused, because `pause_after` of its runs in a row have failed."""
+
+    level = WARNING
+    line = (
+        "queue {queue}: recurrence {name} is paused: {why}. Find out why (evsched explain {name} --queue {queue}), "
+        "then: evsched recurrences resume {name} --queue {queue}"
+    )
+    counter = EventCounter(
+        "recurrences_paused", "Recurrences that were paused, because too many runs in a row had failed."
+    )
+
+    queue: str
+    name: str
+    why: str
+
+
+class ClockJumped(Event, frozen=True, kw_only=True):
+    """Redis's clock was set forward by this many seconds; negative = backward."""
+
+    level = ERROR
+    line = "Redis's clock jumped by {seconds:+.1f} s: due times follow it"
+    counter = EventCounter("redis_clock_jumps", "Times that Redis's clock was set by a second or more.", ("to",))
+
+    seconds: float
+
+    @property
+    def to(self) -> str:
+        return "ahead" if self.seconds > 0 else "back"
+
+
+class Rewound(Event, frozen=True, kw_only=True):
+    """Recurrences continue from now: Redis's clock was ahead, and had moved them into the future."""
+
+    level = WARNING
+    line = "queue {queue}: {names} continue from now; a clock that was ahead and is set back had advanced them"
+
+    queue: str
+    names: list[str]
+
+
 class WorkerStarted(Event, frozen=True, kw_only=True):
+    line = "worker {worker} started: {slots} slots, queues {queues}, tasks {tasks}"
+
     worker: str
     queues: list[str]
     slots: int
@@ -249,7 +205,9 @@ class WorkerStarted(Event, frozen=True, kw_only=True):
 
 
 class WorkerDraining(Event, frozen=True, kw_only=True):
-    """A worker fetches no more jobs, and waits for those that run."""
+    """A worker fetches no more jobs, and waits for its running jobs to end."""
+
+    line = "worker {worker} fetches no more, {running} jobs run for {shutdown_grace:g} s at most"
 
     worker: str
     running: int
@@ -257,13 +215,21 @@ class WorkerDraining(Event, frozen=True, kw_only=True):
 
 
 class WorkerStopped(Event, frozen=True, kw_only=True):
+    line = "worker {worker} stopped, {handed_back} jobs handed back"
+
     worker: str
     handed_back: int = 0
     """How many jobs went back to ready."""
 
 
 class WorkerStuck(Event, frozen=True, kw_only=True):
-    """A job ignored its timeout and the kill grace, or kept others from being stopped at theirs: the process ends."""
+    """A job did not end within its timeout and the kill grace, or kept others from it: the process ends."""
+
+    level = CRITICAL
+    line = (
+        "job {id} of {queue}, task {task}, attempt {attempt}, does not stop: the worker ends; {handed_back} jobs "
+        "returned to ready"
+    )
 
     worker: str
     queue: str
@@ -280,7 +246,7 @@ class WorkerBlocked(Event, frozen=True, kw_only=True):
     worker: str
     queue: str = ""
     id: str = ""
-    """The job that blocks; empty = none of the runs does, but something that one of them started may."""
+    """The job that blocks; empty = no run does, but something that a run has started may."""
     task: str = ""
     attempt: int = 0
     running: list[str]
@@ -289,14 +255,30 @@ class WorkerBlocked(Event, frozen=True, kw_only=True):
     traceback: str = ""
     """Where the event loop is."""
 
+    def log_line(self) -> tuple[int, str]:
+        if self.id:
+            blocker = "job {id} of {queue}, task {task}, attempt {attempt},"
+        else:
+            blocker = "one of {running}" if self.running else "the app"
+        line = " blocks its event loop; {handed_back} jobs returned to ready"
+        return CRITICAL, "worker {worker} ends: " + blocker + line
+
 
 class LeaseLost(Event, frozen=True, kw_only=True):
     """A worker sent no heartbeat for longer than its lease: it cancels its runs."""
 
+    counter = EventCounter("leases_lost", "Leases that ended while their worker was alive.")
+
     queue: str
     worker: str
     held: int
-    """How many jobs it held; an idle worker held none, so nothing is lost."""
+    """How many jobs it held. An idle worker held none, so nothing is lost."""
+
+    def log_line(self) -> tuple[int, str]:
+        lost = "worker {worker} lost its lease on {queue}"
+        if self.held:
+            return ERROR, lost + ": its jobs are cancelled here and start elsewhere"
+        return WARNING, lost + ", and held no jobs"
 
 
 class ControlOpened(Event, frozen=True, kw_only=True):
@@ -306,24 +288,35 @@ class ControlOpened(Event, frozen=True, kw_only=True):
 class RecurrenceDeclared(Event, frozen=True, kw_only=True):
     """A worker brought a recurrence in Redis in step with the app's code."""
 
+    line = "queue {queue}: recurrence {name} {done}, as the code declares"
+
     queue: str
     name: str
     done: str
-    """What was done: made, changed or retired."""
+    """made, changed or retired."""
 
 
 class LimitDeclared(Event, frozen=True, kw_only=True):
     """A worker has set or removed a limit, because its declaration in the app's code has changed."""
 
+    line = "queue {queue}: limit {limit} is {value} now, as the code declares"
+
     queue: str
     limit: str
-    """concurrency, rate, burst or weight; of a group with `:<group>` behind it."""
+    """concurrency, rate, burst or weight; followed by `:<group>` for the limit of a group."""
     value: str
     """The number, or "none" if it was removed."""
 
 
 class RevisionOutdated(Event, frozen=True, kw_only=True):
     """A worker's app declares an older revision of its recurrences than the one in force, so it changed nothing."""
+
+    level = WARNING
+    line = (
+        "queue {queue}: app {app} declares revision {revision} of its recurrences and limits, but the newer "
+        "{newest} stays in force. If you rolled back on purpose: evsched recurrences rollback --queue {queue} --app "
+        "{app}. If this is another app of the same name: give each App a name of its own"
+    )
 
     queue: str
     app: str
@@ -333,13 +326,13 @@ class RevisionOutdated(Event, frozen=True, kw_only=True):
 
 
 class ReadyLeft(Event, frozen=True, kw_only=True):
-    """A worker fetched all that it has room for, and more jobs are ready. Its first fetch is reported in any case."""
+    """A worker filled its slots, and more jobs are ready. Emitted at each change, and at its first fetch."""
 
     queue: str
 
 
 class ReadyDrained(Event, frozen=True, kw_only=True):
-    """A worker fetched all jobs that were ready. Its first fetch is reported in any case."""
+    """A worker fetched all ready jobs. Emitted at each change, and at its first fetch."""
 
     queue: str
 
@@ -372,6 +365,10 @@ class Completed(Event, frozen=True, kw_only=True):
 class Retrying(Event, frozen=True, kw_only=True):
     """A run failed; its job runs again after `delay` seconds."""
 
+    level = WARNING
+    line = "job {id} of {queue}, task {task}: {reason}; again in {delay:.3g} s"
+    outcome = "retry"
+
     queue: str
     id: str
     task: str
@@ -384,7 +381,10 @@ class Retrying(Event, frozen=True, kw_only=True):
 
 
 class JobBuried(Event, frozen=True, kw_only=True):
-    """A job was given up (`dead`), or not started before the time at which it expires (`expired`)."""
+    """A job was given up (`dead`), or had not started when it expired (`expired`)."""
+
+    level = ERROR
+    line = "job {id} of {queue}, task {task}, is {outcome}: {reason}"
 
     queue: str
     id: str
@@ -401,6 +401,9 @@ class JobBuried(Event, frozen=True, kw_only=True):
 class JobAborted(Event, frozen=True, kw_only=True):
     """A run ended because its job was cancelled."""
 
+    line = "job {id} of {queue}, task {task}, was cancelled in attempt {attempt}"
+    outcome = "cancelled"
+
     queue: str
     id: str
     task: str = "?"
@@ -413,6 +416,9 @@ class JobAborted(Event, frozen=True, kw_only=True):
 class JobDeferred(Event, frozen=True, kw_only=True):
     """A job cannot begin now: it is scheduled for when its window opens, or for soon when its code is not there."""
 
+    line = "job {id} of {queue}, task {task}, waits for its window"
+    outcome = "deferred"
+
     queue: str
     id: str
     task: str
@@ -421,22 +427,34 @@ class JobDeferred(Event, frozen=True, kw_only=True):
     cause: Literal["window", "code", "task"] = "window"
     """Its window is closed; the code on disk has no handler for it; the worker's app does not have its task."""
 
+    def log_line(self) -> tuple[int, str]:
+        # For the other causes, HandlerNotFound or TaskUnknown was logged, once for all of them.
+        return INFO if self.cause == "window" else DEBUG, self.line
+
 
 class JobSnoozed(Event, frozen=True, kw_only=True):
     """A handler asked to run later, or there was no memory for its message; the attempt does not count."""
+
+    line = "job {id} of {queue}, task {task}, is {reason}"
+    outcome = "snoozed"
 
     queue: str
     id: str
     task: str
     attempt: int
     reason: str
-    """For how long or until when, and what the handler says of it."""
+    """For how long or until when, and the handler's reason."""
     seconds: float | None = None
     """How long it ran; None = unknown."""
 
 
 class HandlerNotFound(Event, frozen=True, kw_only=True):
-    """A fresh process does not find the handler of a task: the code on disk is not what the worker runs."""
+    """A fresh process does not find the handler of a task: the code on disk differs from the worker's."""
+
+    level = ERROR
+    line = (
+        "task {task} of {queue} cannot begin: {reason}: fix the code, or restart the worker; its jobs are tried again"
+    )
 
     queue: str
     task: str
@@ -444,7 +462,10 @@ class HandlerNotFound(Event, frozen=True, kw_only=True):
 
 
 class TaskUnknown(Event, frozen=True, kw_only=True):
-    """A worker fetched a job whose task its app does not have. Told once for each task."""
+    """A worker fetched a job whose task its app does not have. Emitted once for each task."""
+
+    level = WARNING
+    line = "queue {queue}: {reason}; its jobs wait up to {grace:g} s for a worker that knows it"
 
     queue: str
     task: str
@@ -453,21 +474,26 @@ class TaskUnknown(Event, frozen=True, kw_only=True):
     """Seconds for which such jobs wait for another worker; 0 = they are given up at once."""
 
 
-Cause = Literal["died", "stopped", "busy"]
-
-
 class JobsRequeued(Event, frozen=True, kw_only=True):
     """A worker's jobs went back to ready: the worker died, stops, or had no free slot for a job it had fetched."""
+
+    line = "queue {queue}: {ids} of worker {worker} returned to ready: {reason}"
 
     queue: str
     worker: str
     ids: list[str]
-    cause: Cause
+    cause: Literal["died", "stopped", "busy"]
     reason: str
+
+    def log_line(self) -> tuple[int, str]:
+        # A busy worker's jobs are fetched by another at once: no action is needed.
+        return DEBUG if self.cause == "busy" else WARNING, self.line
 
 
 class RunLost(Event, frozen=True, kw_only=True):
     """A run ended, and Redis refused its end: the run did not belong to its worker any more."""
+
+    outcome = "lost"
 
     queue: str
     worker: str
@@ -475,210 +501,12 @@ class RunLost(Event, frozen=True, kw_only=True):
     task: str
     attempt: int
     end: Literal["discarded", "unknown"] = "discarded"
-    """What became of its outcome. "discarded": the worker's lease was lost before. "unknown": the worker had sent the
-    outcome before, without a reply, and the record does not tell whether it was written then."""
-
-
-class Listening(Event, frozen=True, kw_only=True):
-    """The process serves metrics, liveness and readiness."""
-
-    url: str
-
-
-class ApiStarted(Event, frozen=True, kw_only=True):
-    """The process answers requests of the HTTP interface."""
-
-    url: str
-
-
-class EndedByForce(Event, frozen=True, kw_only=True):
-    """The process did not end in time after it was asked to: it is ended now."""
-
-    seconds: float
-    """Since it was asked to."""
-
-
-class EndedAtOnce(Event, frozen=True, kw_only=True):
-    """A second signal ends the process now: its jobs start elsewhere when its lease ends."""
-
-
-class HandlersLeft(Event, frozen=True, kw_only=True):
-    """Processes that handlers had started with `multiprocessing`, and not ended, were ended with their worker."""
-
-    processes: int
-
-
-class ChildStarted(Event, frozen=True, kw_only=True):
-    """A parent started a worker process."""
-
-    number: int
-    pid: int
-
-
-class ChildNotStarted(Event, frozen=True, kw_only=True):
-    """The system could not start a worker process; its parent tries again."""
-
-    number: int
-    reason: str
-
-
-class ChildEnded(Event, frozen=True, kw_only=True):
-    number: int
-    pid: int
-    code: int
-
-
-class ChildCannotStart(Event, frozen=True, kw_only=True):
-    """The first worker process cannot start. The others could not either, so the parent ends."""
-
-    number: int
-    code: int
-
-
-class ChildKilled(Event, frozen=True, kw_only=True):
-    """A worker process did not end in time: its parent killed it."""
-
-    number: int
-    pid: int = 0
-
-
-class ParentWaits(Event, frozen=True, kw_only=True):
-    """A parent without worker processes waits for jobs."""
-
-    queues: list[str]
-
-
-class ParentWoken(Event, frozen=True, kw_only=True):
-    """A queue needs a worker process: a parent without any starts one."""
-
-    queue: str
-    need: str = "ready"
-    """A job is `ready` that no worker fetches; what the app declares was lost: `undeclared`; or a task of the app is
-    `sought`, because only workers that do not have it got its jobs."""
-
-
-class Reloading(Event, frozen=True, kw_only=True):
-    """A parent got SIGHUP: it replaces its worker processes, one by one."""
-
-    processes: int
-
-
-class Reloaded(Event, frozen=True, kw_only=True):
-    """All worker processes were replaced."""
-
-    processes: int
-    seconds: float
-
-
-class ReloadFailed(Event, frozen=True, kw_only=True):
-    """A worker process with the new code did not become ready: those that are not replaced yet go on."""
-
-    number: int
-    reason: str
-    replaced: int
-    """How many were replaced before."""
-    processes: int
-
-
-class JobsPutBack(Event, frozen=True, kw_only=True):
-    """The parent put back what the worker processes held that ran here before and died; it has no metrics itself."""
-
-    queue: str
-    count: int
-
-
-class LedgerStarted(Event, frozen=True, kw_only=True):
-    server: str
-    database: str
-    """Which server has the tables."""
-
-
-class EpochFound(Event, frozen=True, kw_only=True):
-    """Redis has other data than before, or the relay has just started."""
-
-    epoch: str
-
-
-class RelayWaits(Event, frozen=True, kw_only=True):
-    """A relay schedules nothing, because another one of its database serves another Redis.
-
-    It ends, as the other may go or change over, when the relay finds an epoch, or schedules rows.
-    """
-
-    reason: str
-
-
-class RowsScheduled(Event, frozen=True, kw_only=True):
-    """Rows were scheduled, and that is committed."""
-
-    queue: str
-    count: int
-    again: bool
-    """They had been scheduled in another epoch."""
-
-
-class RowsRefused(Event, frozen=True, kw_only=True):
-    """Rows cannot be scheduled: they are dead, and each has the reason. That is committed."""
-
-    queue: str
-    count: int
-    first: str
-    """The id and the reason of one of them."""
-
-
-class RowsSetAside(Event, frozen=True, kw_only=True):
-    """Redis does not take these rows though it takes others: they wait, and are tried again later."""
-
-    queue: str
-    count: int
-    first: str
-    """The id, or the name of a recurrence, and the reason of one of them."""
-
-
-class RowsDeclared(Event, frozen=True, kw_only=True):
-    """Rows of recurrences were declared, or removed; or they got the reason why they cannot be."""
-
-    queue: str
-    count: int
-
-
-class EndsWritten(Event, frozen=True, kw_only=True):
-    """Jobs have ended, and their rows say so."""
-
-    queue: str
-    count: int
-
-
-class JobsWithdrawn(Event, frozen=True, kw_only=True):
-    """Redis had jobs again that have ended, as their rows say: they were removed from a place, or asked to stop."""
-
-    queue: str
-    count: int
-
-
-class LedgerDown(Event, frozen=True, kw_only=True):
-    """The database does not serve. Each loop emits it at the first failure, and again for each other reason."""
-
-    who: str
-    reason: str
-
-
-class LedgerUp(Event, frozen=True, kw_only=True):
-    """The database serves again. Each loop emits it once."""
-
-    who: str
-    seconds: float
-    """How long it did not."""
-
-
-class DoctorStarted(Event, frozen=True, kw_only=True):
-    """A doctor begins to watch. It rests for `interval` seconds after each examination."""
-
-    interval: float
-
-
-class Examined(Event, frozen=True, kw_only=True):
-    """Redis and its queues were checked. The lists run parallel: one entry for each fault and warning."""
-
-    checks: list[str]
-    levels: list[str]
+    """Whether its outcome was written. "discarded" = no: the worker had lost its lease. "unknown" = the worker had sent
+    the outcome before and got no reply, and the record does not show whether it was written then."""
+
+    def log_line(self) -> tuple[int, str]:
+        lost = {
+            "discarded": "after its lease was lost; the result was discarded",
+            "unknown": "while Redis did not answer: its end was sent twice, and whether it was written is not known",
+        }
+        return WARNING, "job {id} of {queue}, task {task}, attempt {attempt}, finished " + lost[self.end]

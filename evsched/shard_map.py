@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import structs
 
-from evsched import events, keys
+from evsched import keys, process_events
 from evsched.config import Config
 from evsched.errors import StoreError, StoreRefused
 from evsched.lease import LeaseLength
@@ -35,15 +35,15 @@ async def _learn_shards(runtime: Runtime) -> bool:
         grown = more(runtime, counts)
         runtime.shards.grow(counts)
         for queue, (_, count) in grown.items():
-            runtime.emit(events.ShardsFound(queue=queue, count=count))
+            runtime.emit(process_events.ShardsFound(queue=queue, count=count))
     except StoreError as error:
-        runtime.emit(events.RedisFailed(kind=error.kind))
+        runtime.emit(process_events.RedisFailed(kind=error.kind))
         if isinstance(error, StoreRefused):  # a right is missing: it would be refused again
             runtime.shards.learned = True
             return True
         if runtime.shards.learned is None:
             runtime.shards.learned = False
-            runtime.emit(events.ShardsUnknown(reason=str(error)))
+            runtime.emit(process_events.ShardsUnknown(reason=str(error)))
         return False
     return True
 
@@ -57,18 +57,18 @@ async def _learn_lease(runtime: Runtime) -> bool:
             found = await runtime.sender.send(server.declare_lease(LeaseLength(times.lease)))
         now = 0.0 if found.before is None else await runtime.sender.send(server.clock(keys.LEASE))
     except StoreError as error:
-        runtime.emit(events.RedisFailed(kind=error.kind))
+        runtime.emit(process_events.RedisFailed(kind=error.kind))
         if times.read is None:
             times.follow(times.lease, None)
         return isinstance(error, StoreRefused)  # a right is missing: it would be refused again
     first, times.read = times.read is None, found
     if first and given is not None and given != found.seconds:
-        runtime.emit(events.LeaseDiffers(given=given, lease=found.seconds))
+        runtime.emit(process_events.LeaseDiffers(given=given, lease=found.seconds))
     shortest, longest = found.span(now)
     if (shortest, longest) != (times.lease, times.longest_lease) or first:
         times.follow(shortest, longest)
         if not first:
-            runtime.emit(events.LeaseChanged(lease=found.seconds, settles_in=found.settles_in(now)))
+            runtime.emit(process_events.LeaseChanged(lease=found.seconds, settles_in=found.settles_in(now)))
     return True
 
 
@@ -86,7 +86,7 @@ async def find(runtime: Runtime, node: Host, found: Callable[[], None]) -> None:
             cursor = keys.next
             await asyncio.sleep(_PAUSE)
     except StoreError as error:
-        runtime.emit(events.RedisFailed(kind=error.kind))
+        runtime.emit(process_events.RedisFailed(kind=error.kind))
 
 
 def named(runtime: Runtime) -> list[str]:

@@ -15,7 +15,7 @@ from collections import defaultdict
 
 from msgspec import structs
 
-from evsched import events, keys, shard_map
+from evsched import keys, process_events, shard_map
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.errors import StoreError
 from evsched.events import Emit, Event
@@ -68,10 +68,10 @@ class _NodeReports:
 
     def emit(self, event: Event) -> None:
         """Pass an event on."""
-        if isinstance(event, events.RedisDown):
+        if isinstance(event, process_events.RedisDown):
             self._down[event.who] = time.monotonic()
             event = structs.replace(event, who=f"{event.who} {self._at}")
-        elif isinstance(event, events.RedisUp):
+        elif isinstance(event, process_events.RedisUp):
             self._down.pop(event.who, None)
             event = structs.replace(event, who=f"{event.who} {self._at}")
         self._emit(event)
@@ -79,7 +79,7 @@ class _NodeReports:
     def end(self) -> None:
         """Report that the loops have ended: other loops have the queues of this node, or it has none."""
         for who, since in self._down.items():
-            self._emit(events.NodeReleased(who=f"{who} {self._at}", seconds=time.monotonic() - since))
+            self._emit(process_events.NodeReleased(who=f"{who} {self._at}", seconds=time.monotonic() - since))
 
 
 def _idle_queue(slots: frozenset[int]) -> str:
@@ -114,7 +114,7 @@ class ClusterDispatcher:
 
     def on_event(self, event: Event) -> None:
         """Pass an event on to the dispatchers. After `ShardsFound`, the nodes to serve are determined again."""
-        if isinstance(event, events.ShardsFound):
+        if isinstance(event, process_events.ShardsFound):
             self._wakeup.ring()
         for node in self._nodes.values():
             node.dispatcher.on_event(event)

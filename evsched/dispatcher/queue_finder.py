@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, Protocol
 
-from evsched import events, shard_map
+from evsched import process_events, shard_map
 from evsched.dispatcher.watcher import Proof
 from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.loops import Runtime, Wakeup
@@ -228,7 +228,7 @@ class QueueSet:
             if not server.set_may_wait(error):
                 self._to_remove |= kept - self._queues
                 raise
-            self._runtime.emit(events.RedisFailed(kind=error.kind))
+            self._runtime.emit(process_events.RedisFailed(kind=error.kind))
         # Failed ones too: the next `read` corrects this, and they are added again.
         self._written.update(names, kept)
         self._to_add.difference_update(names)
@@ -242,7 +242,7 @@ class QueueSet:
                 cursor, some = await self._runtime.sender.send(server.some_queue_names(cursor or 0))
                 names.update(some)
         except StoreError as error:
-            self._runtime.emit(events.RedisFailed(kind=error.kind))
+            self._runtime.emit(process_events.RedisFailed(kind=error.kind))
             return None
         self._written, self._to_add = names, self._queues - names
         return names

@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol
 
 from msgspec import structs
 
-from evsched import events, keys
+from evsched import keys, process_events
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.runtime.loops import WHOLE, NodePart, Pulse, Runtime
@@ -149,7 +149,7 @@ class Watcher:
     def _cut_silent(self, subscription: Subscription) -> None:
         self._cut = True
         timeout = self._runtime.times.reply_timeout
-        self._runtime.emit(events.SubscriptionLost(reason=f"silent for {timeout:g} s after a canary"))
+        self._runtime.emit(process_events.SubscriptionLost(reason=f"silent for {timeout:g} s after a canary"))
         subscription.cut()
 
     def watch(self, queue: str) -> None:
@@ -193,15 +193,15 @@ class Watcher:
             self._reconnect.passed()
             self._losses.opened()
             self._proof.begin(self.pulse, lambda: self._cut_silent(subscription))
-            self._runtime.emit(events.Subscribed(again=again))
+            self._runtime.emit(process_events.Subscribed(again=again))
             self._listener.look()
             try:
                 await self._listen(subscription)
             except StoreError as error:
                 # One connection was lost. Whether Redis is down is for the next one to find out.
-                self._runtime.emit(events.RedisFailed(kind=error.kind))
+                self._runtime.emit(process_events.RedisFailed(kind=error.kind))
                 if not self._cut:
-                    self._runtime.emit(events.SubscriptionLost(reason=str(error)))
+                    self._runtime.emit(process_events.SubscriptionLost(reason=str(error)))
         finally:
             self._proof.end()
             self._subscription = None
@@ -356,7 +356,9 @@ class Proof:
         came, self._event_came = self._event_came, False
         if came != self._proven:
             self._proven = came
-            self._runtime.emit(events.NotificationsProven() if came else events.NotificationsMissing(mend=self.mend))
+            self._runtime.emit(
+                process_events.NotificationsProven() if came else process_events.NotificationsMissing(mend=self.mend)
+            )
 
 
 _MANY: Final = 150

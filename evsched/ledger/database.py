@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import AsyncConnection, conninfo
 
-from evsched import events
+from evsched import process_events
 from evsched.errors import CannotStart, ConfigError
 from evsched.events import Emit
 from evsched.ledger.tables import OLDEST, PARTS, TABLES, Part
@@ -216,13 +216,13 @@ class Database:
         # The first reason is often that the connection was closed, and a later one why it cannot be opened again.
         if self.reason not in self._reported and len(self._reported) < _MOST_REASONS:
             self._reported.add(self.reason)
-            self._emit(events.LedgerDown(who=self._who, reason=self.reason))
+            self._emit(process_events.LedgerDown(who=self._who, reason=self.reason))
         return reconnect_delay(self._failures)
 
     def passed(self) -> None:
         """Note that the database serves."""
         if self._down_since is not None:
-            self._emit(events.LedgerUp(who=self._who, seconds=time.monotonic() - self._down_since))
+            self._emit(process_events.LedgerUp(who=self._who, seconds=time.monotonic() - self._down_since))
         self._failures, self._collisions, self._down_since, self.reason = 0, 0, None, None
         self._reported.clear()
 

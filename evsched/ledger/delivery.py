@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched import events
+from evsched import process_events
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.store.relay_calls import RowJob
@@ -155,7 +155,7 @@ class Aside:
             self._failures[key] = self._failures.get(key, 0) + 1
         if new:
             first = f"{new[0]}: {failed[new[0]]}"
-            self._emit(events.RowsSetAside(queue=queue, count=len(new), first=first))
+            self._emit(process_events.RowsSetAside(queue=queue, count=len(new), first=first))
 
     def rows(self, without: tuple[str, str] | None = None) -> list[tuple[str, str]]:
         """Return the rows that are left out, without the one that is tried."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection
 
-from evsched import events, keys
+from evsched import keys, process_events
 from evsched.errors import StoreError, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import Database
@@ -158,7 +158,7 @@ class Ends:
                 count = await rows.write_ends(await self.database.open(), queue, reports)
                 self.database.passed()
                 await self._runtime.sender.send(Store(queue).settle(reports))
-                self._runtime.emit(events.EndsWritten(queue=queue, count=count))
+                self._runtime.emit(process_events.EndsWritten(queue=queue, count=count))
 
 
 async def _cancel(*futures: asyncio.Future[Any]) -> None:
@@ -264,4 +264,4 @@ class Withdrawals:
             if cursor == 0:
                 break
         if count:
-            self._runtime.emit(events.JobsWithdrawn(queue=store.queue, count=count))
+            self._runtime.emit(process_events.JobsWithdrawn(queue=store.queue, count=count))

@@ -30,7 +30,7 @@ from typing import Final
 from msgspec import Struct
 from psycopg import AsyncConnection
 
-from evsched import events, keys
+from evsched import keys, process_events
 from evsched.errors import StoreRefused
 from evsched.events import Emit
 from evsched.runtime.loops import Runtime
@@ -206,7 +206,7 @@ class Presence:
                 f"{self._epoch}. Jobs would run in both, so this relay waits: give all relays of a database the same "
                 f"Redis. The others have these pids in pg_stat_activity: {', '.join(map(str, sessions))}"
             )
-            self._emit(events.RelayWaits(reason=self.waits))
+            self._emit(process_events.RelayWaits(reason=self.waits))
         return False
 
     def works(self) -> None:

@@ -20,7 +20,7 @@ import psycopg
 from msgspec.structs import replace
 from psycopg import AsyncConnection
 
-from evsched import events
+from evsched import process_events
 from evsched.client.client import Client
 from evsched.errors import ConfigError, StoreError, StoreRefused
 from evsched.ledger import rows
@@ -252,7 +252,7 @@ class Relay:
         while done := await self._recurrences.step(connection, selection):
             for queue, count in done.items():
                 if count:
-                    self._runtime.emit(events.RowsDeclared(queue=queue, count=count))
+                    self._runtime.emit(process_events.RowsDeclared(queue=queue, count=count))
             self.pulse.expect()
         if await self._retry(connection, selection):
             return 0.0
@@ -299,7 +299,7 @@ class Relay:
             await note_epoch(connection, epoch, noted.epoch)
             for aside in (self._aside, self._recurrences.aside):
                 aside.try_all()
-            self._runtime.emit(events.EpochFound(epoch=epoch))
+            self._runtime.emit(process_events.EpochFound(epoch=epoch))
             self._check()
         elif noted.epoch != epoch:
             return None
@@ -351,7 +351,7 @@ class Relay:
 
     def _report(self, queue: str, count: int, refused: Sequence[Refusal], again: bool) -> None:
         if count > len(refused):
-            self._runtime.emit(events.RowsScheduled(queue=queue, count=count - len(refused), again=again))
+            self._runtime.emit(process_events.RowsScheduled(queue=queue, count=count - len(refused), again=again))
         if refused:
             first = f"{refused[0].id}: {refused[0].reason}"
-            self._runtime.emit(events.RowsRefused(queue=queue, count=len(refused), first=first))
+            self._runtime.emit(process_events.RowsRefused(queue=queue, count=len(refused), first=first))

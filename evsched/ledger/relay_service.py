@@ -9,7 +9,7 @@ from typing import Final
 
 import psycopg
 
-from evsched import events
+from evsched import process_events
 from evsched.errors import CannotStart, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import Database, check_server, check_sessions, check_url, transaction
@@ -87,7 +87,7 @@ class Service:
             CannotStart: PostgreSQL is too old, or behind a pooler in transaction mode; or Redis belongs to the ledger
                 of another database.
         """
-        self._runtime.emit(events.LedgerStarted(server=server, database=await self._find_database()))
+        self._runtime.emit(process_events.LedgerStarted(server=server, database=await self._find_database()))
         loops = {"listener": self._listener, "relay": self._relay, "ends": self._ends, "withdrawals": self._withdrawals}
         await run_loops({name: loop.run() for name, loop in loops.items()})
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from evsched import events
+from evsched import process_events
 from evsched.errors import FULL, MOVING, NO_ENTRY, StoreDown, StoreError
 from evsched.events import Emit
 from evsched.runtime.loops import Pulse
@@ -47,16 +47,16 @@ class Reconnect:
 
     def failed(self, error: StoreError) -> float:
         """Count a failure; return the seconds to wait before the next try."""
-        self._emit(events.RedisFailed(kind=error.kind))
+        self._emit(process_events.RedisFailed(kind=error.kind))
         down = isinstance(error, StoreDown) and error.kind != FULL
         if down != (self._down_since is not None):
             self.passed()
         now = self._clock()
         if down and self._down_since is None:
             self._down_since = now
-            self._emit(events.RedisDown(who=self._loop, reason=str(error), kind=error.kind))
+            self._emit(process_events.RedisDown(who=self._loop, reason=str(error), kind=error.kind))
         elif not down and self._refusals.refused(now):
-            self._emit(events.CallRefused(who=self._who, queue=self._queue, reason=str(error), kind=error.kind))
+            self._emit(process_events.CallRefused(who=self._who, queue=self._queue, reason=str(error), kind=error.kind))
             self._kind = error.kind
         self.failures += 1
         self.reason = str(error)
@@ -78,10 +78,12 @@ class Reconnect:
         """Note that a pass succeeded."""
         now = self._clock()
         if self._down_since is not None:
-            self._emit(events.RedisUp(who=self._loop, seconds=now - self._down_since))
+            self._emit(process_events.RedisUp(who=self._loop, seconds=now - self._down_since))
         refused_for = self._refusals.accepted(now)
         if refused_for is not None:
-            self._emit(events.CallAccepted(who=self._who, queue=self._queue, seconds=refused_for, kind=self._kind))
+            self._emit(
+                process_events.CallAccepted(who=self._who, queue=self._queue, seconds=refused_for, kind=self._kind)
+            )
         self.failures, self.reason, self._down_since = 0, None, None
 
     async def __aenter__(self) -> Reconnect:

@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from evsched import forks
-from evsched.events import Emit, EndedAtOnce, EndedByForce, HandlersLeft
+from evsched.events import Emit
+from evsched.process_events import EndedAtOnce, EndedByForce, HandlersLeft
 from evsched.runtime.loops import background, first_of
 
 FORCED: Final = 70

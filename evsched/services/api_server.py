@@ -11,7 +11,8 @@ import evsched.api
 from evsched.api.application import StopResponder
 from evsched.config import Config
 from evsched.errors import CannotStart
-from evsched.events import ApiStarted, Emit
+from evsched.events import Emit
+from evsched.process_events import ApiStarted
 from evsched.runtime.loops import background, first_of
 from evsched.runtime.shutdown import StopRequest
 from evsched.telemetry.http_server import url_of

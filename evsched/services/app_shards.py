@@ -17,7 +17,7 @@ from evsched import shard_map
 from evsched.app import App
 from evsched.client import new_shards
 from evsched.errors import CannotStart, ConfigError, StoreError
-from evsched.events import RedisFailed
+from evsched.process_events import RedisFailed
 from evsched.runtime.loops import Runtime
 from evsched.shards import Shards
 from evsched.store import server

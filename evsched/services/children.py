@@ -17,8 +17,9 @@ from typing import Final, Protocol
 
 from evsched import events
 from evsched.config import Config
-from evsched.events import ChildKilled, Emit
+from evsched.events import Emit
 from evsched.lease import Times
+from evsched.process_events import ChildKilled
 from evsched.runtime.loops import background
 from evsched.runtime.reconnect import Reconnect
 from evsched.services.worker_process import NOT_STARTED, ChildReport, Fetching, WorkerProcess, WorkerReady

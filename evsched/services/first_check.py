@@ -8,7 +8,7 @@ from typing import Final
 from evsched import keys
 from evsched.diagnostics import server_checks
 from evsched.errors import CannotStart, StoreDown, StoreRefused
-from evsched.events import RedisUnsafe
+from evsched.process_events import RedisUnsafe
 from evsched.store.server import facts, info, layout
 from evsched.transport.address import Host, hide_password
 from evsched.transport.call import Call

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import structs
 
 import evsched
-from evsched import events, forks, shard_map
+from evsched import forks, process_events, shard_map
 from evsched.app import App
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.diagnostics.doctor import examine
@@ -24,20 +24,9 @@ from evsched.diagnostics.server_checks import Role
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError
-from evsched.events import (
-    DispatcherStarted,
-    DoctorStarted,
-    Event,
-    Events,
-    HandlersLeft,
-    JobsPutBack,
-    ReadyDrained,
-    ReadyLeft,
-    RedisFailed,
-    Started,
-    WorkerStarted,
-)
+from evsched.events import DispatcherStarted, Event, Events, ReadyDrained, ReadyLeft, Started, WorkerStarted
 from evsched.execution.precautions import AppSource
+from evsched.process_events import DoctorStarted, HandlersLeft, JobsPutBack, RedisFailed
 from evsched.runtime import garbage
 from evsched.runtime.loops import Runtime, background, first_of
 from evsched.runtime.reconnect import Reconnect
@@ -431,7 +420,7 @@ class DoctorWatch:
         self._known = found
         problems = [finding for finding in found if finding.level != "info"]
         self._runtime.emit(
-            events.Examined(checks=[one.check for one in problems], levels=[one.level for one in problems])
+            process_events.Examined(checks=[one.check for one in problems], levels=[one.level for one in problems])
         )
         if new or gone:
             self._on_changes(new, gone)

@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from evsched.config import Config
 from evsched.errors import ConfigError
-from evsched.events import ChildCannotStart, Emit, Events, ParentWaits, ParentWoken, Reloaded, ReloadFailed, Reloading
+from evsched.events import Emit, Events
+from evsched.process_events import ChildCannotStart, ParentWaits, ParentWoken, Reloaded, ReloadFailed, Reloading
 from evsched.runtime.loops import ended_loop
 from evsched.runtime.shutdown import FORCED, Shutdown, bound
 from evsched.services.children import Children, Recovery

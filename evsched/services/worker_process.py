@@ -24,8 +24,9 @@ from msgspec import Struct
 
 from evsched.config import Config
 from evsched.errors import CannotStart
-from evsched.events import ChildEnded, ChildNotStarted, ChildStarted, Emit
+from evsched.events import Emit
 from evsched.execution.parent_death import tied
+from evsched.process_events import ChildEnded, ChildNotStarted, ChildStarted
 from evsched.runtime.loops import background, first_of
 from evsched.store.queue import Announced
 from evsched.telemetry.http_server import reserve

@@ -1,8 +1,9 @@
 """Events as Prometheus metrics. No loop counts anything: each figure comes from an event.
 
-One table has all metrics of a process: the name after `evsched_`, the help text, and the labels. Labels are names that
-the operator chose: queues, and registered tasks. Other names that clients use become `__other__`, so that a client
-cannot fill Prometheus with series.
+A counter that takes a number and labels from one event is described on the event's class. The tables here have the
+other metrics of a process: the name after `evsched_`, the help text, and the labels. Labels are names that the operator
+chose: queues, and registered tasks. Other names that clients use become `__other__`, so that a client cannot fill
+Prometheus with series.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from evsched import events
+from evsched import events, process_events
 from evsched.events import Event
 
 LATENESS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
@@ -99,26 +100,11 @@ COUNTERS: Final = (
         "wakeups_missed",
         "Checks by the safety cap that found due jobs: a keyspace event did not arrive, and the jobs were late.",
     ),
-    Metric(
-        "recurrences_missed",
-        "Occurrences of recurrences that were skipped: they were late, or the one before had not ended.",
-        _QUEUE,
-    ),
-    Metric(
-        "recurrences_broken", "Recurrences that cannot recur: what they name does not exist, or is not valid.", _QUEUE
-    ),
-    Metric("recurrences_paused", "Recurrences that were paused, because too many runs in a row had failed.", _QUEUE),
-    Metric("redis_clock_jumps", "Times that Redis's clock was set by a second or more.", ("to",)),
-    Metric("leases_lost", "Leases that ended while their worker was alive.", _QUEUE),
-    Metric("redis_errors", "Redis commands that failed.", ("kind",)),
-    Metric(
-        "ledger_rows_scheduled",
-        "Rows of the ledger that were scheduled: new ones, and restored ones, which had been scheduled before.",
-        ("queue", "kind"),
-    ),
-    Metric("ledger_rows_refused", "Rows of the ledger that could not be scheduled: they are dead.", _QUEUE),
-    Metric("ledger_ends_written", "Ends of jobs that were written into their rows.", _QUEUE),
 )
+"""The counters that no class of an event describes."""
+
+COUNTED: Final = {kind: kind.counter for kind in Event.__subclasses__() if kind.counter is not None}
+"""The events that describe their counters."""
 
 HISTOGRAMS: Final = (
     Metric("dispatch_lateness_seconds", "Seconds from a job's due time to its move to the gate.", _QUEUE, LATENESS),
@@ -178,6 +164,11 @@ QUEUES: Final = 50
 """How many queues have series of their own, about 70 each. Later ones are `__other__`."""
 
 
+_RunEnd = (
+    events.Retrying | events.JobBuried | events.JobAborted | events.JobSnoozed | events.JobDeferred | events.RunLost
+)
+
+
 class Metrics:
     """The metrics of one process. `on_event` counts its events; `registry` is what a scrape reads.
 
@@ -193,7 +184,8 @@ class Metrics:
             one.name: Gauge(f"evsched_{one.name}", one.what, one.labels, registry=self.registry) for one in GAUGES
         }
         self._counters = {
-            one.name: Counter(f"evsched_{one.name}", one.what, one.labels, registry=self.registry) for one in COUNTERS
+            one.name: Counter(f"evsched_{one.name}", one.what, one.labels, registry=self.registry)
+            for one in (*COUNTERS, *COUNTED.values())
         }
         self._histograms = {
             one.name: Histogram(f"evsched_{one.name}", one.what, one.labels, one.bounds) for one in HISTOGRAMS
@@ -206,6 +198,7 @@ class Metrics:
         self._down = {"redis_up": set[str](), "ledger_up": set[str]()}
         """By gauge, the loops of this process that Redis, or the ledger's database, does not serve; and "scrape"."""
         self.counted = self._table()
+        self.counted.update(dict.fromkeys(COUNTED, self._on_counted))
         """The kinds of events that are counted, each with the function that counts it."""
         self.gauges["redis_up"].set(1)
         self.gauges["build_info"].labels(version).set(1)
@@ -223,36 +216,23 @@ class Metrics:
             events.Dispatched: self._on_dispatched,
             events.Started: self._on_started,
             events.Completed: self._on_completed,
-            events.Retrying: lambda event: self._ended(event, "retry"),
-            events.JobBuried: lambda event: self._ended(event, event.outcome),
-            events.JobAborted: lambda event: self._ended(event, "cancelled"),
+            events.Retrying: self._on_end,
+            events.JobBuried: self._on_end,
+            events.JobAborted: self._on_end,
+            events.JobSnoozed: self._on_end,
             events.JobDeferred: self._on_deferred,
-            events.JobSnoozed: lambda event: self._ended(event, "snoozed"),
-            events.RunLost: self._on_lost_run,
+            events.RunLost: self._on_end,
             events.JobsRequeued: lambda event: self._count(
                 "jobs_requeued", event.queue, event.cause, by=len(event.ids)
             ),
-            events.JobsPutBack: lambda event: self._count("jobs_requeued", event.queue, "died", by=event.count),
-            events.Missed: lambda event: self._count("recurrences_missed", event.queue, by=event.count),
-            events.RecurrenceBroken: lambda event: self._count("recurrences_broken", event.queue),
-            events.RecurrencePaused: lambda event: self._count("recurrences_paused", event.queue),
-            events.ClockJumped: lambda event: self._tally(
-                "redis_clock_jumps", "ahead" if event.seconds > 0 else "back"
-            ),
-            events.LeaseLost: lambda event: self._count("leases_lost", event.queue),
-            events.Examined: self._on_examined,
-            events.RedisFailed: lambda event: self._tally("redis_errors", event.kind),
-            events.RedisDown: lambda event: self.set_up(event.who, False),
-            events.RedisUp: lambda event: self.set_up(event.who, True),
-            events.NodeReleased: lambda event: self.set_up(event.who, True),
-            events.LedgerStarted: lambda event: self.gauges["ledger_up"].set(1),
-            events.RowsScheduled: lambda event: self._count(
-                "ledger_rows_scheduled", event.queue, "restored" if event.again else "new", by=event.count
-            ),
-            events.RowsRefused: lambda event: self._count("ledger_rows_refused", event.queue, by=event.count),
-            events.EndsWritten: lambda event: self._count("ledger_ends_written", event.queue, by=event.count),
-            events.LedgerDown: lambda event: self.set_up(event.who, False, "ledger_up"),
-            events.LedgerUp: lambda event: self.set_up(event.who, True, "ledger_up"),
+            process_events.JobsPutBack: lambda event: self._count("jobs_requeued", event.queue, "died", by=event.count),
+            process_events.Examined: self._on_examined,
+            process_events.RedisDown: lambda event: self.set_up(event.who, False),
+            process_events.RedisUp: lambda event: self.set_up(event.who, True),
+            process_events.NodeReleased: lambda event: self.set_up(event.who, True),
+            process_events.LedgerStarted: lambda event: self.gauges["ledger_up"].set(1),
+            process_events.LedgerDown: lambda event: self.set_up(event.who, False, "ledger_up"),
+            process_events.LedgerUp: lambda event: self.set_up(event.who, True, "ledger_up"),
         }
 
     def on_event(self, event: Event) -> None:
@@ -362,23 +342,25 @@ class Metrics:
         for task, seconds in zip(event.tasks, event.seconds, strict=True):
             self._histograms["run_seconds"].observe((queue, self._task(task)), (seconds,))
 
-    def _ended(
-        self, event: events.Retrying | events.JobBuried | events.JobAborted | events.JobSnoozed, outcome: str
-    ) -> None:
+    def _on_end(self, event: _RunEnd) -> None:
         task = self._task(event.task)
-        self._count("jobs_finished", event.queue, task, outcome)
-        if event.seconds is not None:
-            self._histograms["run_seconds"].observe((self.queue_label(event.queue), task), (event.seconds,))
+        self._count("jobs_finished", event.queue, task, event.outcome)
+        if (seconds := getattr(event, "seconds", None)) is not None:
+            self._histograms["run_seconds"].observe((self.queue_label(event.queue), task), (seconds,))
 
     def _on_deferred(self, event: events.JobDeferred) -> None:
-        self._count("jobs_finished", event.queue, self._task(event.task), "deferred")
+        self._on_end(event)
         self._count("jobs_deferred", event.queue, event.cause)
 
-    def _on_examined(self, event: events.Examined) -> None:
+    def _on_counted(self, event: Event) -> None:
+        """Add to the counter that the event's class describes."""
+        counter = COUNTED[type(event)]
+        labels = [getattr(event, label) for label in counter.labels]
+        add = self._count if counter.labels[0] == "queue" else self._tally
+        add(counter.name, *labels, by=getattr(event, "count", 1))
+
+    def _on_examined(self, event: process_events.Examined) -> None:
         gauge = self.gauges["doctor_findings"]
         gauge.clear()
         for (check, level), count in Tally(zip(event.checks, event.levels, strict=True)).items():
             gauge.labels(check, level).set(count)
-
-    def _on_lost_run(self, event: events.RunLost) -> None:
-        self._count("jobs_finished", event.queue, self._task(event.task), "lost")

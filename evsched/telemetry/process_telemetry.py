@@ -17,16 +17,8 @@ from evsched.config import DEFAULT_QUEUE
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.errors import NO_ENTRY, StoreDown, StoreRefused
-from evsched.events import (
-    Event,
-    Events,
-    Listening,
-    NotificationsMissing,
-    NotificationsProven,
-    Subscribed,
-    SubscriptionLost,
-    WorkerDraining,
-)
+from evsched.events import Event, Events, WorkerDraining
+from evsched.process_events import Listening, NotificationsMissing, NotificationsProven, Subscribed, SubscriptionLost
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.store import server
 from evsched.store.store import Store

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched.errors import StoreError
-from evsched.events import RedisFailed
+from evsched.process_events import RedisFailed
 from evsched.runtime.loops import Runtime
 from evsched.store import server
 from evsched.store.operator_calls import QueueStats, merged

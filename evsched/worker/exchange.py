@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evsched import events, keys
+from evsched import events, keys, process_events
 from evsched.errors import FULL, StoreError, StoreRefused
 from evsched.events import Event
 from evsched.execution.run import Delivery, Run
@@ -277,7 +277,7 @@ class ExchangeSender:
     def _read(self, exchange: Exchange, runs: list[Run], reply: Any) -> None:
         """Note in the exchange the reply to the call that ends these runs."""
         if lacks_memory(runs, reply):
-            self._served.runtime.emit(events.RedisFailed(kind=FULL))
+            self._served.runtime.emit(process_events.RedisFailed(kind=FULL))
             delay = self._put_off.refused()
             for run in runs:
                 run.put_off(delay, _NO_MEMORY)

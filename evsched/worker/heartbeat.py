@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from evsched import events, keys
+from evsched import events, keys, process_events
 from evsched.errors import StoreDown, StoreError, StoreRefused
 from evsched.events import Emit, Event
 from evsched.lease import Times
@@ -88,7 +88,7 @@ class Control:
                 queue, receive = self._receivers[channel]
                 receive(queue, message.decode(errors="replace"))
         except StoreError as error:
-            self._runtime.emit(events.RedisFailed(kind=error.kind))
+            self._runtime.emit(process_events.RedisFailed(kind=error.kind))
             await asyncio.sleep(self._losses.wait())
 
     def _cancel(self, queue: str, job_id: str) -> None:

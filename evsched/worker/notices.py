@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from evsched import events
+from evsched import process_events
 from evsched.errors import StoreError
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Losses, Reconnect
@@ -69,7 +69,7 @@ class _Link:
                 self._heard = time.monotonic()
                 await self.waits[channel].on_notice()
         except StoreError as error:
-            self._runtime.emit(events.RedisFailed(kind=error.kind))
+            self._runtime.emit(process_events.RedisFailed(kind=error.kind))
         finally:
             probe.cancel()
         await asyncio.sleep(self._losses.wait())

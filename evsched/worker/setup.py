@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from evsched import events
+from evsched import events, process_events
 from evsched.errors import CannotStart, ConfigError, StoreError, StoreRefused
 from evsched.execution.handlers import Handlers
 from evsched.execution.program import Program
@@ -296,7 +296,7 @@ class QueueSetup:
         except StoreError as error:
             if not may_wait(error):
                 raise
-            self._runtime.emit(events.RedisFailed(kind=error.kind))
+            self._runtime.emit(process_events.RedisFailed(kind=error.kind))
 
 
 class Startup:

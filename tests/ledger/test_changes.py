@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import App, GiveUp, JobDead, JobMissing, current_job, events
+from evsched import App, GiveUp, JobDead, JobMissing, current_job, process_events
 from evsched.client.client import Client
 from evsched.config import Config
 from evsched.ledger.database import connect
@@ -43,7 +43,7 @@ def states(url: str) -> dict[str, tuple[str, str | None]]:
 
 
 def scheduled(recorder: Recorder) -> int:
-    return sum(one.count for one in recorder.of(events.RowsScheduled))
+    return sum(one.count for one in recorder.of(process_events.RowsScheduled))
 
 
 @pytest.mark.extra
@@ -61,14 +61,14 @@ async def test_jobs_that_wait_are_moved_and_cancelled_after_the_commit(
             app.job("a").cancel_in_sync(connection)
             app.job("b").reschedule_in_sync(connection, due=FARTHER)
             app.job("c").reschedule_in_sync(connection, due=FARTHER)
-        await recorder.until(lambda: scheduled(recorder) == 5 and len(recorder.of(events.EndsWritten)) == 1)
+        await recorder.until(lambda: scheduled(recorder) == 5 and len(recorder.of(process_events.EndsWritten)) == 1)
         assert raw.zrange(schedule, 0, -1, withscores=True) == [(b"b", FARTHER), (b"c", FARTHER)]
         await app.job("c").reschedule(due=FAR)  # in Redis, and later than the row
         execute(ledger_url, "UPDATE evsched_job SET due = to_timestamp(2050000000) WHERE id = 'b'")
         await recorder.until(lambda: scheduled(recorder) == 6)
         assert raw.zrange(schedule, 0, -1, withscores=True) == [(b"c", FAR), (b"b", 2_050_000_000.0)]
         execute(ledger_url, "UPDATE evsched_job SET cancelled = true WHERE id = 'b'")
-        await recorder.until(lambda: len(recorder.of(events.EndsWritten)) == 2)
+        await recorder.until(lambda: len(recorder.of(process_events.EndsWritten)) == 2)
     assert states(ledger_url) == {
         "a": ("cancelled", "cancelled while it waited"),
         "b": ("cancelled", "cancelled while it waited"),
@@ -106,7 +106,7 @@ async def test_a_job_that_runs_is_stopped_and_not_moved(
             await jobs[0].result(60)
         go_on.set()
         assert await jobs[1].result(60) == 1
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 2)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 2)
     assert runs == ["a", "b"]
     assert {name: state for name, (state, _) in states(ledger_url).items()} == {"a": "cancelled", "b": "done"}
     await app.close()
@@ -130,7 +130,7 @@ async def test_a_job_that_has_ended_when_the_relay_sees_its_change_stays_as_it_e
             await app.job(name).reschedule()
             await app.job(name).result(60)
         async with relaying(recorder):
-            await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 2)
+            await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 2)
     assert states(ledger_url) == {"a": ("done", None), "b": ("done", None)}
     await app.close()
 
@@ -159,7 +159,7 @@ async def test_changes_survive_a_loss_of_redis(
     for key in raw.scan_iter("evsched:*"):
         raw.delete(key)
     async with relaying(recorder):
-        await recorder.wait(events.EndsWritten)
+        await recorder.wait(process_events.EndsWritten)
         await recorder.until(lambda: raw.zcard(f"evsched:{{{queue}}}:schedule") == 1)
     assert raw.zrange(f"evsched:{{{queue}}}:schedule", 0, -1, withscores=True) == [(b"b", FARTHER)]
     assert states(ledger_url) == {"a": ("cancelled", "cancelled in a transaction"), "b": ("open", None)}
@@ -212,7 +212,7 @@ async def test_a_record_of_another_type_stops_no_other_cancellation(
             send.using(id=name).enqueue_in_sync(connection, name)
             app.job(name).cancel_in_sync(connection)
     async with relaying(recorder):
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 2)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 2)
     assert raw.get(f"evsched:{{{queue}}}:job:a") == b"a string"
     assert {state for state, _ in states(ledger_url).values()} == {"cancelled"}
 
@@ -237,12 +237,12 @@ async def test_a_cancellation_that_came_after_the_death_of_a_job_is_not_for_its_
             await app.job("a").result(60)
     await app.close()
     async with relaying(recorder):
-        await recorder.until(lambda: len(recorder.of(events.EndsWritten)) == 1)
+        await recorder.until(lambda: len(recorder.of(process_events.EndsWritten)) == 1)
         assert states(ledger_url)["a"][0] == "dead"
         client = Client(config.url)
         await client.send(Store(queue).revive(["a"]))
         await client.reschedule(queue, "a", FAR)
-        await recorder.until(lambda: len(recorder.of(events.EndsWritten)) == 2 and scheduled(recorder) == 2)
+        await recorder.until(lambda: len(recorder.of(process_events.EndsWritten)) == 2 and scheduled(recorder) == 2)
         await client.close()
     assert states(ledger_url)["a"] == ("open", None)
     assert raw.zcard(schedule) == 1

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from evsched import App, events
+from evsched import App, process_events
 from evsched.config import Config
 from evsched.events import Events
 from evsched.jobs.job import Buried
@@ -100,8 +100,8 @@ async def test_status_says_what_waits_and_what_has_ended(
     assert (shown["epoch"], shown["states"], shown["waiting"]["rows"]) == ("", {"open": 2}, 2)
     assert not raw.exists("evsched:{}:epoch"), "to look changes nothing"
     async with relaying() as recorder:
-        await recorder.wait(events.RowsScheduled, lambda event: event.count == 2)
-        found = await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.count == 2)
+        found = await recorder.wait(process_events.EpochFound)
         while not (await asyncio.to_thread(cli.json, "ledger", "status"))["compared"]:
             pass  # a relay looks at Redis's jobs beside its other work
     cli.run("cancel", "a", "--queue", queue)
@@ -123,12 +123,12 @@ async def test_rows_wait_since_their_insert_or_since_a_relay_found_the_loss(
     change("created = now() - interval '20 days'")
     assert cli.json("ledger", "status")["waiting"]["seconds"] > 86400
     async with relaying() as recorder:
-        await recorder.wait(events.RowsScheduled, lambda event: event.count == 2)
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.count == 2)
     change("scheduled_at = created")
     raw.flushall()
     assert cli.json("ledger", "status")["waiting"] == {"rows": 2, "seconds": 0.0}
     async with relaying(critical_only=1) as recorder:
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
     now = cli.json("ledger", "status")["waiting"]
     assert (now["rows"], 0 < now["seconds"] < 3600) == (2, True)
     change("created = 'infinity', scheduled_at = NULL")
@@ -184,7 +184,7 @@ async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arri
     monkeypatch.setattr(row_audit, "_AGAIN", 0.0)
     insert(ledger_url, queue, "fine", "gone", "other", "ended", "just-ended")
     async with relaying() as recorder:
-        await recorder.wait(events.RowsScheduled, lambda event: event.count == 5)
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.count == 5)
     root = f"evsched:{{{queue}}}:"
     raw.zrem(f"{root}schedule", "gone", "other", "ended", "just-ended")
     raw.delete(f"{root}job:gone", f"{root}job:other")
@@ -205,8 +205,10 @@ async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arri
     }
     assert ("ledger-lost", "gone", True) in findings("--repair")
     async with relaying() as recorder:
-        await recorder.wait(events.RowsScheduled, lambda event: event.count == 1)
-        assert (await recorder.wait(events.RowsRefused)).first.startswith("other: its id belongs to a job in Redis")
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.count == 1)
+        assert (await recorder.wait(process_events.RowsRefused)).first.startswith(
+            "other: its id belongs to a job in Redis"
+        )
     assert findings() == {("ledger-open", "ended", False)}
     sender.close()
 
@@ -267,7 +269,7 @@ async def test_the_form_of_sqlalchemy_is_accepted(relaying: Running, cli: Cli, q
     cli.environment["EVSCHED_LEDGER_URL"] = url
     assert cli.json("ledger", "status")["states"] == {"open": 1}
     async with relaying(ledger_url=url) as recorder:
-        await recorder.wait(events.RowsScheduled)
+        await recorder.wait(process_events.RowsScheduled)
 
 
 def test_migrate_may_run_again(cli: Cli, queue: str, ledger_url: str) -> None:
@@ -287,14 +289,14 @@ async def test_each_reason_why_the_database_does_not_serve_is_reported_once(
     for reason in ("closed", "closed", "starting up", "closed"):
         async with database:
             raise psycopg.OperationalError(reason)
-    assert [one.reason for one in recorder.of(events.LedgerDown)] == ["closed", "starting up"]
+    assert [one.reason for one in recorder.of(process_events.LedgerDown)] == ["closed", "starting up"]
     assert database.reason == "closed"
     async with database:
         pass
-    assert len(recorder.of(events.LedgerUp)) == 1
+    assert len(recorder.of(process_events.LedgerUp)) == 1
     async with database:
         raise psycopg.OperationalError("closed")
-    assert len(recorder.of(events.LedgerDown)) == 3
+    assert len(recorder.of(process_events.LedgerDown)) == 3
 
 
 @pytest.mark.extra
@@ -347,13 +349,13 @@ async def test_the_rights_in_the_docs_are_enough(
         )
     sender = SyncSender(cli.environment["EVSCHED_URL"])
     async with relaying(ledger_url=as_relay) as recorder:
-        await recorder.wait(events.RowsScheduled)
-        await recorder.wait(events.RowsDeclared)
+        await recorder.wait(process_events.RowsScheduled)
+        await recorder.wait(process_events.RowsDeclared)
         sender.send(Store(queue).cancel("a"))
-        await recorder.wait(events.EndsWritten)
+        await recorder.wait(process_events.EndsWritten)
         with psycopg.connect(as_shop) as connection:
             connection.execute("UPDATE evsched_recurrence SET removed = true")
-        await recorder.until(lambda: len(recorder.of(events.RowsDeclared)) == 2)
+        await recorder.until(lambda: len(recorder.of(process_events.RowsDeclared)) == 2)
     sender.close()
     with psycopg.connect(as_shop) as connection:
         rows = connection.execute("SELECT state, reason FROM evsched_job").fetchall()
@@ -381,7 +383,7 @@ async def test_the_doctor_says_that_no_relay_is_connected_and_that_rows_wait(
     assert (found["level"], found["what"][-12:], found["mend"][-18:]) == ("fault", "scheduled: 2", "evsched ledger run")
     assert "none is connected" in cli.run("ledger", "status").stdout
     async with relaying(critical_only=1) as recorder:
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
         assert relay_findings(cli, queue) == {}
         with psycopg.connect(ledger_url, autocommit=True) as connection:
             connection.execute("UPDATE evsched_job SET created = now() - interval '100 s'")
@@ -393,10 +395,10 @@ async def test_status_and_the_doctor_say_that_relays_use_several_redises(
     relaying: Running, cli: Cli, queue: str, own: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with relaying(url=own.url) as other:
-        await other.wait(events.EpochFound)
+        await other.wait(process_events.EpochFound)
         assert "none of them serves this Redis" in relay_findings(cli, queue)["ledger-redis"]["what"]
         async with relaying() as recorder:
-            await recorder.wait(events.EpochFound)
+            await recorder.wait(process_events.EpochFound)
             assert "use 2 Redises" in relay_findings(cli, queue)["ledger-redis"]["what"]
             shown = cli.json("ledger", "status")
             assert (shown["relays"], shown["redises"]) == (2, 2)
@@ -448,10 +450,10 @@ async def test_dead_jobs_that_redis_has_lost_are_revived_by_the_ledger(
     insert(ledger_url, queue, "a", "b", "c", "open")
     by_ledger = "revived by the ledger, because Redis does not have them: a relay schedules them\n"
     async with relaying() as recorder:
-        await recorder.wait(events.RowsScheduled, lambda event: event.count == 4)
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.count == 4)
         for job in ("a", "b", "c"):
             kill(cli, queue, job)
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 3)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 3)
     assert cli.json("ledger", "status")["lost_dead"] == 0
     raw.flushall()
     assert cli.json("ledger", "status")["lost_dead"] == 3
@@ -469,7 +471,7 @@ async def test_dead_jobs_that_redis_has_lost_are_revived_by_the_ledger(
     assert (done.returncode, done.stdout) == (0, f"0 revived\n2 {by_ledger}")
     assert cli.run("dead", "revive", "open", "--queue", queue).returncode == 1
     async with relaying() as recorder:
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.RowsScheduled)) == 4)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.RowsScheduled)) == 4)
     assert sorted(raw.zrange(f"evsched:{{{queue}}}:schedule", 0, -1)) == [b"a", b"b", b"c", b"open"]
 
 
@@ -519,10 +521,10 @@ async def test_dead_jobs_that_redis_has_lost_are_explained_shown_and_dropped(
 ) -> None:
     insert(ledger_url, queue, "a", "b", "c", "open")
     async with relaying() as recorder:
-        await recorder.wait(events.RowsScheduled, lambda event: event.count == 4)
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.count == 4)
         for job in ("a", "b", "c"):
             kill(cli, queue, job)
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 3)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 3)
     assert cli.json("show", "a", "--queue", queue)["place"] == "dead"
     raw.flushall()
     assert "`evsched dead revive a` schedules it again" in cli.run("explain", "a").stdout

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from evsched import events
+from evsched import process_events
 from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import Events
@@ -93,19 +93,19 @@ async def test_a_deadlock_is_retried_and_not_reported(ledger_url: str, queue: st
         await first.execute(UPDATE, ["b"])
         done += 1
     assert done == 1
-    assert not recorder.of(events.LedgerDown)
+    assert not recorder.of(process_events.LedgerDown)
     await database.close()
 
 
 async def test_collisions_that_do_not_end_are_reported(ledger_url: str, recorder: Recorder) -> None:
     database = Database(ledger_url, "test", recorder)
-    while not recorder.of(events.LedgerDown):
+    while not recorder.of(process_events.LedgerDown):
         async with database:
             raise psycopg.errors.SerializationFailure("could not serialize access")
     assert database.reason == "could not serialize access"
     async with database:
         await database.open()
-    assert recorder.of(events.LedgerUp)
+    assert recorder.of(process_events.LedgerUp)
     await database.close()
 
 
@@ -115,7 +115,7 @@ async def test_a_pooler_in_transaction_mode_is_refused_and_gets_no_settings(
     url, sender = pooled("transaction"), BatchingSender(config.url)
     service = Service(Runtime(replace(config, ledger_url=url), sender, Events(recorder).emit))
     starting = asyncio.ensure_future(service.run("Redis"))
-    started = asyncio.ensure_future(recorder.wait(events.LedgerStarted))
+    started = asyncio.ensure_future(recorder.wait(process_events.LedgerStarted))
     await asyncio.wait([starting, started], return_when=asyncio.FIRST_COMPLETED)
     starting.cancel()
     started.cancel()
@@ -140,6 +140,6 @@ async def test_relays_work_behind_a_pooler_in_session_mode(
     relaying: Running, pooled: Callable[[str], str], queue: str, ledger_url: str
 ) -> None:
     async with relaying(ledger_url=pooled("session")) as recorder:
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
         execute(ledger_url, INSERT, queue, "a")
-        await recorder.wait(events.RowsScheduled)
+        await recorder.wait(process_events.RowsScheduled)

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import App, events
+from evsched import App, process_events
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.store.client_calls import New
@@ -37,11 +37,11 @@ def states(url: str) -> list[tuple[Any, ...]]:
 
 
 def scheduled(recorder: Recorder) -> int:
-    return sum(one.count for one in recorder.of(events.RowsScheduled))
+    return sum(one.count for one in recorder.of(process_events.RowsScheduled))
 
 
 def ended(recorder: Recorder) -> int:
-    return sum(one.count for one in recorder.of(events.EndsWritten))
+    return sum(one.count for one in recorder.of(process_events.EndsWritten))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_an_id_that_a_job_in_redis_has_makes_the_row_dead_and_stops_no_oth
     async with relaying() as recorder, system(config, app) as working:
         insert(ledger_url, queue, "a", "lost")
         insert(ledger_url, queue, "b", "kept")
-        refused = await recorder.wait(events.RowsRefused)
+        refused = await recorder.wait(process_events.RowsRefused)
         await sender.send(Store(queue).reschedule("a", None))
         await working.recorder.until(lambda: len(ran) == 2)
         await recorder.until(lambda: ended(recorder) == 1)
@@ -133,10 +133,10 @@ async def test_a_row_that_is_too_long_is_dead_and_stops_no_other(
         )
         async with relaying() as recorder:
             await recorder.until(lambda: scheduled(recorder) == 30)
-            await recorder.until(lambda: sum(one.count for one in recorder.of(events.RowsDeclared)) == 2)
+            await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.RowsDeclared)) == 2)
     finally:
         raw.config_set("proto-max-bulk-len", config["proto-max-bulk-len"])
-    assert not recorder.of(events.RedisDown)
+    assert not recorder.of(process_events.RedisDown)
     *others, (job_id, state, reason) = states(ledger_url)
     assert {one[1:] for one in others} == {("open", None)}
     assert (job_id, state) == ("long", "dead")

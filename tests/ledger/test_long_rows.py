@@ -9,7 +9,7 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from evsched import events
+from evsched import process_events
 from evsched.errors import StoreDown
 from evsched.ledger import delivery, relay, rows
 from evsched.ledger.delivery import Aside, Delivered, Lengths, deliver
@@ -127,7 +127,7 @@ def test_a_row_is_left_out_for_ever_longer_and_tried_alone(monkeypatch: pytest.M
     left.add("q", {"a": "why"})
     left.try_all()
     assert left.due() == ("q", "a")
-    assert len(recorder.of(events.RowsSetAside)) == 1
+    assert len(recorder.of(process_events.RowsSetAside)) == 1
 
 
 async def test_rows_that_were_set_aside_are_tried_one_at_a_time_after_the_others(
@@ -146,5 +146,5 @@ async def test_rows_that_were_set_aside_are_tried_one_at_a_time_after_the_others
     insert(ledger_url, queue, "bad2", critical=8)
     insert(ledger_url, queue, "good")
     async with relaying() as recorder:
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.RowsScheduled)) == 3)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.RowsScheduled)) == 3)
     assert sent[:3] == [["bad1", "bad2", "good"], ["good"], ["bad1"]]

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import App, events
+from evsched import App, process_events
 from evsched.client import operations
 from evsched.client.client import Client
 from evsched.config import Config
@@ -87,15 +87,15 @@ async def count_settings(connection: psycopg.AsyncConnection) -> int:
 
 
 def scheduled(recorder: Recorder, *, again: bool = False) -> int:
-    return sum(one.count for one in recorder.of(events.RowsScheduled) if one.again == again)
+    return sum(one.count for one in recorder.of(process_events.RowsScheduled) if one.again == again)
 
 
 def withdrawn(recorder: Recorder) -> int:
-    return sum(one.count for one in recorder.of(events.JobsWithdrawn))
+    return sum(one.count for one in recorder.of(process_events.JobsWithdrawn))
 
 
 def ended(recorder: Recorder) -> int:
-    return sum(one.count for one in recorder.of(events.EndsWritten))
+    return sum(one.count for one in recorder.of(process_events.EndsWritten))
 
 
 async def test_after_a_flush_each_row_that_has_not_ended_is_scheduled_again_once(
@@ -112,7 +112,7 @@ async def test_after_a_flush_each_row_that_has_not_ended_is_scheduled_again_once
         insert(ledger_url, queue, 1, due="now", prefix="after")
         await recorder.until(lambda: ended(recorder) == 4)
     assert sorted(ran) == ["after1", "ended1", "ended2", "ended3"]
-    assert len({one.epoch for one in recorder.of(events.EpochFound)}) == 2
+    assert len({one.epoch for one in recorder.of(process_events.EpochFound)}) == 2
 
 
 async def test_a_restart_of_redis_that_loses_its_last_moments_is_noticed(
@@ -144,7 +144,7 @@ async def test_a_running_redis_that_gets_an_older_copy_of_its_data_is_noticed(
     async with relaying(recorder), relaying(recorder):
         await recorder.until(lambda: scheduled(recorder) == 100)
         await asyncio.to_thread(copy, own, other)
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
         insert(ledger_url, queue, 100, prefix="later")
         await recorder.until(lambda: scheduled(recorder) >= 200)
         run = client.info("server")["run_id"]
@@ -272,7 +272,7 @@ async def test_settings_that_operators_made_are_restored(
             [queue],
         )
     async with relaying(recorder):
-        await recorder.wait(events.RowsDeclared)
+        await recorder.wait(process_events.RowsDeclared)
     del made[0]["gone"]
     assert await settings() == made
     with psycopg.connect(ledger_url, autocommit=True) as connection:
@@ -318,10 +318,10 @@ async def test_redis_is_away_for_a_while(
     ran: list[str],
 ) -> None:
     async with relaying(recorder):
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
         own.stop()
         insert(ledger_url, queue, 50, due="now")
-        await recorder.wait(events.RedisDown)
+        await recorder.wait(process_events.RedisDown)
         assert ran == []
         own.start()
         await recorder.until(lambda: ended(recorder) == 50)
@@ -342,11 +342,11 @@ async def test_postgresql_is_restarted(
 ) -> None:
     async with relaying(recorder):
         insert(ledger_url, queue, 300, due="now")
-        await recorder.wait(events.RowsScheduled)
+        await recorder.wait(process_events.RowsScheduled)
         postgres.stop(how)
-        await recorder.wait(events.LedgerDown, lambda event: event.who == "listener")
+        await recorder.wait(process_events.LedgerDown, lambda event: event.who == "listener")
         postgres.start()
-        await recorder.wait(events.LedgerUp, lambda event: event.who == "listener")
+        await recorder.wait(process_events.LedgerUp, lambda event: event.who == "listener")
         insert(ledger_url, queue, 50, due="now", prefix="after")
         await recorder.until(lambda: ended(recorder) >= 350, limit=25)
     assert sorted(ran) == sorted([f"j{n}" for n in range(1, 301)] + [f"after{n}" for n in range(1, 51)])
@@ -371,12 +371,12 @@ async def test_a_result_is_awaited_across_a_flush(
         )
     program = Client(own.url)
     async with relaying(recorder):
-        await recorder.wait(events.RowsScheduled)
+        await recorder.wait(process_events.RowsScheduled)
         waiting = asyncio.ensure_future(program.result(queue, "a", None))
         while not await asyncio.to_thread(client.hexists, f"evsched:{{{queue}}}:job:a", "reply"):
             pass  # it has not asked yet
         client.flushall()
-        await recorder.wait(events.RowsScheduled, lambda event: event.again)
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.again)
         await program.reschedule(queue, "a")
         assert await waiting is None
     await program.close()

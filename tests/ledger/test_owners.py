@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import events, keys
+from evsched import keys, process_events
 from evsched.config import Config
 from evsched.ledger import epoch, relay
 from evsched.transport.embedded import EmbeddedRedis
@@ -43,7 +43,7 @@ async def test_the_relay_of_a_second_database_is_refused_at_its_start(
     relaying: Running, queue: str, ledger_url: str, second_url: str, client: Any, own: EmbeddedRedis, tmp_path: Any
 ) -> None:
     async with relaying() as recorder:
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
     insert(second_url, queue)
     cli = Cli(own.url, tmp_path)
     cli.environment["EVSCHED_LEDGER_URL"] = second_url
@@ -57,7 +57,7 @@ async def test_the_relay_of_a_second_database_is_refused_at_its_start(
     assert not client.exists(keys.schedule(queue))
     client.delete(keys.LEDGER)
     async with relaying(ledger_url=second_url) as recorder:
-        await recorder.wait(events.RowsScheduled)
+        await recorder.wait(process_events.RowsScheduled)
 
 
 async def test_a_relay_waits_when_redis_comes_to_belong_to_another_database(
@@ -65,33 +65,33 @@ async def test_a_relay_waits_when_redis_comes_to_belong_to_another_database(
 ) -> None:
     """As when all its data was lost, and a relay of the other database was the first to notice."""
     async with relaying() as recorder:
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
         insert(ledger_url, queue)
-        await recorder.wait(events.RowsScheduled)
+        await recorder.wait(process_events.RowsScheduled)
         while not (await asyncio.to_thread(client.info, "clients"))["blocked_clients"]:
             pass  # it does not wait for ends yet
         pipe = client.pipeline()
         pipe.flushall()
         pipe.set(keys.LEDGER, "other")
         pipe.execute()
-        refused = await recorder.wait(events.CallRefused, lambda event: event.who == "relay")
+        refused = await recorder.wait(process_events.CallRefused, lambda event: event.who == "relay")
         assert "another database" in refused.reason
-        await recorder.wait(events.CallRefused, lambda event: event.who == "ends")
+        await recorder.wait(process_events.CallRefused, lambda event: event.who == "ends")
         assert not client.exists(keys.schedule(queue), keys.ends(queue))
         client.delete(keys.LEDGER)
-        await recorder.wait(events.RowsScheduled, lambda event: event.again)
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.again)
 
 
 async def test_a_relay_waits_while_another_one_of_its_database_uses_another_redis(
     relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, client: Any
 ) -> None:
     async with relaying() as first:
-        await first.wait(events.EpochFound)
+        await first.wait(process_events.EpochFound)
         async with relaying(url=server.url) as second:
-            await second.wait(events.EpochFound)
+            await second.wait(process_events.EpochFound)
             insert(ledger_url, queue)
-            await second.wait(events.RowsScheduled)
-            waits = await first.wait(events.RelayWaits)
+            await second.wait(process_events.RowsScheduled)
+            waits = await first.wait(process_events.RelayWaits)
             with psycopg.connect(ledger_url) as connection:
                 sessions = connection.execute(
                     "SELECT pid FROM pg_stat_activity WHERE application_name = 'evsched ledger'"
@@ -109,17 +109,17 @@ async def test_relays_go_on_when_those_that_used_another_redis_are_gone(
     monkeypatch.setattr(relay, "_LOOK", 0.05)
     right = Recorder()
     async with relaying(right), relaying(right), relaying(right):
-        await right.wait(events.EpochFound, count=3)
+        await right.wait(process_events.EpochFound, count=3)
         async with relaying(url=server.url) as wrong:
-            await wrong.wait(events.EpochFound)
+            await wrong.wait(process_events.EpochFound)
             async with relaying(url=server.url) as later:
-                await later.wait(events.EpochFound)
+                await later.wait(process_events.EpochFound)
             insert(ledger_url, queue)
-            await wrong.wait(events.RowsScheduled)
-            await right.wait(events.RelayWaits, count=3)
+            await wrong.wait(process_events.RowsScheduled)
+            await right.wait(process_events.RelayWaits, count=3)
             assert not client.exists(keys.schedule(queue))
         insert(ledger_url, queue)
-        await right.until(lambda: sum(one.count for one in right.of(events.RowsScheduled)) == 2)
+        await right.until(lambda: sum(one.count for one in right.of(process_events.RowsScheduled)) == 2)
     assert client.zcard(keys.schedule(queue)) == 2
 
 
@@ -129,13 +129,13 @@ async def test_a_relay_whose_redis_is_down_keeps_no_other_from_its_work(
     monkeypatch.setattr(epoch, "_GONE", 0.0)
     monkeypatch.setattr(relay, "_LOOK", 0.05)
     async with relaying(url=server.url) as right:
-        await right.wait(events.EpochFound)
+        await right.wait(process_events.EpochFound)
         async with relaying() as wrong:
-            await wrong.wait(events.EpochFound)
+            await wrong.wait(process_events.EpochFound)
             insert(ledger_url, queue)
-            await right.wait(events.RelayWaits)
+            await right.wait(process_events.RelayWaits)
             own.stop()
-            await right.wait(events.RowsScheduled)
+            await right.wait(process_events.RowsScheduled)
 
 
 async def test_the_redis_of_relays_that_are_gone_is_not_given_up_at_once(
@@ -146,11 +146,11 @@ async def test_the_redis_of_relays_that_are_gone_is_not_given_up_at_once(
     monkeypatch.setattr(epoch, "_GONE", 1e6)
     looked = "SELECT max(query_start) FROM pg_stat_activity WHERE query LIKE '%FROM pg_locks%' AND state = 'idle'"
     async with relaying(url=server.url) as wrong:
-        await wrong.wait(events.EpochFound)
+        await wrong.wait(process_events.EpochFound)
         async with relaying() as right:
-            found = await right.wait(events.EpochFound)
+            found = await right.wait(process_events.EpochFound)
             insert(ledger_url, queue)
-            await wrong.wait(events.RelayWaits)
+            await wrong.wait(process_events.RelayWaits)
         with psycopg.connect(ledger_url, autocommit=True) as connection:
             for _ in range(3):
                 before = connection.execute(looked).fetchone()
@@ -159,5 +159,5 @@ async def test_the_redis_of_relays_that_are_gone_is_not_given_up_at_once(
             assert connection.execute("SELECT epoch FROM evsched_ledger").fetchone() == (found.epoch,)
         insert(ledger_url, queue)
         async with relaying() as right:
-            await right.wait(events.RowsScheduled)
-        assert (len(wrong.of(events.EpochFound)), wrong.of(events.RowsScheduled)) == (1, [])
+            await right.wait(process_events.RowsScheduled)
+        assert (len(wrong.of(process_events.EpochFound)), wrong.of(process_events.RowsScheduled)) == (1, [])

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import Retry, events
+from evsched import Retry, process_events
 from evsched.config import Config
 from evsched.jobs.retry import write_policy
 from evsched.recurrence.recurrence import Declared
@@ -43,7 +43,7 @@ def insert(url: str, queue: str, name: str, rule: str, /, **options: Any) -> Non
 
 
 async def declared(recorder: Recorder, count: int) -> None:
-    await recorder.until(lambda: sum(one.count for one in recorder.of(events.RowsDeclared)) == count)
+    await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.RowsDeclared)) == count)
 
 
 async def test_rows_are_declared_changed_restored_and_removed(

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import App, GiveUp, events
+from evsched import App, GiveUp, events, process_events
 from evsched.config import Config
 from evsched.store.relay_calls import RowJob
 from evsched.store.store import Store
@@ -56,10 +56,10 @@ async def test_a_row_becomes_a_job_and_its_end_comes_back(
     relaying: Running, config: Config, app: App, queue: str, ledger_url: str, ran: list[str], raw: Any
 ) -> None:
     async with relaying() as recorder, system(config, app):
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
         insert(ledger_url, queue, "a")
         insert(ledger_url, queue, "b", "fail")
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 2)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 2)
     assert sorted(ran) == ["a", "b"]
     assert states(ledger_url) == {"a": "done", "b": "dead"}
     with psycopg.connect(ledger_url, autocommit=True) as connection:
@@ -79,21 +79,21 @@ async def test_entries_of_a_foreign_client_keep_no_end_from_its_row(
     stream = f"evsched:{{{queue}}}:ends"
     rows = ["", "-1", "1.5", "1e3", "9" * 18, "9" * 19, "٣", "1\0", "x" * 5000]
     async with relaying() as recorder, system(config, app):
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
         insert(ledger_url, queue, "a")
         for row in rows:
             raw.xadd(stream, {"id": "a", "row": row, "outcome": "done", "reason": "\0", "retention": "-inf"})
         raw.xadd(stream, {"nonsense": b"\xff"})
         insert(ledger_url, queue, "b")
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 2)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 2)
         raw.xadd(stream, {"id": "a", "row": "1", "outcome": "done"}, id=f"{2**63}-1")
-        await recorder.until(lambda: recorder.of(events.EndsWritten)[-1].count == 0)
+        await recorder.until(lambda: recorder.of(process_events.EndsWritten)[-1].count == 0)
         async with asyncio.timeout(PATIENCE):
             while raw.xlen(stream):  # all are settled
                 await asyncio.to_thread(pause)
     assert sorted(ran) == ["a", "b"]
     assert states(ledger_url) == {"a": "done", "b": "done"}
-    assert not recorder.of(events.LedgerDown)
+    assert not recorder.of(process_events.LedgerDown)
     raw.delete(stream)  # Redis adds nothing behind the largest of its ids
 
 
@@ -107,7 +107,7 @@ async def test_rows_that_are_rolled_back_never_become_jobs(
                 connection.execute(statement, [queue, f"j{n}", json.dumps({"task": "note", "args": [f"j{n}"]})])
                 if n % 2:
                     connection.rollback()
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 100)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 100)
     assert sorted(ran) == sorted(f"j{n}" for n in range(0, 200, 2))
 
 
@@ -116,7 +116,7 @@ async def test_rows_that_were_there_before_the_relay_are_scheduled_at_its_start(
 ) -> None:
     insert(ledger_url, queue, "a", due="to_timestamp(1900000000.25)", priority=7, grp="g")
     async with relaying() as recorder:
-        await recorder.wait(events.RowsScheduled)
+        await recorder.wait(process_events.RowsScheduled)
     assert raw.zrange(f"evsched:{{{queue}}}:schedule", 0, -1, withscores=True) == [(b"a", 1900000000.25)]
     record = raw.hgetall(f"evsched:{{{queue}}}:job:a")
     assert (record[b"priority"], record[b"group"], record[b"ledger"]) == (b"7", b"g", b"1")
@@ -144,8 +144,8 @@ async def test_a_relay_that_died_before_it_committed_causes_no_second_run(
             lambda: running.recorder.of(events.Completed if task == "note" else events.JobBuried)
         )
         async with relaying() as recorder:
-            await recorder.wait(events.EndsWritten)
-            await recorder.wait(events.EpochFound)
+            await recorder.wait(process_events.EndsWritten)
+            await recorder.wait(process_events.EpochFound)
     assert ran == ["a"]
     assert states(ledger_url) == {"a": "done" if task == "note" else "dead"}
 
@@ -155,14 +155,14 @@ async def test_a_queue_that_redis_refuses_does_not_stop_the_others(
 ) -> None:
     raw.set(f"evsched:{{{queue}-b}}:schedule", "x")
     async with relaying() as recorder:
-        await recorder.wait(events.EpochFound)
+        await recorder.wait(process_events.EpochFound)
         insert(ledger_url, f"{queue}-b", "a", critical=9)
         insert(ledger_url, queue, "b")
-        await recorder.wait(events.RowsScheduled, lambda event: event.queue == queue)
-        refused = await recorder.wait(events.CallRefused)
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.queue == queue)
+        refused = await recorder.wait(process_events.CallRefused)
         assert refused.queue == f"{queue}-b"
         raw.delete(f"evsched:{{{queue}-b}}:schedule")
-        await recorder.wait(events.RowsScheduled, lambda event: event.queue == f"{queue}-b")
+        await recorder.wait(process_events.RowsScheduled, lambda event: event.queue == f"{queue}-b")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ async def test_five_relays_schedule_each_row_once(
         relaying(recorder),
         relaying(recorder),
     ):
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.RowsScheduled)) == count)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.RowsScheduled)) == count)
     assert raw.zcard(f"evsched:{{{queue}}}:schedule") == count
 
 
@@ -222,7 +222,7 @@ async def test_the_result_of_a_job_is_there_right_after_its_commit(
             await first.result(0.05)
         async with relaying() as recorder, system(config, app):
             assert await waiting == 2
-            await recorder.wait(events.EndsWritten)
+            await recorder.wait(process_events.EndsWritten)
             second = await double.using(id="a").enqueue_in(connection, 2)
             await connection.commit()
             assert await second.result(60) == 4

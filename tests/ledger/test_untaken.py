@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import events
+from evsched import process_events
 from evsched.config import Config
 from evsched.ledger import delivery
 from evsched.transport.embedded import EmbeddedRedis
@@ -36,7 +36,7 @@ def insert(url: str, queue: str, job_id: str, size: int = 1, critical: int = 0) 
 
 
 def scheduled(recorder: Recorder) -> int:
-    return sum(one.count for one in recorder.of(events.RowsScheduled))
+    return sum(one.count for one in recorder.of(process_events.RowsScheduled))
 
 
 STATES = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
@@ -52,14 +52,14 @@ async def test_rows_that_are_longer_than_redis_takes_are_dead_and_say_which_sett
         insert(ledger_url, queue, f"j{n}", critical=n)
     async with relaying() as recorder:
         await recorder.until(lambda: scheduled(recorder) == 11)
-        refused = await recorder.wait(events.RowsRefused)
+        refused = await recorder.wait(process_events.RowsRefused)
     assert refused.count == 1
     assert refused.first.startswith("long: the row has 31457")
     assert execute(ledger_url, STATES) == [("dead", 1), ("open", 11)]
     ((reason,),) = execute(ledger_url, "SELECT reason FROM evsched_job WHERE id = 'long'")
     assert "more than the 2097152 of Redis's setting proto-max-bulk-len: raise that" in reason
-    assert not recorder.of(events.RedisDown)
-    assert not recorder.of(events.RowsSetAside)
+    assert not recorder.of(process_events.RedisDown)
+    assert not recorder.of(process_events.RowsSetAside)
 
 
 async def test_a_row_that_resets_the_connection_is_set_aside_if_the_relay_may_not_read_the_limit(
@@ -70,8 +70,8 @@ async def test_a_row_that_resets_the_connection_is_set_aside_if_the_relay_may_no
     insert(ledger_url, queue, "long", 3 * MEGABYTE, critical=9)
     insert(ledger_url, queue, "j1")
     async with relaying() as recorder:
-        await recorder.wait(events.RowsScheduled)
-        found = await recorder.wait(events.RowsSetAside)
+        await recorder.wait(process_events.RowsScheduled)
+        found = await recorder.wait(process_events.RowsSetAside)
         insert(ledger_url, queue, "j2", critical=9)
         await recorder.until(lambda: scheduled(recorder) == 2)
         assert execute(ledger_url, "SELECT id, state FROM evsched_job WHERE epoch = ''") == [("long", "open")]
@@ -81,8 +81,8 @@ async def test_a_row_that_resets_the_connection_is_set_aside_if_the_relay_may_no
         await recorder.until(lambda: scheduled(recorder) == 3)
     assert found.first.startswith("long: the row has 31457")
     assert "proto-max-bulk-len" in found.first
-    assert len(recorder.of(events.RowsSetAside)) == 1
-    assert not recorder.of(events.RedisDown)
+    assert len(recorder.of(process_events.RowsSetAside)) == 1
+    assert not recorder.of(process_events.RedisDown)
 
 
 async def test_a_recurrence_that_redis_does_not_take_stops_no_other(
@@ -96,12 +96,12 @@ async def test_a_recurrence_that_redis_does_not_take_stops_no_other(
     for name, size, critical in (("bad", 1, 9), ("long", 3 * MEGABYTE, 8), ("good", 1, 0)):
         execute(ledger_url, statement, queue, name, json.dumps({"task": "t", "args": ["x" * size]}), critical)
     async with relaying() as recorder:
-        found = await recorder.wait(events.RowsSetAside)
-        await recorder.until(lambda: sum(one.count for one in recorder.of(events.RowsDeclared)) == 2)
+        found = await recorder.wait(process_events.RowsSetAside)
+        await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.RowsDeclared)) == 2)
         insert(ledger_url, queue, "j1")
-        await recorder.wait(events.RowsScheduled)
+        await recorder.wait(process_events.RowsScheduled)
     assert found.first.startswith("bad: ")
-    assert not recorder.of(events.RedisDown)
+    assert not recorder.of(process_events.RedisDown)
     assert client.exists(f"evsched:{{{queue}}}:recurrence:good")
     reasons = dict(execute(ledger_url, "SELECT name, reason FROM evsched_recurrence"))
     assert "proto-max-bulk-len" in reasons["long"]

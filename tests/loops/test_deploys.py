@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from evsched import App, Retry, events
+from evsched import App, Retry, events, process_events
 from evsched.config import Config
 from evsched.errors import JobMissing
 from evsched.runtime.loops import Runtime
@@ -320,14 +320,14 @@ async def test_what_redis_refuses_after_a_loss_is_declared_when_it_accepts_it(
         else:
             client.execute_command("ACL", "SETUSER", "default", "-hset")
             client.flushall()
-        await running.recorder.wait(events.CallRefused)
+        await running.recorder.wait(process_events.CallRefused)
         assert len(running.recorder.of(events.RecurrenceDeclared)) == 1
         if refusal == "a key of a wrong type":
             client.delete(key)
         else:
             client.execute_command("ACL", "SETUSER", "default", "+hset")
         await running.recorder.wait(events.RecurrenceDeclared, count=2)
-        await running.recorder.wait(events.CallAccepted)
+        await running.recorder.wait(process_events.CallAccepted)
     assert in_force(client, queue) == {"r": "@daily"}
 
 

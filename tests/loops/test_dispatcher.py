@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from evsched import App, events
+from evsched import App, events, process_events
 from evsched.config import Config
 from evsched.dispatcher import watcher
 from evsched.dispatcher.timing import QueueTimer
@@ -43,7 +43,7 @@ async def test_a_cut_subscription_is_reopened_and_the_queues_are_checked(
             pipe.zadd(key, {member: due})
             pipe.execute()
             await running.recorder.wait(events.Completed, lambda event: event.ids == [f"j{n}"])  # noqa: B023
-            await running.recorder.wait(events.Subscribed, count=n + 1)
+            await running.recorder.wait(process_events.Subscribed, count=n + 1)
         assert not [event for event in running.recorder.of(events.Woken) if event.reason == "safety" and event.found]
 
 
@@ -54,11 +54,11 @@ async def test_a_half_open_subscription_is_noticed(queue: str, app: App) -> None
                 url=f"redis://127.0.0.1:{proxy.port}/0", queues=(queue,), probe_interval=0.2, reply_timeout=0.2
             )
             async with system(config, app) as running:
-                await running.recorder.wait(events.NotificationsProven)
+                await running.recorder.wait(process_events.NotificationsProven)
                 proxy.swallow("down")
-                await running.recorder.wait(events.SubscriptionLost)
+                await running.recorder.wait(process_events.SubscriptionLost)
                 proxy.heal()
-                await running.recorder.wait(events.Subscribed, lambda event: event.again)
+                await running.recorder.wait(process_events.Subscribed, lambda event: event.again)
 
 
 async def test_a_redis_that_refuses_writes_does_not_end_the_subscription(queue: str, app: App) -> None:
@@ -66,17 +66,17 @@ async def test_a_redis_that_refuses_writes_does_not_end_the_subscription(queue: 
     with EmbeddedRedis(replicaof="127.0.0.1 1") as replica:
         config = Config(url=replica.url, queues=(queue,), probe_interval=0.05, reply_timeout=2)
         async with system(config, app, workers=0) as running:
-            await running.recorder.wait(events.RedisFailed, count=20)  # this takes longer than `reply_timeout`
-            assert not running.recorder.of(events.SubscriptionLost)
+            await running.recorder.wait(process_events.RedisFailed, count=20)  # this takes longer than `reply_timeout`
+            assert not running.recorder.of(process_events.SubscriptionLost)
             assert [pulse.problem() for pulse in running.dispatcher.pulses if pulse.problem()] == []
-            reported = [event.who for event in running.recorder.of(events.RedisDown)]
+            reported = [event.who for event in running.recorder.of(process_events.RedisDown)]
             assert len(reported) == len(set(reported))
 
 
 async def test_missing_notification_flags_are_set_if_redis_allows_it(queue: str, app: App) -> None:
     with EmbeddedRedis(notify_keyspace_events="") as own:
         async with system(Config(url=own.url, queues=(queue,)), app) as running:
-            await running.recorder.wait(events.NotificationsProven)
+            await running.recorder.wait(process_events.NotificationsProven)
 
 
 async def test_without_keyspace_events_the_safety_cap_finds_jobs_and_the_log_says_so(
@@ -85,7 +85,7 @@ async def test_without_keyspace_events_the_safety_cap_finds_jobs_and_the_log_say
     with EmbeddedRedis(notify_keyspace_events="", rename_command="CONFIG hidden") as own:
         config = Config(url=own.url, queues=(queue,), safety_cap=0.3)
         async with system(config, app) as running:
-            missing = await running.recorder.wait(events.NotificationsMissing)
+            missing = await running.recorder.wait(process_events.NotificationsMissing)
             assert "CONFIG SET notify-keyspace-events Kzg" in missing.mend
             job = await running.app.client.send(_enqueue(queue))
             assert job
@@ -101,9 +101,9 @@ async def test_notification_flags_that_are_removed_later_are_noticed(queue: str,
     with EmbeddedRedis() as own:
         config = Config(url=own.url, queues=(queue,), probe_interval=0.1)
         async with system(config, app) as running:
-            await running.recorder.wait(events.NotificationsProven)
+            await running.recorder.wait(process_events.NotificationsProven)
             await running.sender.send(set_notification_flags(""))
-            await running.recorder.wait(events.NotificationsMissing)
+            await running.recorder.wait(process_events.NotificationsMissing)
 
 
 @pytest.mark.one_server
@@ -135,7 +135,7 @@ async def rivals(own: EmbeddedRedis, queue: str, app: App) -> AsyncGenerator[tup
             system(direct, App(queue=queue), workers=0) as reserve,
         ):
             for running in (leader, reserve):
-                await running.recorder.wait(events.NotificationsProven)
+                await running.recorder.wait(process_events.NotificationsProven)
             timer_of(reserve, queue).leads = False
             yield leader, reserve, proxy
 
@@ -186,7 +186,7 @@ async def test_queues_that_are_due_at_the_same_time_are_stepped_together(own: Em
     queues = tuple(f"q{number}" for number in range(20))
     together = list[int]()
     async with system(Config(url=own.url, queues=queues), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         loop, running_steps = running.dispatcher._loop, 0  # pyright: ignore[reportPrivateUsage]
         step = loop.step
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, events
+from evsched import App, events, process_events
 from evsched.client.client import BlockingClient, SyncClient
 from evsched.client.operations import Send, Step, find_queues
 from evsched.config import Config
@@ -53,7 +53,7 @@ async def test_while_a_dispatcher_runs_only_the_set_is_read(
     own: EmbeddedRedis, client: Any, app: App, counted: Counted
 ) -> None:
     async with system(Config(url=own.url), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         client.zadd("evsched:{made-by-zadd}:schedule", {'{"task":"t"}': 4e9})
         await running.recorder.wait(events.QueueFound, lambda event: event.queue == "made-by-zadd")
         finder = running.dispatcher._finder  # pyright: ignore[reportPrivateUsage]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, events
+from evsched import App, events, process_events
 from evsched.config import Config
 from evsched.dispatcher.watcher import Flood
 from evsched.transport.embedded import EmbeddedRedis
@@ -69,7 +69,7 @@ async def test_a_flood_of_far_jobs_costs_few_script_calls(
     queue: str, app: App, own: EmbeddedRedis, client: Any
 ) -> None:
     async with system(Config(url=own.url, queues=(queue,)), app) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         before = len(running.recorder.of(events.Woken))
         for turn in range(20):
             pipe = client.pipeline(transaction=False)
@@ -121,7 +121,7 @@ async def test_during_a_flood_jobs_start_when_due_though_no_events_arrive(
     queue: str, app: App, own: EmbeddedRedis, client: Any
 ) -> None:
     async with system(Config(url=own.url, queues=(queue,)), app) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         with flooding(own, queue):
             await until_receives(client, queue, 0)
             assert client.pubsub_numsub(f"evsched:{{{queue}}}:gate")[0][1] == 1
@@ -141,7 +141,7 @@ async def test_after_a_flood_an_event_wakes_the_dispatcher_and_it_polls_no_more(
 ) -> None:
     async with system(Config(url=own.url, queues=(queue,), probe_interval=0.3), app) as running:
         recorder = running.recorder
-        await recorder.wait(events.NotificationsProven)
+        await recorder.wait(process_events.NotificationsProven)
         timer = running.dispatcher._loop.timer(queue)  # pyright: ignore[reportPrivateUsage]
         with flooding(own, queue):
             await until_receives(client, queue, 0)
@@ -160,7 +160,7 @@ async def test_a_queue_whose_first_event_fell_into_a_flood_is_found(
     queue: str, app: App, own: EmbeddedRedis, client: Any
 ) -> None:
     async with system(Config(url=own.url), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         patterns = client.pubsub_numpat()
         with flooding(own, queue):
             async with asyncio.timeout(PATIENCE):
@@ -175,11 +175,11 @@ async def test_a_connection_that_is_lost_in_a_flood_is_opened_again(
     queue: str, app: App, own: EmbeddedRedis, client: Any
 ) -> None:
     async with system(Config(url=own.url, queues=(queue,)), app) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         with flooding(own, queue):
             await until_receives(client, queue, 0)
             client.client_kill_filter(_type="pubsub")
-            await running.recorder.wait(events.Subscribed, count=2)
+            await running.recorder.wait(process_events.Subscribed, count=2)
             client.zadd(schedule(queue), inline("meanwhile", 0))
             await running.recorder.wait(events.Completed)
         client.zadd(schedule(queue), inline("after", 0))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, ConfigError, Declared, Retry, events
+from evsched import App, ConfigError, Declared, Retry, process_events
 from evsched.config import Config
 from evsched.diagnostics.queue_checks import broken_recurrences
 from evsched.store.store import Store
@@ -56,6 +56,6 @@ async def test_a_worker_starts_although_it_cannot_tell_its_policies(
 ) -> None:
     raw.set(f"evsched:{{{queue}}}:tasks", "x")
     async with system(config, app) as running:
-        assert running.recorder.of(events.RedisFailed)
+        assert running.recorder.of(process_events.RedisFailed)
         await running.sender.send(Store(queue).wake())
     raw.delete(f"evsched:{{{queue}}}:tasks")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from evsched import App, events, keys
+from evsched import App, events, keys, process_events
 from evsched.config import Config
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.runtime.loops import Runtime
@@ -34,7 +34,7 @@ def for_shard(queue: str) -> Callable[[Any], bool]:
 async def test_named_dispatcher_serves_shards_that_are_added(own: EmbeddedRedis, app: App) -> None:
     config = Config(url=own.url, queues=("big",), safety_cap=3600.0)
     async with system(config, app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         await running.sender.send(redis_server.set_shards("big", 2))
         assert running.dispatcher.queues == ["big"]
         running.dispatcher.look()
@@ -70,7 +70,7 @@ async def test_named_dispatcher_learns_of_shards_when_the_node_of_their_number_i
             await recorder.until(lambda: found.queues == [queue])
             await asyncio.to_thread(victim.start)
             await asyncio.to_thread(cluster.until_ready)
-            await recorder.wait(events.ShardsFound, for_shard(queue))
+            await recorder.wait(process_events.ShardsFound, for_shard(queue))
             await recorder.until(lambda: found.queues == sorted([queue, *parts]))
 
 
@@ -117,7 +117,7 @@ async def test_named_dispatcher_serves_shards_that_it_finds_while_their_number_c
             # From then on it serves it by its events.
             await subscribed(sender, late)
             assert set(found.queues) == {queue, *healthy, late}
-            assert len(recorder.of(events.ShardsUnknown)) == 1
+            assert len(recorder.of(process_events.ShardsUnknown)) == 1
 
 
 @asynccontextmanager
@@ -156,7 +156,7 @@ async def test_worker_serves_shards_that_it_learns_of_with_their_parts_of_the_li
         await recorder.wait(events.WorkerStarted)
         await sender.send(redis_server.set_shards("big", 2))
         await sender.send(Store("big:1").enqueue([New("x", b'{"task":"note","args":["x"]}')]))
-        await recorder.wait(events.ShardsFound, for_shard("big"))
+        await recorder.wait(process_events.ShardsFound, for_shard("big"))
         await recorder.until(lambda: list(worker.consumers) == ["big", "big:0", "big:1"])
         await sender.send(Store("big:1").dispatch(limit=10, cap=10_000))
         await recorder.wait(events.QueueFound, for_shard("x"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from evsched import events, keys, shard_map
+from evsched import events, keys, process_events, shard_map
 from evsched.app import App
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
@@ -46,11 +46,13 @@ async def test_first_process_writes_its_lease_and_the_others_use_it(
     assert (raw.get(keys.LEASE), first.times.lease) == (b"30", 30.0)
     second = await learn(replace(config, lease=None), sender, recorder)
     assert second.times.lease == 30.0
-    assert not recorder.of(events.LeaseDiffers)
+    assert not recorder.of(process_events.LeaseDiffers)
     third = await learn(replace(config, lease=20.0), sender, recorder)
     await shard_map.learn(third)
     assert (raw.get(keys.LEASE), third.times.lease) == (b"30", 30.0)
-    assert recorder.of(events.LeaseDiffers) == [events.LeaseDiffers(given=20.0, lease=30.0)], "once, at the start"
+    assert recorder.of(process_events.LeaseDiffers) == [process_events.LeaseDiffers(given=20.0, lease=30.0)], (
+        "once, at the start"
+    )
 
 
 async def test_without_a_lease_in_the_settings_the_first_process_writes_the_default(
@@ -77,7 +79,7 @@ async def test_process_that_starts_during_a_change_works_with_both_leases(
     await sender.send(redis_server.set_lease(LeaseLength(seconds, before, LONG_AGO)))
     await shard_map.learn(runtime)
     assert (runtime.times.lease, runtime.times.longest_lease) == (seconds, seconds)
-    assert recorder.of(events.LeaseChanged) == [events.LeaseChanged(lease=seconds, settles_in=0.0)]
+    assert recorder.of(process_events.LeaseChanged) == [process_events.LeaseChanged(lease=seconds, settles_in=0.0)]
 
 
 async def test_process_that_cannot_read_the_lease_judges_no_worker_by_it(

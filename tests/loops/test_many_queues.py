@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, events
+from evsched import App, events, process_events
 from evsched.config import Config
 from evsched.dispatcher import dispatch_loop, queue_finder
 from evsched.dispatcher.dispatch_loop import DispatchLoop
@@ -69,7 +69,7 @@ async def test_new_queues_do_not_hold_up_a_queue_whose_job_is_due(
     changed, before = DispatchLoop.changed, list[int]()
     new = [f"new-{n}" for n in range(MANY)]
     async with system(Config(url=own.url), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         put(client, ["known"])
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == "known")
 
@@ -99,7 +99,7 @@ async def test_events_of_many_known_queues_do_not_hold_up_a_queue_whose_job_is_d
     changed, before = DispatchLoop.changed, list[int]()
     far = [f"far-{n}" for n in range(MANY)]
     async with system(Config(url=own.url), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         put(client, far, due=4e9)
         put(client, ["known"])
         await running.recorder.wait(events.QueueFound, count=MANY + 1)
@@ -123,7 +123,7 @@ async def test_events_of_many_known_queues_do_not_hold_up_a_queue_whose_job_is_d
 async def test_jobs_that_are_removed_cause_no_steps(own: EmbeddedRedis, client: Any, app: App) -> None:
     far = [f"far-{n}" for n in range(MANY)]
     async with system(Config(url=own.url), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         put(client, far, due=4e9)
         put(client, ["known"])
         await running.recorder.wait(events.QueueFound, count=MANY + 1)
@@ -176,7 +176,7 @@ async def test_new_queues_that_are_empty_again_cost_few_calls_and_leave_nothing(
     own: EmbeddedRedis, client: Any, app: App
 ) -> None:
     async with system(Config(url=own.url), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
         pipe = client.pipeline(transaction=False)
         for n in range(MANY):
@@ -196,7 +196,7 @@ async def test_new_queues_that_are_empty_again_cost_few_calls_and_leave_nothing(
 async def test_a_queue_at_rest_is_woken_by(own: EmbeddedRedis, client: Any, app: App, lost: bool) -> None:
     client.sadd(SET, *(f"old-{n}" for n in range(MANY)))
     async with system(Config(url=own.url, safety_cap=0.3 if lost else 3600), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         await running.dispatcher.find_queues()
         await at_rest(running, *(f"old-{n}" for n in range(MANY)))
         assert running.dispatcher.queues == ["default"]
@@ -210,7 +210,7 @@ async def test_a_queue_at_rest_is_woken_by(own: EmbeddedRedis, client: Any, app:
 
 async def test_a_queue_that_is_empty_for_a_safety_cap_is_at_rest(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url, safety_cap=0.3), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         put(client, ["once", "again"])
         await running.recorder.wait(events.Dispatched, count=2)
         for queue in ("once", "again"):
@@ -229,7 +229,7 @@ async def test_queues_that_another_task_checks_first_are_not_checked_twice(own: 
 
 async def test_idle_queues_are_checked_in_few_calls(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url, safety_cap=0.5), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         put(client, (f"far-{n}" for n in range(MANY)), due=4e9)
         await running.recorder.wait(events.QueueFound, count=MANY)
         steps = len(running.recorder.of(events.Woken))
@@ -258,7 +258,7 @@ async def test_a_queue_that_was_empty_for_long_is_forgotten_and_its_next_event_f
     client.sadd(SET, *old)
     client.xadd("evsched:{old-0}:ends", {"x": "1"})  # the ledger does not have it yet
     async with two_dispatchers(own, app) as (running, other):
-        await other.recorder.wait(events.NotificationsProven)
+        await other.recorder.wait(process_events.NotificationsProven)
         for one in (running, other):
             await at_rest(one, *old[1:])
         monkeypatch.setattr(queue_finder, "_FORGET_AFTER", 0.0)
@@ -281,7 +281,7 @@ async def test_what_workers_wrote_is_forgotten_a_day_after_the_last_one_whenever
         client.hset(f"evsched:{{{queue}}}:tasks", "t", "{}")
     kept = set(client.keys("evsched:{new}:*"))
     async with system(Config(url=own.url, safety_cap=0.2), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         await in_the_set(running, {b"new"})
         assert {*client.keys("evsched:{old}:*"), *client.keys("evsched:{new}:*")} == kept
         # It was to be forgotten too, so it is known still: its lost event is found.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from evsched import events
+from evsched import events, process_events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
 from evsched.dispatcher.mover import ABANDONED, Mover
@@ -72,12 +72,12 @@ async def test_a_move_that_cannot_be_finished_is_reported_and_tried_again_and_ho
     for part in (hindered, other):
         await depart(sender, part, ABANDONED + 1)
     janitor = asyncio.create_task(Janitor(runtime, Queues(hindered.queue, other.queue)).run())
-    refused = await recorder.wait(events.CallRefused)
+    refused = await recorder.wait(process_events.CallRefused)
     assert (refused.who, refused.queue) == ("mover", hindered.queue)
     await recorder.wait(events.MoveFinished, lambda event: event.queue == other.queue)
     raw.delete(key)
     await recorder.wait(events.MoveFinished, lambda event: event.queue == hindered.queue)
-    await recorder.wait(events.CallAccepted)
+    await recorder.wait(process_events.CallAccepted)
     janitor.cancel()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, CurrentJob, JobDead, JobExists, Retry, current_job, events
+from evsched import App, CurrentJob, JobDead, JobExists, Retry, current_job, events, process_events
 from evsched.config import Config
 from evsched.store.server import clock
 from evsched.store.store import Store
@@ -67,7 +67,7 @@ async def test_jobs_behind_a_concurrency_limit_are_fetched_while_memory_is_full(
             )
         finally:
             raw.config_set("maxmemory", 0, **on_primaries(raw))
-        refused = [event for event in whole.recorder.of(events.RedisFailed) if event.kind == "oom"]
+        refused = [event for event in whole.recorder.of(process_events.RedisFailed) if event.kind == "oom"]
         assert 0 < len(refused) < count / limit / 2
 
 
@@ -83,7 +83,7 @@ async def test_a_rate_that_is_used_up_opens_when_the_dispatcher_wakes(config: Co
         await whole.sender.send(Store(queue).limit({"rate": 40, "burst": 2, "concurrency": 1}))
         jobs = await note.enqueue_many([()] * 12)
         await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
-        assert not whole.recorder.of(events.RedisDown)
+        assert not whole.recorder.of(process_events.RedisDown)
     # The burst of two may be refilled before the first job runs, so at least eight jobs waited for the rate.
     assert 8 / 40 <= moments[-1] - moments[0] + 0.001 < PATIENCE
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, events
+from evsched import App, events, process_events
 from evsched.config import Config
 from evsched.store.client_calls import New
 from evsched.store.server import queue_names
@@ -36,7 +36,7 @@ async def are_in_the_set(running: System, *queues: str) -> None:
 
 async def test_a_new_queue_is_found_by_its_first_event(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         await running.sender.send(Store("brand-new").enqueue([New("x", b"{}")]))
         await is_found(running, "brand-new")
 
@@ -48,7 +48,7 @@ async def test_a_new_queue_whose_first_event_was_lost_is_found(own: EmbeddedRedi
     async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
         config = Config(url=f"redis://127.0.0.1:{proxy.port}/0", safety_cap=3600)
         async with system(config, app, workers=0) as running:
-            await running.recorder.wait(events.NotificationsProven)
+            await running.recorder.wait(process_events.NotificationsProven)
             for n in range(3):
                 received = proxy.received["down"]
                 proxy.swallow("down")
@@ -73,7 +73,7 @@ async def test_a_queue_in_the_set_is_found_without_a_scan(own: EmbeddedRedis, cl
 
 async def test_a_worker_that_starts_announces_its_queue(own: EmbeddedRedis, app: App) -> None:
     async with system(Config(url=own.url, safety_cap=3600), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         assert app.queue not in running.dispatcher.queues
         running.work()
         await running.recorder.wait(events.QueueFound, lambda event: event.queue == app.queue)
@@ -81,7 +81,7 @@ async def test_a_worker_that_starts_announces_its_queue(own: EmbeddedRedis, app:
 
 async def test_a_dispatcher_adds_the_queues_that_it_finds_to_the_set(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         client.zadd("evsched:{one}:schedule", {'{"task":"t"}': 0})
         await is_found(running, "one")
         finder = running.dispatcher._finder  # pyright: ignore[reportPrivateUsage]
@@ -92,7 +92,7 @@ async def test_a_dispatcher_adds_the_queues_that_it_finds_to_the_set(own: Embedd
 async def test_a_dispatcher_writes_a_lost_set_again(own: EmbeddedRedis, client: Any, app: App) -> None:
     """The default queue too, which it serves from the start."""
     async with system(Config(url=own.url, safety_cap=0.2), app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         for queue in ("default", "one"):
             client.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"t"}': 4e9})
         await are_in_the_set(running, "default", "one")
@@ -128,7 +128,9 @@ async def test_all_keys_are_scanned_in_each_safety_cap_without_events_or_the_set
         if spoiled:
             client.set(SET, "x")
         async with system(Config(url=own.url, safety_cap=0.2), app, workers=0) as running:
-            await running.recorder.wait(events.NotificationsProven if spoiled else events.NotificationsMissing)
+            await running.recorder.wait(
+                process_events.NotificationsProven if spoiled else process_events.NotificationsMissing
+            )
             if spoiled:
                 client.config_set("notify-keyspace-events", "")
             client.zadd("evsched:{late}:schedule", {'{"task":"t"}': 0})
@@ -162,7 +164,7 @@ async def test_a_key_of_a_wrong_type_keeps_a_dispatcher_that_starts_from_no_othe
     async with system(Config(url=own.url), app, workers=0, dispatch=False) as running:
         await running.dispatcher.find_queues()
         assert sorted(running.dispatcher.queues) == ["bad", "default", "good"]
-        (refused,) = running.recorder.of(events.CallRefused)
+        (refused,) = running.recorder.of(process_events.CallRefused)
         assert (refused.who, refused.queue) == ("finder", "bad")
         assert "evsched doctor" in refused.reason
         # A bad list of one worker does not keep another worker of the queue from getting a lease.
@@ -174,7 +176,7 @@ async def test_a_key_of_a_wrong_type_keeps_a_dispatcher_that_starts_from_no_othe
 async def test_the_janitor_looks_at_a_queue_that_is_found_later(own: EmbeddedRedis, client: Any, app: App) -> None:
     config = Config(url=own.url, lease=0.3, heartbeat=0.1)
     async with system(config, app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         client.hset("evsched:{dead}:job:x", mapping={"payload": '{"task":"t"}', "attempt": 1, "worker": "w", "due": 1})
         client.rpush("evsched:{dead}:processing:w", "x")
         client.zadd("evsched:{dead}:leases", {"w": 1})

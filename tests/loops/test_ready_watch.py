@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from evsched import events
+from evsched import process_events
 from evsched.config import Config
 from evsched.services.scale_to_zero import ReadyWatch
 from evsched.services.worker_process import WorkerReady
@@ -126,7 +126,7 @@ async def test_a_parent_whose_connections_are_cut_is_woken_all_the_same(
     watching = watch(replace(config, url=own.url), recorder, queue)
     await blocked(sender, 1)
     client.client_kill_filter(_type="normal", skipme=True)
-    await recorder.wait(events.RedisFailed)
+    await recorder.wait(process_events.RedisFailed)
     await sender.close()  # it was cut too
     await put(sender, store, "a")
     await asyncio.wait_for(watching, PATIENCE)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from evsched import events
+from evsched import events, process_events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
 from evsched.lease import Times
@@ -129,6 +129,6 @@ async def test_it_tries_again_while_redis_is_away(
     await sender.close()
     own.stop()
     recovering = asyncio.ensure_future(recover(config, recorder, queue))
-    await recorder.wait(events.RedisDown)
+    await recorder.wait(process_events.RedisDown)
     own.start()
     assert await recovering == {queue: 2}

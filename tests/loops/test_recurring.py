@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, ConfigError, Retry, current_job, events
+from evsched import App, ConfigError, Retry, current_job, events, process_events
 from evsched.config import Config
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.store import Store
@@ -131,7 +131,7 @@ async def test_a_recurrence_without_a_record_is_reported_once_and_the_others_go_
         await running.recorder.wait(events.Completed, count=2)
         (broken,) = running.recorder.of(events.RecurrenceBroken)
         assert (broken.name, "its key is not a hash" in broken.reason) == ("bad", True)
-        assert not running.recorder.of(events.CallRefused)
+        assert not running.recorder.of(process_events.CallRefused)
         # It recurs again when its record is back.
         raw.delete(f"{root(queue)}recurrence:bad")
         raw.hset(f"{root(queue)}recurrence:bad", mapping={"rule": "every 1", "payload": PAYLOAD})
@@ -345,7 +345,7 @@ async def test_events_that_arrive_at_once_do_not_delay_the_proof_of_the_subscrip
     async with system(config, app, dispatch=False) as running:
         await running.sender.send(Store(queue).declare(Declared(name="t", rule="every 1", payload=PAYLOAD)))
         running.dispatch()
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
 
 
 async def test_a_recurrence_that_fails_too_often_is_paused_and_a_dispatcher_says_so(

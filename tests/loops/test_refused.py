@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, StoreRefused, events
+from evsched import App, StoreRefused, events, process_events
 from evsched.config import Config
 from evsched.runtime.loops import Runtime
 from evsched.store.store import Store
@@ -39,18 +39,18 @@ async def test_a_queue_that_redis_refuses_is_reported_once_and_delays_no_other(
     try:
         running.dispatch()
         for who in ("dispatcher", "janitor", "recurring"):
-            refused = await running.recorder.wait(events.CallRefused, lambda event, who=who: event.who == who)
+            refused = await running.recorder.wait(process_events.CallRefused, lambda event, who=who: event.who == who)
             assert (refused.queue, "WRONGTYPE" in refused.reason) == (bad, True)
-        await running.recorder.wait(events.RedisFailed, count=20)
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.RedisFailed, count=20)
+        await running.recorder.wait(process_events.NotificationsProven)
         await noop.enqueue()
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == queue)
         assert running.dispatcher.problem() is None
-        assert len(running.recorder.of(events.CallRefused)) == 3
+        assert len(running.recorder.of(process_events.CallRefused)) == 3
         raw.delete(*(f"evsched:{{{bad}}}:{place}" for place in ("schedule", "recurrences", "leases")))
-        await running.recorder.wait(events.CallAccepted, lambda event: event.who == "dispatcher")
-        assert not running.recorder.of(events.RedisDown)
-        assert not running.recorder.of(events.SubscriptionLost)
+        await running.recorder.wait(process_events.CallAccepted, lambda event: event.who == "dispatcher")
+        assert not running.recorder.of(process_events.RedisDown)
+        assert not running.recorder.of(process_events.SubscriptionLost)
     finally:
         await running.stop()
         for key in raw.keys(f"evsched:{{{queue}*"):
@@ -61,11 +61,11 @@ async def test_a_cut_connection_is_reported_once_and_not_as_an_outage_of_redis(
     config: Config, app: App, raw: Any
 ) -> None:
     async with system(config, app, workers=0) as running:
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         raw.client_kill_filter(_type="pubsub", **on_primaries(raw))
-        await running.recorder.wait(events.Subscribed, lambda event: event.again)
-        assert len(running.recorder.of(events.SubscriptionLost)) == 1
-        assert not running.recorder.of(events.RedisDown)
+        await running.recorder.wait(process_events.Subscribed, lambda event: event.again)
+        assert len(running.recorder.of(process_events.SubscriptionLost)) == 1
+        assert not running.recorder.of(process_events.RedisDown)
 
 
 async def test_a_reply_that_cannot_be_read_fails_only_its_call(sender: BatchingSender) -> None:
@@ -92,14 +92,14 @@ async def test_a_worker_keeps_its_leases_on_the_other_queues_of_one_whose_lease_
         await hold.enqueue()
         await recorder.wait(events.Started, lambda event: event.queue == queue)
         raw.set(f"evsched:{{{bad}}}:leases", "a string")
-        refused = await recorder.wait(events.CallRefused, lambda event: event.who == "heartbeat")
+        refused = await recorder.wait(process_events.CallRefused, lambda event: event.who == "heartbeat")
         assert (refused.queue, "WRONGTYPE" in refused.reason) == (bad, True)
         leases = f"evsched:{{{queue}}}:leases"
         ends = raw.zscore(leases, worker)
         await recorder.until(lambda: raw.zscore(leases, worker) > ends + config.lease)  # the fetcher's failures go on
-        assert len([event for event in recorder.of(events.CallRefused) if event.who == "heartbeat"]) == 1
+        assert len([event for event in recorder.of(process_events.CallRefused) if event.who == "heartbeat"]) == 1
         raw.delete(f"evsched:{{{bad}}}:leases")
-        await recorder.wait(events.CallAccepted, lambda event: (event.who, event.queue) == ("heartbeat", bad))
+        await recorder.wait(process_events.CallAccepted, lambda event: (event.who, event.queue) == ("heartbeat", bad))
         assert raw.zscore(f"evsched:{{{bad}}}:leases", worker)
         gate.set()
         await recorder.wait(events.Completed)
@@ -119,14 +119,14 @@ async def test_a_queue_that_redis_refuses_when_a_worker_starts_is_served_as_soon
     raw.set(f"evsched:{{{bad}}}:leases", "a string")
     async with system(Config(url=server.url, queues=(bad, queue)), app) as running:
         recorder, worker = running.recorder, running.workers[0]
-        refused = await recorder.wait(events.CallRefused, lambda event: event.who == "worker")
+        refused = await recorder.wait(process_events.CallRefused, lambda event: event.who == "worker")
         assert (refused.queue, "WRONGTYPE" in refused.reason) == (bad, True)
         await noop.using(queue=bad).enqueue()
         await noop.enqueue()
         await recorder.wait(events.Completed, lambda event: event.queue == queue)
         assert worker.problem() is None
         raw.delete(f"evsched:{{{bad}}}:leases")
-        await recorder.wait(events.CallAccepted, lambda event: (event.who, event.queue) == ("worker", bad))
+        await recorder.wait(process_events.CallAccepted, lambda event: (event.who, event.queue) == ("worker", bad))
         await recorder.wait(events.Completed, lambda event: event.queue == bad)
 
 
@@ -138,7 +138,7 @@ async def test_a_worker_whose_queues_are_all_refused_waits_and_can_be_stopped(
     running = System(Config(url=server.url, queues=(queue,)), app, Recorder())
     try:
         worker = running.work()
-        await running.recorder.wait(events.RedisFailed, count=3)
+        await running.recorder.wait(process_events.RedisFailed, count=3)
         assert "WRONGTYPE" in (worker.problem() or "")
         assert not running.recorder.of(events.WorkerStarted)
     finally:
@@ -167,12 +167,12 @@ async def test_a_queue_that_redis_refuses_wants_no_slots_while_it_waits_to_try_a
         share = running.workers[0].consumers[bad]._demand.share  # pyright: ignore[reportPrivateUsage]
 
         def on_event(event: events.Event) -> None:
-            if isinstance(event, events.RedisFailed) and event.kind == "wrongtype":
+            if isinstance(event, process_events.RedisFailed) and event.kind == "wrongtype":
                 asyncio.get_running_loop().call_soon(lambda: wanted.append(share.wants))
 
         running.events.subscribe(on_event)
         broken.set()  # the ends of these runs cannot be written, and there are more jobs
-        await recorder.wait(events.CallRefused, lambda event: (event.who, event.queue) == ("worker", bad))
+        await recorder.wait(process_events.CallRefused, lambda event: (event.who, event.queue) == ("worker", bad))
         await recorder.until(lambda: len(wanted) >= 4)
         assert not any(wanted[1:])
         raw.delete(f"evsched:{{{bad}}}:fair")
@@ -219,9 +219,9 @@ async def test_an_idle_fetcher_notices_within_seconds_that_redis_accepts_writes_
         await fetcher.feed(hungry=True)
         fetching = asyncio.create_task(fetcher.run())
         try:
-            assert (await recorder.wait(events.RedisDown)).kind == "noreplicas"
+            assert (await recorder.wait(process_events.RedisDown)).kind == "noreplicas"
             raw.config_set("min-replicas-to-write", 0)
-            await recorder.wait(events.RedisUp)
+            await recorder.wait(process_events.RedisUp)
         finally:
             await fetcher.stop()
             await fetching

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from evsched import App, Retry, events
+from evsched import App, Retry, events, process_events
 from evsched.config import Config
 from evsched.telemetry import queue_stats
 from evsched.telemetry.process_telemetry import Telemetry
@@ -48,7 +48,7 @@ async def served(running: System) -> AsyncGenerator[str]:
         telemetry.of_dispatcher(running.dispatcher)
         for worker in running.workers:
             telemetry.of_worker(worker)
-        yield (await running.recorder.wait(events.Listening)).url
+        yield (await running.recorder.wait(process_events.Listening)).url
 
 
 async def test_metrics_count_running_and_waiting_jobs(config: Config, app: App, queue: str) -> None:
@@ -161,10 +161,10 @@ async def test_metrics_show_an_outage_and_its_end(config: Config, app: App, serv
         behind = replace(config, url=f"redis://{proxy.host}:{proxy.port}/0")
         async with system(behind, app, dispatch=False) as running, served(running) as url:
             running.dispatch()
-            await running.recorder.wait(events.NotificationsProven)
+            await running.recorder.wait(process_events.NotificationsProven)
             assert await get(f"{url}/readyz") == (200, "ok\n")
             proxy.swallow()
-            await running.recorder.wait(events.RedisDown)
+            await running.recorder.wait(process_events.RedisDown)
             status, why = await get(f"{url}/readyz")
             assert status == 503
             assert why.startswith(("Redis does not answer", "the subscription is lost"))
@@ -175,7 +175,7 @@ async def test_metrics_show_an_outage_and_its_end(config: Config, app: App, serv
             assert (figure("redis_errors_total", kind="timeout") or 0) > 0
             proxy.heal()
             proxy.reset()
-            await running.recorder.wait(events.RedisUp)
+            await running.recorder.wait(process_events.RedisUp)
             async with asyncio.timeout(PATIENCE):
                 while (await scrape(url))("redis_up") != 1:
                     pass  # the loops notice it one after the other, and the scrape's own connection does too
@@ -201,7 +201,7 @@ async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_c
             assert await get(f"{url}/readyz") == (503, "Redis does not answer within 0.75 s\n")
             proxy.heal()
             proxy.reset()
-            await running.recorder.wait(events.Subscribed, lambda event: event.again)
+            await running.recorder.wait(process_events.Subscribed, lambda event: event.again)
             while figure("redis_up") == 0:
                 figure = await scrape(url)
 
@@ -211,7 +211,7 @@ async def test_a_loop_that_hangs_is_neither_alive_nor_ready(
 ) -> None:
     async with system(config, app, dispatch=False) as running, served(running) as url:
         running.dispatch()
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         assert await get(f"{url}/healthz") == (200, "ok\n")
         for pulse in (running.dispatcher.pulses[4], running.dispatcher.pulses[2], running.workers[0].pulses[0]):
             with monkeypatch.context() as hung:
@@ -231,14 +231,14 @@ async def test_a_process_that_serves_no_queue_is_not_ready_although_redis_answer
 ) -> None:
     async with system(config, app, dispatch=False) as running, served(running) as url:
         running.dispatch()
-        await running.recorder.wait(events.NotificationsProven)
+        await running.recorder.wait(process_events.NotificationsProven)
         raw.set(f"evsched:{{{queue}}}:backlog", "a string")
         raw.zadd(f"evsched:{{{queue}}}:schedule", {"a": 0})
-        await running.recorder.wait(events.CallRefused)
+        await running.recorder.wait(process_events.CallRefused)
         status, why = await get(f"{url}/readyz")
         assert (status, "WRONGTYPE" in why) == (503, True)
         raw.delete(f"evsched:{{{queue}}}:backlog")
-        await running.recorder.wait(events.CallAccepted)
+        await running.recorder.wait(process_events.CallAccepted)
         assert await get(f"{url}/readyz") == (200, "ok\n")
 
 
@@ -248,7 +248,7 @@ async def test_a_dispatcher_whose_redis_became_a_replica_is_not_ready(app: App) 
         config = Config(url=server.url, queues=("q",), probe_interval=3600, metrics_port=0)
         async with system(config, app, workers=0, dispatch=False) as running, served(running) as url:
             running.dispatch()
-            await running.recorder.wait(events.NotificationsProven)
+            await running.recorder.wait(process_events.NotificationsProven)
             assert await get(f"{url}/readyz") == (200, "ok\n")
             raw.replicaof("127.0.0.1", "1")
             status, why = await get(f"{url}/readyz")
@@ -264,8 +264,10 @@ async def test_a_worker_that_waits_at_its_start_is_not_ready(config: Config, app
             worker = running.work()
             async with Telemetry(running.runtime, running.events, "1") as telemetry:
                 telemetry.of_worker(worker)
-                url = (await running.recorder.wait(events.Listening)).url
-                await running.recorder.wait(events.RedisDown, lambda event: event.who == f"worker, queue {app.queue}")
+                url = (await running.recorder.wait(process_events.Listening)).url
+                await running.recorder.wait(
+                    process_events.RedisDown, lambda event: event.who == f"worker, queue {app.queue}"
+                )
                 status, why = await get(f"{url}/readyz")
                 assert (status, "is a replica" in why) == (503, True)
         finally:
@@ -279,7 +281,7 @@ async def test_a_dispatcher_that_receives_no_events_is_not_ready(config: Config,
         without_events = replace(config, url=private.url)
         async with system(without_events, app, workers=0, dispatch=False) as running, served(running) as url:
             running.dispatch()
-            await running.recorder.wait(events.NotificationsMissing)
+            await running.recorder.wait(process_events.NotificationsMissing)
             status, why = await get(f"{url}/readyz")
             assert (status, "CONFIG SET notify-keyspace-events" in why) == (503, True)
 
@@ -316,4 +318,4 @@ async def test_it_binds_to_this_host_alone(config: Config, app: App) -> None:
 async def test_without_a_port_nothing_is_counted_or_served(config: Config, app: App) -> None:
     quiet = replace(config, metrics_port=None)
     async with system(quiet, app, workers=0) as running, Telemetry(running.runtime, running.events, "1"):
-        assert running.recorder.of(events.Listening) == []
+        assert running.recorder.of(process_events.Listening) == []

@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from evsched import App, ConfigError, Declared, JobDead, Retry, StoreDown, TaskHandle, current_job, events
+from evsched import (
+    App,
+    ConfigError,
+    Declared,
+    JobDead,
+    Retry,
+    StoreDown,
+    TaskHandle,
+    current_job,
+    events,
+    process_events,
+)
 from evsched.client.explain import explain
 from evsched.config import Config
 from evsched.execution.run_store import RedisRunStore
@@ -120,7 +131,7 @@ async def test_windows_that_cannot_be_read_occupy_no_slot_and_are_reported_once(
         jobs = [await task(app).using(queue=bad, window="nights").enqueue() for _ in range(6)]
         await running.recorder.wait(events.JobDeferred, lambda event: event.queue == bad, count=len(jobs))
         assert await (await task(app).enqueue()).result(PATIENCE) == 1
-        (refused,) = running.recorder.of(events.CallRefused)
+        (refused,) = running.recorder.of(process_events.CallRefused)
         assert (refused.queue, "WRONGTYPE" in refused.reason) == (bad, True)
         # No job has failed, and the record says why it waits. It may have been tried again by now.
         status = await jobs[0].status()
@@ -128,7 +139,7 @@ async def test_windows_that_cannot_be_read_occupy_no_slot_and_are_reported_once(
         raw.delete(windows)
         await running.sender.send(Store(bad).set_window("nights", "00:00-24:00 UTC"))
         assert [await job.result(PATIENCE) for job in jobs] == [1] * len(jobs)  # each in its first attempt
-        await running.recorder.wait(events.CallAccepted, lambda event: event.queue == bad)
+        await running.recorder.wait(process_events.CallAccepted, lambda event: event.queue == bad)
     for key in raw.keys(f"evsched:{{{bad}}}*"):
         raw.delete(key)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, current_job, events
+from evsched import App, current_job, events, process_events
 from evsched.config import Config
 from evsched.jobs.job import encode
 from evsched.transport.embedded import EmbeddedRedis
@@ -165,10 +165,10 @@ async def test_running_jobs_continue_while_redis_is_down(server: EmbeddedRedis, 
             await running.recorder.wait(events.Started)
             own.kill()
             gate.set()
-            await running.recorder.wait(events.RedisDown)
+            await running.recorder.wait(process_events.RedisDown)
             await asyncio.to_thread(own.restart)
             assert await job.result(PATIENCE) == 1
-            await running.recorder.wait(events.RedisUp)
+            await running.recorder.wait(process_events.RedisUp)
 
 
 async def test_a_worker_that_has_ended_has_no_heartbeat_thread(config: Config, app: App, hold: Any) -> None:

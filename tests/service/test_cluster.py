@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from redis.crc import key_slot
 
-from evsched import App, Retry, current_job, events, keys
+from evsched import App, Retry, current_job, events, keys, process_events
 from evsched.client.client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
@@ -120,7 +120,7 @@ async def test_the_queues_of_all_primaries_are_dispatched_and_worked(cluster: Cl
                 await scene.all_ran(queue, 1)
                 job = await scene.handle.using(queue=queue, delay=1000).enqueue(queue, 1)
                 assert client.cancel(queue, job.id) == "schedule"
-    assert not scene.recorder.of(events.RedisFailed)
+    assert not scene.recorder.of(process_events.RedisFailed)
 
 
 async def test_hung_node_keeps_no_slots_from_other_queues(cluster: Cluster) -> None:
@@ -158,7 +158,7 @@ async def test_hung_node_keeps_no_slots_from_other_queues(cluster: Cluster) -> N
         assert held[lost] == 2
         go_on[healthy].set()
         assert [await job.result(PATIENCE) for job in jobs] == [1] * 6
-    assert not running.recorder.of(events.RedisFailed)
+    assert not running.recorder.of(process_events.RedisFailed)
     await asyncio.to_thread(cluster.until_ready)
 
 
@@ -276,13 +276,13 @@ async def all_are_served(cluster: Cluster, url: str) -> None:
                 await scene.all_ran(queue, 1)
                 job = await scene.handle.using(queue=queue, delay=1000).enqueue(queue, 1)
                 assert client.cancel(queue, job.id) == "schedule"
-        assert not scene.recorder.of(events.RedisFailed)
+        assert not scene.recorder.of(process_events.RedisFailed)
 
 
 async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_found_on_its_node(cluster: Cluster) -> None:
     queues = queues_of_all(cluster)
     async with serving(cluster.url, queues, named=False) as scene:
-        await scene.recorder.wait(events.NotificationsProven, count=3)
+        await scene.recorder.wait(process_events.NotificationsProven, count=3)
         for queue in queues:
             raw = cluster.client(cluster.primary(queue))  # a foreign client, with one ZADD
             raw.zadd(keys.schedule(queue), {f'{{"task":"handle","args":["{queue}",0]}}': 0})
@@ -360,9 +360,9 @@ def who_is_down(scene: Scene) -> set[str]:
     """Return the loops that have reported Redis down, and not back."""
     down = set[str]()
     for event in scene.recorder.events:
-        if isinstance(event, events.RedisDown):
+        if isinstance(event, process_events.RedisDown):
             down.add(event.who)
-        elif isinstance(event, events.RedisUp | events.NodeReleased):
+        elif isinstance(event, process_events.RedisUp | process_events.NodeReleased):
             down.discard(event.who)
     return down
 
@@ -384,7 +384,7 @@ async def test_after_the_death_of_a_primary_its_replica_goes_on_and_the_other_qu
             await scene.all_ran(queue, JOBS + 1)
             # Also of the loops that ended with the old primary: the metric redis_up is 0 while one of them is down.
             await scene.recorder.until(lambda: not who_is_down(scene))
-        back = {event.who for event in scene.recorder.of(events.RedisUp)}
+        back = {event.who for event in scene.recorder.of(process_events.RedisUp)}
         assert not [who for who in back if who.endswith(f" at 127.0.0.1:{victim.port}")], "it never came back"
         assert cluster.primary(queue) is not victim
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, JobDead, Retry, events, keys
+from evsched import App, JobDead, Retry, events, keys, process_events
 from evsched.client.client import Client, SyncClient
 from evsched.client.operations import Wait, find_queues
 from evsched.client.target_tasks import ForwardJob, target_task
@@ -219,7 +219,7 @@ async def test_a_parent_without_processes_is_woken_at_the_node_of_its_queue(
             clients = Call(("INFO", "clients"), text, near=keys.root(queue))
             async with asyncio.timeout(PATIENCE):  # Redis sends no event when a client blocks
                 while "blocked_clients:1\r" not in await sender.send(clients):
-                    assert not recorder.of(events.RedisFailed)
+                    assert not recorder.of(process_events.RedisFailed)
             await sender.send(store.enqueue([New("a", JOB.encode())]))
             await sender.send(store.dispatch(limit=10, cap=1000))
             assert await asyncio.wait_for(waiting, PATIENCE) == (queue, "ready")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evsched import App, events, keys
+from evsched import App, keys, process_events
 from evsched.config import Config
 from evsched.errors import StoreDown
 from evsched.services.first_check import check_server, unsafe_settings
@@ -77,7 +77,7 @@ async def test_running_processes_do_not_believe_a_node_that_is_removed(server: E
             for queue in queues:
                 await scene.handle.using(queue=queue).enqueue(queue, 0)
                 await scene.all_ran(queue, 1)
-            assert not scene.recorder.of(events.RedisDown)
+            assert not scene.recorder.of(process_events.RedisDown)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ async def pages(config: Config, *, dispatch: bool) -> AsyncGenerator[tuple[Syste
             telemetry.of_dispatcher(running.cluster)
         else:
             telemetry.of_worker(running.workers[0])
-        yield running, (await running.recorder.wait(events.Listening)).url
+        yield running, (await running.recorder.wait(process_events.Listening)).url
 
 
 @pytest.mark.parametrize("dispatch", [False, True])
@@ -127,14 +127,14 @@ async def test_a_process_is_not_ready_while_no_node_has_slots_and_its_metrics_ar
         config = Config(url=cluster.url, queues=("q",), metrics_port=0, probe_interval=0.2)
         async with pages(config, dispatch=dispatch) as (running, url):
             if dispatch:
-                await running.recorder.wait(events.NotificationsProven)
+                await running.recorder.wait(process_events.NotificationsProven)
             assert (await get(f"{url}/readyz"))[0] == 200
             client.execute_command("CLUSTER", "DELSLOTSRANGE", 0, 16383)
-            down = await running.recorder.wait(events.RedisDown)
+            down = await running.recorder.wait(process_events.RedisDown)
             assert (await get(f"{url}/readyz"))[0] == 503
             assert (await scrape(url))("redis_up") == 0
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-            await running.recorder.wait(events.RedisUp, lambda event: event.who == down.who)
+            await running.recorder.wait(process_events.RedisUp, lambda event: event.who == down.who)
 
 
 @pytest.mark.extra

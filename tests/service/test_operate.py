@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, JobExists, StoreDown, StoreRefused, events
+from evsched import App, JobExists, StoreDown, StoreRefused, events, process_events
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.errors import ConfigError
@@ -113,7 +113,7 @@ async def test_a_password_is_rotated_while_processes_run(own: EmbeddedRedis, cli
         continues = await add.enqueue(2)  # on its open connection
         await running.recorder.wait(events.Completed, lambda event: continues.id in event.ids)
         cut()
-        await running.recorder.wait(events.CallRefused, lambda event: "password" in event.reason)
+        await running.recorder.wait(process_events.CallRefused, lambda event: "password" in event.reason)
         with pytest.raises(StoreRefused, match="password"):
             await add.enqueue(3)
         waits = await again.enqueue(3)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from evsched import App, StoreDown, StoreRefused, events, keys
+from evsched import App, StoreDown, StoreRefused, keys, process_events
 from evsched.client.client import SyncClient
 from evsched.client.job_handle import Job, SyncJob
 from evsched.client.task_handle import AsyncTask
@@ -118,7 +118,7 @@ async def test_after_a_failover_the_work_goes_on_at_the_new_primary(
         # The flags are not part of what is replicated.
         assert set("Kzg") <= set(sentinels.client(new).config_get("notify-keyspace-events").popitem()[1])
         assert sentinels.client(new).exists(keys.QUEUES)
-        assert not recorder.of(events.NotificationsMissing)
+        assert not recorder.of(process_events.NotificationsMissing)
 
 
 @pytest.fixture

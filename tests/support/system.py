@@ -12,8 +12,9 @@ from evsched.app import App
 from evsched.config import Config
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
-from evsched.events import Events, Subscribed, WorkerStarted
+from evsched.events import Events, WorkerStarted
 from evsched.execution.precautions import AppSource
+from evsched.process_events import Subscribed
 from evsched.runtime.loops import Runtime
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import topology

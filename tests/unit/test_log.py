@@ -13,7 +13,7 @@ from collections.abc import Generator
 
 import pytest
 
-from evsched import JobLogFilter, events
+from evsched import JobLogFilter, events, process_events
 from evsched.display import escape, json_text
 from evsched.execution.executor import Executor
 from evsched.execution.program import Program
@@ -50,16 +50,16 @@ def out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gene
 EVENTS = [
     events.DispatcherStarted(server="7.0.15", queues=["a", "b"]),
     events.QueueFound(queue="q"),
-    events.ShardsFound(queue="q", count=3),
-    events.ShardsUnknown(reason="no answer"),
-    events.DoctorStarted(interval=300.0),
-    events.ApiStarted(url="http://127.0.0.1:8420"),
-    events.LeaseDiffers(given=30.0, lease=14.0),
-    events.LeaseChanged(lease=30.0, settles_in=900.0),
-    events.RedisUnsafe(what="the append-only log is off", mend="CONFIG SET appendonly yes"),
-    events.SubscriptionLost(reason="cut"),
-    events.NotificationsMissing(mend="set it"),
-    events.NotificationsProven(),
+    process_events.ShardsFound(queue="q", count=3),
+    process_events.ShardsUnknown(reason="no answer"),
+    process_events.DoctorStarted(interval=300.0),
+    process_events.ApiStarted(url="http://127.0.0.1:8420"),
+    process_events.LeaseDiffers(given=30.0, lease=14.0),
+    process_events.LeaseChanged(lease=30.0, settles_in=900.0),
+    process_events.RedisUnsafe(what="the append-only log is off", mend="CONFIG SET appendonly yes"),
+    process_events.SubscriptionLost(reason="cut"),
+    process_events.NotificationsMissing(mend="set it"),
+    process_events.NotificationsProven(),
     events.Retrying(queue="q", id="a", task="t", attempt=1, delay=0.25, reason="attempt 1 of 2: no luck", seconds=0.1),
     events.JobBuried(queue="q", id="a", task="t", attempt=2, reason="no luck", outcome="dead", seconds=0.1),
     events.JobAborted(queue="q", id="a", task="t", attempt=1, seconds=0.1),
@@ -80,18 +80,18 @@ EVENTS = [
     events.WorkerStuck(worker="w", queue="q", id="a", task="t", attempt=1),
     events.WorkerBlocked(worker="w", queue="q", id="a", task="t", attempt=1, running=["a"]),
     events.WorkerBlocked(worker="w", running=["a"]),
-    events.ChildNotStarted(number=0, reason="no such file"),
-    events.ParentWaits(queues=["q"]),
-    events.ParentWoken(queue="q"),
-    events.Reloading(processes=2),
-    events.Reloaded(processes=2, seconds=1.25),
-    events.ReloadFailed(number=1, reason="ended with 1", replaced=1, processes=2),
+    process_events.ChildNotStarted(number=0, reason="no such file"),
+    process_events.ParentWaits(queues=["q"]),
+    process_events.ParentWoken(queue="q"),
+    process_events.Reloading(processes=2),
+    process_events.Reloaded(processes=2, seconds=1.25),
+    process_events.ReloadFailed(number=1, reason="ended with 1", replaced=1, processes=2),
     events.RecurrencePaused(queue="q", name="r", why="3 failures in a row"),
-    events.RedisDown(who="worker", reason="no answer"),
-    events.RedisUp(who="worker", seconds=1.25),
-    events.NodeReleased(who="janitor at h:7000", seconds=1.25),
-    events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"),
-    events.CallAccepted(who="janitor", queue="q", seconds=1.25),
+    process_events.RedisDown(who="worker", reason="no answer"),
+    process_events.RedisUp(who="worker", seconds=1.25),
+    process_events.NodeReleased(who="janitor at h:7000", seconds=1.25),
+    process_events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"),
+    process_events.CallAccepted(who="janitor", queue="q", seconds=1.25),
 ]
 
 
@@ -265,10 +265,10 @@ def test_a_terminal_shows_eight_of_many_ids_and_json_shows_all(out: Terminal) ->
 def test_an_outage_that_many_loops_notice_is_logged_once(out: Terminal) -> None:
     writer = log.Log()
     for who in ("worker", "subscription"):
-        writer.on_event(events.RedisDown(who=who, reason="no answer"))
+        writer.on_event(process_events.RedisDown(who=who, reason="no answer"))
     for who in ("subscription", "worker"):
-        writer.on_event(events.RedisUp(who=who, seconds=1.0))
-    writer.on_event(events.RedisDown(who="worker", reason="no answer"))
+        writer.on_event(process_events.RedisUp(who=who, seconds=1.0))
+    writer.on_event(process_events.RedisDown(who="worker", reason="no answer"))
     down, up, again = out.getvalue().splitlines()
     assert "Redis is down, as worker found" in down
     assert "Redis is back" in up
@@ -278,10 +278,10 @@ def test_an_outage_that_many_loops_notice_is_logged_once(out: Terminal) -> None:
 def test_a_node_that_is_given_up_is_not_said_to_be_back(out: Terminal) -> None:
     writer = log.Log()
     for who in ("dispatcher at h:7000", "janitor at h:7000"):
-        writer.on_event(events.RedisDown(who=who, reason="no answer"))
+        writer.on_event(process_events.RedisDown(who=who, reason="no answer"))
     for who in ("dispatcher at h:7000", "janitor at h:7000"):
-        writer.on_event(events.NodeReleased(who=who, seconds=1.0))
-    writer.on_event(events.RedisDown(who="worker", reason="no answer"))
+        writer.on_event(process_events.NodeReleased(who=who, seconds=1.0))
+    writer.on_event(process_events.RedisDown(who="worker", reason="no answer"))
     down, released, again = out.getvalue().splitlines()
     assert "Redis is down" in down
     assert "janitor at h:7000 has ended, after 1.0 s without Redis" in released
@@ -291,9 +291,11 @@ def test_a_node_that_is_given_up_is_not_said_to_be_back(out: Terminal) -> None:
 def test_a_full_redis_is_logged_once_with_what_to_do(out: Terminal) -> None:
     writer = log.Log()
     for queue in ("a", "b"):
-        writer.on_event(events.CallRefused(who="worker, fetching", queue=queue, reason="BLMOVE: OOM ...", kind="oom"))
+        writer.on_event(
+            process_events.CallRefused(who="worker, fetching", queue=queue, reason="BLMOVE: OOM ...", kind="oom")
+        )
     for queue in ("b", "a"):
-        writer.on_event(events.CallAccepted(who="worker, fetching", queue=queue, seconds=2.0, kind="oom"))
+        writer.on_event(process_events.CallAccepted(who="worker, fetching", queue=queue, seconds=2.0, kind="oom"))
     full, over = out.getvalue().splitlines()
     assert "Redis's memory is full (maxmemory), as worker, fetching, queue a found: it refuses new jobs" in full
     assert "CONFIG SET maxmemory, or drop dead jobs" in full
@@ -302,8 +304,8 @@ def test_a_full_redis_is_logged_once_with_what_to_do(out: Terminal) -> None:
 
 def test_a_redis_that_cannot_serve_and_a_refused_call_are_not_logged_as_redis_down(out: Terminal) -> None:
     writer = log.Log()
-    writer.on_event(events.RedisDown(who="worker", reason="start: MISCONF ...", kind="misconf"))
-    writer.on_event(events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
+    writer.on_event(process_events.RedisDown(who="worker", reason="start: MISCONF ...", kind="misconf"))
+    writer.on_event(process_events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
     full, refused = out.getvalue().splitlines()
     assert "Redis cannot serve now, as worker found: start: MISCONF" in full
     assert "janitor, queue q: Redis refuses" in refused
@@ -318,7 +320,7 @@ def test_a_requeue_because_no_slot_is_free_is_not_logged_at_info(out: Terminal) 
 def test_a_process_that_ends_by_itself_is_logged_as_a_warning(out: Terminal) -> None:
     logging.getLogger("evsched").setLevel("WARNING")
     for code in (0, -15, 1, -9):
-        log.Log().on_event(events.ChildEnded(number=0, pid=7, code=code))
+        log.Log().on_event(process_events.ChildEnded(number=0, pid=7, code=code))
     one, killed = out.getvalue().splitlines()
     assert "ended with 1" in one
     assert "ended with -9" in killed

@@ -9,65 +9,65 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Theirs
 
-from evsched import events
+from evsched import events, process_events
 from evsched.telemetry.metrics import LATENESS, QUEUES, Histogram, Metrics
 from tests.support.web import Scraped, read
 
 NOT_COUNTED = {
     "only the log needs it": {
-        events.CallAccepted,
+        process_events.CallAccepted,
         events.HandlerNotFound,
-        events.Listening,
-        events.DoctorStarted,
-        events.ApiStarted,
-        events.NotificationsMissing,
+        process_events.Listening,
+        process_events.DoctorStarted,
+        process_events.ApiStarted,
+        process_events.NotificationsMissing,
         events.MoveFinished,
-        events.NotificationsProven,
-        events.ParentWaits,
-        events.ParentWoken,
+        process_events.NotificationsProven,
+        process_events.ParentWaits,
+        process_events.ParentWoken,
         events.PauseOver,
         events.RecurrenceDeclared,
         events.LimitDeclared,
-        events.LeaseChanged,
-        events.LeaseDiffers,
-        events.RedisUnsafe,
+        process_events.LeaseChanged,
+        process_events.LeaseDiffers,
+        process_events.RedisUnsafe,
         events.RevisionOutdated,
-        events.ShardsFound,
-        events.ShardsUnknown,
+        process_events.ShardsFound,
+        process_events.ShardsUnknown,
         events.Rewound,
-        events.SubscriptionLost,
+        process_events.SubscriptionLost,
         events.TaskUnknown,
         events.WorkerDraining,
         events.WorkerStopped,
     },
     "the process ends, or another one does: whatever starts processes counts restarts": {
-        events.ChildCannotStart,
-        events.ChildEnded,
-        events.ChildKilled,
-        events.ChildNotStarted,
-        events.ChildStarted,
-        events.EndedAtOnce,
-        events.EndedByForce,
-        events.HandlersLeft,
-        events.ReloadFailed,
-        events.Reloaded,
-        events.Reloading,
+        process_events.ChildCannotStart,
+        process_events.ChildEnded,
+        process_events.ChildKilled,
+        process_events.ChildNotStarted,
+        process_events.ChildStarted,
+        process_events.EndedAtOnce,
+        process_events.EndedByForce,
+        process_events.HandlersLeft,
+        process_events.ReloadFailed,
+        process_events.Reloaded,
+        process_events.Reloading,
         events.WorkerBlocked,
         events.WorkerStuck,
     },
     "RedisFailed is counted for each refused call, and Dispatched for each occurrence": {
-        events.CallRefused,
+        process_events.CallRefused,
         events.Recurred,
     },
-    "the rows that wait are counted": {events.RelayWaits, events.RowsSetAside},
-    "it is part of what a loss of Redis takes": {events.JobsWithdrawn},
+    "the rows that wait are counted": {process_events.RelayWaits, process_events.RowsSetAside},
+    "it is part of what a loss of Redis takes": {process_events.JobsWithdrawn},
     "it is for loops and tests": {
-        events.EpochFound,
-        events.RowsDeclared,
+        process_events.EpochFound,
+        process_events.RowsDeclared,
         events.ControlOpened,
         events.ReadyDrained,
         events.ReadyLeft,
-        events.Subscribed,
+        process_events.Subscribed,
     },
 }
 """The events that no metric counts, by the reason why not."""
@@ -75,11 +75,9 @@ NOT_COUNTED = {
 
 def test_each_event_is_counted_or_is_named_here_with_the_reason_why_not() -> None:
     left_out = [event for named in NOT_COUNTED.values() for event in named]
+    every = events.Event.__subclasses__()
     assert sorted(event.__name__ for event in [*Metrics("1").counted, *left_out]) == sorted(
-        name
-        for name, event in vars(events).items()
-        if isinstance(event, type) and issubclass(event, events.Event)
-        if event is not events.Event
+        event.__name__ for event in every
     )
 
 
@@ -171,7 +169,7 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     metrics.on_event(events.RecurrenceBroken(queue="q", name="nightly", reason="its rule"))
     metrics.on_event(events.RecurrencePaused(queue="q", name="nightly", why="3 failures in a row"))
     metrics.on_event(events.LeaseLost(queue="q", worker="w", held=1))
-    metrics.on_event(events.RedisFailed(kind="timeout"))
+    metrics.on_event(process_events.RedisFailed(kind="timeout"))
     scraped = page(metrics)
     assert scraped("wakeups_total", reason="event") == 1
     assert scraped("wakeups_total", reason="safety") == 2
@@ -190,18 +188,18 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
 def test_redis_is_down_until_every_loop_has_it_back() -> None:
     metrics = Metrics("1")
     assert page(metrics)("redis_up") == 1
-    metrics.on_event(events.RedisDown(who="worker", reason="gone"))
-    metrics.on_event(events.RedisDown(who="janitor", reason="gone"))
-    metrics.on_event(events.RedisUp(who="worker", seconds=1.0))
+    metrics.on_event(process_events.RedisDown(who="worker", reason="gone"))
+    metrics.on_event(process_events.RedisDown(who="janitor", reason="gone"))
+    metrics.on_event(process_events.RedisUp(who="worker", seconds=1.0))
     assert page(metrics)("redis_up") == 0
-    metrics.on_event(events.NodeReleased(who="janitor", seconds=1.0))
+    metrics.on_event(process_events.NodeReleased(who="janitor", seconds=1.0))
     assert page(metrics)("redis_up") == 1
 
 
 def test_a_refused_call_does_not_mean_that_redis_is_down() -> None:
     metrics = Metrics("1")
-    metrics.on_event(events.RedisFailed(kind="wrongtype"))
-    metrics.on_event(events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
+    metrics.on_event(process_events.RedisFailed(kind="wrongtype"))
+    metrics.on_event(process_events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
     scraped = page(metrics)
     assert (scraped("redis_up"), scraped("redis_errors_total", kind="wrongtype")) == (1, 1)
 
@@ -232,11 +230,13 @@ def test_queues_beyond_the_limit_share_one_series() -> None:
 
 def test_the_findings_of_the_doctor_are_those_of_its_last_check() -> None:
     metrics = with_worker("mail")
-    metrics.on_event(events.Examined(checks=["orphan", "clock", "orphan"], levels=["fault", "warning", "fault"]))
+    metrics.on_event(
+        process_events.Examined(checks=["orphan", "clock", "orphan"], levels=["fault", "warning", "fault"])
+    )
     scraped = page(metrics)
     assert scraped("doctor_findings", check="orphan", level="fault") == 2
     assert scraped("doctor_findings", check="clock", level="warning") == 1
-    metrics.on_event(events.Examined(checks=["clock"], levels=["warning"]))
+    metrics.on_event(process_events.Examined(checks=["clock"], levels=["warning"]))
     scraped = page(metrics)
     assert scraped("doctor_findings", check="orphan", level="fault") is None
     assert scraped("doctor_findings", check="clock", level="warning") == 1

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from evsched import events
+from evsched import process_events
 from evsched.config import Config
 from evsched.dispatcher.watcher import Proof
 from evsched.lease import Times
@@ -101,8 +101,8 @@ async def test_a_message_without_its_event_shows_once_that_redis_sends_no_events
     proof.message_came()
     proof.message_came()
     assert proof.failed
-    assert recorder.events == [events.NotificationsMissing(mend="set the flags")]
+    assert recorder.events == [process_events.NotificationsMissing(mend="set the flags")]
     proof.event_came()
     proof.message_came()
     assert not proof.failed
-    assert recorder.events[1:] == [events.NotificationsProven()]
+    assert recorder.events[1:] == [process_events.NotificationsProven()]

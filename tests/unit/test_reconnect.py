@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evsched import events
+from evsched import events, process_events
 from evsched.errors import StoreDown, StoreRefused
 from evsched.runtime.reconnect import Reconnect
 
@@ -16,7 +16,7 @@ class Loop:
         self.reconnect = Reconnect("worker", self._emit, "q", clock=lambda: self.now)
 
     def _emit(self, event: events.Event) -> None:
-        if not isinstance(event, events.RedisFailed):
+        if not isinstance(event, process_events.RedisFailed):
             self.reported.append((type(event).__name__, round(self.now - 100, 3)))
 
     def refused(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evsched import Retry, events
+from evsched import Retry, events, process_events
 from evsched.cli.output import fields
 from evsched.errors import ConfigError
 from evsched.jobs.record import number, read_status, whole
@@ -161,7 +161,7 @@ def test_attempts_are_bounded_and_later_ones_have_a_least_delay() -> None:
         ),
         events.JobBuried(queue="q", id="a", task="\udc80", attempt=1, reason="\udcff", outcome="dead"),
         events.JobsRequeued(queue="q", worker="w", ids=["\x00" * 200] * 999, cause="died", reason="it died"),
-        events.CallRefused(who="janitor", queue="q", reason="x" * 1_000_000),
+        process_events.CallRefused(who="janitor", queue="q", reason="x" * 1_000_000),
     ],
     ids=range(4),
 )

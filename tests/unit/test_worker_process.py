@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evsched.events import ChildNotStarted
+from evsched.process_events import ChildNotStarted
 from evsched.services.worker_process import NOT_STARTED, Launch, WorkerProcess, working_directory
 from tests.support.recorder import Recorder
 
