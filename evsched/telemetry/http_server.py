@@ -1,4 +1,4 @@
-"""The HTTP server of a process: /metrics for Prometheus, /healthz and /readyz for whatever supervises the process.
+"""The HTTP server of a process: /metrics for Prometheus, /healthz and /readyz for the process's supervisor.
 
 It answers GET and HEAD, one request a connection, and nothing else: no framework is needed for three pages, and none
 of them takes input. By default it binds to 127.0.0.1.

@@ -27,7 +27,7 @@ is used."""
 
 
 def handler(level: int = logging.NOTSET) -> logging.Handler:
-    """Return what writes lines of a level and above to stderr."""
+    """Return a handler that writes lines of a level and above to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level)
     handler.addFilter(JobLogFilter())
@@ -114,7 +114,7 @@ class Log:
         """When the first of them lost Redis, by the monotonic clock."""
 
     def on_event(self, event: Event) -> None:
-        """Log the event, if it is one that has a line."""
+        """Log the event, if it has a line."""
         if self._jobs and isinstance(event, Started | Completed):
             _log_each(event)
             return
@@ -127,9 +127,9 @@ class Log:
         _logger.log(level, line.format_map(values), extra={"event": event})
 
     def _is_news(self, event: Event) -> bool:
-        """Return whether to log an event: of an outage, only the first loop's loss and the last loop's recovery.
+        """Return False for an event that repeats a line: an outage is logged at its first loss and its last recovery.
 
-        The same of a time in which Redis's memory is full.
+        So is the time in which Redis's memory is full.
         """
         if isinstance(event, RedisDown):
             first = not self._down

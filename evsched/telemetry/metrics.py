@@ -104,7 +104,7 @@ COUNTERS: Final = (
 """The counters that no class of an event describes."""
 
 COUNTED: Final = {kind: kind.counter for kind in Event.__subclasses__() if kind.counter is not None}
-"""The events that describe their counters."""
+"""The events that describe their counters, in the order of /metrics."""
 
 HISTOGRAMS: Final = (
     Metric("dispatch_lateness_seconds", "Seconds from a job's due time to its move to the gate.", _QUEUE, LATENESS),
@@ -199,7 +199,7 @@ class Metrics:
         """By gauge, the loops of this process that Redis, or the ledger's database, does not serve; and "scrape"."""
         self.counted = self._table()
         self.counted.update(dict.fromkeys(COUNTED, self._on_counted))
-        """The kinds of events that are counted, each with the function that counts it."""
+        """The function that counts each kind of event."""
         self.gauges["redis_up"].set(1)
         self.gauges["build_info"].labels(version).set(1)
         self.gauges["start_time_seconds"].set(time.time())
@@ -236,7 +236,7 @@ class Metrics:
         }
 
     def on_event(self, event: Event) -> None:
-        """Count the event, if it is of a kind that is counted."""
+        """Count the event, if its kind is counted."""
         count = self.counted.get(type(event))
         if count is not None:
             count(event)

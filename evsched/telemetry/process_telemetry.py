@@ -67,7 +67,7 @@ class Readiness:
         self._subscribes = self._subscribes or subscribes
 
     def require_other(self, problem: Callable[[], str | None]) -> None:
-        """Be ready only if `problem()` is None too: it is not about Redis."""
+        """Be ready only if `problem()`, which is not about Redis, is None too."""
         self._others.append(problem)
 
     def why_not_alive(self) -> str | None:
@@ -166,7 +166,7 @@ class Telemetry:
         database_problem: Callable[[], str | None],
         waiting: Callable[[], Awaitable[tuple[int, float] | None]],
     ) -> None:
-        """Report on a relay of the ledger. `waiting`: how many rows wait, and for how long; None = it is not known."""
+        """Report on a relay of the ledger. `waiting`: how many rows wait, and for how long; None = unknown."""
 
         async def refresh() -> None:
             self._metrics.set_ledger(*(await waiting() or ()))
