@@ -36,11 +36,11 @@ class App:
     `url`: else EVSCHED_URL, else redis://localhost:6379/0. A worker that is started with another URL moves its app
     there. `shards`: how many shards the queue has, each of which may be on another node of a cluster; for several
     queues, a number for each name. All programs that use a queue must name the same number. `lifespan`: each worker
-    calls it once, and runs its jobs inside the async context manager that it returns; handlers find what that yields in
+    calls it once, and runs its jobs inside the async context manager that it returns; handlers find its value in
     `current_job().state`. `name`: marks the recurrences and limits that this app declares, by default the queue's name.
     Two apps that share a queue need different names. `revision`: a whole number that grows with each deploy, such as
-    the number of the build: an older deploy never changes what a newer one declares. By default, Redis counts the
-    deploys by what they declare.
+    the number of the build: an older deploy never changes the declarations of a newer one. By default, Redis counts the
+    deploys by their declarations.
 
     Raises:
         ConfigError: an argument or a setting is not valid.
@@ -70,7 +70,7 @@ class App:
             check.revision("revision", revision)
         owner = check_queue(queue if name is None else name)
         self.program = Program(Tasks(), [], lifespan or no_lifespan, owner, revision)
-        """What a worker runs."""
+        """All that a worker runs."""
         self.sending: Sending | None = None
         """Wraps each enqueue, as middleware wraps each run; set by `evsched.tracing`."""
         self.origin: str | None = None
@@ -88,29 +88,29 @@ class App:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that its workers serve unless told otherwise: its own, and those of its tasks and recurrences."""
+        """The queues that its workers serve by default: its own, and those of its tasks and recurrences."""
         of_tasks = (task.queue for task in self.tasks.values() if task.queue)
         return list(dict.fromkeys([self.queue, *of_tasks, *(queue for queue, _ in self.program.recurrences)]))
 
     def middleware(self, function: Middleware) -> Middleware:
         """Register an async function that wraps each run: it gets the job, and a function that continues the run.
 
-        The first one that is registered is the outermost. The job's result is what it returns; if it raises, the run
+        The first one that is registered is the outermost. The job's result is its return value; if it raises, the run
         has failed, as if the handler had raised.
         """
         self.program.middleware.append(function)
         return function
 
     def recurring(self, rule: str | None = None, **options: Unpack[RecurringOptions]) -> Recur:
-        """Declare that a task recurs: by a cron `rule` in a `zone`, or `every` so many seconds.
+        """Declare that a task recurs: by a cron `rule` in a `zone`, or `every` some seconds.
 
         Put it above `@app.task(...)`, or above a function, which becomes a task. When a worker starts, it makes the
-        recurrences in Redis agree with what the app declares. `name`: else the task's. `after="end"`: `every` is
+        recurrences in Redis agree with the app's declarations. `name`: else the task's. `after="end"`: `every` is
         counted from the end of each run, otherwise from 1970. `spread`: each occurrence is
-        delayed by up to so many seconds, and always by the same part of them. `misfire`: what happens to missed
-        occurrences: "skip", "once", or "all" up to `most`. `overlap`: what happens to an occurrence that falls due
+        delayed by up to this many seconds, and always by the same part of them. `misfire`: the treatment of missed
+        occurrences: "skip", "once", or "all" up to `most`. `overlap`: the treatment of an occurrence that falls due
         before the one before it has ended: "skip", "wait" or "allow". `skip`: the calendar on whose days it makes no
-        jobs. `pause_after`: it is paused after so many failures in a row.
+        jobs. `pause_after`: it is paused after this many failures in a row.
 
         Raises (when the function is decorated):
             ConfigError: the rule, zone or window is not valid; or the interval is shorter than the retries may take.

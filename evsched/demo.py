@@ -42,7 +42,6 @@ _SETTLE: Final = 6.0
 
 @app.task
 async def lateness() -> float:
-    """Return the seconds from the due time to this handler, by Redis's clock."""
     return current_job().lateness
 
 

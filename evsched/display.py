@@ -35,7 +35,6 @@ def escape(line: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return the value as JSON in one line of printable characters."""
     text = msgspec.json.encode(value).decode()
     # JSON escapes characters below a space, but not DEL, C1 controls, U+2028 or marks of the direction of text.
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)

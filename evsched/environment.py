@@ -28,7 +28,7 @@ _NAMED_MOST: Final = 8
 """The most variables that a warning names."""
 
 _AT: Final = re.compile(r"(.*) - at `\$\.(\w+).*`", re.DOTALL)
-"""A message of msgspec: what is wrong, and in which field."""
+"""A message of msgspec: the error, and its field."""
 
 _WEIGHT: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _FRACTION_AFTER_COLON: Final = re.compile(r"(.+):([0-9]+\.[0-9]+)")
@@ -77,7 +77,7 @@ def _misfit(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
 
 
 def warning(environment: Mapping[str, str]) -> str | None:
-    """Return one line about the variables EVSCHED_* that are not settings, None when there are none."""
+    """Return one line about the variables EVSCHED_* that are not settings, None without any."""
     strange = sorted((name, value) for name, value in _variables(environment) if not _is_setting(name, value))
     if not strange:
         return None
@@ -149,5 +149,4 @@ def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, flo
 
 
 def join_weights(queues: Iterable[str], weights: Mapping[str, float]) -> list[str]:
-    """Return the names in the form that `split_weights` reads."""
     return [f"{name}={weights[name]:f}" if name in weights else name for name in queues]

@@ -84,14 +84,14 @@ FULL: Final = "oom"
 
 
 class StoreError(EvschedError):
-    """Redis did not do what it was asked."""
+    """Redis did not execute a command."""
 
     def __init__(
         self, *message: str, kind: str = "other", node: tuple[str, int] | None = None, unsure: bool = False
     ) -> None:
         super().__init__(*message)
         self.kind = kind
-        """What failed, for metrics: connection, timeout, refused, or an error code of Redis such as oom."""
+        """The kind of failure, for metrics: connection, timeout, refused, or an error code of Redis such as oom."""
         self.node = node
         """Host and port of the primary of a cluster that does not answer, if it is that."""
         self.unsure = unsure

@@ -1,4 +1,4 @@
-"""Forked children: what a process that a handler forks (`multiprocessing`, `os.fork`) must not share with its parent.
+"""Forked children: a process that a handler forks (`multiprocessing`, `os.fork`) must not share with its parent.
 
 A fork copies signal handlers and descriptors. With them a SIGTERM for the child would reach its parent, through the
 wake-up descriptor, and the parent's connections and ports would stay open for as long as the child lives.
@@ -20,7 +20,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Holder(Protocol):
-    """What has descriptors that are of no use to a forked child."""
+    """Has descriptors that are of no use to a forked child."""
 
     def descriptors(self) -> Iterable[int]:
         """Return them; -1 stands for none. Called in the child: wait for no lock."""
@@ -29,7 +29,7 @@ class Holder(Protocol):
 
 _holders = WeakSet[Holder]()
 _owner = 0
-"""The process whose children are separated. What they fork in turn is not."""
+"""The process whose children are separated. Children that they fork in turn are not."""
 _forking = threading.local()
 _is_child = False
 """Whether a handler forked this process."""

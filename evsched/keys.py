@@ -29,7 +29,7 @@ QUEUES: Final = "evsched:{}:queues"
 no queue, but the key patterns of the ACL users include it."""
 
 RELEASE: Final = "0.1.0"
-"""Of evsched: `evsched.__version__`."""
+"""The version of evsched."""
 
 LAYOUT_KEY: Final = "evsched:{}:layout"
 """The layout of the keys in Redis, a whole number."""
@@ -78,7 +78,7 @@ def processing(queue: str, worker: str) -> str:
 
 
 def idle(queue: str, worker: str) -> str:
-    """Return the channel on which a worker that waits for a message is told that a job is ready."""
+    """Return the channel on which a worker that waits for a message learns that a job is ready."""
     return f"{root(queue)}idle:{worker}"
 
 
@@ -106,12 +106,10 @@ def control(queue: str, worker: str) -> str:
 
 
 def progress(queue: str, job_id: str) -> str:
-    """Return the channel on which a run's progress is published."""
     return f"{root(queue)}progress:{job_id}"
 
 
 def status_requests(queue: str) -> str:
-    """Return the channel on which workers are asked for their status."""
     return root(queue) + "status"
 
 

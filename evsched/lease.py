@@ -49,12 +49,11 @@ class LeaseLength(Struct, frozen=True):
         return min(self.seconds, self.before), max(self.seconds, self.before)
 
     def text(self) -> str:
-        """Return it as it is stored."""
         return f"{self.seconds:g}" if self.before is None else f"{self.seconds:g} {self.before:g} {self.since:.0f}"
 
 
 def parse_lease(text: bytes | None) -> LeaseLength | None:
-    """Return what is stored; None if there is nothing, or it is not valid."""
+    """Return the stored lease; None if it is missing or not valid."""
     try:
         seconds, *rest = map(float, (text or b"").split())
         found = LeaseLength(seconds, *rest)
@@ -68,11 +67,11 @@ class Times:
     """The times of one process that follow from the lease. They change with it, in all loops of the process."""
 
     def __init__(self, config: Config) -> None:
-        """Begin with the times of the default lease, apart from those that `config` fixes for a test."""
+        """Begin with the times of the default lease, apart from times that `config` fixes for a test."""
         self._fixed = config
         self._listeners = list[Callable[[], None]]()
         self.read: LeaseLength | None = None
-        """What Redis had when it was read last."""
+        """The value in Redis at the last read."""
         self.lease = config.lease or DEFAULT
         self._derive(DEFAULT, DEFAULT)
 
@@ -84,7 +83,6 @@ class Times:
             changed()
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Have a function called after each change."""
         self._listeners.append(changed)
 
     def _derive(self, lease: float, longest: float | None) -> None:
@@ -104,7 +102,7 @@ class Times:
         # for workers that stall, which is no reason for a longer delay.
         self.safety_cap = _or(fixed.safety_cap, min(30.0, lease * 30 / 14))
 
-        # What a janitor expects of the workers.
+        # The times that a janitor expects of the workers.
         self.longest_lease = inf if longest is None else self.lease if longest == lease else longest
         self.longest_heartbeat = _or(fixed.heartbeat, most * 5 / 14)
         self.longest_block = _or(fixed.probe_interval, most * 13 / 14)

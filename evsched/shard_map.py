@@ -1,6 +1,6 @@
-"""What all processes of one Redis share: how many shards queues have, and the lease.
+"""Facts that all processes of one Redis share: how many shards queues have, and the lease.
 
-Redis may be down, or may refuse to say it. Then a process goes on with what it knows.
+Redis may be down, or may refuse to say it. Then a process goes on with its last values.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Shards:
         return {field: _part(field, value, parts.index(queue), len(parts), whole) for field, value in limits.items()}
 
     def grow(self, counts: Mapping[str, int]) -> None:
-        """Note that these queues have at least so many shards."""
+        """Note that these queues have at least this many shards."""
         for queue, count in counts.items():
             had = self.counts.get(queue, 0)
             self._wholes.update((shard(queue, number), queue) for number in range(had, count))
@@ -122,7 +122,7 @@ def unread() -> Shards:
 
 
 def _part(field: str, value: float, at: int, parts: int, queue: str) -> float:
-    """Return one of the parts of a limit. The first ones get what cannot be divided."""
+    """Return one of the parts of a limit. The first ones get the remainder."""
     name, _, group = field.partition(":")
     if name == "weight":
         return value
@@ -140,12 +140,11 @@ def _part(field: str, value: float, at: int, parts: int, queue: str) -> float:
 
 
 def shard(queue: str, number: int) -> str:
-    """Return the name of a shard."""
     return f"{queue}:{number}"
 
 
 def check_count(queue: str, count: Any) -> int:
-    """Return `count` if a queue may have so many shards; 0 = none.
+    """Return `count` if a queue may have this many shards; 0 = none.
 
     Raises:
         ConfigError: it is no number of shards, or the queue's name is too long for their names.

@@ -71,7 +71,7 @@ from evsched.transport.embedded import EmbeddedRedis
 __all__ = ["Clock", "Ran", "RunOutcome", "clock", "evsched_app", "evsched_server"]
 
 RunOutcome = Literal["done", "retry", "snoozed", "dead", "expired", "cancelled"]
-"""What came of a run, in the words of the metrics."""
+"""The outcome of a run, in the words of the metrics."""
 
 _MOST: Final = 10_000
 """The most runs of one `advance`. More of them most likely mean a job that schedules itself for now."""
@@ -98,7 +98,7 @@ class Ran(Struct, frozen=True):
     at: float
     outcome: RunOutcome
     result: Any = None
-    """What a run that is done returned, as JSON has it."""
+    """The result of a run that is done, as JSON has it."""
     reason: str | None = None
     """Why it is not done; None if it is done or cancelled."""
 
@@ -176,10 +176,10 @@ class Clock:
             self.answer(handle, _accept)
         self._own_queues = {*app.queues, *(queue for queue, *_ in app.program.limits if queue)}
         self.written = WrittenRows(self._sender, self.store, lambda: self.now)
-        """What the test has written to the ledger."""
+        """The rows that the test has written to the ledger."""
         self._used = False
         self._runs = 0
-        """Runs of the `advance` that is under way, with those that did not begin."""
+        """Runs of the `advance` that is under way, also jobs that did not begin."""
         app.move_to(url, _AppClient(self, self._sender, url))
         for node in self._sender.run(nodes()):
             self._sender.send(flush().at(node))
@@ -269,7 +269,7 @@ class Clock:
             self._replan(store, lambda fields: name in window_names(fields.get("window"), fields.get("payload", b"")))
 
     def answer(self, task: TaskHandle[..., Any], handler: Callable[..., Any]) -> None:
-        """Choose what requests of `app.http`, or messages of `app.forward`, come to: `handler` runs instead.
+        """Choose the outcome of requests of `app.http`, or messages of `app.forward`: `handler` runs instead.
 
         It is called with the arguments of `enqueue` by their names, may be async, and may raise `RetryLater` or
         `GiveUp`. For `app.http` it returns an `HttpResponse`, or None for a 200; its status decides as in production.
@@ -297,7 +297,7 @@ class Clock:
         """Return the result of a request that was answered."""
         if answer is None:
             answer = HttpResponse(200, {}, "", False)
-        elif not isinstance(answer, HttpResponse):  # pyright: ignore[reportUnnecessaryIsInstance] - what a test returns
+        elif not isinstance(answer, HttpResponse):  # pyright: ignore[reportUnnecessaryIsInstance] - a test may return anything
             raise TypeError(
                 f"the handler of clock.answer(app.http, ...) returns an HttpResponse or None, not {answer!r}"
             )
@@ -306,7 +306,6 @@ class Clock:
         return answer if given.get("response") else None
 
     def store(self, queue: str) -> Store:
-        """Return the calls of a queue, on this clock."""
         self._used = True
         return Store(queue, lambda: self.now)
 
@@ -316,7 +315,6 @@ class Clock:
         return self.now
 
     def close(self) -> None:
-        """Close the connection."""
         self._sender.close()
 
     def _stores(self, queue: str | None) -> list[Store]:
@@ -332,7 +330,7 @@ class Clock:
         return self._sender.run(find_queues())
 
     async def _run_due(self, queue: str, ran: list[Ran]) -> float:
-        """Run what is due now in a queue; return the seconds until more is due, at least a tick; 0 = look again."""
+        """Run the due jobs of a queue; return the seconds until more is due, at least a tick; 0 = look again."""
         store, config = self.store(queue), self._config
         recurs = self._recur(store)
         step = self._sender.send(store.dispatch(limit=config.batch, cap=config.payload_cap))
@@ -377,7 +375,7 @@ class Clock:
         return min(nearest, default=float("inf")) - self.now
 
     def _reader(self, store: Store, agenda: Agenda) -> Callable[[str, dict[str, bytes]], Recurrence | None]:
-        """Return a function that reads a recurrence; None if it stands still, which is logged with what to do."""
+        """Return a function that reads a recurrence; None if it stands still, which is logged with the remedy."""
         calendars = self._sender.send(store.calendars(agenda.calendars)) if agenda.calendars else {}
         windows = self._sender.send(store.windows())
 
@@ -421,7 +419,7 @@ def _tick(moment: float) -> float:
 
 
 def _tick_from(moment: float) -> float:
-    """Return a moment rounded up to whole microseconds, so that what is due at the moment is due."""
+    """Return a moment rounded up to whole microseconds, so that jobs of this moment are due."""
     tick = _tick(moment)
     return tick if tick >= moment else _tick(tick + _TICK)
 

@@ -2,7 +2,7 @@
 
 It needs no database of its own. It looks for the rows where they were written: by the same connection, as long as that
 is in a transaction, so that a test may roll back at its end all that it has done; else by a new one to the same
-database, which sees what was committed.
+database, which sees committed rows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class _Row(Struct, frozen=True):
     cancelled: bool
 
     def job(self) -> RowJob:
-        """Return what a relay schedules."""
         due = float(self.due)
         return RowJob(self.id, self.payload.encode(), self.priority, self.grp, due, self.number, self.revision)
 
@@ -152,7 +151,7 @@ def _by_sqlalchemy(connection: Any, statement: Statement) -> list[Any] | None:
 
 
 class WrittenRows:
-    """The rows that a test has written, and what became of them."""
+    """The rows that a test has written, and their outcomes."""
 
     def __init__(self, sender: SyncClient, store: Callable[[str], Store], now: Callable[[], float]) -> None:
         self._sender = sender

@@ -44,7 +44,7 @@ except ImportError as error:
 
 __all__ = ["trace"]
 
-# Not the propagator of OTEL_PROPAGATORS: clients and workers in any language read what is in the payload.
+# Not the propagator of OTEL_PROPAGATORS: clients and workers in any language read the payload.
 _W3C: Final = TraceContextTextMapPropagator()
 
 _CONTEXT: Final = "traceparent"

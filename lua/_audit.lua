@@ -170,7 +170,7 @@ local function runs_here(worker, id)
   return run[1] == worker and not run[2]
 end
 
--- The fields that `in_flight` should have. `counted` are those it has, as field, value, ...
+-- The fields that `in_flight` should have. `counted` are its entries, as field, value, ...
 -- Jobs in the lists of strays may be counted or not: `keep_count` does not see them. So may jobs that were fetched and
 -- not started: if one is in two lists, the end of its run in the other list ends the count too, until `start`.
 -- USES split_groups, listed_in, processing, runs_here, groups_of

@@ -58,7 +58,7 @@ local function tally(name, field, more)
 end
 
 -- An occurrence of a recurrence has ended that counts its interval from the end of each run: plan the next one, unless
--- one is on the schedule. A score of +inf is that of a recurrence that is over, paused or retired.
+-- one is on the schedule. A score of +inf marks a recurrence that is over, paused or retired.
 -- USES ahead_of, seconds
 local function plan_after_end(name, rule, now)
   local every = tonumber((rule or ''):match('^%s*every%s+([%d.]+)%s*$') or '')
@@ -176,7 +176,7 @@ local function bury(id, outcome, reason, now)
   end
 end
 
--- The ids of the dead jobs that `revive` and `drop` move, in the rows from `first` on: with a filter, those that are
+-- The ids of the dead jobs that `revive` and `drop` move, in the rows from `first` on: with a filter, jobs that are
 -- dead and match, and that have a record if `needs_record`. Without one, if rows name jobs that are not dead or lack
 -- that record, returns nil and the refusal, which names the first of them.
 -- USES rows, fail, match_dead, record

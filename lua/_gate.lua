@@ -6,7 +6,7 @@
 -- Every script that frees room or adds jobs calls `admit`, or in `dispatch` `open`, so nothing polls. Only a rate, and
 -- the end of a pause, open it by themselves, at a moment that the dispatcher knows.
 
--- How many jobs wait in ready beyond those that are asked for: enough that workers blocked on it never wait for a
+-- How many jobs wait in ready beyond the number asked for: enough that workers blocked on it never wait for a
 -- dispatcher, few enough that a later job of a higher priority does not wait behind them.
 local READY_AHEAD = 16
 -- The jobs of a group cannot pass while the key of its backlog has the wrong type. Seconds until they are tried again.
@@ -217,7 +217,7 @@ end
 --             last job of priority p that passed the gate
 --
 -- Self-clocked fair queueing (Golestani 1994): a job's order is the larger of these two, plus its group's step. The
--- step of a group of weight 2 is half that of a group of weight 1, so its turns come twice as often.
+-- step of a group of weight 2 is half the step of a group of weight 1, so its turns come twice as often.
 
 local fair = root .. 'fair'
 

@@ -122,7 +122,7 @@ local function leave(id)
   end
 end
 
--- Look at all groups that are held back, at the next chance. All scores become 0, those that are infinite too. O(n).
+-- Look at all groups that are held back, at the next chance. All scores become 0, infinite ones too. O(n).
 -- USES throttled
 local function reopen_all()
   redis.call('ZUNIONSTORE', throttled, 1, throttled, 'WEIGHTS', 0)

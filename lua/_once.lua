@@ -15,7 +15,7 @@ local function unique(name)
   return root .. 'unique:' .. name
 end
 
--- What is stored under a name that is taken; nil when it is free.
+-- The value stored under a name that is taken; nil when it is free.
 -- USES unique
 local function claim_of(name)
   local text = redis.pcall('GET', unique(name)) -- pcall: a key of another type takes nothing
@@ -35,7 +35,7 @@ local function still_taken(id, now)
   return left > 0 and ('%s was enqueued before, and is free again in %.0f s'):format(id, math.ceil(left)) or nil
 end
 
--- Take a name that is free, for `within` seconds from now; 0 = only while its job waits or runs. `more`: what is stored
+-- Take a name that is free, for `within` seconds from now; 0 = only while its job waits or runs. `more`: the text stored
 -- after the time.
 -- USES unique, seconds, milliseconds
 local function take(name, within, now, more)
@@ -53,7 +53,7 @@ local function first_reply(key)
   return text and text:match(' (.*)') or nil
 end
 
--- Store the reply of the first request of this key, and return it. `words`: what it asked for, and what its reply says.
+-- Store the reply of the first request of this key, and return it. `words`: its digest, and its reply.
 -- USES take, REQUEST_KEPT
 local function keep_reply(key, words, now)
   local text = table.concat(words, ' ')

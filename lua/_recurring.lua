@@ -92,7 +92,7 @@ end
 -- The apps that have registered revisions, by which `forget` finds those.
 local apps = root .. 'apps'
 
--- The newest revision of an app's declarations; minus infinity when there is none.
+-- The newest revision of an app's declarations; minus infinity without one.
 -- USES revisions_of
 local function newest_of(owner)
   return tonumber(redis.call('ZRANGE', revisions_of(owner), -1, -1, 'WITHSCORES')[2]) or -math.huge
@@ -104,7 +104,7 @@ local function is_older(owner, revision)
   return (tonumber(revision) or -math.huge) < newest_of(owner)
 end
 
--- Decide what becomes of an occurrence that is due. 'go': it runs. 'skip': it is dropped, because it was missed or the
+-- Decide on an occurrence that is due. 'go': it runs. 'skip': it is dropped, because it was missed or the
 -- one before has not ended. 'wait': it waits until that one has ended. 'back': it is a requested run and waits as
 -- such. An occurrence that has run before (it is retried, snoozed, or was revived) always gets 'go': it was judged the
 -- first time.

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- declare_limits: moves nothing itself. Sets the limits that an app declares in its code, removes those that it no
+-- declare_limits: moves nothing itself. Sets the limits that an app declares in its code, removes the ones that it no
 -- longer declares, and admits the jobs that the limits now allow.
 --
 -- KEYS   root      prefix of the queue's keys

@@ -19,7 +19,7 @@
 --
 -- While a batch is on its way, no other one leaves: the reply has that batch, and its caller finishes it (`arrive`
 -- there, then `vacate` here), even if another program began it. Without rows, the call only reads it. The records stay
--- here until then. Rows that are neither in the batch nor in the list of those that stay had no room: a batch has a
+-- here until then. Rows that are neither in the batch nor in the list of jobs that stay had no room: a batch has a
 -- limit of bytes.
 --
 -- Jobs that wait for something else than their time stay: a recurrence and the ledger know their jobs by the queue, and
@@ -78,7 +78,7 @@ local function window_of(id, due)
   return short and redis.pcall('ZSCORE', deferred(window), id) == due and window or ''
 end
 
--- What `arrive` needs to know of a job, as bytes: its due; its record as field, value, ...; until when its id is taken,
+-- The data of a job for `arrive`, as bytes: its due; its record as field, value, ...; until when its id is taken,
 -- and milliseconds until then; its deaths, doubtful runs and counted doubtful runs; its window. An inline job has only
 -- a due.
 local function pack(member, due)

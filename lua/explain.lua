@@ -5,7 +5,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        id        of the job
 -- REPLY  now; the place, '' = there is no such job; its score there, or ''; the record as field, value, ...;
---        all limits as field, value, ..., and those that apps declare; the facts as name, value, ...:
+--        all limits as field, value, ..., and the limits that apps declare; the facts as name, value, ...:
 --        workers, how many have a lease here; parents, how many stand by to start one; ahead, how many wait before it
 --        in the same place; waiting, in the backlog; groups, how many groups of its priority wait; weights,
 --        their sum; in_flight, how many have passed the gate and not ended, and in_flight_group, those of the group

@@ -24,7 +24,7 @@ local key, kind = root .. place, place:match('^%a+')
 local BYTES_MOST = 131072
 
 -- Members of a sorted set as member, score, ...; fewer when they are long, as inline jobs may be. (MEMORY USAGE samples
--- five members.) A key of another type has none: that of one group must not stop the others.
+-- five members.) A key of another type has none: one group must not stop the others.
 local function scan()
   local size = size_of('ZCARD', key)
   if size == 0 then

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom,allow-cross-slot-keys
--- forget: moves nothing. Deletes what former workers wrote about their apps, for each of many queues that has nothing
+-- forget: moves nothing. Deletes the announcements of former workers, for each of many queues that has nothing
 -- else and that no worker has served for a day.
 --
 -- KEYS   root      prefix of the keys of one of the queues

@@ -11,7 +11,7 @@
 --        content   digest of all that it declares in this queue
 --        program   digest of the names of its tasks, '' = none
 -- REPLY  '1', or '0' when there was no lease to renew: it was lost, and other workers may have the jobs by now;
---        how many jobs the worker's list holds; ids of those that are to stop; '1', or '0' when its
+--        how many jobs the worker's list holds; ids of jobs that are to stop; '1', or '0' when its
 --        declarations were lost, or are to be made again; '1' when it waits for a message, else '0'
 -- FAILS  none
 -- TWICE  the second call renews once more

@@ -58,7 +58,7 @@ local function free_id(id)
   return kept
 end
 
--- Each repairs one violation of an id, or returns false. `detail` is what audit reported with the code.
+-- Each repairs one violation of an id, or returns false. `detail` is the audit's report beside the code.
 local mends = {
   -- At its old due, so at once; its attempts are kept.
   orphan = function(id, due)
@@ -107,7 +107,7 @@ local mends = {
   stuck = function(_, name)
     release_waiting(name, nil, now)
   end,
-  -- To dead, as dispatch or start would do; `start` handles those that a worker holds.
+  -- To dead, as dispatch or start would do; `start` handles jobs that a worker holds.
   ['no-record'] = function(id, place, from)
     if place == 'processing' then
       return false

@@ -17,7 +17,7 @@
 --        whole_seconds, supplant, admit, remove_waiting, waiting_place
 --
 -- A row comes again when a relay does not know whether another has scheduled it. If the record has its number, it is
--- the same job, wherever it is, and is kept. A lower number is that of a job that has ended, as the table says, and
+-- the same job, wherever it is, and is kept. A lower number belongs to a job that has ended, as the table says, and
 -- that Redis still has, because it has lost its last writes or the row was deleted and inserted again: the new job
 -- takes its place, or runs after it if it runs. A job that is not the ledger's is left alone, unless it has ended or is
 -- dead. Where a job is, is looked up only if one of the ids has a record. Redis refuses this script when its memory is
@@ -45,7 +45,7 @@ local function has_seen(id, row, revision)
   return of == row and tonumber(seen) >= tonumber(revision)
 end
 
--- What becomes of a row: 'new', 'kept', 'moved' to another due, 'instead' of the job that Redis has, or 'refused' with
+-- The result for a row: 'new', 'kept', 'moved' to another due, 'instead' of the job that Redis has, or 'refused' with
 -- a reason.
 local function judge(id, row, revision)
   if not known or redis.call('EXISTS', record(id)) == 0 then

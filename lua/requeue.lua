@@ -93,7 +93,7 @@ end
 local back, cancelled, nowhere, listed = {}, {}, {}, 0
 for i = #ids, 1, -1 do
   local id = ids[i]
-  -- If the record has the wrong type, there are no fields here, and `start` decides what becomes of the job.
+  -- If the record has the wrong type, there are no fields here, and `start` decides on the job.
   local run = fields_of(record(id), 'worker', 'finished', 'stop', 'begun')
   local holder = not run[2] and run[1]
   -- Another worker runs the job, because its id was scheduled again. That run began after both due times, so it serves

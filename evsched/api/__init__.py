@@ -6,7 +6,7 @@
 
 It reads the settings of `evsched api` from the environment, unless it is given a `Config`. Everything goes through
 client/; this folder has no logic of jobs. Start with `endpoints.py`, the table of requests; `application.py`
-puts it together. It may import client/ and what is below, and telemetry/.
+puts it together. It may import client/ and the layers below it, and telemetry/.
 """
 
 from evsched.errors import ConfigError

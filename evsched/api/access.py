@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens of two kinds, and how many requests each caller may make (a token bucket)."""
+"""Access: bearer tokens of two kinds, and how many requests each caller may make (a token bucket)."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Bucket:
 
 
 Scope = Literal["read", "write"]
-"""What an operation needs, and a token allows: "write" includes "read"."""
+"""The right that an operation needs, and a token gives: "write" includes "read"."""
 
 _FORM: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
-"""What a bearer token is made of (RFC 6750)."""
+"""The characters of a bearer token (RFC 6750)."""
 
 _FILE: Final = "file:"
 """Before the path of a file of tokens. No token has a colon."""
@@ -87,7 +87,7 @@ class Access:
         self._unknown = Bucket(config.api_unknown_rate)
 
     def admit(self, authorization: str | None, needs: Scope, now: float) -> str:
-        """Let a request pass, and return a digest of its token; "" = there is none. `authorization`: that header.
+        """Let a request pass, and return a digest of its token; "" = it has none. `authorization`: that header.
 
         `now`: the monotonic clock.
 

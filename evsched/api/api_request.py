@@ -65,7 +65,7 @@ class KnownShards:
         return self._client.shards.learned is not False
 
     def check(self) -> None:
-        """Refuse what may concern a job in a shard, if the numbers were never read.
+        """Refuse a request that may concern a job in a shard, if the numbers of shards were never read.
 
         Raises:
             ShardsUnread
@@ -110,7 +110,7 @@ class Waiters:
     async def wait(
         self, seconds: float, ending: Coroutine[Any, Any, T], gone: Callable[[], Coroutine[Any, Any, None]]
     ) -> T | None:
-        """Return what `ending` returns within so many seconds; None if the server stops, or the caller is `gone`.
+        """Return the result of `ending` within this many seconds; None if the server stops, or the caller is `gone`.
 
         Raises:
             Problem: too many wait.
@@ -157,17 +157,14 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
 
     @property
     def job(self) -> str:
-        """The id of the job."""
         return self.path["id"]
 
     @property
     def name(self) -> str:
-        """The name of the recurrence, calendar or window."""
         return self.path["name"]
 
     @property
     def store(self) -> Store:
-        """The calls of the queue."""
         return self.client.store(self.queue)
 
     @property
@@ -176,7 +173,7 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
         return self.client.stores(self.queue)
 
     def limit(self, given: int) -> int:
-        """Return how many rows to list: those that were asked for, up to the server's limit."""
+        """Return how many rows to list: as many as were asked for, up to the server's limit."""
         return min(given, self.config.api_list_cap)
 
 

@@ -122,7 +122,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class _Endpoints:
-    """What the endpoints of one application share."""
+    """The state that the endpoints of one application share."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -277,7 +277,7 @@ def _refuse_other_hosts(request: Request, allowed: Sequence[str]) -> None:
 
 
 def _refuse_other_origins(request: Request) -> None:
-    """Refuse what a page of another origin has a browser send: without tokens, nothing else keeps it out.
+    """Refuse requests that a page of another origin makes a browser send: without tokens, nothing else keeps it out.
 
     Raises:
         Problem
@@ -289,7 +289,6 @@ def _refuse_other_origins(request: Request) -> None:
 
 
 async def _gone(request: Request) -> None:
-    """Return when the caller has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -62,7 +62,7 @@ from evsched.jobs.record import JobStatus
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 Handler = Callable[[Any], Awaitable[Reply]]
-"""Gets what is asked: an `Asked`."""
+"""Called with an `Asked`."""
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -80,12 +80,12 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     @property
     def needs(self) -> Scope:
-        """What the token must allow."""
+        """The right that the token must give."""
         return "read" if self.method == "GET" else "write"
 
     @property
     def summary(self) -> str:
-        """What it does, in a sentence."""
+        """One sentence, for the OpenAPI document."""
         return (self.handler.__doc__ or "").partition("\n")[0].rstrip(".")
 
     @property

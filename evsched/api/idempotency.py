@@ -22,7 +22,7 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def read(headers: Headers, caller: str, path: str, body: Any) -> IdempotentRequest | None:
-    """Return the key of a request with what it asks for; None if it has no key. A key belongs to its `caller`.
+    """Return the key of a request with a digest of the request; None if it has no key. A key belongs to its `caller`.
 
     Two requests ask for the same if their paths and the values in their bodies are the same; the order of fields and
     the spaces between them do not count.

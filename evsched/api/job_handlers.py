@@ -85,7 +85,7 @@ async def enqueue_many(asked: Asked[EnqueueJobs, None]) -> Reply:
 
 
 async def look(asked: Asked[None, None]) -> Reply:
-    """Return where a job is, and what its record says."""
+    """Return the place and the record of a job."""
     status = await asked.client.status(asked.queue, asked.job)
     if status is None:
         raise JobMissing(
@@ -96,7 +96,7 @@ async def look(asked: Asked[None, None]) -> Reply:
 
 
 async def explain(asked: Asked[None, None]) -> Reply:
-    """Explain why a job has not run yet, or what a recurrence of this name does next."""
+    """Explain why a job has not run yet, or the next step of a recurrence of this name."""
     found = await asked.client.explain(asked.queue, asked.job)
     return Reply(HTTPStatus.OK, Explained(asked.job, found.sentence, found.facts))
 
@@ -136,7 +136,7 @@ async def wait_for_end(asked: Asked[None, ResultQuery]) -> Reply:
 
 
 async def list_jobs(asked: Asked[None, JobsQuery]) -> Reply:
-    """List the waiting and the dead jobs, the next to run first; with a filter, those that match."""
+    """List the waiting and the dead jobs, the next to run first; with a filter, only matching jobs."""
     query, limit = asked.query, asked.limit(asked.query.limit)
     places = get_args(Waiting) if query.place is None else (query.place,)
     names = {"task": query.task, "group": query.group, "reason": query.reason, "error": query.error}
@@ -165,7 +165,7 @@ def _search(matching: Filter, places: Sequence[Waiting], limit: int, stores: Seq
 
 
 def _new(asked: Asked[Any, Any], given: NewJob, unique: Unique | None, key: Any, where: str = "") -> New:
-    """Build a job. `key`: what makes it unique besides its task, unset = its arguments. `where`: for messages."""
+    """Build a job. `key`: makes it unique together with its task; unset = its arguments. `where`: for messages."""
     values: dict[str, Any] = {name: getattr(given, name) for name in _OPTIONS}
     options = JobOptions(**values, reply=given.reply or None, queue=asked.queue, unique=unique)
     try:
@@ -188,7 +188,7 @@ async def _write(
     *,
     named: bool,
 ) -> list[Scheduled]:
-    """Enqueue jobs, unless a request with the same Idempotency-Key did so before; return what that one returned.
+    """Enqueue jobs, unless a request with the same Idempotency-Key did so before; return the reply of that one.
 
     `path`: of the request, below that of the queue. `named`: whether the caller has given an id to one of the jobs.
     """

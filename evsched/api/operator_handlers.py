@@ -1,4 +1,4 @@
-"""The handlers of requests about queues, and of those that operators make.
+"""The handlers of requests about queues, and of operators' requests.
 
 Operators pause queues, set limits, revive or drop dead jobs, and set calendars and windows.
 """
@@ -135,7 +135,7 @@ async def resume(asked: Asked[None, None]) -> Reply:
 
 
 async def limits(asked: Asked[None, None]) -> Reply:
-    """List the limits of a queue, and what the code of the apps declares."""
+    """List the limits of a queue, and the limits that the code of the apps declares."""
     return _listed(asked, await asked.client.limits(asked.queue))
 
 

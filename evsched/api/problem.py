@@ -1,4 +1,4 @@
-"""What a request is answered that cannot be done: RFC 9457, with a sentence that says what is wrong and what to do."""
+"""The answer to a request that cannot be done: RFC 9457, with a sentence about the error and its remedy."""
 
 from __future__ import annotations
 
@@ -62,12 +62,11 @@ class Problem(Exception):
 
 
 def invalid(detail: str) -> Problem:
-    """Return the problem of a request that is understood and not valid."""
     return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", detail)
 
 
 def of_error(error: EvschedError, *, reads: bool = False) -> Problem:
-    """Return the problem that an error of evsched is to a caller. What is the server's own affair goes to its log.
+    """Return the problem that an error of evsched is to a caller. Internal details go to the server's log.
 
     `reads`: the request changes nothing.
     """

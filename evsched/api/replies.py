@@ -1,4 +1,4 @@
-"""What a request is answered, as structs. The OpenAPI document is made from them."""
+"""The replies, as structs. The OpenAPI document is made from them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Recurrences(Struct, frozen=True):
 
 
 class Changed(Struct, frozen=True):
-    """What became of a recurrence that was put. A changed one that is paused stays so."""
+    """The result of putting a recurrence. A changed one that is paused stays so."""
 
     name: str
     change: Literal["made", "changed", "same"]
@@ -144,7 +144,7 @@ class QueueLimit(Struct, frozen=True):
     limit: str
     value: float | None
     declared: float | None
-    """What the code declares."""
+    """The values in the code."""
     app: str | None
 
 

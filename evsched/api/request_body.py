@@ -33,7 +33,7 @@ _SECONDS: Final = 30.0
 """Seconds for which the rest of a body is waited for."""
 
 _SMALL: Final = 64 * 1024
-"""A body of so many bytes is received before the response, so that the connection can be used again."""
+"""A body of this many bytes is received before the response, so that the connection can be used again."""
 
 _SOON: Final = 1.0
 """Seconds within which a small body must have arrived for that."""

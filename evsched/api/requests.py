@@ -1,4 +1,4 @@
-"""What a request may say: its body and its query, as structs. The OpenAPI document is made from them."""
+"""The bodies and queries of requests, as structs. The OpenAPI document is made from them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WithError = Annotated[str, Meta(min_length=1, description="Only jobs whose handl
 
 
 class NewJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job to schedule. What is left out is the task's own, or the default."""
+    """A job to schedule. An option that is left out has the task's value, or the default."""
 
     task: Task
     args: list[Any] = []
@@ -74,7 +74,7 @@ class UniqueJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class EnqueueJob(NewJob, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job to schedule, and what to do if a job of its id has not ended: refuse, `replace` or `keep`."""
+    """A job to schedule, and the action if a job of its id has not ended: refuse, `replace` or `keep`."""
 
     on_conflict: OnConflict | None = None
     unique: UniqueJob | None = None
@@ -113,7 +113,7 @@ class NewRecurrence(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     window: Window | None = None
     after: Literal["end"] | None = None
     skip: Annotated[str, Meta(description="The calendars on whose days it makes no jobs.")] | None = None
-    pause_after: Annotated[int, Meta(ge=1, description="Pause it after so many failures in a row.")] | None = None
+    pause_after: Annotated[int, Meta(ge=1, description="Pause it after this many failures in a row.")] | None = None
     priority: Priority | None = None
     group: Group | None = None
     timeout: Timeout | None = None

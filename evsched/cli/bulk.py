@@ -1,4 +1,4 @@
-"""What the commands share that are about many jobs, by a filter: its flags, and how far the change is."""
+"""Commands on many jobs, by a filter: its flags, and how far the change is."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FilterFlags:
 
 @dataclass(frozen=True)
 class BulkFlags(FilterFlags):
-    """The flags of a command that changes one job, or those that match a filter."""
+    """The flags of a command that changes one job, or all that match a filter."""
 
     dry_run: Annotated[
         bool, Parameter(negative="", help="With a filter: count the jobs and list some, change nothing.")
@@ -105,12 +105,12 @@ def by_filter(command: str, named: object, bulk: BulkFlags | None, every: bool |
     if bulk.json and not bulk.dry_run:
         raise UsageError("--json needs --dry-run")
     if every:
-        return Filter(older=0.0)  # those that are dead by now: so it ends
+        return Filter(older=0.0)  # only jobs that are dead by now: so it ends
     return None if named else matching
 
 
 def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: str, bulk: BulkFlags | None) -> int:
-    """Change all jobs that match, and print how many; or with --dry-run, list them. `done`: what the jobs are then.
+    """Change all jobs that match, and print how many; or with --dry-run, list them. `done`: the state of the jobs then.
 
     Return the exit code: 1 if nothing matched because there is no such queue.
     """
@@ -194,7 +194,7 @@ def describe(job: Match) -> dict[str, Any]:
 
 
 def show_matches(jobs: Sequence[Match], empty: str) -> None:
-    """Print jobs as a table, or the sentence `empty` if there are none."""
+    """Print jobs as a table, or the sentence `empty` without any."""
     columns = (
         Column("place", 1),
         Column("job"),

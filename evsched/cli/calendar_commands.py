@@ -38,7 +38,7 @@ _BY_DAYS: Final = {"DAILY", "WEEKLY", "MONTHLY", "YEARLY"}
 
 
 class WholeDays(Struct, frozen=True):
-    """What a file has between two days."""
+    """The days of a file between two days."""
 
     days: Days
     left_out: int

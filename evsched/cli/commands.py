@@ -1,4 +1,4 @@
-"""The commands of `evsched`: their names, where they are, what they do, and the help that lists them.
+"""The commands of `evsched`: their names, where they are, their summaries, and the help that lists them.
 
 Imported at no cost: no library is needed before a command runs, so the help appears at once.
 """
@@ -24,7 +24,7 @@ endless time and memory for it."""
 
 
 def width() -> int:
-    """Return its columns: the variable COLUMNS if it is set, else what the terminal says; 80 if there is none."""
+    """Return its columns: the variable COLUMNS if it is set, else the terminal's width; 80 without a terminal."""
     if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
         return max(_LEAST, int(asked))
     try:
@@ -84,7 +84,7 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
         Command(
             "jobs",
             "job_commands:jobs",
-            "List the waiting and the dead jobs of a queue, the next to run first; with a filter, those that match.",
+            "List the waiting and the dead jobs of a queue, the next to run first; with a filter, only matching jobs.",
         ),
         Command(
             "show", "job_commands:show", "Show a job: where it is, when it ran, its arguments, result and last error."

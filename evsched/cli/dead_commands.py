@@ -31,7 +31,7 @@ app = App(
 )
 
 _DONE: Final[dict[Change, str]] = {"revive": "revived", "drop": "dropped"}
-"""What the jobs are then."""
+"""The state of the jobs then."""
 
 All = Annotated[bool, Parameter(name="--all", negative="", help="All dead jobs of the queue.")]
 

@@ -26,7 +26,8 @@ def prune(
     *,
     app: OneApp = None,
     all: Annotated[  # noqa: A002 - the flag's name
-        bool, Parameter(negative="", help="Also what is in force, and the limits. Needs --app, and a queue not served.")
+        bool,
+        Parameter(negative="", help="Also recurrences in force, and limits. Needs --app, and a queue not served."),
     ] = False,
     dry_run: Annotated[bool, Parameter(negative="", help="List them, and delete nothing.")] = False,
     queue: Queue = DEFAULT_QUEUE,
@@ -68,9 +69,9 @@ def _prune_retired(redis: SyncClient, queue: str, app: str | None, *, dry_run: b
 
 
 def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> list[str]:
-    """Delete what an app has declared in a queue; return it.
+    """Delete the declarations of an app in a queue; return them.
 
-    The revisions first: without them, a later worker that serves the queue again declares what its code has.
+    The revisions first: without them, a later worker that serves the queue again declares its recurrences and limits.
 
     Raises:
         EvschedError: a worker serves the queue.

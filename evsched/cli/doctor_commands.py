@@ -1,4 +1,4 @@
-"""The command that looks for problems: doctor. With `--watch` it prints new findings, and those that are gone."""
+"""The command that looks for problems: doctor. With `--watch` it prints new and resolved findings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EVERY: Final = "5m"
 
 
 def watch_with(config: Config, role: Role | None, every: str | None, *, json: bool) -> None:
-    """Run the doctor until it is asked to stop, and print what changes.
+    """Run the doctor until it is asked to stop, and print the changes.
 
     Raises:
         UsageError: `every` is not a length of time, or 0.

@@ -257,7 +257,7 @@ def jobs(
     json: Json = False,
     url: Url = None,
 ) -> int:
-    """List the waiting and the dead jobs of a queue, the next to run first; with a filter, those that match.
+    """List the waiting and the dead jobs of a queue, the next to run first; with a filter, only matching jobs.
 
     Example: evsched jobs --queue mail --place schedule --task report
     """
@@ -359,7 +359,7 @@ def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Ur
 
     With EVSCHED_LEDGER_URL, it explains a job of the ledger that Redis does not have by its row.
 
-    Given the name of a recurrence, it explains what the recurrence does next, or why it makes no jobs.
+    Given the name of a recurrence, it explains the next step of the recurrence, or why it makes no jobs.
 
     Example: evsched explain report-17
     """

@@ -28,7 +28,7 @@ LedgerUrl = Annotated[str | None, Parameter(help="The PostgreSQL database. Defau
 
 @contextmanager
 def _psycopg() -> Generator[None]:
-    """Say how to install what the ledger needs, if it is not there.
+    """Check that the ledger's libraries are installed.
 
     Raises:
         UsageError
@@ -44,7 +44,7 @@ def _psycopg() -> Generator[None]:
 
 @app.command
 def migrate(*, ledger_url: LedgerUrl = None) -> None:
-    """Create the tables of the ledger, or add what they lack. It may run any number of times.
+    """Create the tables of the ledger, or add missing parts. It may run any number of times.
 
     Example: evsched ledger migrate --ledger-url postgresql://localhost/shop
     """

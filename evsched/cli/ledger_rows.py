@@ -22,7 +22,7 @@ _MOMENTS = ("due", "created", "scheduled", "finished")
 
 
 def ask(url: str | None, question: Callable[[ModuleType, str, str], Coroutine[Any, Any, T]], default: T) -> T:
-    """Return what the ledger says of jobs that Redis lacks; `default` without a ledger, or if it does not answer.
+    """Return the ledger's rows of jobs that Redis lacks; `default` without a ledger, or if it does not answer.
 
     `question` is called with the module `ledger.row_audit`, the URL of the database and that of Redis.
     """
@@ -42,7 +42,7 @@ def ask(url: str | None, question: Callable[[ModuleType, str, str], Coroutine[An
 
 
 def find(url: str | None, queue: str | None, job: str) -> LostRow | None:
-    """Return the row of a job that Redis does not have; None if there is none, or no ledger."""
+    """Return the row of a job that Redis does not have; None without a row, or without a ledger."""
     return ask(url, lambda row_audit, database, redis: row_audit.find_lost(database, redis, queue, job), None)
 
 
@@ -64,7 +64,7 @@ def cancel(url: str | None, queue: str | None, job: str) -> bool:
 
 
 def explain(row: LostRow) -> Explanation:
-    """Explain what became of a job that Redis does not have."""
+    """Explain a job that Redis does not have."""
     facts = {"state": row.state, "queue": row.queue, "task": row.task, "group": row.group, "reason": row.reason}
     found = {name: value for name, value in facts.items() if value is not None}
     for name in _MOMENTS:

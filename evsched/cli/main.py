@@ -42,7 +42,7 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.EPIPE:
             code, message = code or 1, message or _not_written(error)
-        # Python flushes what is left once more at its end, and would report that with a traceback.
+        # Python flushes the rest once more at its end, and would report that with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if message:
         from evsched.display import escape
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _run() -> tuple[int, str]:
-    """Run what the command line says; return the exit code, and the line for stderr, '' = none."""
+    """Run the command line; return the exit code, and the line for stderr, '' = none."""
     try:
         return _command(sys.argv[1:]), ""
     except (UsageError, ConfigError) as error:
@@ -124,7 +124,7 @@ def _not_written(error: OSError) -> str:
 
 
 def _open_closed_streams() -> None:
-    """Open what the shell closed (`>&-`): a command that prints then fails as on a full disk, and a service runs."""
+    """Open the descriptors that the shell closed (`>&-`): commands then fail as on a full disk, services run."""
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]

@@ -18,7 +18,7 @@ _ALIKE: Final = 0.7
 --group are not."""
 
 _OTHER_WORDS: Final = {"--from": "--since", "--to": "--until"}
-"""Options of some commands, and what others call them."""
+"""Options of some commands, and their names in other programs."""
 
 
 def mistake(error: CycloptsError, root: App, words: Sequence[str]) -> UsageError:
@@ -78,5 +78,4 @@ class PipeConsole(Console):
     """A console whose broken pipe is handled by `main`, as that of any other output: rich would exit with code 1."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error that rich is handling."""
         raise

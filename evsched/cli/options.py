@@ -1,4 +1,4 @@
-"""What commands share: options that many of them take, the flags of the services, times, and the client of Redis.
+"""Shared by commands: options that many of them take, the flags of the services, times, and the client of Redis.
 
 The flags of the services are made from the fields of `Config`. Times and durations are read as people write them.
 """
@@ -41,7 +41,7 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
     """Read a whole number in decimal digits: cyclopts alone would take 2.5, 0x3 and 1_0.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not valid.
     """
     text = tokens[0].value
     if not _WHOLE.fullmatch(text):
@@ -150,7 +150,7 @@ class CommandClient(SyncClient):
         return found
 
     def note_incomplete(self, lacking: str) -> None:
-        """Print, once, what is not known because the numbers of shards cannot be read."""
+        """Warn, once, that the numbers of shards cannot be read."""
         if not incomplete.is_set():
             output.note(f"{self.unread}: {lacking}")
             incomplete.set()
@@ -163,7 +163,6 @@ def _ask(stores: Sequence[Store]) -> Operation[Sequence[Store]]:
 
 
 def shards_unread(lost: Mapping[str, Host]) -> str:
-    """Return the words about shards whose primaries do not answer."""
     return f"{output.some([*lost])} cannot be read: {nodes_down(sorted({*lost.values()}))}"
 
 
@@ -228,7 +227,7 @@ def default(name: str) -> str:
 def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
     """Give a service a flag for each setting that it has, in place of its parameter `config`.
 
-    A flag that the service declares by itself is a setting too: it also gets what was given for it.
+    A flag that the service declares by itself is a setting too: it also gets the given value.
     """
     hints = get_type_hints(command, include_extras=True)
     own = [

@@ -1,4 +1,4 @@
-"""What commands print: tables, JSON, notes on stderr, times, and how far a long command is.
+"""The output of commands: tables, JSON, notes on stderr, times, and how far a long command is.
 
 A table is laid out for the terminal's width, or tab-separated for the program that reads a pipe. On a terminal that is
 too narrow, times are first shortened to seconds, then whole columns are left out, the least important first. A word or
@@ -29,7 +29,7 @@ _NAMED: Final = 5
 
 
 def as_json(value: Any) -> None:
-    """Print one JSON document, in printable characters: what Redis holds cannot steer the terminal."""
+    """Print one JSON document, in printable characters: data from Redis cannot steer the terminal."""
     text = msgspec.json.format(json_text(value), indent=2) + "\n"
     try:
         text.encode(sys.stdout.encoding or "utf-8")
@@ -39,7 +39,7 @@ def as_json(value: Any) -> None:
 
 
 def note(line: str) -> None:
-    """Print one line for people beside the data, on stderr: stdout stays what a program reads."""
+    """Print one line for people beside the data, on stderr: stdout holds only data."""
     sys.stdout.flush()  # the data come first, and if they cannot be written, that is the only line
     print(f"evsched: {escape(' '.join(line.split()))}", file=sys.stderr)
 
@@ -98,7 +98,7 @@ class Moment(NamedTuple):
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], empty: str) -> None:
-    """Print rows, or the sentence `empty` when there are none.
+    """Print rows, or the sentence `empty` without rows.
 
     A terminal gets aligned columns that fit. Anything else gets a header line and one line a row, with tabs between
     all columns.
@@ -214,7 +214,7 @@ def _plain(cell: object, *, short: bool = False) -> str:
 
 
 def _text(cell: object, *, short: bool) -> str:
-    """Return a cell for the terminal: what Redis holds cannot steer it, nor fill it with megabytes."""
+    """Return a cell for the terminal: data from Redis can neither steer it nor fill it with megabytes."""
     text = _plain(cell, short=short)
     more = len(text) - _CELL_MOST
     return escape(text if more <= 0 else f"{text[:_CELL_MOST]} ... and {more} characters more: --json shows all")

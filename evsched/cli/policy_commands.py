@@ -32,7 +32,7 @@ COLUMNS = (Column("group", 1), Column("limit"), Column("value"), Column("in the 
 
 
 def by_part(stores: Sequence[Store], parts: Sequence[Limits]) -> list[tuple[str | None, Limits]]:
-    """Return the limits of a whole queue, with None, and those that only some shards have, with their names."""
+    """Return the limits of a whole queue, with None, and the limits of only some shards, with their names."""
     whole = merged(parts)
     alone = [(store.queue, own(part, whole)) for store, part in zip(stores, parts, strict=True)]
     return [(None, whole), *(alone if len(parts) > 1 else ())]
@@ -62,7 +62,7 @@ def _in_code(found: Limits, field: str) -> str:
 
 
 def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
-    """List the limits of each queue, and what the code of the apps declares. Exit code 1: as `evsched queues`.
+    """List the limits of each queue, and the limits that apps declare in their code. Exit code 1: as `evsched queues`.
 
     A limit that was changed by hand stays so until its declaration in the code changes. The limits of a queue with
     shards are divided among them: their sum is listed, and by itself a limit that only one shard has.
@@ -208,7 +208,7 @@ def limit(
     fields = _fields(group, task, {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight})
     queue = _queue("limit", queue, named)
     with client(url, changes_queue=True) as redis:
-        # Limits that a queue already has can be changed, and those of a misspelt queue removed, without --create.
+        # Limits that a queue already has can be changed, and the limits of a misspelt queue removed, without --create.
         if fields and not create and (unknown := missing(redis, queue)):
             present = redis.send(Store(queue).limit())
             if not present.queue and not present.groups:

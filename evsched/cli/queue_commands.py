@@ -55,7 +55,7 @@ def shard(
     The queue goes on meanwhile; no job is lost, and none runs twice. Repeat the command after an interruption.
 
     First deploy the workers and then the programs with the new number, `App(shards=12)`. Jobs that have left the
-    schedule are not moved, nor those that are due within a minute.
+    schedule are not moved, nor jobs that are due within a minute.
 
     Exit code 1: workers run that do not know of the new shards, or shards that are to go still hold jobs.
 
@@ -136,7 +136,7 @@ def plan(
 
 
 def _strays(redis: SyncClient, queue: str, count: int) -> list[str]:
-    """Return the shards that a queue has beyond so many; none if it never had any, or this user may not look."""
+    """Return the shards that a queue has beyond this number; none if it never had any, or this user may not look."""
     if queue not in redis.shards.counts:
         return []
     try:
@@ -147,10 +147,10 @@ def _strays(redis: SyncClient, queue: str, count: int) -> list[str]:
 
 
 def _gates(redis: SyncClient, queue: str, was: int, count: int) -> Gates:
-    """Return what holds for the queue, as it is to hold for its shards.
+    """Return the queue's pause and limits, as they are to hold for its shards.
 
     Raises:
-        EvschedError: a limit is too small to be divided among so many.
+        EvschedError: a limit is too small to be divided.
     """
     try:
         return redis.run(new_shards.plan(Store, queue, was, count))
@@ -226,7 +226,7 @@ def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequenc
         if one.shard in strays and not one.served:
             print(f"no worker serves {one.shard}: start one: evsched worker MODULE:APP --queue {one.shard}")
     if held:
-        print("repeat the command when these jobs have run, or when you have revived or dropped those that are dead")
+        print("repeat the command when these jobs have run, or when you have revived or dropped the dead ones")
     return 1 if held else 0
 
 
@@ -279,24 +279,23 @@ Named = Annotated[list[str] | None, Parameter(help="The queues. Default: all que
 
 
 class Reading(NamedTuple, Generic[T]):
-    """What was read of a queue and its shards."""
+    """The state of a queue and its shards, as far as it could be read."""
 
     queue: str
     found: T | None
     """None = nothing could be read."""
     error: str | None = None
-    """What could not be read, and why."""
+    """The parts that could not be read, and why."""
 
     @property
     def problem(self) -> str | None:
-        """The sentence about what could not be read."""
         return self.error and f"queue {self.queue}{' cannot be read' if self.found is None else ''}: {self.error}"
 
 
 def each(
     redis: SyncClient, named: list[str] | None, read: Callable[[Sequence[Store]], T]
 ) -> tuple[list[Reading[T]], list[Host]]:
-    """Read each queue with its shards by itself: what cannot be read does not hide the rest.
+    """Read each queue with its shards by itself: an error in one does not hide the others.
 
     Also return the primaries of a cluster that do not answer: they may have queues that are not listed.
     """
@@ -332,7 +331,7 @@ def _read(redis: SyncClient, queue: str, read: Callable[[Sequence[Store]], T], d
 
 
 def read_limits(redis: SyncClient, stores: Sequence[Store]) -> list[Limits]:
-    """Read the limits of a queue and its shards, with those that apps declare."""
+    """Read the limits of a queue and its shards, with the limits that apps declare."""
     return [redis.run(new_shards.read_limits(store)) for store in stores]
 
 
@@ -364,7 +363,7 @@ def queues(names: Named = None, /, *, queue: Queues = None, json: Json = False, 
                 row |= {"next_due": queue_stats.next_due, "paused": queue_stats.paused}
                 row |= {"paused_until": queue_stats.paused_until, "paused_why": queue_stats.paused_why}
                 fields = {field for part in parts for field, value in part.fields().items() if value is not None}
-                row["limits"] = len(fields)  # also those that only some shards have
+                row["limits"] = len(fields)  # also limits of only some shards
                 row["changed_by_hand"] = sum(limits.overruled(field) is not None for field in limits.declared)
             rows.append(row)
         unknown = note_unknown(redis, queue)

@@ -141,7 +141,7 @@ def trigger(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url =
     with client_of(url, queue) as redis:
         try:
             job_id, begun = redis.run(recurrence_operations.trigger(Store(queue), name))
-        except ConfigError as error:  # what is not valid is the record in Redis, not the command line
+        except ConfigError as error:  # the record in Redis is not valid, not the command line
             raise EvschedError(str(error)) from None
     print(job_id if begun else f"{job_id} waits until the run before it has ended")
 
@@ -197,7 +197,7 @@ def _list(times: list[float], zone: str | None, json: bool) -> None:
 
 
 def _describe(found: Backfilled, paused: bool) -> str:
-    """Return in words what a backfill has done."""
+    """Return the result of a backfill as a sentence."""
     if not (found.requested or found.known or found.later or found.left_out):
         return "no planned time has passed between --from and --to"
     parts = [f"{found.requested} runs requested" if found.requested != 1 else "1 run requested"]
@@ -282,7 +282,7 @@ def next_times(
 ) -> int:
     """List the times at which recurrences, or rules that are not stored, will run next. Nothing is changed.
 
-    As if each run ended at once. Of one recurrence, the rule is explained in words, and its times are in its zone.
+    As if each run ended at once. For one recurrence, the rule is explained in words, and its times are in its zone.
     At most 400 days and 200,000 planned times.
 
     Example: evsched recurrences next nightly-report -n 10
@@ -333,7 +333,7 @@ def next_times(
     else:
         table(columns, rows, "nothing will run")
     if single and (declared := single.declared).window and declared.overlap != "allow" and declared.after is None:
-        sentence("Of several planned times that wait for the same opening of its window, only the first runs.")
+        sentence("If several planned times wait for the same opening of its window, only the first runs.")
     return unknown
 
 
@@ -463,7 +463,7 @@ def add(
         Parameter(help="The calendar on whose days it makes no jobs; several with commas: evsched calendars."),
     ] = None,
     pause_after: Annotated[
-        int | None, Parameter(converter=whole, help="Pause it after so many failures in a row.")
+        int | None, Parameter(converter=whole, help="Pause it after this many failures in a row.")
     ] = None,
     priority: Annotated[
         int | None, Parameter(converter=whole, help="The priority of its jobs, 0 to 9; higher runs first. Default: 5.")

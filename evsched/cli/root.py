@@ -1,6 +1,6 @@
 """The command line: reads the flags of a command, calls its function, and draws its help.
 
-A command's module is imported when that command is used: each imports what it needs of Redis, terminals and calendars,
+A command's module is imported when that command is used: each imports its parts for Redis, terminals and calendars,
 which takes longer than most commands run.
 """
 

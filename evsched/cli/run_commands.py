@@ -1,6 +1,6 @@
-"""The commands that run: dispatcher, worker, api, dev, demo; and those that print text for other programs.
+"""The commands that run: dispatcher, worker, api, dev, demo; and the commands that print text for other programs.
 
-`schema` prints the JSON Schema of what clients write to Redis, `completion` a script for tab completion.
+`schema` prints the JSON Schema of the records that clients write to Redis, `completion` a script for tab completion.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def schema(
     ] = None,
     /,
 ) -> None:
-    """Print the JSON Schema of what clients write to Redis: payloads, inline jobs, the records of recurrences.
+    """Print the JSON Schema of the records that clients write to Redis: payloads, inline jobs, recurrences.
 
     The dialect is 2020-12. docs/protocol.md says where each is written.
 

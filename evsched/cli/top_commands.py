@@ -106,7 +106,6 @@ def sparkline(lateness: Sequence[float | None]) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """Return a rate as a person reads it."""
     if per_second is None:
         return "-"
     return f"{per_second:.1f}" if per_second < 9.95 else f"{per_second:.0f}"

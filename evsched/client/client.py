@@ -83,7 +83,6 @@ class Client:
         return spread.parts_of(self.shards, self.store, queue, job_id)
 
     async def run(self, operation: Operation[T]) -> T:
-        """Perform the steps of an operation, and return its result."""
         return await operations.run(operation, self.perform)
 
     async def perform(self, step: Step) -> Any:
@@ -182,7 +181,7 @@ class Client:
         return await self.run(spread.status(self.parts_of(queue, job_id), job_id))
 
     async def explain(self, queue: str, job_id: str) -> Explanation:
-        """Explain why a job has not run yet, or what the recurrence of this name does next, as `evsched explain`.
+        """Explain why a job has not run yet, or the next step of the recurrence of this name, as `evsched explain`.
 
         It asks the workers about a ready job, which takes half a second if one of them does not answer.
 
@@ -220,7 +219,7 @@ class Client:
         )
 
     async def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
-        """Return the waiting and dead jobs that match a filter, in no order; those of one `place` if it is given.
+        """Return the waiting and dead jobs that match a filter, in no order; with a `place`, only there.
 
         A job that moves to another place meanwhile may be missed.
 
@@ -462,7 +461,6 @@ class SyncClient:
         return self.client.parts_of(queue, job_id)
 
     def run(self, operation: Operation[R]) -> R:
-        """Perform the steps of an operation, and return its result."""
         return self.wait_for(self.client.run(operation))
 
     def send(self, call: Call[R]) -> R:

@@ -128,7 +128,7 @@ def no_explanation(job_id: str, queue: str | None, similar: Sequence[str] = ()) 
 
 
 def missing(job_id: str, queue: str | None, also: str = "") -> str:
-    """Return the sentence about an id that no job has; `queue` None = in no queue. `also`: what else there is not."""
+    """Return the sentence about an id that no job has; `queue` None = in no queue. `also`: also not found."""
     where = "any queue" if queue is None else f"queue {queue}"
     return (
         f"no job {job_id} in {where}{also}: it never existed, it was cancelled while it waited, it ended and its "
@@ -159,7 +159,6 @@ def opening(status: JobStatus, window: str | None, now: float) -> float | None:
 
 
 def is_before_its_run(status: JobStatus) -> bool:
-    """Return whether a job waits for its next run."""
     return status.place in ("schedule", "backlog", "ready")
 
 
@@ -213,7 +212,7 @@ def _closed(status: JobStatus, facts: Facts, opens: float | None) -> str:
 
 
 def _besides(status: JobStatus, facts: Facts, opens: float | None) -> str:
-    """Return the words about what else keeps a job from its start: it expires before, or the queue is paused then."""
+    """Return the words about other obstacles to a job's start: it expires before, or the queue is paused then."""
     start, end = _earliest(status, facts) if opens is None else opens, ""
     if is_before_its_run(status) and status.expires is not None and status.expires < start < math.inf:
         left = status.expires - facts.now
@@ -224,7 +223,6 @@ def _besides(status: JobStatus, facts: Facts, opens: float | None) -> str:
 
 
 def is_waiting(status: JobStatus | None, now: float) -> bool:
-    """Return whether a job is due, and not yet fetched by a worker."""
     if status is None or not is_before_its_run(status):
         return False
     return status.place != "schedule" or (status.due or 0.0) <= now
@@ -325,7 +323,7 @@ def _in_ready(no_worker: str | None, pauses: Sequence[FetchPause | None], status
 
 
 def _requeue_after(left: float | None, dispatchers: int | None) -> str:
-    """Say what requeues the job of a worker that has no lease, or one that ended `-left` seconds ago."""
+    """Say who requeues the job of a worker that has no lease, or one that ended `-left` seconds ago."""
     if dispatchers == 0:
         return "no dispatcher is connected to requeue the job: start one with `evsched dispatcher`"
     if left is not None and left < -_RECOVERED:

@@ -1,4 +1,4 @@
-"""Explains a job, or what a recurrence does next. Reads the facts from Redis, and asks the workers about ready jobs."""
+"""Explains a job, or a recurrence. Reads the facts from Redis, and asks the workers about ready jobs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def explain_recurrence(
     dispatchers: int | None = None,
     window: str | None = None,
 ) -> Explanation:
-    """Explain what a recurrence does next.
+    """Explain the next step of a recurrence.
 
     `requests`: how many requested runs wait. `dispatchers`: how many are connected; None = that is not known.
     `window`: the present definition of the window that it names.
@@ -134,7 +134,7 @@ def explain_known(shards: Shards, parts: Parts, queue: str, job: str) -> Operati
 
 
 def explain_any(shards: Shards, parts: Parts, queue: str, job: str) -> Operation[Explanation | None]:
-    """Explain why a job has not run yet, or what the recurrence of this name does next; None if there is neither.
+    """Explain why a job has not run yet, or the next step of the recurrence of this name; None if there is neither.
 
     `parts`: where the job may be.
     """

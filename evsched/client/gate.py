@@ -69,7 +69,7 @@ def check_pause(store: Store, until: float | None, why: str) -> Operation[None]:
     Raises:
         ConfigError: the moment has passed, or the reason is too long or not a string.
     """
-    if not isinstance(why, str):  # pyright: ignore[reportUnnecessaryIsInstance] - what a program passes
+    if not isinstance(why, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a program may pass anything
         raise invalid("why", why, "a string")
     if len(why) > _WHY_MOST:
         raise ConfigError(f"why has {len(why)} characters: at most {_WHY_MOST}")
@@ -89,7 +89,6 @@ def resume(stores: Sequence[Store]) -> Operation[float | None]:
 
 
 def given(options: LimitOptions) -> dict[str, float | None]:
-    """Return limits by their names."""
     return {**cast("dict[str, float | None]", options)}
 
 

@@ -120,7 +120,6 @@ class Job(_Handle, Generic[R], frozen=True):
         change.read(await change.cancellation().by_any(connection))
 
     def cancel_in_sync(self, connection: Any, /) -> None:
-        """Cancel a job as `cancel_in`, in a program without an event loop."""
         change = self._change()
         change.read(change.cancellation().by(connection))
 

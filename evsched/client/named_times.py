@@ -31,7 +31,7 @@ def calendar_text(name: str, days: str | Iterable[date]) -> str:
     if not CALENDAR_NAME.fullmatch(name):
         raise ConfigError(f"calendar name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
     if not isinstance(days, str):
-        listed: list[Any] = list(days) if isinstance(days, Iterable) else [days]  # pyright: ignore[reportUnnecessaryIsInstance] - what a program passes
+        listed: list[Any] = list(days) if isinstance(days, Iterable) else [days]  # pyright: ignore[reportUnnecessaryIsInstance] - a program may pass anything
         if wrong := [day for day in listed if not isinstance(day, date)]:
             raise ConfigError(
                 f"calendar {name}: {wrong[0]!r:.40} is not a date: write date(2030, 1, 1), or all days as one text: "
@@ -125,7 +125,7 @@ def _users_of_window(store: Store, name: str) -> Operation[list[tuple[str, dict[
 
 
 def _check_notes(stores: Sequence[Store], name: str) -> Operation[None]:
-    """Read the notes of the jobs that wait for a window: what Redis refuses is refused before anything is written."""
+    """Read the notes of the jobs that wait for a window, so that a refusal of Redis comes before any write."""
     for store in stores:
         yield from send(store.count_deferred(name))
 

@@ -52,7 +52,7 @@ class JobOptions(TypedDict, total=False):
     window: str | None
     """When the job may start, such as "mon-fri 22:00-06:00 Europe/Berlin", or the name of a window."""
     on_conflict: OnConflict | None
-    """What happens when a job of this id has not ended: "replace" or "keep"; else JobExists is raised."""
+    """The action when a job of this id has not ended: "replace" or "keep"; else JobExists is raised."""
     unique: Unique | None
     """The id is made of the task and its arguments, so that there is one such job at a time, or in some time."""
     critical: int | None
@@ -125,7 +125,6 @@ def check_job_options(given: JobOptions) -> None:
 
 
 def random_id() -> str:
-    """Return an id for a job."""
     # 80 random bits: of a billion jobs, the odds that two have the same id are one in two million, and then the second
     # is refused. A longer id would cost memory twice.
     return os.urandom(10).hex()

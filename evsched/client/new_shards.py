@@ -1,6 +1,6 @@
-"""What holds for a queue with shards when their number changes: its pause, and its limits.
+"""The policy of a queue with shards when their number changes: its pause, and its limits.
 
-Each shard gets its new part, of the limits that were set by hand and of those that the code declares. A new shard gets
+Each shard gets its new part, of the limits that were set by hand and of the declared ones. A new shard gets
 exactly this: it may have been a shard before, and have something else.
 """
 
@@ -29,31 +29,31 @@ from evsched.store.store import Store
 
 
 class Gates(Struct, frozen=True):
-    """What is to hold in each part of a queue, by its name."""
+    """The pauses and limits to set in each part of a queue, by its name."""
 
     queue: str
     count: int
     new: dict[str, Limits]
-    """Of the shards that it did not have before."""
+    """The shards that it did not have before."""
     old: dict[str, Limits]
-    """Of the others, whose pauses stay as they are."""
+    """The others, whose pauses stay as they are."""
     wholes: dict[str, float] = {}
     """The limits of the whole queue, by their fields."""
 
 
 def read_limits(store: Store) -> Operation[Limits]:
-    """Return the limits of one queue, with those that apps declare."""
+    """Return the limits of one queue, with the limits that apps declare."""
     limits = yield from send(store.limits())
     return structs.replace(limits, declared=(yield from send(store.declared_limits())))
 
 
 def plan(make: MakeStore, queue: str, was: int, count: int, redeclares: str | None = None) -> Operation[Gates]:
-    """Return what is to hold when a queue has `count` shards instead of `was`.
+    """Return the policy when a queue has `count` shards instead of `was`.
 
-    `redeclares`: the app whose workers are about to declare its limits; what they were may be too small to be divided.
+    `redeclares`: the app whose workers are about to declare its limits; the present ones may be too small to divide.
 
     Raises:
-        ConfigError: a limit is too small to be divided among so many.
+        ConfigError: a limit is too small to be divided.
     """
     before = dict[str, Limits]()
     for name in Shards({queue: was}).all_of(queue):
@@ -98,7 +98,7 @@ def _part(whole: Limits, declared: Mapping[str, float], shards: Shards, name: st
 
 
 def _with(part: Limits, before: Limits, whole: Limits) -> Limits:
-    """Add the limits that only this part has, and those that cannot be divided."""
+    """Add the limits that only this part has, and the limits that cannot be divided."""
     alone = own(before, whole)
     declared = {field: limit for field, limit in before.declared.items() if field not in part.declared}
     found = structs.replace(paused_as(before, part), declared=part.declared | declared)
@@ -122,7 +122,7 @@ def open_new(make: MakeStore, gates: Gates) -> Operation[None]:
 
 
 def settle(make: MakeStore, queue: str, count: int) -> Operation[bool]:
-    """Let new shards use what older parts of the queue do not use; return whether that is all of their limits.
+    """Let new shards use the room that older parts of the queue leave; return whether that is all of their limits.
 
     If a change of the number was interrupted, it first gives the older parts their limits. While jobs that began
     before run in the older parts beyond these, dispatchers go on (`evsched/dispatcher/mover.py`).
@@ -142,13 +142,11 @@ def settle(make: MakeStore, queue: str, count: int) -> Operation[bool]:
 
 
 def divide_again(make: MakeStore, gates: Gates) -> Operation[None]:
-    """Have the limits hold in the shards that there were before."""
     for name, limits in gates.old.items():
         yield from hold(make(name), limits)
 
 
 def clear(store: Store) -> Operation[None]:
-    """Remove the pause and all limits of a shard that is gone."""
     yield from hold(store, Limits())
 
 

@@ -2,7 +2,7 @@
 
 An operation is a generator. It yields steps: send a call, find the nodes, wait in Redis for a reply, ask the workers,
 sleep. It receives a value or an error for each step, and returns its result at the end. `Client` and `BlockingClient`
-perform the steps, each in its own way; the operations decide what is sent, and when it is sent again.
+perform the steps, each in its own way; the operations decide on the calls, and on their repetition.
 
 At the end of the file: how to find the names of all queues.
 """

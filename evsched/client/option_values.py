@@ -84,9 +84,9 @@ _DIGITS: Final = 32
 class Unique(Struct, frozen=True, kw_only=True):
     """Makes jobs unique: of the same task and key, only one waits or runs on a queue; see `on_conflict` for a second.
 
-    `by`: what makes two jobs the same: "args", their arguments as JSON; or a function that gets the arguments of the
-    task and returns the key, a string or another JSON value. `within`: a timedelta or seconds, counted by Redis's clock
-    from the first enqueue. In that time there is no second job even when the first has ended.
+    `by`: the key by which two jobs are the same: "args", their arguments as JSON; or a function of the arguments
+    of the task that returns the key, a string or another JSON value. `within`: a timedelta or seconds, counted by
+    Redis's clock from the first enqueue. In that time there is no second job even when the first has ended.
 
     Raises:
         ConfigError: an option is not valid.

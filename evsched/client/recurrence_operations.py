@@ -103,7 +103,6 @@ def find_standing(store: Store, at: float, fields: dict[str, bytes]) -> Operatio
 
 
 def is_retired(at: float, fields: dict[str, bytes]) -> bool:
-    """Tell whether a recurrence stands still because the code no longer declares it."""
     return "retired" in fields and at == float("inf")
 
 
@@ -179,7 +178,6 @@ def pause(store: Store, name: str, until: float | None, why: str) -> Operation[N
 
 
 def read_stored(store: Store, name: str, fields: dict[str, bytes]) -> Operation[Recurrence]:
-    """Parse a record, as `with_stored`."""
     return (yield from with_stored(store, read_declared(name, fields)))
 
 
@@ -275,7 +273,7 @@ def _text(fields: dict[str, bytes], name: str) -> str | None:
 
 
 def no_record(queue: str, name: str) -> str:
-    """Return why a recurrence without a record makes no jobs, and what to do."""
+    """Return why a recurrence without a record makes no jobs, and the remedy."""
     return (
         f"it has no record: add it with `evsched recurrences add {name} TASK --rule ... --queue {queue}`, or delete it "
         f"with `evsched recurrences remove {name} --queue {queue}`"

@@ -100,7 +100,7 @@ def serving(store: Store) -> Operation[set[str]]:
 
 
 class Held(Struct, frozen=True):
-    """What a shard that is to be retired still holds: how many jobs, by place."""
+    """The content of a shard that is to be retired: how many jobs, by place."""
 
     shard: str
     places: dict[str, int]
@@ -109,7 +109,7 @@ class Held(Struct, frozen=True):
 
 
 def retire(make: MakeStore, queue: str, count: int, was: int, strays: Sequence[str] = ()) -> Operation[list[Held]]:
-    """Lower the number of shards to `count`, or to the last one that still holds jobs. Return those that hold some."""
+    """Lower the number of shards to `count`, or to the last one that still holds jobs. Return these shards."""
     held = yield from _held(make, _names(queue, count, was))
     left = _after(held) if held else count
     if left < was:
@@ -123,7 +123,6 @@ def retire(make: MakeStore, queue: str, count: int, was: int, strays: Sequence[s
 
 
 def close(make: MakeStore, gone: Iterable[str]) -> Operation[None]:
-    """Remove the pauses and limits of shards that are gone."""
     for name in gone:
         yield from new_shards.clear(make(name))
 
@@ -133,12 +132,11 @@ def _names(queue: str, first: int, end: int) -> list[str]:
 
 
 def _after(held: Sequence[Held]) -> int:
-    """Return the number of shards that include these."""
     return int(held[-1].shard.rpartition(":")[2]) + 1
 
 
 def _held(make: MakeStore, names: Iterable[str]) -> Operation[list[Held]]:
-    """Return what these shards hold, those that hold nothing left out."""
+    """Return the content of these shards, without the empty ones."""
     found = list[Held]()
     for store in map(make, names):
         stats = yield from send(store.queue_stats())
@@ -158,7 +156,7 @@ class Node(Struct, frozen=True):
 
 
 class Move(Struct, frozen=True):
-    """A slot that is to move, with what it has of a queue."""
+    """A slot that is to move, with its keys of a queue."""
 
     queue: str
     shard: str
@@ -166,7 +164,7 @@ class Move(Struct, frozen=True):
     source: str
     to: str
     commands: list[str]
-    """What to run for it, in this order."""
+    """The commands for it, in this order."""
 
 
 def read_nodes() -> Operation[list[Node]]:
@@ -220,7 +218,7 @@ def _host(primary: ClusterPrimary) -> tuple[str, str]:
 
 
 CALM: Final = 60.0
-"""Jobs that are due within so many seconds stay: an interrupted move makes no job late if it goes on in that time."""
+"""Jobs that are due within this many seconds stay: an interrupted move makes no job late if it goes on in that time."""
 
 _NOT_CALM: Final = -1e12
 """The same for a shard that nobody serves: there no job would run in time."""
@@ -250,7 +248,7 @@ class Lacking(Struct, frozen=True):
 class Reshard:
     """One pass over the schedules of a queue and all its shards.
 
-    `count`: how many shards it is to have. `was`: how many it had, by Redis. `strays`: those that it has beyond both.
+    `count`: how many shards it is to have. `was`: how many it had, by Redis. `strays`: its shards beyond both.
     `step` does a part; a pass may end after any. `only_count`: nothing moves; then `moved` is how many jobs would, of
     which some may stay when it is done.
     """
@@ -317,7 +315,6 @@ class Reshard:
         self._has_begun = True
 
     def _open(self, store: Store) -> Operation[None]:
-        """Begin with a queue."""
         self._pass = _Source(store)
         if store.queue in self._strays and not (yield from serving(store)):
             self._pass.calm = _NOT_CALM
@@ -380,7 +377,7 @@ class _Source:
         self.cursor = 0
         self.is_read = False
         self.waiting = defaultdict[str, list[bytes]](list)
-        """What is to be moved, by where it goes."""
+        """The jobs to move, by destination."""
         self.seen = set[bytes]()
         self.above = 0
         """A batch needs a higher number than this."""

@@ -1,7 +1,7 @@
-"""What a client does with a queue that may have shards: it finds the shard that has a job, or asks all of them.
+"""Operations on a queue that may have shards: it finds the shard that has a job, or asks all of them.
 
 `stores` are those of the queue and its shards (`Shards.all_of`), or the one store of a queue without shards: then each
-of these operations does what it would do without this file, at no cost. Only if no job has the id, it asks Redis
+of these operations works as without this file, at no cost. Only if no job has the id, it asks Redis
 whether the queue has shards after all.
 
 A change of a queue is made in each of its shards, one after the other, and is not begun while the primary of a shard
@@ -44,9 +44,9 @@ _NAMED: Final = 5
 
 
 def change(stores: Sequence[Store], operation: Callable[[Store], Operation[T]], done: str) -> Operation[list[T]]:
-    """Change a queue and each of its shards, after a `check`; return what the operation returns for each.
+    """Change a queue and each of its shards, after a `check`; return the results.
 
-    `stores`: those of the queue's shards and, last, of the queue itself. `done`: what was done, as "paused".
+    `stores`: those of the queue's shards and, last, of the queue itself. `done`: the action, such as "paused".
 
     Raises:
         ShardsDown: a primary does not answer: nothing was done, or only a part.
@@ -144,7 +144,7 @@ def parts_of(shards: Shards, make: MakeStore, queue: str, job_id: str) -> Parts:
     Raises:
         ConfigError: the id is not a string.
     """
-    if not isinstance(job_id, str):  # pyright: ignore[reportUnnecessaryIsInstance] - what a program passes
+    if not isinstance(job_id, str):  # pyright: ignore[reportUnnecessaryIsInstance] - a program may pass anything
         raise invalid("id", job_id, "a string")
     home = shards.home(queue, job_id)
     stores = [make(home), *(make(name) for name in shards.all_of(queue) if name != home)]
@@ -235,7 +235,7 @@ def cancel(parts: Parts, job_id: str) -> Operation[Cancelled]:
 
 
 def whole(shards: Shards, make: MakeStore, queue: str) -> Operation[list[Store]]:
-    """Return the stores of a queue and its shards: those that are known here, and those that Redis knows of.
+    """Return the stores of a queue and its shards: the shards that are known here, and the shards that Redis knows.
 
     Raises:
         ShardsUnread: their number cannot be read.
@@ -329,7 +329,7 @@ def _has_dead(store: Store, job_id: str) -> Operation[bool]:
 
 
 def queue_stats(stores: Sequence[Store]) -> Operation[QueueStats]:
-    """Return the figures of a queue and its shards, as those of one queue."""
+    """Return the figures of a queue and its shards, as if it were one queue."""
     parts = list[QueueStats]()
     for store in stores:
         parts.append((yield from operations.send(store.queue_stats())))
@@ -344,7 +344,7 @@ def listed(shards: Shards, make: MakeStore) -> Operation[list[str]]:
 def shown(shards: Shards, make: MakeStore, queues: Sequence[str]) -> Operation[list[str]]:
     """Return queues as a person sees them: sorted, with the queue in place of its shards.
 
-    A name that is that of a shard beyond their number is listed while it holds jobs.
+    The name of a shard beyond their number is listed while it holds jobs.
     """
     names = shards.wholes(queues)
     gone = set[str]()
@@ -371,7 +371,7 @@ def never_used(shards: Shards, make: MakeStore, queue: str) -> Operation[str | N
 
 
 def similar(shards: Shards, make: MakeStore, queue: str) -> Operation[str]:
-    """Suggest the names of queues that are like this one, as the end of a message; "" if there are none."""
+    """Suggest the names of queues that are like this one, as the end of a message; "" without any."""
     try:
         there = yield from others(shards, make, queue)
     except StoreDown:
@@ -425,7 +425,7 @@ def read_shards() -> Operation[Shards]:
 
 
 class _Entry(Struct, frozen=True):
-    """A job in a place. `key`: the place, or a group's own backlog. `at`: None = the score is no time."""
+    """A job in a place. `key`: the place, or a group's own backlog. `at`: None = the score is not a time."""
 
     store: Store
     key: str
@@ -437,7 +437,7 @@ class _Entry(Struct, frozen=True):
 def front(stores: Sequence[Store], place: Waiting, limit: int) -> Operation[list[Match]]:
     """Return the first `limit` jobs of a place of a queue, and of its shards.
 
-    Of the backlog, also those of each group that its own limits hold: after the others, in any number if the queue has
+    In the backlog, also the jobs of groups that their limits hold: after the others, in any number if the queue has
     no shards.
     """
     entries = list[_Entry]()
@@ -468,7 +468,7 @@ def _entries(store: Store, place: Waiting, limit: int) -> Operation[list[_Entry]
 
 
 def _described(entries: Sequence[_Entry]) -> Operation[list[Match]]:
-    """Return what is known of jobs, in this order."""
+    """Return the known facts about jobs, in this order."""
     by_key = dict[tuple[str, str], list[int]]()
     for at, entry in enumerate(entries):
         by_key.setdefault((entry.store.queue, entry.key), []).append(at)

@@ -104,7 +104,7 @@ def _moment(name: str, moment: datetime | timedelta | float, now: float) -> floa
 
 
 class Swept(Struct, frozen=True):
-    """What became of the jobs that matched."""
+    """The result for the jobs that matched."""
 
     matched: int
     changed: int
@@ -147,7 +147,7 @@ class Sweep:
 
     def __init__(self, store: Store, matching: Filter, places: Sequence[Waiting], change: Change | None = None) -> None:
         self.found: list[Match] = []
-        """What matched, if nothing is to be changed."""
+        """The jobs that matched, if nothing is to be changed."""
         self.changed = 0
         """A job whose change Redis lost, and which was changed again, counts twice."""
         self.examined = 0
@@ -167,7 +167,6 @@ class Sweep:
 
     @property
     def swept(self) -> Swept:
-        """The counts up to now."""
         return Swept(len(self._matched), min(self.changed, len(self._matched) - self._unknown), self._unknown)
 
     def step(self) -> Operation[bool]:
@@ -223,7 +222,7 @@ class Sweep:
         return (yield from send(call))
 
     def finish(self) -> Operation[Swept]:
-        """Do all that is left; return what was done."""
+        """Do the rest; return the result."""
         while (yield from self.step()):
             pass
         return self.swept
@@ -247,17 +246,15 @@ def rescheduling(
 
 
 def reviving(store: Store, matching: Filter) -> Sweep:
-    """Return the sweep that puts dead jobs back on the schedule."""
     return Sweep(store, _named(matching), ("dead",), store.revive_matching)
 
 
 def dropping(store: Store, matching: Filter) -> Sweep:
-    """Return the sweep that deletes dead jobs."""
     return Sweep(store, _named(matching), ("dead",), store.drop_matching)
 
 
 def find(store: Store, matching: Filter, place: Waiting | None) -> Operation[list[Match]]:
-    """Return all waiting and dead jobs that match, those of one place if it is given.
+    """Return all waiting and dead jobs that match, in one place if it is given.
 
     Raises:
         ConfigError: there is no such place.

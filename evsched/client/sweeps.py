@@ -22,12 +22,10 @@ class Sweeps:
 
     @property
     def found(self) -> list[Match]:
-        """What matched, if nothing is to be changed."""
         return [match for sweep in self._all for match in sweep.found]
 
     @property
     def changed(self) -> int:
-        """How many changes were made."""
         return sum(sweep.changed for sweep in self._all)
 
     @property
@@ -42,7 +40,7 @@ class Sweeps:
 
     @property
     def swept(self) -> Swept:
-        """What has been done so far."""
+        """The result so far."""
         parts = [sweep.swept for sweep in self._all]
         return Swept(
             matched=sum(part.matched for part in parts),
@@ -63,14 +61,14 @@ class Sweeps:
         return bool(self._going)
 
     def finish(self) -> Operation[Swept]:
-        """Do all that is left; return what was done."""
+        """Do the rest; return the result."""
         while (yield from self.step()):
             pass
         return self.swept
 
 
 def sweep_all(make: MakeStore, stores: Sequence[Store], plan: Callable[[Store], Sweep]) -> Operation[Swept]:
-    """Do a sweep of each of these queues, after what has left one of them has arrived at another one."""
+    """Do a sweep of each of these queues, after jobs that left one of them have arrived at another one."""
     if len(stores) > 1:
         yield from finish_moves(make, stores)
     return (yield from Sweeps(map(plan, stores)).finish())

@@ -49,7 +49,6 @@ class Target(Struct, frozen=True):
 
     @property
     def default_port(self) -> int:
-        """The port of a URL of this scheme that names none."""
         return _PORTS[self.scheme]
 
     @property
@@ -94,7 +93,7 @@ def read_authority(text: str) -> tuple[str, int | None]:
     """Read HOST or HOST:PORT.
 
     Raises:
-        ValueError: it is not valid. The message says what it has, as the end of a sentence.
+        ValueError: it is not valid. The message names its type, as the end of a sentence.
     """
     parts = _AUTHORITY.fullmatch(text)
     if parts is None or (parts[2] is not None and not 1 <= int(parts[2]) <= 65535):
@@ -355,7 +354,6 @@ class HttpJob(TargetJob[HttpResponse | None], frozen=True):
         return read_request(self.url, self.method, self.headers or {}, self.body, self.json)
 
     def check(self) -> None:
-        """See `TargetJob`."""
         self.request()
         if self.sign is not None and not SECRET_NAME.fullmatch(self.sign):
             raise GiveUp("sign is not the name of a secret: it has A-Z, 0-9 and _ alone, as ORDERS")
@@ -376,7 +374,6 @@ class ForwardJob(TargetJob[None], frozen=True):
     """For an exchange."""
 
     def check(self) -> None:
-        """See `TargetJob`."""
         check_options(destination_of(self.to), asdict(self))
 
 
@@ -397,7 +394,6 @@ def definition(name: str) -> Task:
 
 
 def is_target(name: str) -> bool:
-    """Return whether a task is one of these."""
     return name in _ARGUMENTS
 
 

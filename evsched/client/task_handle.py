@@ -199,7 +199,6 @@ class TaskHandle(Enqueuer[P, R]):
 
     @property
     def handler(self) -> Callable[P, Any]:
-        """The function itself."""
         return self.task.handler
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> Arguments[P]:

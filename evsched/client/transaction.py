@@ -1,7 +1,7 @@
 """Writes to the ledger within a transaction of the program: they take effect if and only if it commits.
 
 The program's connection does it, by whichever library it is: psycopg, SQLAlchemy, Django, or another with cursors as
-in PEP 249. They are recognised by what they can do, so none of them is imported here before the program has.
+in PEP 249. They are recognised by their methods, so none of them is imported here before the program has.
 """
 
 from __future__ import annotations
@@ -191,7 +191,6 @@ class Change(Struct, frozen=True):
     now: float | None = None
 
     def cancellation(self) -> Statement:
-        """Return the statement that cancels the job."""
         return Statement(_CANCEL, {"queue": self.queue, "id": self.id})
 
     def reschedule(self, due: float | None, delay: float) -> Statement:
@@ -219,7 +218,6 @@ class Change(Struct, frozen=True):
 
 
 def is_sqlalchemy(connection: Any) -> bool:
-    """Return whether it is a session or a connection of SQLAlchemy."""
     return hasattr(connection, "get_bind") or hasattr(connection, "exec_driver_sql")
 
 

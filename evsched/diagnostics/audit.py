@@ -1,7 +1,7 @@
 """The audit: every id in exactly one place, every record in a place, every count right.
 
 It reads a live system in slices. One script checks a slice in one atomic step, so a job that moves meanwhile is not
-reported. What looks wrong is checked again after a pause, because a client may write a record after its ZADD. The
+reported. A violation is checked again after a pause, because a client may write a record after its ZADD. The
 table of rules has, for each code of a finding, its severity, its meaning and the remedy.
 """
 
@@ -125,13 +125,13 @@ _HELD: Final = {
     "bad-id": "wait until its worker has ended it; if it stays: LREM {root}processing:WORKER 0 {id}, then " + _REPAIR,
     "no-record": "HSET {record} payload '{{...}}'; otherwise its worker puts it into the dead-letter set",
 }
-"""What to do if a worker holds the job: `--repair` leaves it alone."""
+"""The advice if a worker holds the job: `--repair` leaves it alone."""
 
 _KEY_MOST: Final = 240
 """Characters of a key or an id that say where a finding is: they may have any length."""
 
 _NOT_ABOUT_JOBS: Final = ("stranded", "throttled", "stray", "place-type", "key-type")
-"""The violations whose id is that of a group, a worker or a key."""
+"""The violations whose id names a group, a worker or a key."""
 
 _ABOUT_THE_QUEUE: Final = ("in_flight", "uncounted", "stuck-move", "refused", "more")
 """The violations that, without an id, concern the whole queue."""
@@ -174,7 +174,6 @@ def _typed(word: bytes) -> str:
 
 
 def _shortened(shown: str, size: int) -> str:
-    """Return a key or an id of `size` bytes, or its beginning if it is long."""
     return shown if len(shown) <= _KEY_MOST else f"{shown[:_KEY_MOST]}... ({size} bytes)"
 
 
@@ -249,7 +248,7 @@ _NOTHING: Final = Survey([], None)
 
 
 class _Queue:
-    """What the audit found of one queue."""
+    """The result of the audit of one queue."""
 
     def __init__(self, name: str) -> None:
         self.store = Store(name)
@@ -298,13 +297,12 @@ class Audit:
         self._misnamed = set[bytes]()
         """Keys of queues whose names are not allowed."""
         self.met = set[str]()
-        """The queues of which it has met a key, also those that are not to be checked."""
+        """The queues whose keys it has met, also if they are not to be checked."""
         self.seen = 0
         """How many records and entries of places it has checked."""
 
     @property
     def queues(self) -> list[str]:
-        """The queues that it has found."""
         return sorted(self._queues)
 
     @property
@@ -463,7 +461,7 @@ class Audit:
         return list({(v.id, v.code): v for v in violations}.values())
 
     async def _repair(self, queue: _Queue, violations: list[Violation]) -> set[tuple[bytes, str]]:
-        """Repair what can be repaired in only one way; return the ids and codes of what was repaired."""
+        """Repair violations that have only one remedy; return the ids and codes of the repaired ones."""
         repaired = set[tuple[bytes, str]]()
         for violation in violations:
             if violation.code == "stray":

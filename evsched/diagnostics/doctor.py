@@ -1,4 +1,4 @@
-"""The doctor: reads the settings and state of a Redis server, and tests what they cannot show.
+"""The doctor: reads the settings and state of a Redis server, and tests the rest.
 
 Each primary of a cluster is examined as a server of its own. A check that this user may not run is reported as an
 `info`. `examine` makes all checks of the servers and their queues, one after the other.
@@ -200,7 +200,7 @@ class Doctor:
             self._report(Finding("scripts", "fault", f"a read-only script was refused: {error}", "Redis", mend))
 
     async def _check_rights(self, role: Role, all_queues: bool) -> None:
-        """Check the rights of the user that has the role's name; if there is none, those of this connection's user."""
+        """Check the rights of the user that has the role's name; without one, of this connection's user."""
         user = str(role)
         try:
             if not await self._is_user(user):
@@ -301,7 +301,7 @@ async def examine(
     if queues and not parts:
         return Examination(found, [], 0)
     for node in nodes:
-        # Of a cluster, only the nodes of the queues that are named.
+        # In a cluster, only the nodes of the queues that are named.
         if (queue := await queue_at(sender, node, parts)) is not None:
             found += await Doctor(url, sender, queue, node=node, repair=repair).run(role, all_queues=not queues)
     audit = Audit(sender, parts, down=down)

@@ -25,9 +25,9 @@ class Finding(Struct, frozen=True):
 
 
 def changes(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings that are new, and those that are gone.
+    """Return the new findings, and the resolved ones.
 
-    A finding is the same as before if its check, its level and its place are: what it says may contain figures.
+    A finding is the same as before if its check, its level and its place are: its text may contain figures.
     """
     known, found = ({(one.check, one.level, one.where): one for one in part} for part in (before, after))
     new = [finding for key, finding in found.items() if key not in known]

@@ -228,7 +228,6 @@ def _describe(queue: str, name: str, reason: str) -> Finding:
 
 
 def _has_failed(fields: dict[str, bytes]) -> bool:
-    """Return whether a recurrence is paused because of its failures."""
     most = whole(fields.get("pause_after"))
     return "paused" in fields and "retired" not in fields and 0 < most <= whole(fields.get("failing"))
 
@@ -252,7 +251,7 @@ _LOST: Final = "UPDATE evsched_job SET epoch = '' WHERE queue = '{queue}' AND id
 
 
 async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> list[Finding]:
-    """Return what is wrong with the relays, and each row about which the table and Redis differ.
+    """Return the faults of the relays, and each row about which the table and Redis differ.
 
     `repair`: schedule lost jobs again.
 
@@ -320,7 +319,7 @@ def _relays(now: Attendance) -> list[Finding]:
         mend = "give the relays the EVSCHED_URL of this command; if it is the same, read their logs"
         found.append(Finding("ledger-redis", "fault", what, where, mend))
     elif now.redises > 1:
-        what = f"the relays of this database use {now.redises} Redises, so those of one wait until the others are gone"
+        what = f"the relays of this database use {now.redises} Redises; all but one set wait until it is gone"
         mend = "give all relays the same EVSCHED_URL; the log of one that waits has the pids in pg_stat_activity"
         found.append(Finding("ledger-redis", "fault", what, where, mend))
     if now.relays and now.waiting.seconds > _WAITS:

@@ -150,7 +150,7 @@ _SKEW: Final = 1.0
 
 
 class Server(Struct, frozen=True):
-    """What a server reports about itself."""
+    """The reports of a server about itself."""
 
     info: Mapping[str, str]
     settings: Mapping[str, str]
@@ -209,7 +209,7 @@ def replica(server: Server) -> list[Finding]:
 
 
 def persistence(server: Server) -> list[Finding]:
-    """Check what a restart would lose, and whether the last writes to disk succeeded."""
+    """Check how much a restart would lose, and whether the last writes to disk succeeded."""
     found = list[Finding]()
     aof = server.info.get("aof_enabled", "1") == "1"
     if not aof:
@@ -303,7 +303,7 @@ def full_coverage(server: Server) -> list[Finding]:
 
 
 def replicas(server: Server) -> list[Finding]:
-    """Check that replicas follow, and what an isolated primary would lose."""
+    """Check that replicas follow, and how much an isolated primary would lose."""
     found = list[Finding]()
     count = server.number("connected_slaves")
     for number in range(count):
@@ -347,7 +347,6 @@ def sentinel(host: Host, why: str) -> Finding:
 
 
 def at_node(finding: Finding, node: Host | None) -> Finding:
-    """Return the finding with the node of a cluster where it is."""
     return finding if node is None else structs.replace(finding, where=f"{finding.where}, at {node[0]}:{node[1]}")
 
 

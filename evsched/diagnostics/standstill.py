@@ -49,7 +49,7 @@ _BUSY: Final = 60.0
 
 
 class _Look(Struct, frozen=True):
-    """What one look at a queue saw."""
+    """The result of one look at a queue."""
 
     queue_stats: QueueStats
     due: tuple[str, float] | None
@@ -88,7 +88,7 @@ class _Suspicion(Struct, frozen=True):
 
     finding: Finding
     mark: object = None
-    """What must be the same at the next look; None if it is enough that the next look finds it again."""
+    """The facts that must be the same at the next look; None if it is enough that the next look finds it again."""
 
 
 class Standstill:
@@ -160,7 +160,7 @@ class Standstill:
         return _Look(queue_stats, *first, leases, limits, dispatchers, refusal)
 
     async def _first_recorded(self, store: Store, found: list[tuple[str, float]]) -> tuple[str, float] | None:
-        """Return the first recurrence that has a record. Other checks report those that have none."""
+        """Return the first recurrence that has a record. Other checks report queues without one."""
         for name, at in found:
             try:
                 if await self._sender.send(store.recurrence(name)):

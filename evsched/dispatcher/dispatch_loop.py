@@ -94,7 +94,7 @@ class DispatchLoop:
         self._steps = Timetable[str]()
         self._looks = Timetable[str]()
         self._unchecked: dict[str, Reason] = dict.fromkeys(self._lasting, "reconnect")
-        """The queues to check, and why. An "event" is that of a queue without a timer."""
+        """The queues to check, and why. An "event" names a queue without a timer."""
         self._to_step: dict[str, Reason] = {}
         """The queues that a check found to be due."""
         self._resting = RestingQueues(runtime, owner.forget)
@@ -327,7 +327,7 @@ class DispatchLoop:
                 self._checked(timer, reason, sent, found.now, seen)
 
     def _checked(self, timer: QueueTimer, reason: Reason, sent: float, now: float, seen: Seen | None) -> None:
-        """Use what a glance saw of a queue, at `now` by Redis's clock."""
+        """Use the result of a glance at a queue, at `now` by Redis's clock."""
         nearest = None if seen is None else seen.nearest
         due = timer.glanced(sent, time.monotonic(), now, nearest, self._runtime.times.safety_cap)
         if due or (seen is not None and seen.gated):

@@ -112,7 +112,7 @@ class QueueFinder:
                 await self._wakeup.sleep(at)
 
     async def step(self) -> float:
-        """Do what is due; return when the next step is, by the monotonic clock.
+        """Take the due steps; return when the next step is, by the monotonic clock.
 
         Raises:
             StoreDown, StoreRefused

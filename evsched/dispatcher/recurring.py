@@ -192,7 +192,7 @@ class Occurrences:
                 self._runtime.emit(events.PauseOver(queue=store.queue, name=name))
 
     async def _report_paused(self, store: Store) -> None:
-        """Report recurrences that were paused because of failures. Of several dispatchers, one gets each name."""
+        """Report recurrences that were paused because of failures. Only one of several dispatchers gets each name."""
         for name in await self._runtime.sender.send(store.take_newly_paused(_SLICE)):
             fields = await self._runtime.sender.send(store.recurrence(name))
             if "paused" in fields:  # nobody has resumed it meanwhile

@@ -64,7 +64,7 @@ _NEVER: Final = float("inf")
 
 
 class Appointment:
-    """When to act next, and why. Of several requests the earliest counts."""
+    """When to act next, and why. The earliest of several requests counts."""
 
     def __init__(self, at: float, reason: Reason) -> None:
         self.at = at

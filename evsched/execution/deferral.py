@@ -168,7 +168,7 @@ class MissingHandlers:
 async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
     """Return the outcome of a job whose window is closed now; None = it is open.
 
-    `window` is the payload's: a window, or the name of one that is kept in Redis. `reply`: it asks for one.
+    `window` is the payload's: a window, or the name of a window in Redis. `reply`: it asks for one.
     """
     if not WINDOW_NAME.fullmatch(window):
         return judge_window(window, "", run.delivery.redis_now(), reply)

@@ -43,7 +43,7 @@ _LINKS: Final = {
 """How an exception goes with the one before it: in the reason, in front; in the traceback, behind."""
 
 _HEAD, _TAIL = 8, 24
-"""Frames that are kept at the ends of a long stack, such as that of an endless recursion."""
+"""Frames that are kept at the ends of a long stack, such as of an endless recursion."""
 
 _OWN: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - as code objects have it
 _LIBRARIES: Final = tuple(
@@ -67,7 +67,7 @@ class Stack(Struct, frozen=True):
     place: str = ""
     """The innermost line of the user's code, such as ` (tasks.py:7 in pay)`; empty when none runs."""
     traceback: str = ""
-    """As that of a failure."""
+    """As in a failure."""
 
 
 _Frame = tuple[FrameType, int]

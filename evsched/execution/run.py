@@ -64,7 +64,7 @@ def read_payload(job: FetchedJob) -> Payload | Buried:
         return decode_payload(job.payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         why = describe_malformed(job.payload, error)
-        return Buried(shorten(f"the payload is no job: {why}: mend it and schedule it again"), False)
+        return Buried(shorten(f"invalid payload: {why}: correct it and enqueue the job again"), False)
 
 
 def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prepared | NoTask | Buried:
@@ -76,9 +76,9 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
         policy = task.policy(payload)
         args, kwargs = task.bind(payload)
     except (msgspec.ValidationError, ConfigError, RecursionError) as error:
-        return Buried(shorten(f"the arguments do not fit: {error}: mend the payload"), payload.reply)
+        return Buried(shorten(f"the arguments do not fit: {error}: correct the payload"), payload.reply)
     if payload.timeout is not None and payload.timeout <= 0:
-        wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: mend the payload"
+        wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: correct the payload"
         return Buried(wrong, payload.reply)
     if payload.expires is not None and (expired := _expired(job, payload, now)):
         return expired

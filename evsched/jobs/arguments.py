@@ -165,7 +165,7 @@ def check(
     more for large ones. To enqueue a job costs about 10 us even in a batch, so all are checked.
 
     Raises:
-        BadArguments: which argument is wrong, and what is expected.
+        BadArguments: which argument is wrong, and its expected type.
     """
     if own_check is None and _surely_fit(signature, args, kwargs):
         return
@@ -222,7 +222,7 @@ def _surely_fits(value: Any, wanted: Any) -> bool:
 
 
 def _explain(of: Signature, wrong: str) -> str:
-    """Say what is wrong with a call by the names of arguments; a worker's message has paths in the payload."""
+    """Describe an invalid call by the names of arguments; a worker's message has paths in the payload."""
     found = _PATH.search(wrong)
     if found is None:
         return wrong

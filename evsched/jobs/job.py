@@ -42,7 +42,7 @@ class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     reply: bool = False
     meta: dict[str, Any] = {}
     window: str | None = None
-    """A window (`recurrence/windows.py`), or the name of one that is kept in Redis."""
+    """A window (`recurrence/windows.py`), or the name of a window in Redis."""
     id: Any = None
     priority: Any = None
     group: Any = None
@@ -259,5 +259,5 @@ def describe_malformed(text: bytes, error: Exception) -> str:
     """Describe why a text cannot be decoded. msgspec may call half a surrogate pair truncated."""
     escapes = text.replace(rb"\\", b"")  # an escaped backslash escapes nothing
     if _HALF.search(_PAIR.sub(b"", escapes)):
-        return "it has half of a surrogate pair, \\ud800 to \\udfff, which is no character"
+        return "it has half of a surrogate pair, \\ud800 to \\udfff, which is not a character"
     return str(error)

@@ -27,7 +27,7 @@ class Retry(Struct, frozen=True, kw_only=True):
     """A task's retry policy.
 
     The delay after attempt n (from 1) is `min(interval * factor^(n-1), max_interval) + random(0..jitter)`, all in
-    seconds, and never shorter than `least_delay`. `attempts` counts all runs, including the first and those that a
+    seconds, and never shorter than `least_delay`. `attempts` counts all runs, including the first and runs that a
     crash ended: 1 means that the job is never run again.
 
     `retry_on` and `give_up_on` are exception classes, as in `except`: a job whose handler raises one of `give_up_on`

@@ -281,7 +281,7 @@ class Tasks(dict[str, Task]):
         """Return the task of that name.
 
         Raises:
-            UnknownTask: there is no such task; the message names those that there are, and the nearest.
+            UnknownTask: there is no such task; the message names the known tasks, and the nearest.
         """
         task = self.get(name)
         if task is None:

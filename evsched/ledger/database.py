@@ -51,7 +51,7 @@ SET default_transaction_isolation = 'read committed';
 SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
 SET idle_in_transaction_session_timeout = '60s'; SET lock_timeout = '5s'
 """
-"""The isolation, because relays read what was committed meanwhile, whatever the role has by default. The others so that
+"""The isolation, because relays read newly committed rows, whatever the role's default. The others so that
 the server frees the rows of a relay soon whose machine is gone, or which was suspended; and so that a relay that waits
 for a lock says so, instead of looking as if there was nothing to do."""
 
@@ -73,7 +73,7 @@ def check_url(url: str | None) -> str:
     """Return the URL of the database, as libpq takes it. SQLAlchemy's form, which names a driver, is accepted.
 
     Raises:
-        ConfigError: there is none, or it cannot be read; the message quotes nothing of it, as it may be secret.
+        ConfigError: it is missing, or it cannot be read; the message quotes nothing of it, as it may be secret.
     """
     if not url:
         raise ConfigError("the ledger needs a database: set EVSCHED_LEDGER_URL, or --ledger-url postgresql://HOST/NAME")
@@ -153,7 +153,7 @@ class Database:
     """The connection of one loop. Put `async with` around each pass that uses it.
 
     It reports each error of the database once while it lasts, backs off, and swallows it, as `runtime/reconnect.py`
-    does for Redis. A new connection is opened after each error. A collision with another transaction is no outage:
+    does for Redis. A new connection is opened after each error. A collision with another transaction is not an outage:
     the next pass follows on the same connection, and only several in a row are reported.
     """
 
@@ -187,7 +187,6 @@ class Database:
         return self._connection
 
     async def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
@@ -229,7 +228,7 @@ class Database:
 
 def explain(error: psycopg.Error) -> str:
     """Return an error's message on one line, and what to do where PostgreSQL does not say it."""
-    # Of a statement that failed, the message alone: what follows it quotes the statement.
+    # Only the message of a failed statement: the text after it quotes the statement.
     text = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
         text += ": run `evsched ledger migrate`"
@@ -293,7 +292,7 @@ async def migrate(url: str | None) -> None:
 
 
 async def _check_owner(connection: AsyncConnection) -> None:
-    """Check that what has the name of a table is a table with its key, not one of another program."""
+    """Check that the relation of this name is a table with its key, not one of another program."""
     for table in TABLES:
         cursor = await connection.execute(_COLUMNS, [table.name])
         columns = {name for (name,) in await cursor.fetchall()}

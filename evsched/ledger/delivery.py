@@ -42,11 +42,10 @@ class Lengths:
         self._shortest = math.inf
 
     def tries(self, size: int) -> int:
-        """Return how often a row of so many bytes is sent at most."""
         return 1 if size >= self._shortest else _TRIES
 
     def note(self, size: int, taken: bool) -> None:
-        """Note whether Redis took a row of so many bytes."""
+        """Note whether Redis took a row of this many bytes."""
         if taken and size >= self._shortest:
             self._shortest = math.inf
         elif not taken and size > _BYTES:
@@ -54,7 +53,7 @@ class Lengths:
 
 
 class Delivered(Struct, frozen=True):
-    """What became of rows that are not on the schedule."""
+    """The states of rows that are not on the schedule."""
 
     refused: dict[str, str]
     """Why a job can never be scheduled, by its id."""
@@ -96,7 +95,7 @@ async def deliver(sender: BatchingSender, queue: str, jobs: Sequence[RowJob], le
 
 
 async def too_long(sender: BatchingSender, size: int) -> str | None:
-    """Return why Redis never takes a row of so many bytes; None if it may, or if the relay may not read the limit."""
+    """Return why Redis never takes a row of this many bytes; None if it may, or if the relay may not read the limit."""
     if size <= _BYTES:
         return None
     try:
@@ -147,7 +146,7 @@ class Aside:
         self._failures: dict[tuple[str, str], int] = {}
 
     def add(self, queue: str, failed: Mapping[str, str]) -> None:
-        """Leave rows out from now on; report those that were not left out before. `failed`: why, by id or name."""
+        """Leave rows out from now on; report the rows that were not left out before. `failed`: why, by id or name."""
         now = time.monotonic()
         new = [name for name in failed if (queue, name) not in self._since]
         for key in [(queue, name) for name in failed]:
@@ -158,7 +157,6 @@ class Aside:
             self._emit(process_events.RowsSetAside(queue=queue, count=len(new), first=first))
 
     def rows(self, without: tuple[str, str] | None = None) -> list[tuple[str, str]]:
-        """Return the rows that are left out, without the one that is tried."""
         return [key for key in self._since if key != without]
 
     def due(self) -> tuple[str, str] | None:

@@ -52,7 +52,7 @@ class Ends:
         self._queues: list[str] = []
         self._added = asyncio.Event()
         self._inherits_at = 0.0
-        """When it next looks for what other relays have left, by the monotonic clock."""
+        """When it next looks for entries that other relays have left, by the monotonic clock."""
         self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.times.reply_timeout)
         self.database = Database(url, "ends", runtime.emit)
         self._reconnect = Reconnect("ends", runtime.emit)
@@ -101,7 +101,7 @@ class Ends:
             await self._added.wait()
 
     async def _begin(self, queues: Sequence[str]) -> None:
-        """Make the streams that are missing, and settle what was read before."""
+        """Make the missing streams, and settle the entries that were read before."""
         identity = (await make_identity(await self.database.open())).text
         await check_owner(self._runtime, identity)
         for queue in queues:
@@ -120,7 +120,7 @@ class Ends:
                 raise
 
     async def _inherit(self, queues: Sequence[str]) -> None:
-        """Settle what other relays have left, and forget those."""
+        """Settle the entries that other relays have left, and forget these relays."""
         self._inherits_at = time.monotonic() + _INHERITED
         send = self._runtime.sender.send
         for queue in queues:
@@ -142,7 +142,7 @@ class Ends:
                 return False
             found = reading.result()
         finally:
-            # A reply that is lost here is no loss: `_begin` reads it again.
+            # A reply may be lost here: `_begin` reads it again.
             await _cancel(reading, added)
         self._reconnect.passed()
         await self._write(found)

@@ -50,7 +50,7 @@ _CHECKED: Final = "UPDATE evsched_ledger SET checked = epoch WHERE epoch = %s"
 
 
 class Identity(Struct, frozen=True):
-    """What the row says."""
+    """The content of the row."""
 
     text: str
     """Random, made once; empty if no relay has run yet."""
@@ -161,16 +161,14 @@ class Present(Struct, frozen=True):
 
     @property
     def redises(self) -> int:
-        """Return how many Redises, or states of Redis's data, they serve."""
         return len(self.of_epochs)
 
     def serving(self, epoch: str) -> list[int]:
-        """Return those that serve the Redis that has this epoch."""
         return self.of_epochs.get(_number(epoch), [])
 
 
 class Presence:
-    """What one relay says of itself, and whether it may work while the table has the epoch of another Redis."""
+    """The entry of one relay, and whether it may work while the table has the epoch of another Redis."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit

@@ -32,8 +32,8 @@ RETURNING queue, name, removed, octet_length(concat(rule, zone, payload, options
     CASE WHEN octet_length(concat(rule, zone, payload, options)) <= %(cap)s
     THEN json_build_object('rule', rule, 'zone', zone, 'payload', payload::text, 'options', options) END
 """
-"""A row with a reason is left alone until it is changed, which empties its epoch: what Redis knows, such as what the
-retries of a task take, must not decide after a loss whether it recurs."""
+"""A row with a reason is left alone until it is changed, which empties its epoch: data in Redis, such as the time that
+the retries of a task take, must not decide after a loss whether it recurs."""
 
 _COLUMNS: Final = ("queue", "name", "rule", "zone", "payload")
 """The fields of a recurrence that are columns of its row."""
@@ -52,9 +52,9 @@ class _RecurrenceRow(Struct, frozen=True):
     name: str
     removed: bool
     size: int
-    """Of what it declares, in bytes."""
+    """The bytes of its declaration."""
     fields: dict[str, Any] | None
-    """What it declares; None = that is too long."""
+    """Its declaration; None = too long."""
 
 
 class _NotTakenError(Exception):
@@ -62,7 +62,7 @@ class _NotTakenError(Exception):
 
 
 class RecurrenceRows:
-    """Declares rows through a client: what it checks and writes is what `app.client.declare` does."""
+    """Declares rows through a client: it checks and writes the same as `app.client.declare`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.client = Client(runtime.config.url)
@@ -75,8 +75,8 @@ class RecurrenceRows:
     async def step(self, connection: AsyncConnection, selection: Selection) -> dict[str, int]:
         """Declare a slice of the rows that are new, changed, or of another epoch; return how many, by queue.
 
-        A row that cannot be declared gets the reason, and is tried again when it is changed. What the code declares
-        is neither changed nor removed. A row that Redis does not take waits, and the next slices are without it.
+        A row that cannot be declared gets the reason, and is tried again when it is changed. Recurrences of the code
+        are neither changed nor removed. A row that Redis does not take waits, and the next slices are without it.
 
         Raises:
             StoreDown, StoreRefused, psycopg.Error: the rows wait as before.
@@ -123,7 +123,7 @@ class RecurrenceRows:
         return [_RecurrenceRow(*columns) for columns in await cursor.fetchall()]
 
     async def _attempt(self, row: _RecurrenceRow) -> str | None:
-        """Declare or remove what a row says; return why that is not possible, None = it is done.
+        """Declare or remove the recurrence of a row; return why that is not possible, None = it is done.
 
         Raises:
             _NotTakenError: Redis answers, and does not take this row.
@@ -150,7 +150,6 @@ class RecurrenceRows:
         await self.client.declare(row.queue, _declared(row.name, **row.fields))
 
     async def close(self) -> None:
-        """Close the connection."""
         await self.client.close()
 
     async def _owner(self, row: _RecurrenceRow) -> str | None:
@@ -179,7 +178,7 @@ def _declared(name: str, rule: str, zone: str, payload: str, options: dict[str, 
         )
     words: dict[str, Any] = {**options, "name": name, "rule": rule, "zone": zone, "payload": payload.encode()}
     if strange := words.keys() - set(Declared.__struct_fields__):
-        raise ConfigError(f"recurrence {name}: its options have {', '.join(sorted(strange))}, which is no option")
+        raise ConfigError(f"recurrence {name}: its options have {', '.join(sorted(strange))}, which is not an option")
     declared = Declared(**words)
     check_declared(declared)
     return declared

@@ -49,7 +49,7 @@ class Listener:
             while True:
                 async with self.database:
                     connection = await self.database.open()
-                    self._ring()  # for what was committed while nobody listened
+                    self._ring()  # for rows that were committed while nobody listened
                     self.database.passed()
                     async for _ in connection.notifies():
                         self._ring()
@@ -78,7 +78,7 @@ class KeptSettings:
         self._client = client
 
     async def step(self, connection: AsyncConnection, epoch: str, queues: Sequence[str]) -> None:
-        """Restore what Redis has lost, and copy what it has. Several relays may do so at once.
+        """Restore lost jobs, and copy new rows to Redis. Several relays may do so at once.
 
         Raises:
             StoreDown, psycopg.Error
@@ -93,7 +93,7 @@ class KeptSettings:
                 except StoreRefused:
                     pass  # a key of the wrong type, which `evsched doctor` reports
             if await read_epoch(self._runtime, (await read_identity(connection)).text) != epoch:
-                raise psycopg.Rollback(transaction)  # what was missing may have been lost meanwhile
+                raise psycopg.Rollback(transaction)  # a missing row may have been lost meanwhile
 
     async def _compare(
         self, connection: AsyncConnection, epoch: str, queue: str, kept: Mapping[tuple[str, str], tuple[str, str]]

@@ -27,7 +27,7 @@ _SCRAPE: Final = 2.0
 
 
 class Service:
-    """One process's part of the ledger. Any number run, and each does what no other does at the moment.
+    """One process's part of the ledger. Any number run, and each takes work that no other has at the moment.
 
     Raises:
         ConfigError: no database is set.
@@ -65,7 +65,6 @@ class Service:
 
     @property
     def pulses(self) -> list[Pulse]:
-        """The pulses of the loops."""
         return [self._relay.pulse, self._ends.pulse, self._withdrawals.pulse]
 
     def problem(self) -> str | None:

@@ -112,7 +112,7 @@ class Attendance(Struct, frozen=True):
 
 
 async def attendance(connection: AsyncConnection, sender: BatchingSender) -> Attendance:
-    """Return which relays there are, and what waits for them. Raises as `compare`.
+    """Return the relays, and the rows that wait for them. Raises as `compare`.
 
     Relays that do not all serve this Redis are looked at again 2.5 s later: a failover may be under way.
     """
@@ -136,7 +136,7 @@ async def _present(connection: AsyncConnection, sender: BatchingSender) -> tuple
 
 
 async def compare(connection: AsyncConnection, sender: BatchingSender) -> list[Difference]:
-    """Return the differences, at most 1,000: those that are there 2.5 s later too.
+    """Return the differences, at most 1,000, if they are still there 2.5 s later.
 
     Raises:
         psycopg.Error, StoreDown, StoreRefused
@@ -233,7 +233,7 @@ Change = Literal["revive", "drop"]
 
 
 class LostRow(Struct, frozen=True):
-    """What the row of a job says that Redis does not have. The moments are Unix seconds."""
+    """The row of a job that Redis does not have. The moments are Unix seconds."""
 
     queue: str
     id: str
@@ -367,7 +367,7 @@ def _check_queue(queue: str | None, found: Sequence[Row | LostRow]) -> None:
 
 
 class Status(Struct, frozen=True):
-    """What the table and Redis say."""
+    """The state in the table and in Redis."""
 
     epoch: str
     """The present one; empty = no relay has seen this Redis, or its data is lost, or it is down."""
@@ -380,7 +380,7 @@ class Status(Struct, frozen=True):
     states: dict[str, int]
     """How many rows are in each state."""
     waiting: Backlog
-    """The rows that are not scheduled in this epoch. While Redis is down: those that never were."""
+    """The rows that are not scheduled in this epoch. While Redis is down: rows that were never copied."""
     recurrences: int
     undeclared: int
     """Recurrences that wait to be declared."""

@@ -39,7 +39,7 @@ critical >= %(least)s AND queue <> ALL (%(avoid)s)
 _WAITING: Final = f"state = 'open' AND epoch = %(other)s AND {_SELECTED}"
 
 _UNSEEN_MOST: Final = 5000
-"""Rows of which a claim chooses the most critical, if it takes only those that were committed since the last look."""
+"""Rows of which a claim chooses the most critical, if it takes only rows that were committed since the last look."""
 
 _UNSEEN: Final = f"""
 ctid = ANY (ARRAY(
@@ -152,7 +152,7 @@ FROM (
 ) AS waiting
 """  # noqa: S608 - likewise
 """Rows of another epoch wait since the present one was found; if the table has another one, since they were scheduled
-in that. Since when other rows wait that were scheduled before, as those that the doctor has scheduled again, is not
+in that. Since when other rows wait that were scheduled before, as rows that the doctor has scheduled again, is not
 known."""
 
 _STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
@@ -202,7 +202,6 @@ class Selection(Struct, frozen=True):
     """Only rows that wait since a transaction which had not ended then; None = all."""
 
     def statement(self, text: str) -> bytes:
-        """Return a statement about the rows that wait."""
         return text.format(waiting=_UNSEEN if self.unseen else _WAITING).encode()
 
     def words(self, other: str) -> dict[str, Any]:
@@ -224,7 +223,6 @@ async def other_epochs(connection: AsyncConnection, epoch: str) -> list[str]:
 
 
 async def snapshot(connection: AsyncConnection) -> Snapshot:
-    """Return which transactions have ended."""
     return Snapshot(*(await _rows(connection, _SNAPSHOT, {}))[0])
 
 
@@ -239,7 +237,6 @@ class Claimed(Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Return how many rows they are."""
         return len(self.jobs) + len(self.refused) + len(self.cancelled)
 
 
@@ -306,7 +303,7 @@ async def any_waiting(connection: AsyncConnection, selection: Selection, others:
 
 
 async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[Report]) -> int:
-    """Write what reports say, and return how many rows changed. What is not about a row is left out."""
+    """Write reports, and return how many rows changed. Entries that match no row are ignored."""
     last = {(one.id, one.row): one for one in reports if one.is_of_row and one.outcome in (*ENDED, _OPEN)}
     found = list(last.values())
     if not found:
@@ -356,12 +353,11 @@ async def states(connection: AsyncConnection) -> dict[str, int]:
 
 
 async def recurrences(connection: AsyncConnection, epoch: str | None) -> tuple[int, int, int]:
-    """Count the recurrences: all, those that wait to be declared, and those that cannot be. `epoch` as in `backlog`."""
+    """Count the recurrences: all, waiting to be declared, and refused. `epoch` as in `backlog`."""
     return (await _rows(connection, _RECURRENCES, {"epoch": epoch}))[0]
 
 
 async def queues(connection: AsyncConnection) -> list[str]:
-    """Return the queues that have rows."""
     return await _column(connection, _QUEUES, {})
 
 

@@ -20,8 +20,8 @@ the time when a relay found it, and the last one in which jobs were compared wit
 
 `evsched_setting` has copies of settings that Redis has, and the epoch in which each was copied (relay.py).
 
-Rows are found by the index `evsched_job_open`: those of one epoch, in the order in which they are restored. A row
-leaves it when its job ends. But while a transaction with an older snapshot is open, as that of a dump or a forgotten
+Rows are found by the index `evsched_job_open`: the rows of one epoch, in the order in which they are restored. A row
+leaves it when its job ends. But while a transaction with an older snapshot is open, as in a dump or a forgotten
 BEGIN, PostgreSQL keeps the entries of rows that have left, and passes over each of them. So rows that were just
 committed are found by `evsched_job_new`: those of transactions that had not ended at the last look.
 """
@@ -47,7 +47,7 @@ _DECLARES: Final = "rule, zone, payload, options, critical, removed"
 """The columns of a recurrence that programs write: a change of one is declared."""
 
 _NAME: Final = r"^(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,200}$"
-"""Of a queue or a job. Not `.` or `..`, which the HTTP API cannot address."""
+"""For a queue or a job. Not `.` or `..`, which the HTTP API cannot address."""
 _PAYLOAD: Final = "json_typeof(payload) = 'object' AND coalesce(payload ->> 'task', '') <> ''"
 _SOME_ID: Final = "replace(gen_random_uuid()::text, '-', '')"
 
@@ -59,10 +59,9 @@ class TableColumn(Struct, frozen=True):
     kind: str
     """Its type, and its default."""
     check: str = ""
-    """What its values must meet; "" = any."""
+    """The check that its values must pass; "" = any."""
 
     def definition(self, table: str) -> str:
-        """Return it as in CREATE TABLE."""
         check = f" CONSTRAINT {table}_{self.name}_check CHECK ({self.check})" if self.check else ""
         return f"{self.name} {self.kind}{check}"
 

@@ -55,7 +55,6 @@ def _first(range_: tuple[date, date]) -> date:
 
 
 def local_day(moment: float, zone: ZoneInfo) -> date:
-    """Return the date of a moment, in Unix seconds, in a zone."""
     return datetime.fromtimestamp(moment, zone).date()
 
 
@@ -93,7 +92,6 @@ def _range(part: str) -> tuple[date, date]:
 
 
 def format_calendar(days: Days) -> str:
-    """Return a calendar as it is stored."""
     return " ".join(f"{first}" if first == last else f"{first}..{last}" for first, last in days)
 
 

@@ -124,7 +124,6 @@ class Rule(Struct, frozen=True):
             step += 1
 
     def words(self) -> str:
-        """Return the rule in words."""
         if self.cron is None:
             return f"Every {self.every:g} seconds"
         return f"{CronSim(self.cron, datetime.now(self.zone)).explain()}, {self.zone.key}"

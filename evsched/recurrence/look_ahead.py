@@ -32,7 +32,7 @@ class Standing(Struct, frozen=True):
     made: int = 0
     """How many occurrences were scheduled so far, including those in `ahead`."""
     ahead: tuple[float, ...] = ()
-    """The planned times of the occurrences that were put on the schedule last, those that have ended left out."""
+    """The planned times of the occurrences that were put on the schedule last and have not ended."""
     paused: bool = False
     until: float | None = None
     """When its pause ends, in Unix seconds; None = it is not paused, or for good."""
@@ -50,7 +50,7 @@ def counted_from(fields: Mapping[str, bytes]) -> list[str]:
 
 
 def put_ahead(fields: Mapping[str, bytes]) -> list[str]:
-    """Return the ids of the occurrences that were put on the schedule last, those that have ended left out."""
+    """Return the ids of the occurrences that were put on the schedule last and have not ended."""
     ids = (id_ for id_ in fields.get("ahead", b"").split() if id_ != fields.get("last_id"))
     return [id_.decode(errors="backslashreplace") for id_ in ids]
 
@@ -72,7 +72,7 @@ def read_standing(next_: float, fields: Mapping[str, bytes], under_way: bool, go
 def next_time(standing: Standing, now: float) -> float | None:
     """Return the next planned time: of the first occurrence that is on the schedule ahead of it, else the score.
 
-    None = there is none: the recurrence is about to begin, is paused or is over, or counts from the end of the
+    None: the recurrence is about to begin, is paused or is over, or counts from the end of the
     occurrence that is under way. A time in the past is overdue.
     """
     first = min((planned for planned in standing.ahead if planned > now), default=None)
@@ -82,7 +82,7 @@ def next_time(standing: Standing, now: float) -> float | None:
 
 
 class Ahead(Struct, frozen=True):
-    """A planned time to come: what becomes of it if every run starts when it is due, and takes no time."""
+    """A planned time to come, and its fate if every run starts when it is due, and takes no time."""
 
     planned: float
     due: float | None
@@ -95,7 +95,7 @@ def runs_ahead(recurrence: Recurrence, standing: Standing, now: float, since: fl
     """Yield the planned times to come that are due at `since` or later, in their order.
 
     Planned times outside the window are all due at the next opening. The first of them runs; with overlap `allow`, all
-    do. Most of those that do not run are left out.
+    do. Most of the times that do not run are left out.
     """
     declared, since = recurrence.declared, max(since, now)
     taken = set[float]()
@@ -132,8 +132,8 @@ def _reach(recurrence: Recurrence, since: float) -> float:
 def times_ahead(recurrence: Recurrence, standing: Standing, now: float, after: float) -> Iterator[float]:
     """Yield the planned times after a moment for which there is an occurrence on the schedule or there will be one.
 
-    There are as many as its `count` leaves. Those that passed before the recurrence was made, or while no dispatcher
-    ran and are due, are none.
+    There are as many as its `count` leaves. Times that passed before the recurrence was made, or while no
+    dispatcher ran, are left out.
     """
     if standing.until is not None:
         resumes = just_before(standing.until)

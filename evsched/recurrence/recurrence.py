@@ -36,10 +36,10 @@ from evsched.recurrence.cron import Rule, parse_rule
 from evsched.recurrence.windows import WINDOW_NAME, Window, read_window
 
 Misfire = Literal["skip", "once", "all"]
-"""What happens to missed occurrences, those whose time passed while no dispatcher could schedule them."""
+"""The treatment of missed occurrences, whose time passed while no dispatcher could schedule them."""
 
 Overlap = Literal["allow", "skip", "wait"]
-"""What happens to an occurrence that falls due before the one before it has ended."""
+"""The treatment of an occurrence that falls due before the one before it has ended."""
 
 CHOICES: Final[dict[str, Check]] = {
     "misfire": one_of(*get_args(Misfire)),
@@ -94,7 +94,7 @@ class Declared(Struct, frozen=True, kw_only=True):
     overlap: Overlap = "skip"
     window: str | None = None
     pause_after: int | None = None
-    """Pause it after so many failures in a row."""
+    """Pause it after this many failures in a row."""
     after: Literal["end"] | None = None
     """Count the interval from the end of each run, not from 1970."""
     skip: str | None = None
@@ -137,7 +137,7 @@ def read_declared(name: str, fields: dict[str, bytes]) -> Declared:
 
 
 def _not_a_choice(known: Mapping[str, str]) -> ConfigError | None:
-    """Return the error of a field that has another value than those it may have; msgspec's does not list these."""
+    """Return the error of a field that has a value that it may not have; msgspec's does not list these."""
     for field in CHOICES.keys() & known.keys():
         try:
             CHOICES[field](field, known[field])
@@ -150,7 +150,7 @@ def read_payload(name: str, fields: dict[str, bytes]) -> bytes:
     """Return the payload of a record, which any client may have written.
 
     Raises:
-        ConfigError: there is none, or no worker could read it.
+        ConfigError: it is missing, or no worker could read it.
     """
     payload = fields.get("payload")
     if payload is None:
@@ -158,7 +158,7 @@ def read_payload(name: str, fields: dict[str, bytes]) -> bytes:
     try:
         decode_payload(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recurrence {name}: its payload is no job: {error}") from None
+        raise ConfigError(f"recurrence {name}: its payload is not valid: {error}") from None
     return payload
 
 
@@ -173,7 +173,7 @@ class Occurrence(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """What to put on the schedule now."""
+    """The occurrences to put on the schedule now."""
 
     put: list[Occurrence]
     next: float | None
@@ -191,7 +191,7 @@ class Recurrence(Struct, frozen=True):
     """The days of its calendars, in the zone of the rule."""
 
     def walk(self, after: float) -> Iterator[float]:
-        """Yield the planned times after a moment. Those on closed days are none.
+        """Yield the planned times after a moment. Closed days have none.
 
         If they are counted from the end of each run, these are the times for runs that take no time.
         """
@@ -393,7 +393,7 @@ _MAY_BE_NONE: Final = ("priority", "group", "start", "end", "count", "window", "
 
 
 def check_declared(declared: Declared) -> None:
-    """Check the fields of a recurrence. What they mean together is checked by `read_recurrence`.
+    """Check the fields of a recurrence. `read_recurrence` checks their combination.
 
     Raises:
         ConfigError: a field is not valid; the message names the recurrence and the field.

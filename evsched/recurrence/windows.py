@@ -71,7 +71,6 @@ class Window(Struct, frozen=True):
     closed: Days
 
     def is_open(self, moment: float) -> bool:
-        """Return whether the window is open at a moment, in Unix seconds."""
         return self._is_open_at(datetime.fromtimestamp(moment, self.zone))
 
     def next_open(self, moment: float) -> float | None:

@@ -15,7 +15,7 @@ _NEW_OBJECTS: Final = 10_000
 handlers that wait have 25 each."""
 
 _YOUNG: Final = 2
-"""Collections of new objects after which those that survived them are looked at once more. With the default of 10, that
+"""Collections of new objects after which the survivors are looked at once more. With the default of 10, that
 takes 15 to 20 ms while a dispatcher finds thousands of queues, and its due jobs wait."""
 
 _OLD: Final = 50

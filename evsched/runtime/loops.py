@@ -1,4 +1,4 @@
-"""Loops: what they share, how a process runs them, when they wake up, and how they show that they do not hang.
+"""Loops: their common state, how a process runs them, when they wake up, and how they show that they do not hang.
 
 A process runs each of its loops until it ends itself. So when one loop ends, it ends the others.
 """
@@ -29,7 +29,7 @@ def _all(queue: str) -> bool:
 
 
 class NodePart(Struct, frozen=True):
-    """The queues that a dispatcher is for: those of one node of a cluster."""
+    """The queues that a dispatcher is for: the queues on one node of a cluster."""
 
     node: Host | None = None
     """None = there is no cluster."""
@@ -44,7 +44,7 @@ WHOLE: Final = NodePart()
 
 
 class Runtime(Struct, frozen=True):
-    """What all loops of a process share; passed to their constructors."""
+    """The common state of all loops of a process; passed to their constructors."""
 
     config: Config
     sender: BatchingSender
@@ -148,7 +148,7 @@ class Pulse:
         self._by = float("inf")
 
     def problem(self) -> str | None:
-        """Return what is wrong; None = the loop is not late."""
+        """Return why the loop is late; None = it is not."""
         now = time.monotonic()
         return f"the {self.who} loop has not run for {now - self._since:.0f} s" if now > self._by else None
 
@@ -248,7 +248,7 @@ class Timetable(Generic[T]):
         self._moments.pop(item, None)
 
     def next(self) -> float:
-        """Return the earliest moment; inf = there is none."""
+        """Return the earliest moment; inf = no wait."""
         heap, moments, listed = self._heap, self._moments, self._listed
         while heap:
             at, _, item = heap[0]

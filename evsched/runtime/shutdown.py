@@ -270,7 +270,7 @@ class StopSignals:
                 return False
 
     def read(self, seconds: float) -> int | None:
-        """Return the number of the next signal that asks to end; None if there is none for `seconds`.
+        """Return the number of the next signal that asks to end; None if none comes within `seconds`.
 
         Raises:
             EOFError: `restore` was called.

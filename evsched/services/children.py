@@ -111,7 +111,7 @@ class Children:
         child.terminate()
 
     async def end_all(self) -> list[int]:
-        """End all, and kill those that hang; return the exit codes of those that ran."""
+        """End all, and kill children that hang; return the exit codes."""
         running = {child: keeper for child, keeper in self._keepers.items() if not keeper.done()}
         for child in running:
             self.end(child)

@@ -194,7 +194,7 @@ def _call(link: WorkerLink, order: process_pool.CallHandler) -> process_pool.Rep
 
 
 def _raised(error: BaseException, module: str) -> process_pool.Raised:
-    """Say what a handler raised."""
+    """Return the handler's exception as a reply."""
     match error:
         case RetryLater():
             return process_pool.Raised("retry", message(error), error.delay)

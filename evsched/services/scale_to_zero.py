@@ -63,7 +63,7 @@ _LEAVE: Final = 1.0
 class ReadyWatch:
     """Waits until a queue needs a worker process, for a parent without any.
 
-    `last`: what its last process reported. `announced`: returns what is written to Redis of the app, by queue. Use
+    `last`: what its last process reported. `announced`: returns the announcements of the app, by queue. Use
     `async with`: at its end the parent is no longer registered.
     """
 

@@ -1,4 +1,4 @@
-"""The services: what runs in one process, from its connection to Redis to its end.
+"""The services: the life of one process, from its connection to Redis to its end.
 
 Each `run_...` starts one service and returns when it has ended. No other module starts a service.
 """
@@ -161,7 +161,7 @@ def run_ledger(config: Config) -> None:
     if topology(config.url) is not None:
         raise CannotStart(
             "the ledger does not support Redis Cluster, where its keys are on several nodes: "
-            "use a Redis that is no cluster, redis://HOST:PORT, or redis+sentinel:// for failovers"
+            "use a Redis that is not a cluster, redis://HOST:PORT, or redis+sentinel:// for failovers"
         )
 
     async def work(process: _ServiceProcess) -> bool:

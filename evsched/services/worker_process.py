@@ -1,4 +1,4 @@
-"""One worker process: how its parent starts and ends it, what it inherits, and what it reports.
+"""One worker process: how its parent starts and ends it, its inheritance, and its reports.
 
 The process gets descriptors and counts in environment variables. It reports over a socket, a line of JSON for each
 report. Its code may be newer than its parent's. So fields are only ever added, and the parent ignores a report that it
@@ -152,7 +152,7 @@ class WorkerProcess:
     """The worker process with this number. `run` starts it; after its end, `run` may start it again.
 
     `predecessor`: done when the process that this one replaces has ended for good. Both have the same metrics port, and
-    until then the predecessor answers on it: what it still counts would be lost otherwise.
+    until then the predecessor answers on it: its last counts would be lost otherwise.
     """
 
     def __init__(

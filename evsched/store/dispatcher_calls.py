@@ -152,7 +152,7 @@ class DispatcherCalls(Queue):
         return self._verb("glance", read, self._stamp(now), *queues)
 
     def forget(self, queues: Sequence[str], *, now: float | None = None) -> Call[list[str]]:
-        """Delete what former workers wrote about their apps, for those of many queues that have nothing else.
+        """Delete the announcements of former workers, for each of many queues that has nothing else.
 
         The reply: the names of these queues. In a cluster, all are on the node of this one.
         """

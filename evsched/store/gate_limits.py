@@ -97,7 +97,7 @@ class Limits(Struct, frozen=True):
             self.queue[name] = value
 
     def fields(self) -> dict[str, float | None]:
-        """Return all limits by their fields, with those that are declared and were removed by hand, as None."""
+        """Return all limits by their fields, with declared ones that were removed by hand as None."""
         found: dict[str, float | None] = dict(self.queue)
         for group, limited in self.groups.items():
             found |= {f"{name}:{group}": value for name, value in limited.items()}
@@ -110,7 +110,7 @@ class Limits(Struct, frozen=True):
 
 
 def merged(parts: Sequence[Limits]) -> Limits:
-    """Return the limits of a queue and its shards, among which they were divided, as those of one queue.
+    """Return the limits of a queue and its shards, among which they were divided, as if it were one queue.
 
     A limit, or a pause, that only some of them have is left out: see `own`.
     """

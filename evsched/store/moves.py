@@ -68,7 +68,7 @@ class ClusterPrimary(Struct, frozen=True):
     id: str
     address: str
     replicas: int
-    """How many replicas the cluster knows, including those that do not answer."""
+    """How many replicas the cluster knows, including unreachable ones."""
     slots: list[tuple[int, int]]
 
     def has(self, queue: str) -> bool:

@@ -43,7 +43,7 @@ class QueueStats(Struct, frozen=True):
 
 
 def merged(parts: Sequence[QueueStats]) -> QueueStats:
-    """Return the figures of several queues as those of one: of a queue and its shards, which the same workers serve.
+    """Return the figures of several queues as one: of a queue and its shards, which the same workers serve.
 
     It counts as paused if one of them is: `evsched limits` says which.
     """
@@ -201,7 +201,7 @@ class OperatorCalls(Queue):
         return self._verb("limit", raw, self._stamp(None), "reserved", value)
 
     def in_flight(self) -> Call[dict[str, int]]:
-        """Count the jobs in flight while a limit needs it: `*` -> all, `#<group>` -> those of a group."""
+        """Count the jobs in flight while a limit needs it: `*` -> all, `#<group>` -> the jobs of a group."""
 
         def read(reply: list[Any]) -> dict[str, int]:
             pairs = ((text(reply[at]), reply[at + 1]) for at in range(0, len(reply), 2))
@@ -350,7 +350,7 @@ class OperatorCalls(Queue):
     def recount(
         self, groups: Iterable[bytes] = (), *, strays: Iterable[str] = (), most: int = 10_000
     ) -> Call[list[Violation]]:
-        """Find wrong counts of the gate. `groups`: those that have a backlog of their own, under 1,000."""
+        """Find wrong counts of the gate. `groups`: the groups that have a backlog of their own, under 1,000."""
         return self._verb("recount", _read_violations(b""), most, " ".join(strays), *groups)
 
     def mend(

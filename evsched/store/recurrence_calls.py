@@ -199,7 +199,7 @@ class RecurrenceCalls(Queue):
         return self._call(("HGETALL", f"{self._root}recurrence:{name}"), as_fields)
 
     def calendars(self, names: Sequence[str]) -> Call[dict[str, str]]:
-        """Read some calendars, one at least; those that do not exist are left out."""
+        """Read some calendars, one at least; missing ones are left out."""
         return self._some("calendars", names)
 
     def _some(self, key: str, names: Sequence[str]) -> Call[dict[str, str]]:
@@ -221,7 +221,7 @@ class RecurrenceCalls(Queue):
         return self._call(("HDEL", key, name) if days is None else ("HSET", key, name, days), int)
 
     def policies(self, tasks: Sequence[str]) -> Call[dict[str, str]]:
-        """Read the retry policies of tasks, one at least; those that no worker has written are left out."""
+        """Read the retry policies of tasks, one at least; missing ones are left out."""
         return self._some("tasks", tasks)
 
     def all_policies(self) -> Call[dict[str, str]]:
@@ -244,7 +244,7 @@ class RecurrenceCalls(Queue):
         return self._call(("HGET", f"{self._root}windows", name), as_optional(text))
 
     def some_windows(self, names: Sequence[str]) -> Call[dict[str, str]]:
-        """Read some named windows, one at least; those that do not exist are left out."""
+        """Read some named windows, one at least; missing ones are left out."""
         return self._some("windows", names)
 
     def windows(self) -> Call[dict[str, str]]:

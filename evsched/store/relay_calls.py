@@ -134,7 +134,7 @@ def _reports(entries: list[Any]) -> list[Report]:
 def read_ends(queues: Sequence[str], relay: str, limit: int, block: float | None) -> Call[dict[str, list[Report]]]:
     """Read at most `limit` reports of each queue: new ones, for which it waits in Redis, or those given before.
 
-    `block`: how many seconds to wait; None = read those that `relay` was given and has not settled. Redis ends the wait
+    `block`: how many seconds to wait; None = read the unsettled entries of `relay`. Redis ends the wait
     with an error when a stream is deleted, as when all its data is lost.
     """
     streams = {keys.ends(queue).encode(): queue for queue in queues}

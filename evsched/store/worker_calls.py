@@ -185,7 +185,7 @@ class WorkerCalls(Queue):
     def await_ready(self, block: float) -> Call[bool]:
         """Wait up to `block` seconds until a job is ready, and leave it where it is; the reply is whether one is.
 
-        BLMOVE from the front of ready to the front of ready. Of the commands that wait in Redis, it is the only one
+        BLMOVE from the front of ready to the front of ready. It is the only command that waits in Redis
         that removes nothing even if its reply is lost. Workers that wait for the same job get it all the same.
         """
         ready = keys.ready(self.queue)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> App:
-    """Make the app when it is first asked for: it reads the settings, and there is none if they are not valid.
+    """Make the app when it is first asked for: it reads the settings, and fails if they are not valid.
 
     Raises:
         ConfigError: a library or a setting is missing, or not valid.

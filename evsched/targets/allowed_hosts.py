@@ -1,7 +1,7 @@
 """Where the settings allow requests to go: hosts, IP addresses, networks, and how many redirects. Pure.
 
 A payload names a host, and the owner of its name in the DNS chooses the address. So an address must be public, or
-in a network that the settings allow: otherwise a payload could reach what only this machine can reach, such as a
+in a network that the settings allow: otherwise a payload could reach hosts that only this machine can reach, such as a
 database or the metadata service of a cloud.
 """
 
@@ -41,7 +41,7 @@ _REFUSED: Final = tuple(
         ),
     )
 )
-"""What Python's `ipaddress` calls public in some of its versions, or always."""
+"""Networks that some versions of Python's `ipaddress`, or all, call public."""
 
 
 def may_connect(address: Address, allowed: Sequence[Network], nat64: Sequence[IPv6Network] = ()) -> bool:
@@ -101,7 +101,7 @@ class HostRule(Struct, frozen=True):
     """One entry of the allowed hosts."""
 
     name: str
-    """The host; or what it ends with, such as `.example.com`; or empty for every host."""
+    """The host; or its suffix, such as `.example.com`; or empty for every host."""
     port: int | None
     """None = the default port of the scheme."""
 
@@ -112,7 +112,7 @@ class HostRule(Struct, frozen=True):
 
 
 class Allowed(Struct, frozen=True):
-    """What is allowed. Make it with `read_allowed`."""
+    """The allowed hosts and networks. Make it with `read_allowed`."""
 
     hosts: tuple[HostRule, ...]
     networks: tuple[Network, ...]
@@ -128,7 +128,7 @@ class Allowed(Struct, frozen=True):
 
 
 def read_allowed(config: Config) -> Allowed:
-    """Read what the settings allow.
+    """Read the allowed hosts and networks from the settings.
 
     Raises:
         ConfigError: a host or a network is not valid, or no host is allowed.

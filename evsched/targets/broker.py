@@ -12,10 +12,10 @@ Each channel has at most one message under way. A broker answers a message that 
 exchange is missing, the user may not write there, or the message is too large. All else under way on the channel would
 be lost with it, and a later message on it would close the connection.
 
-aiormq reads frames of up to 4 GiB, whatever length was agreed on, so a server that is no broker could fill the memory
-of the worker: a frame that is too long is refused before it is read. The sentences about errors are made of the names
-in the payload and the kind of the error. They do not repeat the texts of the library or the server, which may have a
-password.
+aiormq reads frames of up to 4 GiB, whatever length was agreed on, so a server that is not a broker could fill the
+memory of the worker: a frame that is too long is refused before it is read. The sentences about errors are made of the
+names in the payload and the kind of the error. They do not repeat the texts of the library or the server, which may
+have a password.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LONGEST_FRAME: Final = 4_194_304
 
 
 class NoBroker(Exception):
-    """The server sends what no AMQP broker sends."""
+    """The server sent data that is not AMQP."""
 
 
 class _Reader(asyncio.StreamReader):
@@ -106,15 +106,14 @@ class BrokerConnection(Connection):
         return connection
 
     async def close_within(self, seconds: float) -> None:
-        """Close the connection, by force after so many seconds: a broker that blocks it does not read the request."""
+        """Close the connection, by force after this many seconds: a broker that blocks it does not read the request."""
         closing = asyncio.ensure_future(self.close())
         await asyncio.wait([closing], timeout=seconds)
         if not closing.done():
-            self.abort()  # aiormq would wait for minutes until what it has written before is gone
+            self.abort()  # aiormq would wait for minutes until its earlier writes are sent
             await asyncio.wait([closing], timeout=seconds)
 
     def abort(self) -> None:
-        """Close the socket at once."""
         if self._transport.opened is not None:
             self._transport.opened.abort()
 
@@ -131,7 +130,7 @@ ERRORS: Final = (
     StopAsyncIteration,
     ValueError,
 )
-"""What aiormq and the network raise."""
+"""The errors of aiormq and the network."""
 
 
 def of_connecting(error: BaseException) -> str:
@@ -150,7 +149,7 @@ def of_connecting(error: BaseException) -> str:
         case exceptions.AMQPError() | PAMQPException() | StopAsyncIteration() | EOFError():
             return "ended the connection, or does not speak AMQP 0-9-1: is it an AMQP broker?"
         case OSError():
-            # A negative number is that of a name that was not found. Without one, several addresses were tried.
+            # A negative number means that a name was not found. Without one, several addresses were tried.
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
             return f"cannot be reached: {why or 'no address of it answers'}"
         case _:
@@ -341,7 +340,7 @@ class Broker:
         except TimeoutError:
             raise self._failed(f"did not confirm the message within {CONFIRM_WITHIN:g} s") from None
         except asyncio.CancelledError:
-            # A connection that breaks cancels those who wait for it.
+            # A connection that breaks cancels the tasks that wait for it.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise

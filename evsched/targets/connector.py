@@ -62,7 +62,7 @@ class Names(AbstractResolver):
         """Return the addresses of a host, as many as are tried.
 
         Raises:
-            OSError: there are none, or it cannot be found out.
+            OSError: the name has no address, or cannot be resolved.
         """
         try:
             async with asyncio.timeout(_FOUND_WITHIN):
@@ -75,12 +75,10 @@ class Names(AbstractResolver):
         return [numeric(host, str(address, "ascii"), port) for address, *_ in addresses]
 
     async def close(self) -> None:
-        """Give up the lookups under way."""
         await self._dns.close()
 
 
 def numeric(host: str, address: str, port: int) -> ResolveResult:
-    """Return an address of a host in aiohttp's form."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=socket.AI_NUMERICHOST)
 
@@ -150,7 +148,7 @@ class Connector(TCPConnector):
 
 
 def raise_limit() -> None:
-    """Raise the limit of open files of this process to what the system allows without asking.
+    """Raise the limit of open files of this process to the most that needs no privilege.
 
     The lower one, 1024 on most systems, is for programs that use select(2). evsched uses epoll and poll.
     """

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 class Destinations(Struct, frozen=True):
-    """What the settings allow. Make it with `read_destinations`."""
+    """The servers that the settings allow. Make it with `read_destinations`."""
 
     allowed: tuple[Destination, ...]
     """The names may have `*` for any characters."""
     urls: Mapping[str, str]
-    """Of the servers, by name."""
+    """The URLs of the servers, by name."""
 
     def find(self, text: str) -> Destination:
         """Return the destination that a payload names.
@@ -133,7 +133,7 @@ class Forwarder:
         self._cluster = cluster
         self._servers: dict[str, BatchingSender] = {}
         self._put_off: dict[str, PutOff] = {}
-        """Of each of these servers."""
+        """For each of these servers."""
         self._brokers: dict[str, Broker] = {}
         brokers = {one.server for one in destinations.allowed if one.kind in AMQP}
         for name, url in destinations.urls.items():

@@ -112,7 +112,7 @@ async def http(given: HttpJob) -> HttpResponse | None:
 
 
 def _clock(job: CurrentJob) -> Callable[[], float]:
-    """Return what tells the time by Redis's clock, from the start of the job on."""
+    """Return a clock that follows Redis's from the start of the job on."""
     behind = job.due + job.lateness - time.monotonic()
     return lambda: behind + time.monotonic()
 
@@ -134,12 +134,11 @@ def _headers(job: CurrentJob) -> dict[str, str]:
 
 
 def _unsigned(content: bytes) -> dict[str, str]:
-    """Return no headers, for a request that is not to be signed."""
     return {}
 
 
 class _NotInTime(Exception):
-    """The time of a request is over. The message says what is missing."""
+    """The time of a request is over. The message names the missing library."""
 
 
 class Sender:

@@ -1,4 +1,4 @@
-"""One request on its way: which step it waits for, how its answer is read, and what the answer means.
+"""One request on its way: which step it waits for, how its answer is read, and its meaning.
 
 An answer is read in small pieces and up to a bound, so that no server takes the time of the requests to others. It
 decides whether the job is done, is tried again or is given up.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 BODY_MOST: Final = 64 * 1024
-"""Bytes of a body that are read. What a result holds is kept in Redis."""
+"""Bytes of a body that are read. A result is kept in Redis."""
 
 _WAIT_MOST: Final = 86400.0
 """Seconds: the longest `Retry-After` that is obeyed. A server's mistake must not put a job off for years."""
@@ -48,7 +48,6 @@ class Answer(Struct, frozen=True):
     """The body is not cut: it has ended, and was not longer than that."""
 
     def header(self, name: str) -> str | None:
-        """Return the first header of a name."""
         return next((value for found, value in self.headers if found == name), None)
 
 
@@ -245,12 +244,10 @@ class Intake(asyncio.BufferedProtocol):
         return not waiting.poll(0)
 
     def abort(self, fault: str) -> None:
-        """Close the connection at once."""
         self.fault = self.fault or fault
         self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return room for the next piece."""
         self._buffer = memoryview(bytearray(min(_BODY_PIECE, max(_PIECE, self._unparsed - self._body))))
         return self._buffer
 
@@ -300,19 +297,15 @@ class Intake(asyncio.BufferedProtocol):
         return data
 
     def eof_received(self) -> bool | None:
-        """Pass it on."""
         self._protocol.eof_received()
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on."""
         self._lost()
         self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Pass it on."""
         self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
         self._protocol.resume_writing()

@@ -56,7 +56,7 @@ def make_app(
 
 
 def _requests(config: Config, environment: Mapping[str, str], names: Callable[[], AbstractResolver] | None) -> Lifespan:
-    """Return what yields the sender of requests."""
+    """Return a context manager that yields the sender of requests."""
     try:
         from evsched.targets.allowed_hosts import read_allowed
         from evsched.targets.connector import Names, check_authorities, raise_limit

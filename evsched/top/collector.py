@@ -1,4 +1,4 @@
-"""Collects what `evsched top` shows: the state in Redis, and the status that each worker reports.
+"""Collects the data of `evsched top`: the state in Redis, and the status that each worker reports.
 
 Each refresh is one round trip: the queue stats and leases of each queue, and a status request. PUBLISH returns how many
 workers received the request, so the number of replies to wait for is known. In a cluster it counts those at one node
@@ -57,7 +57,7 @@ class Top:
         self._named = list(queues)
         self._shards = NONE
         self._stores = dict[str, Store]()
-        """Of the queues that are shown, and of their shards."""
+        """For the queues that are shown, and their shards."""
         self._down = set[Host]()
         """The primaries of a cluster that did not answer in this look."""
         self._cursors = dict[Host | None, int]()
@@ -93,7 +93,7 @@ class Top:
             await asyncio.sleep(max(begun + _EVERY - time.monotonic(), 0.0))
 
     async def look(self) -> Look:
-        """Collect what one page shows.
+        """Collect the data of one page.
 
         Raises:
             StoreDown, StoreRefused
@@ -126,7 +126,7 @@ class Top:
         return queue in answers and self._shards.is_beyond(queue) and not any(answers[queue][0].places.values())
 
     async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
-        """Return the stats, leases and expected replies of each queue, and the reasons of those that cannot be read."""
+        """Return the stats, leases and expected replies of each queue, and the errors of queues that cannot be read."""
         answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
         read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
         refused: dict[str, str] = {}
@@ -179,7 +179,7 @@ class Top:
     async def _find_shards(self) -> None:
         try:
             self._shards = Shards(await self._sender.send(server.shards()))
-        except StoreRefused:  # then it shows those that it knows of as one queue
+        except StoreRefused:  # then it shows the known shards as one queue
             pass
         except StoreDown as error:  # as above
             self._note_down(error)
@@ -261,7 +261,6 @@ class Top:
             self._receiving = None
 
     async def close(self) -> None:
-        """Close the connections, also if this task is cancelled meanwhile."""
         await self._sender.close()
         await self._unsubscribe()
 

@@ -1,4 +1,4 @@
-"""The page of `evsched top`, as a value: made from the last look at Redis and what is known from earlier looks.
+"""The page of `evsched top`, as a value: made from the last look at Redis and earlier ones.
 
 Pure: top/collector.py looks, cli/top_commands.py draws. Lengths are in seconds, times in Unix seconds by Redis's clock.
 """
@@ -23,7 +23,7 @@ _DUE_AT_ONCE: Final = 1e9
 
 
 class Look(Struct, frozen=True):
-    """What the collector got in one look."""
+    """The data of one look."""
 
     at: float
     """On the host's monotonic clock."""
@@ -44,7 +44,7 @@ class Look(Struct, frozen=True):
 
 
 class Count(Struct, frozen=True):
-    """What a worker had done for a queue when it last reported."""
+    """The totals of a worker for a queue at its last report."""
 
     at: float
     started: int
@@ -68,7 +68,7 @@ class Sample(Struct, frozen=True):
 
 
 class History(Struct, frozen=True):
-    """What the next look is compared with. It is empty before the first."""
+    """The values with which the next look is compared. Empty before the first look."""
 
     looks: int = 0
     counts: dict[tuple[str, str], Count] = {}
@@ -124,7 +124,7 @@ class WorkerRow(Struct, frozen=True):
 
 
 class Down(Struct, frozen=True):
-    """Redis is down: the rest of the page shows what the last look found."""
+    """Redis is down: the rest of the page shows the last look."""
 
     seconds: float
     reason: str
@@ -137,7 +137,7 @@ class Page(Struct, frozen=True):
     queues: list[QueueRow]
     rates: Rates | None
     lateness: list[Sample | None]
-    """Of the last minute, the oldest first."""
+    """The last minute, the oldest first."""
     workers: list[WorkerRow]
     refused: dict[str, str] = {}
     """Queues that cannot be read, and why: a key of the wrong type, or their primary does not answer."""
@@ -147,7 +147,7 @@ class Page(Struct, frozen=True):
 
 
 def compose(look: Look, before: History) -> tuple[Page, History]:
-    """Return the page of a look, and what the next look is compared with."""
+    """Return the page of a look, and the values with which the next look is compared."""
     by_queue: dict[str, list[Rates]] = {queue: [] for queue in look.stats}
     late: list[float] = []
     for status in look.statuses:
@@ -178,13 +178,12 @@ def compose(look: Look, before: History) -> tuple[Page, History]:
 
 
 def sample(lateness: Iterable[float]) -> Sample | None:
-    """Return the median and the largest; None without values. Of an even number, the median is the upper one."""
+    """Return the median and the largest; None without values. The median of an even number is the upper one."""
     known = sorted(late for late in lateness if late < _DUE_AT_ONCE)
     return Sample(known[len(known) // 2], known[-1]) if known else None
 
 
 def total(parts: Iterable[Rates]) -> Rates:
-    """Add rates."""
     rows = list(parts)
     return Rates(sum(r.started for r in rows), sum(r.done for r in rows), sum(r.failed for r in rows))
 

@@ -45,7 +45,7 @@ RANDOM_PREFIX: Final = "evsched-"
 """How the name of a server's folder begins if the server has no project."""
 
 _FREED: Final = 3.0
-"""Seconds to wait for the lock if no server answers: the guardian of one that ended is about to delete the folder."""
+"""Seconds to wait for the lock if no server answers: the guardian of an ended server is about to delete the folder."""
 
 _LOCK_LOOK: Final = 0.02
 """Seconds between two tries to get that lock."""
@@ -83,7 +83,7 @@ def project_folder(app: str) -> Generator[ProjectFolder | None]:
 
 
 def is_ended(url: str) -> bool:
-    """Return whether a URL is that of a private Redis, of this project or another, that has ended."""
+    """Return whether a URL names a private Redis, of this project or another, that has ended."""
     try:
         path = Path(str(address.parse(url).options.get("path", "")))
     except ConfigError:
@@ -326,7 +326,7 @@ class EmbeddedRedis:
         self.close()
 
     def start(self) -> None:
-        """Start the server and wait until it answers. It reads what it wrote to the folder before a `stop` or `kill`.
+        """Start the server and wait until it answers. It reads the data in its folder from before a `stop` or `kill`.
 
         Raises:
             CannotStart: it ended, or did not answer in time; the message has the end of its log.

@@ -355,7 +355,7 @@ class OpenLinks:
 
 
 _MOST: Final = 1_048_576
-"""Bytes of a reply, and of what was read together with it. The replies to XADD, RPUSH and PUBLISH have some twenty."""
+"""Bytes of a reply, and of those read with it. The replies to XADD, RPUSH and PUBLISH have some twenty."""
 
 
 class ShortReplies(_AsyncHiredisParser):

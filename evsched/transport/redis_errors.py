@@ -36,7 +36,7 @@ _CLUSTER_ERRORS: Final = {
     exceptions.TryAgainError: (MOVING, "its slot moves to another node of the cluster"),
     exceptions.ClusterDownError: ("clusterdown", "the cluster is down"),
 }
-"""Their kinds, and what they mean. redis-py removes the code from the message: only a slot and an address are left of
+"""Their kinds and meanings. redis-py removes the code from the message: only a slot and an address are left of
 MOVED. A queue that moves is waited for: behind ASK, the new node would have a part of it alone."""
 
 NO_CLUSTER: Final = "this is a node of a Redis Cluster: name it so in the URL, redis+cluster://HOST:PORT,HOST:PORT"
@@ -83,7 +83,7 @@ _REFUSED_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure
 """How Redis's messages begin when a script runs a command that its user may not run."""
 
 _NO_SCRIPTS: Final = ("access a non local key", "keys that don't hash to the same slot")
-"""What Valkey 9 answers to all scripts of a node of a cluster after it has refused a command in one of them, of any
+"""The answer of Valkey 9 to all scripts of a node of a cluster after it has refused a command in one of them, of any
 program, because of keys in several slots."""
 
 _RESTART: Final = (
@@ -198,7 +198,7 @@ class PutOff:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        """When the server first took nothing, by the monotonic clock; None = it took what came last."""
+        """When the server first took nothing, by the monotonic clock; None = it took the last write."""
 
     def refused(self) -> float:
         """Note that the server takes nothing; return the seconds to wait."""

@@ -108,7 +108,7 @@ class BatchingSender:
         self._short_replies = short_replies
         self._reply_timeout = reply_timeout
         self._of_thread = threading.local()
-        """`loop`: the thread's event loop, and `batches`: what it sends, by node. A thread may run several loops, one
+        """`loop`: the thread's event loop, and `batches`: its calls, by node. A thread may run several loops, one
         after another."""
 
     async def send(self, call: Call[T]) -> T:

@@ -303,7 +303,7 @@ class Topology(Asker[_View]):
         super().__init__("node of the cluster", address.scheme, address.nodes, address.options, commands, _view, _PACE)
         self._seeds = address.nodes
         self._owners: Owners | None = None
-        """By the last view; None = there was none."""
+        """By the last view; None = not known."""
         self._primaries = set[Host]()
         self._by: Host | None = None
         """The node of that view."""
@@ -316,7 +316,7 @@ class Topology(Asker[_View]):
         """The links to the nodes. Links to a node that has lost its slots are cut."""
 
     def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed()` when the view is out of date or has changed; return what ends that. For any thread."""
+        """Call `changed()` when the view is out of date or has changed; return a function to end that. Thread-safe."""
         self._listeners.append(changed)
         return lambda: self._listeners.remove(changed)
 
@@ -482,7 +482,7 @@ def nodes_down(down: Sequence[Host]) -> str:
 
 
 START_IT: Final = "start it, or fail over to its replica if it has one"
-"""What to do about a primary that does not answer."""
+"""The advice about a primary that does not answer."""
 
 
 def reason(error: StoreError) -> str:

@@ -36,7 +36,7 @@ class Subscription:
         self._route = route(url, node=node)
         self._connection = new_link(address.scheme, **address.options, db=address.db)
         self._confirmations: deque[Callable[[], None]] = deque()
-        """What to call at each confirmation that is still to arrive."""
+        """The callbacks for confirmations that are still to arrive."""
         self.rest = 0.0
         """Seconds to wait before each read, so that one read receives more messages."""
         forks.hold(self)
@@ -102,7 +102,7 @@ class Subscription:
     async def _received(self) -> AsyncIterator[list[Any]]:
         """Yield messages and confirmations until the connection is closed."""
         link = self._connection
-        # What was received with a message comes from the parser: redis-py does much more for each message.
+        # Data received together with a message comes from the parser: redis-py does much more for each message.
         parser = cast(Any, link)._parser._reader
         try:
             while True:

@@ -1,6 +1,6 @@
 """The exchange: one round trip to Redis that writes the ends of runs and starts the next jobs of a queue.
 
-This file has what a consumer needs for it: the account of the jobs that the worker holds (`HeldRuns`), the exchange as
+A consumer uses three parts of this file: the account of the jobs that the worker holds (`HeldRuns`), the exchange as
 a value (`Exchange`), its sender (`ExchangeSender`), the events for the ends that it wrote (`events_of`), and the
 search for jobs and ends whose replies were lost (`LostReplies`). `consumer.py` has the steps.
 """
@@ -92,7 +92,7 @@ class HeldRuns:
         self.fetched = fetched + self.fetched
 
     def add(self, jobs: Iterable[FetchedJob], delivery: Delivery) -> list[Run]:
-        """Make runs of jobs that were handed out; return those that are new.
+        """Make runs of jobs that were handed out; return the new runs.
 
         If a job was cancelled while it was on its way, its run is stopped.
         """
@@ -201,7 +201,7 @@ class Exchange(Struct):
     sent: float = 0.0
     """When it was sent, by the monotonic clock."""
     written: list[tuple[list[Run], list[str]]] = []
-    """The runs whose ends were written, by call, each with the ids of those that were lost."""
+    """The runs whose ends were written, by call, each with the ids of its lost jobs."""
     unwritten: list[Run] = []
     refused: list[Run] = []
     """The runs whose message Redis refused, or takes later. Each has another outcome now, which is to be written."""
@@ -214,7 +214,7 @@ class Exchange(Struct):
 class ExchangeSender:
     """Sends exchanges, with as many jobs in a script as Redis can handle quickly.
 
-    `shared`: the sender on which a worker sends the exchanges of several queues, so that those of one moment travel
+    `shared`: the sender on which a worker sends the exchanges of several queues, so that exchanges of one moment travel
     together; None = a connection of its own.
     """
 

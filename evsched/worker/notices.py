@@ -94,7 +94,7 @@ class _Link:
                 await self._find_loss()
 
     async def _find_loss(self) -> None:
-        """Ask for jobs in all queues if Redis has lost one of those that wait, as after a FLUSHALL."""
+        """Ask for jobs in all queues if Redis has lost a waiting worker, as after a FLUSHALL."""
         waiting = [wait for wait in self.waits.values() if wait.waiting]
         if waiting and not await waiting[0].is_kept() and waiting[0].waiting:
             for wait in waiting:
@@ -196,7 +196,7 @@ class SharedConnections:
         self._shards = runtime.shards
         self._many = queues > _FEW
         self.sender = BatchingSender(runtime.config.url)
-        """Sends the exchanges, so that those of one moment travel together."""
+        """Sends the exchanges, so that exchanges of one moment travel together."""
         self.notices = Notices(runtime)
 
     def serve(self, queue: str) -> bool:

@@ -80,7 +80,7 @@ async def test_rows_are_declared_changed_restored_and_removed(
         ("@daily", {"misfire": 7}, "misfire is 7: give 'skip' or 'once' or 'all'"),
         ("@daily", {"after": "start"}, "after is 'start': give 'end'"),
         ("1s", {}, "every 90"),
-        ("@daily", {"colour": 1}, "colour, which is no option"),
+        ("@daily", {"colour": 1}, "colour, which is not an option"),
         ("@daily", {"zone": "Europe/Berlin", "rule": "@hourly"}, "rule, zone: write that into the column"),
         ("@daily", {"payload": "{}"}, "payload"),
         ("@daily", {"name": "other", "queue": "other"}, "queue, name"),
@@ -127,7 +127,7 @@ async def test_a_row_that_was_refused_does_not_recur_after_a_loss_of_redis(
     assert execute(ledger_url, refused) == [(None,)]
 
 
-async def test_a_row_neither_changes_nor_removes_what_the_code_declares(
+async def test_a_row_neither_changes_nor_removes_declarations_of_the_code(
     relaying: Running, queue: str, ledger_url: str, own: EmbeddedRedis, client: Any
 ) -> None:
     sender = BatchingSender(own.url)

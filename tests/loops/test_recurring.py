@@ -102,7 +102,7 @@ async def test_any_client_can_declare_a_recurrence(
     ("record", "why"),
     [
         ({"rule": "61 * * * *", "payload": PAYLOAD}, "field 1, the minute, is '61'"),
-        ({"rule": "every 1", "payload": "tick"}, "its payload is no job: JSON is malformed"),
+        ({"rule": "every 1", "payload": "tick"}, "its payload is not valid: JSON is malformed"),
     ],
 )
 async def test_an_invalid_record_is_reported_and_the_other_recurrences_go_on(

@@ -38,7 +38,7 @@ async def running(server: EmbeddedRedis, queue: str) -> AsyncGenerator[System]:
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 RECORDS: dict[str, tuple[bytes | dict[str, Any], str]] = {
-    "malformed": (b'{"task":"add",', "mend it and schedule it again"),
+    "malformed": (b'{"task":"add",', "correct it and enqueue the job again"),
     "array": (b"[1,2]", "Expected `object`, got `array`"),
     "number": (b"17", "Expected `object`, got `int`"),
     "no task": (b'{"args":[1]}', "missing required field `task`"),
@@ -48,9 +48,9 @@ RECORDS: dict[str, tuple[bytes | dict[str, Any], str]] = {
     "too many": (b'{"task":"add","args":[1,2,3]}', "takes 2 arguments, got 3"),
     "missing": (b'{"task":"add"}', "needs 'a'"),
     "unknown name": (b'{"task":"add","args":[1],"kwargs":{"c":1}}', "takes no 'c'"),
-    "NaN": (b'{"task":"add","args":[NaN]}', "mend it"),
-    "not UTF-8": (b'{"task":"add","args":["\xff"]}', "mend it"),
-    "pickle": (pickle.dumps({"task": "add"}), "mend it"),
+    "NaN": (b'{"task":"add","args":[NaN]}', "correct it"),
+    "not UTF-8": (b'{"task":"add","args":["\xff"]}', "correct it"),
+    "pickle": (pickle.dumps({"task": "add"}), "correct it"),
     "deep": (b'{"task":"add","args":' + DEEP + b"}", "mend"),
     "large": (b'{"task":"add","args":["' + b"x" * 300_000 + b'"]}', "pass a reference"),
     "bad retry": (b'{"task":"add","args":[1],"retry":{"attempts":0}}', "attempts is 0, must be 1 to 1000"),

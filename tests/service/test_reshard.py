@@ -194,7 +194,7 @@ def _job(name: str) -> New:
     return New(name, b'{"task":"note","args":["%s"]}' % name.encode(), delay=FAR)
 
 
-def test_a_dispatcher_finishes_what_an_interrupted_command_has_begun(cli: Cli, url: str, raw: Any) -> None:
+def test_a_dispatcher_finishes_the_batch_of_an_interrupted_command(cli: Cli, url: str, raw: Any) -> None:
     source, to = Store("mail"), Store("mail:1")
     client = SyncClient(url)
     client.enqueue("mail", [_job("a"), _job("b")])
@@ -258,7 +258,7 @@ def test_the_command_ends_between_two_steps_when_it_is_asked_to(cli: Cli, url: s
     client.close()
 
 
-def test_the_command_says_what_it_would_do_and_what_hinders_it(cli: Cli, url: str, raw: Any) -> None:
+def test_the_command_names_its_steps_and_its_obstacles(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job(f"j{number}") for number in range(30)])
     would = cli.run("queues", "shard", "mail", "3", "--dry-run")
@@ -290,7 +290,7 @@ def test_the_command_says_what_it_would_do_and_what_hinders_it(cli: Cli, url: st
         "1 stay because they also run, wait or are dead under the same id, or cannot run as they are",
         "queue mail has 3 shards now",
         "mail:2 still holds jobs: 1 in schedule",
-        "repeat the command when these jobs have run, or when you have revived or dropped those that are dead",
+        "repeat the command when these jobs have run, or when you have revived or dropped the dead ones",
     ]
     raw.delete(keys.schedule("mail:2"))
     done = cli.run("queues", "shard", "mail", "0")
@@ -388,7 +388,7 @@ def test_a_limit_that_was_changed_by_hand_is_kept_whatever_the_number(cli: Cli, 
 
 
 @pytest.mark.extra
-def test_a_shard_that_was_there_before_has_what_the_queue_has(cli: Cli, url: str, raw: Any) -> None:
+def test_a_shard_that_was_there_before_gets_the_policy_of_the_queue(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
     assert cli.run("queues", "shard", "mail", "6").returncode == 0
@@ -419,7 +419,7 @@ def test_a_new_shard_is_paused_since_the_queue_is(cli: Cli, url: str, raw: Any) 
 
 
 @pytest.mark.parametrize("count", ["2.5", "0x3", "1_0", "two"])
-def test_what_is_no_whole_number_is_refused(cli: Cli, url: str, raw: Any, count: str) -> None:
+def test_a_count_that_is_not_a_whole_number_is_refused(cli: Cli, url: str, raw: Any, count: str) -> None:
     refused = cli.run("queues", "shard", "mail", count)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert "whole number" in refused.stderr

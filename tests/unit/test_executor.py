@@ -111,9 +111,7 @@ CLASSES = {
 @pytest.mark.extra
 @pytest.mark.parametrize(("how", "policy", "refused"), BY_EXCEPTION)
 @pytest.mark.parametrize("on", ["loop", "thread", "process"])
-async def test_a_policy_retries_or_gives_up_by_what_the_handler_raised(
-    on: Any, how: str, policy: Retry, refused: str
-) -> None:
+async def test_a_policy_retries_or_gives_up_by_the_exception(on: Any, how: str, policy: Retry, refused: str) -> None:
     handler = charge_card_in_loop if on == "loop" else charge_card
     payload = encode({"task": "t", "args": [how], "retry": {"attempts": 5}})
     outcome = await run(handler, payload, on=None if on == "loop" else on, retry=policy)
@@ -126,7 +124,7 @@ async def test_a_policy_retries_or_gives_up_by_what_the_handler_raised(
 
 
 @pytest.mark.parametrize("policy", [Retry(retry_on=()), Retry(give_up_on=(BaseException,))])
-async def test_a_policy_by_exception_does_not_decide_about_timeouts_and_what_a_handler_asks_for(policy: Retry) -> None:
+async def test_a_policy_by_exception_does_not_decide_about_timeouts_and_requested_retries(policy: Retry) -> None:
     async def wait() -> None:
         await asyncio.Event().wait()
 
@@ -332,7 +330,8 @@ async def test_an_invalid_timeout_is_refused_before_the_handler_begins(timeout: 
     outcome = await run(handler, f'{{"task":"t","timeout":{timeout},"reply":true}}'.encode())
     assert isinstance(outcome, Buried)
     assert (
-        outcome.reason == f"the payload's timeout is {timeout.removesuffix('.0')}, must be over 0 s: mend the payload"
+        outcome.reason
+        == f"the payload's timeout is {timeout.removesuffix('.0')}, must be over 0 s: correct the payload"
     )
     assert outcome.reply
 

@@ -37,11 +37,11 @@ def test_the_payload_overrides_the_task() -> None:
 @pytest.mark.parametrize(
     ("payload", "attempt", "deaths", "reason"),
     [
-        (b'{"task":', 1, 0, "the payload is no job: Input data was truncated"),
-        (b'{"task":"pay","args":["\\ud800"]}', 1, 0, "the payload is no job: it has half of a surrogate pair"),
+        (b'{"task":', 1, 0, "invalid payload: Input data was truncated"),
+        (b'{"task":"pay","args":["\\ud800"]}', 1, 0, "invalid payload: it has half of a surrogate pair"),
         (b'{"task":"pay","args":["a\\\\\\uDBffx", "and more"]}', 1, 0, "it has half of a surrogate pair"),
         (b'{"task":"pay","args":["\\udc00 alone"]}', 1, 0, "it has half of a surrogate pair"),
-        (b'{"task":"pay","args":["\\\\ud800 \\ud83d\\ude00', 1, 0, "the payload is no job: Input data was truncated"),
+        (b'{"task":"pay","args":["\\\\ud800 \\ud83d\\ude00', 1, 0, "invalid payload: Input data was truncated"),
         (b'{"task":"pay","args":["x"]}', 1, 0, "the arguments do not fit: "),
         (b'{"task":"pay","args":[5],"timeout":0}', 1, 0, "the payload's timeout is 0, must be over 0 s"),
         (b'{"task":"pay","args":[5]}', 3, 0, "the last of its 2 attempts began and never ended"),
@@ -75,7 +75,7 @@ def test_a_retry_that_expires_says_for_which_attempt_it_waited() -> None:
     assert outcome.reason == "expired 3 s before a worker could start it, while it waited for attempt 2"
 
 
-def test_a_task_that_is_unknown_is_no_fault_of_the_job() -> None:
+def test_an_unknown_task_is_not_a_fault_of_the_job() -> None:
     outcome = prepared(b'{"task":"pya","args":["x"],"timeout":0,"retention":9}', attempt=7)
     assert isinstance(outcome, NoTask)
     assert (outcome.payload.task, outcome.retention) == ("pya", 9.0)

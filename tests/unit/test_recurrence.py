@@ -220,8 +220,8 @@ def test_the_id_of_an_occurrence_is_its_name_and_planned_time() -> None:
     ("fields", "words"),
     [
         ({"rule": b"@daily"}, "no payload"),
-        ({"rule": b"@daily", "payload": b"tick"}, "its payload is no job: JSON is malformed"),
-        ({"rule": b"@daily", "payload": b"{}"}, "its payload is no job: Object missing required field `task`"),
+        ({"rule": b"@daily", "payload": b"tick"}, "its payload is not valid: JSON is malformed"),
+        ({"rule": b"@daily", "payload": b"{}"}, "its payload is not valid: Object missing required field `task`"),
         ({"payload": JOB}, "rule"),
         ({"rule": b"@daily", "payload": JOB, "spread": b"wide"}, "spread"),
         (
@@ -260,7 +260,7 @@ def test_an_interval_that_is_counted_from_the_end_begins_now() -> None:
     assert after_end(start=5000).plan(0, 1000.5, 15).next == pytest.approx(5030)
 
 
-def test_of_what_is_counted_from_the_end_one_is_planned_and_none_is_missed() -> None:
+def test_a_recurrence_counted_from_the_end_plans_one_time_and_misses_none() -> None:
     assert after_end().plan(1030.0, 1000.0, 15) == Plan([], 1030.0, 0)
     plan = after_end().plan(1030.0, 1020.0, 15)
     assert ([one.id for one in plan.put], plan.next, plan.missed) == (["r@1030"], 1090.0, 0)
@@ -274,7 +274,7 @@ def test_of_what_is_counted_from_the_end_one_is_planned_and_none_is_missed() -> 
 
 
 @pytest.mark.parametrize("more", [{"rule": "@daily"}, {"overlap": "allow"}])
-def test_what_cannot_be_counted_from_the_end_is_refused(more: dict[str, Any]) -> None:
+def test_options_that_cannot_be_counted_from_the_end_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="after='end' needs every="):
         after_end(**more)
 
