@@ -95,7 +95,7 @@ def status(fleet: Fleet, url: str) -> Any:
 
 
 @pytest.mark.timeout(240)
-def test_redis_is_away_for_a_minute(own: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> None:
+def test_redis_is_down_for_a_minute(own: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> None:
     fleet = Fleet(own.url, tmp_path / "oracle")
     try:
         fleet.start("dispatcher")

@@ -69,7 +69,7 @@ def test_every_metric_is_shown_and_every_shown_metric_exists() -> None:
 
 
 @pytest.mark.parametrize(("dashboard", "panel"), PANELS)
-def test_a_panel_says_what_it_shows_and_what_to_do(dashboard: str, panel: dict[str, Any]) -> None:
+def test_a_panel_states_its_content_and_the_remedy(dashboard: str, panel: dict[str, Any]) -> None:
     assert 0 < len(panel["title"]) <= 40
     what, _, mend = panel["description"].partition("\n\n**When it looks bad:** ")
     assert what.endswith(".")

@@ -24,7 +24,7 @@ def test_the_public_names_are_there_and_sorted() -> None:
     assert all(hasattr(evsched, name) for name in evsched.__all__)
 
 
-def test_every_file_says_what_it_is() -> None:
+def test_every_file_has_a_docstring_and_a_telling_name() -> None:
     hidden = {"utils", "helpers", "common", "base", "types", "constants", "misc"}
     assert not hidden & {path.stem for path in SOURCES}
     assert all(path.read_text().startswith('"""') for path in SOURCES)

@@ -44,7 +44,7 @@ def families(imported: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("-h",), ()], ids=" ".join)
-def test_what_runs_no_command_imports_no_library(words: tuple[str, ...]) -> None:
+def test_a_call_without_a_command_imports_no_library(words: tuple[str, ...]) -> None:
     imported = modules(RUN, *words)
     assert "evsched.cli.main" in imported
     assert foreign(imported) == set()
@@ -64,7 +64,7 @@ def test_a_mistyped_command_of_a_family_imports_that_family() -> None:
     assert families(modules(RUN, "dead", "lst")) == {"evsched.cli.dead_commands"}
 
 
-def test_a_command_imports_what_it_uses(tmp_path: Path) -> None:
+def test_a_command_imports_only_the_libraries_that_it_uses(tmp_path: Path) -> None:
     imported = modules(RUN, "queues", "--url", f"unix://{tmp_path / 'none'}")
     assert {"evsched.cli.queue_commands", "evsched.transport.senders", "redis"} <= imported
     assert not foreign(imported) & {"anyio", "markdown_it", "prometheus_client", "pygments"}

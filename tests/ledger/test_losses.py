@@ -308,7 +308,7 @@ async def test_critical_only_leaves_the_other_rows_in_the_table(
     assert client.zcard(schedule) == 60
 
 
-async def test_redis_is_away_for_a_while(
+async def test_redis_is_down_for_a_while(
     relaying: Running,
     running: System,
     queue: str,

@@ -38,7 +38,7 @@ ORDER BY 1, 2, 3
 
 @pytest.mark.extra
 @pytest.mark.parametrize("drop", PARTS)
-async def test_what_is_missing_is_made(ledger_url: str, drop: str) -> None:
+async def test_missing_parts_are_created(ledger_url: str, drop: str) -> None:
     with psycopg.connect(ledger_url, autocommit=True) as connection:
         connection.execute(INSERT)
         whole = connection.execute(SCHEMA).fetchall()

@@ -101,7 +101,7 @@ async def test_a_relay_waits_while_another_one_of_its_database_uses_another_redi
     assert any(waits.reason.endswith(f": {pid}") for (pid,) in sessions)
 
 
-async def test_relays_go_on_when_those_that_used_another_redis_are_gone(
+async def test_relays_go_on_when_relays_of_another_redis_are_gone(
     relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, client: Any, monkeypatch: Any
 ) -> None:
     """Three use one Redis, and two that start later another one; one of these leaves later than the other."""

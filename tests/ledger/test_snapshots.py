@@ -35,9 +35,7 @@ async def blocks(url: str, selection: Selection) -> int:
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
-async def test_a_look_at_new_rows_does_not_read_those_that_have_ended(
-    ledger_url: str, queue: str, analyzed: bool
-) -> None:
+async def test_a_look_at_new_rows_does_not_read_ended_ones(ledger_url: str, queue: str, analyzed: bool) -> None:
     """With an old snapshot, the index of all open rows has an entry for each of them."""
     with psycopg.connect(ledger_url) as old, psycopg.connect(ledger_url, autocommit=True) as program:
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

@@ -199,7 +199,7 @@ class AsyncpgConnection:
         raise NotImplementedError
 
 
-async def test_what_cannot_be_inserted_is_refused_before_the_database_is_asked(send: Any, ledger_url: str) -> None:
+async def test_an_invalid_row_is_refused_before_the_database_is_asked(send: Any, ledger_url: str) -> None:
     with pytest.raises(ConfigError, match="int is not a connection"):
         await send.enqueue_in(7, "bob")
     with pytest.raises(ConfigError, match="AsyncpgConnection is not a connection"):

@@ -254,7 +254,7 @@ async def test_without_tokens_it_answers_to_known_names_alone(
 
 
 @pytest.mark.parametrize(("token", "path"), [(None, "jobs"), ("guess-of-a-stranger-000", "jobs"), (WRITE, "nothing")])
-async def test_of_a_body_that_nobody_may_send_little_is_discarded(
+async def test_little_of_a_forbidden_body_is_read_and_discarded(
     server: EmbeddedRedis, queue: str, token: str | None, path: str
 ) -> None:
     sent = 0
@@ -320,7 +320,7 @@ async def test_many_callers_at_once(api: Caller, jobs: str, queue: str, raw: Any
     assert raw.zcard(f"evsched:{{{queue}}}:schedule") == 150
 
 
-async def test_redis_that_is_away_is_503_and_nobody_has_to_restart(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_of_redis_is_503_and_needs_no_restart(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = f"/v1/queues/{queue}/jobs"
     with EmbeddedRedis() as server:
         async with calling(server.url) as api:
@@ -343,7 +343,7 @@ async def test_redis_that_is_away_is_503_and_nobody_has_to_restart(queue: str, m
             assert (await api.ask("GET", jobs)).status_code == 200
 
 
-async def test_what_redis_refuses_is_500_without_its_words(api: Caller, jobs: str, queue: str, raw: Any) -> None:
+async def test_a_refusal_of_redis_is_500_without_its_words(api: Caller, jobs: str, queue: str, raw: Any) -> None:
     raw.set(f"evsched:{{{queue}}}:schedule", "not a sorted set")
     refused = await api.ask("POST", jobs, {"task": "t"})
     assert (refused.status_code, refused.json()["code"]) == (500, "redis-refused")

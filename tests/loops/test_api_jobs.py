@@ -211,7 +211,7 @@ async def test_a_wait_has_a_limit(api: Caller, jobs: str, query: str) -> None:
 
 
 @pytest.mark.one_server
-async def test_only_so_many_requests_wait(server: EmbeddedRedis, jobs: str, raw: Any) -> None:
+async def test_the_number_of_waiting_requests_has_a_limit(server: EmbeddedRedis, jobs: str, raw: Any) -> None:
     async with calling(server.url, api_waiting_cap=1) as api:
         await api.ask("POST", jobs, {"task": "t", "id": "a", "due": LATER})
         waiting = asyncio.ensure_future(api.ask("GET", f"{jobs}/a/result?wait=60"))
@@ -329,7 +329,7 @@ async def test_write_tokens_are_needed_to_write(api: Caller, jobs: str, queue: s
     assert raw.dbsize() == 0
 
 
-async def test_the_handler_sees_what_the_request_said(
+async def test_the_handler_sees_the_options_of_the_request(
     server: EmbeddedRedis, api: Caller, jobs: str, queue: str
 ) -> None:
     app = App(server.url, queue=queue)

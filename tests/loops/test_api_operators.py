@@ -142,7 +142,9 @@ async def test_a_calendar_is_set_listed_and_removed(api: Caller, path: str) -> N
     assert (await api.ask("PUT", f"{path}/calendars/a:b", body)).status_code == 422
 
 
-async def test_a_window_is_set_and_removed_with_those_that_wait(api: Caller, path: str, queue: str, raw: Any) -> None:
+async def test_a_window_is_set_and_removed_with_the_number_of_waiting_jobs(
+    api: Caller, path: str, queue: str, raw: Any
+) -> None:
     name, root = f"{path}/windows/nights", f"evsched:{{{queue}}}:"
     assert (await api.ask("PUT", name, {"window": "22:00-06:00 Europe/Berlin"})).json() == {
         "name": "nights",
@@ -321,7 +323,7 @@ async def test_python_is_about_shards_that_the_app_does_not_declare(
     await app.close()
 
 
-async def test_what_is_not_a_string_is_refused_in_words(server: EmbeddedRedis, queue: str) -> None:
+async def test_a_value_that_is_not_a_string_is_refused_in_words(server: EmbeddedRedis, queue: str) -> None:
     app = App(server.url, queue=queue)
     client = app.client
     with pytest.raises(ConfigError, match="why is 5: give a string"):

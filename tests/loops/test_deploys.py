@@ -310,7 +310,7 @@ async def test_a_process_that_starts_after_a_loss_has_the_revision_of_the_one_be
 
 
 @pytest.mark.parametrize("refusal", ["a key of a wrong type", "a right that is missing for the records alone"])
-async def test_what_redis_refuses_after_a_loss_is_declared_when_it_accepts_it(
+async def test_declarations_refused_after_a_loss_are_written_when_redis_accepts_them(
     own: EmbeddedRedis, client: Any, queue: str, refusal: str
 ) -> None:
     config, key = Config(url=own.url, idle_heartbeat=0.1, heartbeat=0.1), f"evsched:{{{queue}}}:recurrences"

@@ -156,7 +156,7 @@ async def _answer_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWr
         (_answer_nothing, "the broker server did not answer: is it up, and is it an AMQP broker?"),
     ],
 )
-async def test_a_server_that_is_no_broker_is_named_in_a_sentence(
+async def test_a_server_that_is_not_a_broker_is_named_in_a_sentence(
     config: Config, queue: str, answer: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evsched.targets.broker._CONNECT_WITHIN", 0.5)
@@ -182,7 +182,7 @@ async def test_a_message_waits_for_the_memory_of_another_redis_and_loses_no_atte
         assert client.xlen("news") == 1
 
 
-async def test_a_server_that_is_away_is_tried_again_and_its_password_is_in_no_reason(
+async def test_an_unreachable_server_is_tried_again_and_its_password_is_in_no_reason(
     config: Config, queue: str
 ) -> None:
     with EmbeddedRedis(port=0) as other:
@@ -233,7 +233,7 @@ async def test_a_server_that_is_away_is_tried_again_and_its_password_is_in_no_re
         ("exchange@rabbit:caf\u00e9", {}, "messages cannot be sent to exchange 'caf\u00e9': its name must have"),
     ],
 )
-async def test_what_is_not_allowed_or_not_valid_is_given_up_at_once(
+async def test_a_forbidden_or_invalid_message_is_given_up_at_once(
     config: Config, queue: str, to: str, options: Mapping[str, Any], reason: str
 ) -> None:
     allowed = ("stream:orders", "channel:*", "exchange@rabbit:*", "queue@rabbit:*")

@@ -47,7 +47,7 @@ async def began(running: System, raw: Any, queue: str) -> None:
 @pytest.mark.extra
 @pytest.mark.parametrize("attempts", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_becomes_of_a_run_that_has_begun(
+async def test_a_run_that_has_begun_when_its_worker_stops(
     config: Config, app: App, queue: str, raw: Any, tmp_path: Path, kind: str, attempts: int
 ) -> None:
     (task, suspect), record = KINDS[kind], f"evsched:{{{queue}}}:job:a"

@@ -46,7 +46,7 @@ def told(app: App) -> Told:
     return Told(app)
 
 
-async def test_a_task_is_told_of_each_job_that_is_done(config: Config, app: App, told: Told) -> None:
+async def test_a_hook_runs_for_each_job_that_is_done(config: Config, app: App, told: Told) -> None:
     @app.task(on_done=told.task, on_dead=told.task)
     async def double(n: int) -> int:
         return 2 * n
@@ -130,7 +130,7 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("how", DEATHS)
-async def test_a_task_is_told_why_a_job_is_dead(
+async def test_a_hook_gets_the_reason_of_a_dead_job(
     config: Config, app: App, told: Told, queue: str, raw: Any, how: str
 ) -> None:
     @app.task(retry=Retry(attempts=2, interval=0.01, jitter=0, give_up_on=(KeyError,)), on_dead=told.task)

@@ -77,7 +77,7 @@ def saying(answer: bytes) -> Talk:
     ],
     ids=["a length and chunks", "one long header"],
 )
-async def test_an_answer_that_breaks_the_rules_is_no_answer(config: Config, raw: Any, answer: bytes, why: str) -> None:
+async def test_an_answer_that_breaks_the_rules_is_refused(config: Config, raw: Any, answer: bytes, why: str) -> None:
     async with server(saying(answer)) as port, sending(config, raw, port) as requests:
         assert why in await requests.reason(url=f"http://odd.test:{port}/", payload=ONCE)
 

@@ -136,7 +136,7 @@ async def test_a_worker_without_a_slot_passes_jobs_on_to_one_that_has_some(shard
         shards.gate.set()
 
 
-async def test_what_no_worker_had_a_slot_for_runs_when_one_is_free(shards: Shards) -> None:
+async def test_jobs_without_a_slot_run_when_one_is_free(shards: Shards) -> None:
     async with system(shards.config, shards.app) as running:
         await shards.all_wait(running)
         shards.schedule(shards.queue, "long", "hold")
@@ -285,7 +285,7 @@ async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost
         await started(running, "job")
 
 
-async def test_a_job_of_which_a_worker_was_told_that_vanished_goes_to_another(shards: Shards) -> None:
+async def test_a_job_announced_to_a_vanished_worker_goes_to_another(shards: Shards) -> None:
     """Redis does not know yet that its machine is gone."""
     config = structs.replace(shards.config, lease=0.6, heartbeat=0.2)
     with closing(shards.raw.pubsub()) as vanished:

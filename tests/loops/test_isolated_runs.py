@@ -95,7 +95,7 @@ async def test_a_handler_may_snooze(config: Config, app: App, queue: str, raw: A
     assert raw.hget(f"evsched:{{{queue}}}:job:a", "result") == b"1"
 
 
-async def test_what_a_handler_prints_and_logs_is_the_workers_output(
+async def test_prints_and_logs_of_a_handler_are_the_workers_output(
     config: Config, app: App, queue: str, raw: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with system(config, app) as running:

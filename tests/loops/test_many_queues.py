@@ -268,7 +268,7 @@ async def test_a_queue_that_was_empty_for_long_is_forgotten_and_its_next_event_f
         await in_the_set(running, {b"old-0", b"old-3"})
 
 
-async def test_what_workers_wrote_is_forgotten_a_day_after_the_last_one_whenever_the_dispatcher_started(
+async def test_announcements_are_deleted_a_day_after_the_last_worker_whenever_the_dispatcher_started(
     own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_finder, "_FORGET_AFTER", 0.0)

@@ -81,7 +81,7 @@ async def test_a_move_that_cannot_be_finished_is_reported_and_tried_again_and_ho
     janitor.cancel()
 
 
-async def test_a_batch_that_was_finished_meanwhile_is_no_event(
+async def test_a_batch_that_was_finished_meanwhile_emits_no_event(
     runtime: Runtime, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     first, second = Mover(runtime), Mover(runtime)

@@ -85,7 +85,7 @@ async def test_its_jobs_are_judged_as_those_of_any_dead_worker(
     assert left[0] == left[1]
 
 
-async def test_of_parent_and_janitor_exactly_one_puts_a_job_back(
+async def test_exactly_one_of_parent_and_janitor_puts_a_job_back(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     ids = await hold(sender, store, 900, lease=0.05)
@@ -100,7 +100,7 @@ async def test_of_parent_and_janitor_exactly_one_puts_a_job_back(
     assert sorted(await sender.send(store.line(1000))) == ids
 
 
-async def test_a_job_that_was_told_to_stop_ends_as_cancelled(
+async def test_a_job_that_was_asked_to_stop_ends_as_cancelled(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     await hold(sender, store, 1)
@@ -121,7 +121,7 @@ async def test_a_queue_that_redis_refuses_does_not_keep_the_others(
     assert await recovering == {store.queue: 2}
 
 
-async def test_it_tries_again_while_redis_is_away(
+async def test_it_tries_again_while_redis_is_down(
     own: EmbeddedRedis, config: Config, queue: str, recorder: Recorder
 ) -> None:
     config, store, sender = replace(config, url=own.url), Store(queue), BatchingSender(own.url)

@@ -178,7 +178,7 @@ async def test_a_queue_that_redis_refuses_wants_no_slots_while_it_waits_to_try_a
         raw.delete(f"evsched:{{{bad}}}:fair")
 
 
-async def test_jobs_are_handed_back_to_the_other_queues_of_one_that_redis_refuses(
+async def test_jobs_of_other_queues_are_handed_back_if_redis_refuses_one_queue(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"

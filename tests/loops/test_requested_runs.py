@@ -104,7 +104,7 @@ async def test_the_client_triggers_a_run_and_returns_its_id(config: Config, queu
     assert ran == [job_id]
 
 
-async def test_of_many_triggers_at_once_each_makes_a_run(config: Config, queue: str) -> None:
+async def test_each_of_many_triggers_at_once_makes_a_run(config: Config, queue: str) -> None:
     app, ran = App(queue=queue), list[str]()
 
     @app.task

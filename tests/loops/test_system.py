@@ -306,7 +306,7 @@ async def test_a_result_that_does_not_fit_its_task_is_an_error_of_its_own(config
     ("reply", "words"),
     [(b"x", "is not JSON"), (b"[1]", "is not an outcome"), (b'{"outcome":"done"}', "is not an outcome")],
 )
-async def test_a_reply_of_another_client_that_is_none_is_an_error_of_its_own(
+async def test_an_invalid_reply_of_another_client_is_an_error_of_its_own(
     app: App, server: EmbeddedRedis, queue: str, raw: Any, reply: bytes, words: str
 ) -> None:
     app.move_to(server.url)

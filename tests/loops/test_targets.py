@@ -269,7 +269,7 @@ async def test_a_request_is_signed_with_each_secret_of_the_name(run: Run) -> Non
             assert Webhook(secret).verify(received.body, received.headers) == {"a": 1}
 
 
-async def test_a_request_is_signed_anew_after_a_redirect(run: Run) -> None:
+async def test_a_request_is_signed_again_after_a_redirect(run: Run) -> None:
     async with run(in_turn(Reply(303, {"location": "/other"}), Reply()), redirects=1) as shop:
         await shop.requests.result(url=shop.url, body="a", sign="ORDERS")
     for received, body in zip(shop.received, (b"a", b""), strict=True):
@@ -378,7 +378,7 @@ async def test_another_origin_gets_no_header_of_the_payload_and_no_signature(run
         ("/again", "redirects to http://shop.test"),
     ],
 )
-async def test_each_hop_is_judged_anew(run: Run, location: str, words: str) -> None:
+async def test_each_hop_is_judged_by_itself(run: Run, location: str, words: str) -> None:
     async with run(always(Reply(302, {"location": location})), redirects=2) as shop:
         assert words in await shop.requests.reason(url=shop.url, method="GET")
         assert len(shop.received) == (3 if location == "/again" else 1)

@@ -148,7 +148,7 @@ async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, a
     ],
     ids=["RetryLater", "Snooze"],
 )
-async def test_to_ask_for_another_run_is_no_error(
+async def test_to_ask_for_another_run_is_not_an_error(
     config: Config, app: App, spans: Traced, raised: Exception, attribute: str, reason: str
 ) -> None:
     @app.task
@@ -243,7 +243,7 @@ async def test_a_handlers_own_spans_are_children_of_its_run(
     assert (parent.trace_id, parent.span_id) == ids(spans.one("run outer"))
 
 
-async def test_what_a_handler_enqueues_is_part_of_its_trace(config: Config, app: App, spans: Traced) -> None:
+async def test_jobs_that_a_handler_enqueues_are_part_of_its_trace(config: Config, app: App, spans: Traced) -> None:
     @app.task
     async def second() -> None: ...
 

@@ -146,7 +146,7 @@ async def test_jobs_of_known_tasks_start_at_once_beside_a_crowd_of_unknown_ones(
     raw.flushall()
 
 
-async def test_a_retried_job_that_meets_an_old_worker_is_judged_anew(
+async def test_a_retried_job_that_meets_an_old_worker_is_judged_again(
     config: Config, app: App, newer: App, queue: str, raw: Any
 ) -> None:
     async with system(config, app, workers=0) as running:
@@ -168,7 +168,7 @@ async def test_a_retried_job_that_meets_an_old_worker_is_judged_anew(
 @pytest.mark.parametrize(
     "found", [b"x" * 1_048_576, b"1 nan", b"\xff \xff", b"1e400 0"], ids=["long", "nan", "bytes", "inf"]
 )
-async def test_what_a_producer_writes_into_the_field_unknown_is_ignored_and_not_read_if_it_is_long(
+async def test_a_producers_text_in_the_field_unknown_is_ignored_and_not_read_if_long(
     config: Config, app: App, queue: str, raw: Any, found: bytes
 ) -> None:
     async with system(config, app) as running:

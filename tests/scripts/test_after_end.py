@@ -107,7 +107,7 @@ def test_every_end_counts(send: Send, store: Store, state: State, how: str) -> N
     assert state()["recurrences"] == {NAME: NOW + 50 + EVERY}
 
 
-def test_a_retry_is_no_end(send: Send, store: Store, state: State) -> None:
+def test_a_retry_does_not_count_as_an_end(send: Send, store: Store, state: State) -> None:
     job = first_run(send, store)
     before = state()["recurrences"]
     send(store.retry("w", [(job, Retried(5, "no"))], now=NOW + 40))

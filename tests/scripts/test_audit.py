@@ -253,7 +253,7 @@ async def test_a_queue_with_a_job_in_each_place_has_no_violations(seeded: Seeded
 
 @pytest.mark.extra
 @pytest.mark.parametrize("planted", FAULTS)
-async def test_each_planted_violation_is_found_and_mended(
+async def test_each_planted_violation_is_found_and_repaired(
     seeded: Seeded, sender: BatchingSender, state: State, planted: str
 ) -> None:
     plant, check, where, mend, repairable = FAULTS[planted]

@@ -41,7 +41,7 @@ def test_a_change_by_hand_is_kept_until_the_declaration_changes(send: Send, stor
     assert declare(send, store, {}, revision=4) == {"concurrency": "", "rate": ""}
 
 
-def test_what_nobody_declares_is_left_alone_until_somebody_does(send: Send, store: Store) -> None:
+def test_undeclared_limits_are_left_alone_until_an_app_declares_them(send: Send, store: Store) -> None:
     send(store.limit({"concurrency": 9, "weight:alice": 2}, now=NOW))
     assert declare(send, store, {"rate": 5}) == {"rate": "5"}
     assert send(store.limits()).queue == {"concurrency": 9, "rate": 5}
@@ -68,7 +68,7 @@ def test_apps_leave_each_others_limits_alone_unless_they_declare_the_same(send: 
     assert send(store.limits()).queue == {"burst": 2, "rate": 6}
 
 
-def test_the_jobs_that_the_limits_now_allow_pass_at_once_and_dispatchers_are_told(
+def test_jobs_that_new_limits_allow_pass_at_once_and_dispatchers_get_a_message(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     declare(send, store, {"concurrency": 2, "concurrency:task:slow": 1})
@@ -88,7 +88,7 @@ def test_the_jobs_that_the_limits_now_allow_pass_at_once_and_dispatchers_are_tol
 
 
 @pytest.mark.parametrize("text", ["", "5", "many app", " app", "5  app"])
-def test_what_a_hand_wrote_among_the_declarations_is_replaced_or_ignored(
+def test_manual_edits_among_the_declarations_are_replaced_or_ignored(
     send: Send, store: Store, state: State, raw: Any, text: str
 ) -> None:
     raw.hset(f"evsched:{{{store.queue}}}:declared_limits", "rate", text)

@@ -80,7 +80,7 @@ def test_a_job_that_does_not_begin_takes_nothing_off_the_rates(
     assert fetch(send, store) == []  # no more is given back than was taken
 
 
-def test_what_is_given_back_after_a_while_is_no_advance(send: Send, store: Store) -> None:
+def test_a_returned_job_does_not_count_as_progress(send: Send, store: Store) -> None:
     send(store.limit({"rate": 0.001, "burst": 1.0}, now=NOW))
     send(store.enqueue([New(name, b'{"task":"t"}', due=NOW - 1) for name in "abc"], now=NOW))
     (run,) = fetch(send, store)

@@ -91,7 +91,7 @@ def test_subscribers_of_a_channel_receive_the_message(
     assert state()["job:a"]["outcome"] == "done"
 
 
-def test_a_run_that_was_told_to_stop_sends_nothing_and_ends_as_cancelled(
+def test_a_run_that_was_asked_to_stop_sends_nothing_and_ends_as_cancelled(
     runs: list[FetchedJob], send: Send, store: Store, state: State, raw: Any, name: str
 ) -> None:
     send(store.cancel("b", now=NOW))

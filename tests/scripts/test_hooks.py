@@ -167,7 +167,7 @@ def test_names_of_tasks_are_passed_as_they_are(run: FetchedJob, send: Send, stor
 
 
 @pytest.mark.parametrize("end", ["complete", "bury"])
-def test_what_a_client_wrote_under_the_id_of_the_hooks_job_does_not_stop_the_end(
+def test_a_record_under_the_id_of_the_hooks_job_does_not_stop_the_end(
     run: FetchedJob, send: Send, store: Store, state: State, raw: Any, end: str
 ) -> None:
     outcome = "done" if end == "complete" else "dead"

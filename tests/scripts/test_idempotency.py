@@ -78,7 +78,7 @@ def test_a_key_that_redis_has_deleted_is_free(send: Send, store: Store, raw: Any
     assert send(store.enqueue_once(IdempotentRequest("k", "other"), jobs("b"), now=NOW)).jobs == [("b", NOW + 5)]
 
 
-def test_a_key_of_another_type_is_no_reply(send: Send, store: Store, raw: Any, key: str) -> None:
+def test_a_key_of_another_type_is_not_a_reply(send: Send, store: Store, raw: Any, key: str) -> None:
     raw.rpush(key, "x")
     assert send(store.enqueue_once(REQUEST, jobs("a"), now=NOW)).jobs == [("a", NOW + 5)]
     assert raw.get(key) == f"{NOW + 86400:.6f} asked a {NOW + 5:.6f}".encode()

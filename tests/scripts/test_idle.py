@@ -148,7 +148,7 @@ def test_jobs_that_come_back_call_workers(send: Send, store: Store, ear: Ear, di
     assert ear.heard() == ["v", "w"]
 
 
-def test_a_worker_that_dies_after_it_was_told_passes_the_call_on(send: Send, store: Store, ear: Ear) -> None:
+def test_a_worker_that_dies_after_a_message_passes_the_call_on(send: Send, store: Store, ear: Ear) -> None:
     ear.listen("v", "w")
     send(store.heartbeat("v", 1, fresh=True, now=NOW))
     wait(send, store, "v", "w")
@@ -159,7 +159,7 @@ def test_a_worker_that_dies_after_it_was_told_passes_the_call_on(send: Send, sto
     assert ear.heard() == ["w"]
 
 
-def test_a_worker_that_declines_passes_on_what_it_was_told_and_nothing_else(
+def test_a_worker_that_declines_passes_on_its_message_and_nothing_else(
     send: Send, store: Store, ear: Ear, state: State
 ) -> None:
     ear.listen("u", "v", "w")
@@ -188,7 +188,7 @@ def test_a_key_of_the_wrong_type_stops_no_dispatch(send: Send, store: Store, raw
     assert [job.id for job in send(store.start("w", (), hold=5, lease=99, now=NOW)).jobs] == ["a"]
 
 
-def test_a_survey_names_a_job_beside_idle_workers_and_all_others_are_told(
+def test_a_survey_names_a_job_beside_idle_workers_and_all_others_get_a_message(
     send: Send, store: Store, ear: Ear, state: State
 ) -> None:
     ear.listen("u", "v", "w")

@@ -312,7 +312,7 @@ def test_another_pause_replaces_the_end_and_the_reason_of_the_first(send: Send, 
     assert send(store.pause(now=NOW + 60))[0] == NOW + 60, "the first is over, though no script has run since"
 
 
-def test_a_malformed_end_is_no_end(send: Send, store: Store, raw: Any, state: State) -> None:
+def test_a_malformed_end_is_ignored(send: Send, store: Store, raw: Any, state: State) -> None:
     send(store.pause(now=NOW))
     raw.hset(f"evsched:{{{store.queue}}}:limits", "paused_until", "soon")
     due(send, store, ["a"])

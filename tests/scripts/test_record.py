@@ -76,7 +76,7 @@ def test_a_job_that_was_scheduled_again_during_its_run_begins_with_another_count
     assert fields_of(state) == before - names("job", "run", "attempt")
 
 
-def test_a_failed_attempt_replaces_what_the_record_says_of_the_one_before(
+def test_a_failed_attempt_replaces_the_fields_of_the_one_before(
     send: Send, store: Store, raw: Any, record: str, state: State
 ) -> None:
     run = run_of(send, store, raw, record)

@@ -107,7 +107,7 @@ def ended_by(send: Send, store: Store, job: FetchedJob, how: str) -> None:
 
 
 @pytest.mark.parametrize(("overlap", "ran"), [("skip", [0]), ("wait", [0]), ("allow", [0, 1, 2])])
-def test_of_the_occurrences_that_are_due_at_one_opening_the_first_runs_however_soon_it_ends(
+def test_the_first_occurrence_at_an_opening_runs_alone_however_soon_it_ends(
     send: Send, store: Store, state: State, overlap: Overlap, ran: list[int]
 ) -> None:
     put(send, store, overlap=overlap)
@@ -318,7 +318,7 @@ def test_a_recurrence_that_ended_by_a_clock_ahead_recurs_again(send: Send, store
 # A calendar that was changed.
 
 
-def test_a_recurrence_whose_calendar_was_changed_is_planned_anew(send: Send, store: Store, state: State) -> None:
+def test_a_recurrence_whose_calendar_was_changed_is_planned_again(send: Send, store: Store, state: State) -> None:
     first, second = put(send, store, NOW, NOW + 10)
     dispatch(send, store, NOW)
     assert send(store.replan(NAME, now=NOW))
@@ -343,7 +343,7 @@ def test_a_dispatcher_that_has_read_the_old_calendar_does_not_move_a_recurrence_
 
 
 @pytest.mark.parametrize("why", ["paused", "retired", "overdue", "gone"])
-def test_a_recurrence_that_does_not_recur_or_is_overdue_is_not_planned_anew(
+def test_a_recurrence_that_does_not_recur_or_is_overdue_is_not_planned_again(
     send: Send, store: Store, state: State, why: str
 ) -> None:
     revision = send(store.register("app", "content", now=NOW)).revision

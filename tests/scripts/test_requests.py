@@ -110,9 +110,7 @@ def test_with_overlap_a_hundred_are_under_way_at_a_time(send: Send, store: Store
     assert waiting(state) == []
 
 
-def test_what_has_not_come_or_a_dispatcher_is_still_to_make_is_left_alone(
-    send: Send, store: Store, state: State
-) -> None:
+def test_future_times_and_times_left_to_a_dispatcher_are_not_requested(send: Send, store: Store, state: State) -> None:
     declare(send, store, "allow")
     assert backfill(send, store, f"{NOW - 1:.0f}", f"{NOW + 1:.0f}") == Backfilled(requested=1, later=1)
     # All dispatchers have been down for two days: they will judge by the misfire policy what they missed.
@@ -241,7 +239,7 @@ def test_a_backfill_goes_on_when_the_job_whose_turn_it_is_vanishes(
     assert run_all(send, store) == [f"{NAME}@{planned}" for planned in PAST[1:]]
 
 
-def test_no_more_wait_than_a_bound_and_the_rest_is_told(send: Send, store: Store, raw: Any) -> None:
+def test_no_more_requests_wait_than_a_bound_and_the_rest_is_reported(send: Send, store: Store, raw: Any) -> None:
     declare(send, store)
     full = {f"{NOW - DAY - n:.0f}": NOW - DAY - n for n in range(19_998)}
     raw.zadd(f"evsched:{{{store.queue}}}:requests:{NAME}", full)
@@ -315,7 +313,7 @@ def test_a_paused_recurrence_can_be_triggered_and_stays_paused(send: Send, store
     assert state()["recurrences"] == {NAME: float("inf")}
 
 
-def test_what_does_not_exist_or_is_retired_is_not_triggered(send: Send, store: Store, state: State) -> None:
+def test_a_missing_or_retired_recurrence_is_not_triggered(send: Send, store: Store, state: State) -> None:
     with pytest.raises(JobMissing, match="is not a recurrence of queue"):
         trigger(send, store)
     assert state() == {}
@@ -347,7 +345,7 @@ def test_the_end_of_a_run_is_written_whatever_the_recurrences_are(
     assert waiting(state) == PAST[1:]
 
 
-def test_a_member_that_is_no_time_is_left_out(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_a_member_that_is_not_a_time_is_left_out(send: Send, store: Store, state: State, raw: Any) -> None:
     declare(send, store)
     raw.zadd(f"evsched:{{{store.queue}}}:requests:{NAME}", {"}:schedule": 1, "nan": 2, "": 3, PAST[0]: 4})
     trigger(send, store)

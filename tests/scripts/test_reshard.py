@@ -144,7 +144,7 @@ def test_a_batch_whose_number_is_too_low_since_the_clock_was_set_back_goes_back_
     assert there()["schedule"] == {"a": FAR, "b": FAR}
 
 
-def test_two_batches_of_one_number_are_told_apart(
+def test_two_batches_of_one_number_are_distinguished(
     send: SendCall, store: Store, other: Store, state: State, there: State
 ) -> None:
     send(store.enqueue(new("a", "b"), now=NOW))
@@ -373,7 +373,7 @@ def test_an_id_that_a_foreign_client_schedules_again_meanwhile_keeps_its_record(
     assert [job.id for job in start(send, store, NOW + 5)] == ["b"]
 
 
-def test_what_the_dispatcher_does_meanwhile_concerns_the_others(
+def test_the_dispatcher_meanwhile_moves_only_the_other_jobs(
     send: SendCall, store: Store, other: Store, state: State
 ) -> None:
     send(store.enqueue([*new("a"), *new("b", due=NOW + 100)], now=NOW))
@@ -542,7 +542,7 @@ def test_a_pass_that_only_counts_changes_nothing(send: SendCall, queue: str, sta
     assert state() == before
 
 
-def test_what_cannot_move_is_counted(
+def test_jobs_that_cannot_move_are_counted(
     send: SendCall, queue: str, store: Store, raw: Any, shards: Callable[[str, int], None]
 ) -> None:
     now = send(server.clock())

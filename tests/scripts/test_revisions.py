@@ -115,7 +115,7 @@ def test_apps_and_queues_have_revisions_of_their_own(send: Send, store: Store) -
     assert send(store.declare(rule("s"))) == "made"
 
 
-def test_the_content_is_what_is_declared_in_any_order() -> None:
+def test_the_content_of_a_declaration_does_not_depend_on_its_order() -> None:
     assert content_of([rule("a"), rule("b")]) == content_of([rule("b"), rule("a")])
     assert content_of([], {"rate": 5, "burst": 2}) == content_of([], {"burst": 2.0, "rate": 5.0})
     assert len({content_of([], limits) for limits in ({}, {"rate": 5}, {"rate": 6}, {"burst": 5})}) == 4
@@ -206,7 +206,7 @@ def test_a_retired_recurrence_goes_on_when_a_newer_revision_declares_it_again(
 
 
 @pytest.mark.parametrize("taken_by", ["a user", "another app", "nobody"])
-def test_what_is_not_the_apps_own_any_more_is_not_stopped(
+def test_a_recurrence_that_another_app_has_taken_over_is_not_stopped(
     send: Send, store: Store, state: State, taken_by: str
 ) -> None:
     deploy(send, store, "old", rule("r"))
@@ -223,7 +223,7 @@ def test_what_is_not_the_apps_own_any_more_is_not_stopped(
     assert register(send, store, "new").declared == []
 
 
-def test_prune_deletes_what_is_retired_and_nothing_else(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_prune_deletes_retired_recurrences_and_nothing_else(send: Send, store: Store, state: State, raw: Any) -> None:
     deploy(send, store, "old", rule("retired"), rule("by hand"), rule("declared"), rule("paused"))
     deploy(send, store, "new", rule("declared"), rule("paused"))
     send(store.hold("paused", True))
@@ -258,7 +258,7 @@ def test_a_pause_outlives_a_time_in_which_the_recurrence_is_retired(send: Send, 
     assert "paused" in state()["recurrence:r"]
 
 
-def test_a_resume_does_not_start_what_is_retired(send: Send, store: Store, state: State) -> None:
+def test_a_resume_does_not_start_a_retired_recurrence(send: Send, store: Store, state: State) -> None:
     deploy(send, store, "old", rule("r"))
     send(store.hold("r", True, now=NOW))
     deploy(send, store, "new")
@@ -268,7 +268,7 @@ def test_a_resume_does_not_start_what_is_retired(send: Send, store: Store, state
     assert state()["recurrences"]["r"] == 0
 
 
-def test_a_clock_that_was_ahead_does_not_start_what_is_retired(send: Send, store: Store, state: State) -> None:
+def test_a_clock_that_was_ahead_does_not_start_a_retired_recurrence(send: Send, store: Store, state: State) -> None:
     deploy(send, store, "old", rule("r"))
     send(store.recur("r", b"0", [], next_=NOW + 7200, now=NOW + 3600))
     deploy(send, store, "new")

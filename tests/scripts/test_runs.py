@@ -73,7 +73,7 @@ def test_start_twice_is_the_same_run_and_an_ended_one_is_not_started(
         ("aBc", "b"),
     ],
 )
-def test_runs_end_in_any_order_and_those_that_are_lost_change_nothing(
+def test_runs_end_in_any_order_and_lost_ones_change_nothing(
     ended: str, lost: str, send: Send, store: Store, state: State
 ) -> None:
     send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW + n / 1e3) for n, job_id in enumerate("abcd")]))
@@ -106,7 +106,7 @@ def test_start_buries_a_job_without_a_record_and_says_why(send: Send, store: Sto
     assert "processing:w" not in state()
 
 
-def test_start_does_not_run_a_new_job_in_the_place_of_one_that_was_cancelled(
+def test_start_does_not_run_a_new_job_in_the_place_of_a_cancelled_one(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
@@ -215,7 +215,7 @@ def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state
     assert send(store.requeue("w", "it died", limit=2)) == PutBack("all", [], [])
 
 
-def test_requeue_ends_a_job_that_was_told_to_stop_and_says_so(
+def test_requeue_ends_a_job_that_was_asked_to_stop_and_says_so(
     send: Send, store: Store, run: FetchedJob, state: State
 ) -> None:
     assert send(store.cancel("a", now=NOW)).place == "processing"

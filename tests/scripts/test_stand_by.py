@@ -46,7 +46,7 @@ def test_a_ready_job_needs_one_process_of_several_parents(send: Send, store: Sto
 
 
 @pytest.mark.parametrize("lost", ["revisions:app", "program:digest", ""])
-def test_what_redis_has_lost_needs_a_process_that_declares_it(send: Send, store: Store, raw: Any, lost: str) -> None:
+def test_lost_declarations_need_a_process_that_writes_them_again(send: Send, store: Store, raw: Any, lost: str) -> None:
     announce(send, store)
     assert stand_by(send, store, announced=APP) == Stance("", False)
     if lost:

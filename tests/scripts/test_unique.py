@@ -174,7 +174,7 @@ def test_a_dead_job_that_is_dropped_frees_its_id(
     assert send(store.enqueue(new(), within=WITHIN, now=NOW + 1)) == [NOW]
 
 
-def test_of_two_rows_with_one_id_the_first_is_kept_and_the_last_replaces(
+def test_the_first_of_two_rows_with_one_id_is_kept_and_the_last_replaces(
     send: Send, store: Store, state: State
 ) -> None:
     rows = [*new(FIRST), *new(SECOND, due=NOW + 5), *new(job_id="b")]
@@ -187,9 +187,7 @@ def test_of_two_rows_with_one_id_the_first_is_kept_and_the_last_replaces(
     assert (state()["schedule"], state()["job:a"]["payload"]) == ({"a": NOW + 5, "b": NOW}, SECOND.decode())
 
 
-def test_what_is_kept_of_a_unique_job_expires(
-    send: Send, store: Store, raw: Any, end: Callable[[Outcome], None]
-) -> None:
+def test_the_key_of_a_unique_job_expires(send: Send, store: Store, raw: Any, end: Callable[[Outcome], None]) -> None:
     send(store.enqueue(new(), within=WITHIN))
     send(store.enqueue(new(job_id="b"), within=0.0))
     end(Done(b"1", 0.0, False))

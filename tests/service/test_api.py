@@ -131,7 +131,7 @@ async def test_a_request_that_is_under_way_is_answered_before_the_end(cli: Cli, 
 
 
 @pytest.mark.extra
-async def test_it_listens_while_redis_is_away(tmp_path: Path, queue: str) -> None:
+async def test_it_listens_while_redis_is_down(tmp_path: Path, queue: str) -> None:
     with EmbeddedRedis() as server:
         server.kill()
         with serving(with_tokens(Cli(server.url, tmp_path))) as (url, child, log):
@@ -150,7 +150,7 @@ async def test_it_listens_while_redis_is_away(tmp_path: Path, queue: str) -> Non
 
 
 @pytest.mark.extra
-def test_it_ends_while_redis_is_away(tmp_path: Path) -> None:
+def test_it_ends_while_redis_is_down(tmp_path: Path) -> None:
     with EmbeddedRedis() as server:
         server.kill()
         cli = with_tokens(Cli(server.url, tmp_path))
@@ -275,7 +275,7 @@ def test_it_does_not_start_with_wrong_settings(
 
 
 @pytest.mark.extra
-def test_it_does_not_start_without_tokens_unless_it_is_told_to(server: EmbeddedRedis, tmp_path: Path) -> None:
+def test_it_starts_without_tokens_only_with_the_flag(server: EmbeddedRedis, tmp_path: Path) -> None:
     cli = Cli(server.url, tmp_path)
     done = cli.process("api")
     assert (done.returncode, done.stdout) == (2, "")
@@ -314,7 +314,7 @@ def test_without_the_extra_it_says_what_to_install(cli: Cli, library: str) -> No
     ],
     ids=["TLS", "long", "lengths"],
 )
-async def test_what_is_not_http_is_refused_and_hinders_nobody(cli: Cli, sent: bytes) -> None:
+async def test_data_that_is_not_http_is_refused_and_hinders_nobody(cli: Cli, sent: bytes) -> None:
     with serving(cli) as (url, _, _):
         assert b" 400 " in (await ask(url, sent))[:20]
         async with caller(url) as http:

@@ -105,7 +105,7 @@ def test_enqueue_takes_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue:
     assert [cli.json("show", job, *of)["result"] for job in ("named", "both")] == [5, 9]
 
 
-def test_cancel_says_what_it_does_to_a_run_and_to_the_next_one(cli: Cli, queue: str, raw: Any) -> None:
+def test_cancel_reports_its_effect_on_a_run_and_on_the_next_one(cli: Cli, queue: str, raw: Any) -> None:
     root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
     raw.hset(f"{root}job:a", mapping={"payload": '{"task":"add","args":[1]}', "due": 1, "worker": "w", "attempt": 1})
     raw.rpush(f"{root}processing:w", "a")

@@ -48,7 +48,7 @@ PAY = {f"j{n}" for n in range(0, 300, 3)}
 
 
 @pytest.mark.usefixtures("mixed")
-def test_jobs_lists_those_that_match_the_next_to_run_first(cli: Cli, queue: str) -> None:
+def test_jobs_lists_matching_jobs_the_next_to_run_first(cli: Cli, queue: str) -> None:
     of = ("--queue", queue, "--task", "pay")
     rows = cli.json("jobs", *of, "--limit", "1000")
     assert [row["id"] for row in rows] == sorted(PAY, key=lambda job: int(job[1:]))
@@ -108,7 +108,7 @@ def test_reschedule_by_a_filter(cli: Cli, queue: str, schedule: Any) -> None:
     assert schedule() == {**before, **dict.fromkeys(PAY, 1.99e9)}
 
 
-def test_dead_jobs_of_a_span_by_what_they_raised(cli: Cli, queue: str, raw: Any) -> None:
+def test_dead_jobs_of_a_span_by_exception(cli: Cli, queue: str, raw: Any) -> None:
     root = f"evsched:{{{queue}}}:"
     for n in range(4):
         error = "ValueError" if n == 1 else "app.PayError"

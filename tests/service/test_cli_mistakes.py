@@ -146,9 +146,7 @@ def test_a_queue_that_does_not_exist_is_named_with_the_nearest(cli: Cli, queue: 
         ),
     ],
 )
-def test_what_is_missing_in_a_queue_that_does_not_exist_is_reported_with_the_queue(
-    cli: Cli, queue: str, command: str
-) -> None:
+def test_a_missing_item_of_a_missing_queue_is_reported_with_the_queue(cli: Cli, queue: str, command: str) -> None:
     cli.run("enqueue", "add", "1", "--id", "a", "--queue", queue)
     done = cli.run(*command.split(), "a", "--queue", f"{queue}x")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -177,7 +175,7 @@ def test_the_name_that_neither_a_job_nor_a_recurrence_has_is_explained_with_its_
     assert done.stderr.startswith(f"evsched: no job nightly in queue {queue}, and no recurrence of this name: ")
 
 
-def test_a_command_without_a_queue_that_finds_nothing_names_those_that_there_are(tmp_path: Path) -> None:
+def test_a_command_without_a_queue_that_finds_nothing_names_the_existing_ones(tmp_path: Path) -> None:
     with EmbeddedRedis() as own:
         cli = Cli(own.url, tmp_path)
         assert (cli.run("jobs").returncode, cli.run("jobs").stderr) == (0, "")
@@ -188,7 +186,7 @@ def test_a_command_without_a_queue_that_finds_nothing_names_those_that_there_are
         assert done.stderr.endswith("; give --queue for another: there is mail\n")
 
 
-def test_an_empty_queue_that_redis_knows_is_no_mistake(cli: Cli, queue: str) -> None:
+def test_an_empty_queue_that_redis_knows_is_not_a_mistake(cli: Cli, queue: str) -> None:
     cli.run("limit", queue, "--concurrency", "3", "--create")
     done = cli.run("jobs", "--queue", queue)
     assert (done.returncode, done.stderr) == (0, "")

@@ -78,9 +78,7 @@ def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
         assert (refused.returncode, why in refused.stderr) == (2, True), refused.stderr
 
 
-def test_what_the_code_declares_is_shown_beside_what_was_changed_by_hand(
-    cli: Cli, queue: str, sender: SyncSender
-) -> None:
+def test_declared_limits_are_shown_beside_manual_changes(cli: Cli, queue: str, sender: SyncSender) -> None:
     store, of = Store(queue), ("--queue", queue)
     sender.send(store.declare_limits("shop", 1, {"concurrency": 2, "rate:alice": 5, "burst:alice": 2}))
     assert cli.run("limits", *of).returncode == 0

@@ -177,7 +177,7 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         ("after --from", ("recurrences", "next", "--rule", "@daily", "--from", "100", "--to", "50")),
     ],
 )
-def test_what_is_not_valid_is_refused_in_one_line_that_names_it(cli: Cli, words: str, command: tuple[str, ...]) -> None:
+def test_an_invalid_option_is_refused_in_one_line_that_names_it(cli: Cli, words: str, command: tuple[str, ...]) -> None:
     done = cli.run(*command)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
     assert words in done.stderr
@@ -293,7 +293,7 @@ def test_next_names_recurrences_that_cannot_recur_and_lists_the_others(cli: Cli,
     assert "unknown is left out, since it makes no jobs: recurrence unknown: " in done.stderr
 
 
-def test_a_window_that_has_a_name_counts_for_whoever_looks_ahead(cli: Cli, queue: str) -> None:
+def test_a_named_window_counts_in_every_look_ahead(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     hour = int(time.strftime("%H", time.gmtime(time.time() + 3 * 3600)))
     window = f"{hour:02}:00-{(hour + 1) % 24:02}:00 UTC"
@@ -308,7 +308,7 @@ def test_a_window_that_has_a_name_counts_for_whoever_looks_ahead(cli: Cli, queue
     assert min(row["due"] for row in cli.json("recurrences", "next", *of)["times"]) == named[0]
 
 
-def test_an_occurrence_that_was_cancelled_is_no_next_time(cli: Cli, queue: str, raw: Any) -> None:
+def test_a_cancelled_occurrence_is_not_listed_as_next(cli: Cli, queue: str, raw: Any) -> None:
     of, root, now = ("--queue", queue), f"evsched:{{{queue}}}:", raw.time()[0]
     cli.run("recurrences", "add", "r", "tick", "--rule", "every 60", *of)
     raw.hset(f"{root}job:r@{now + 30}", mapping={"payload": '{"task":"tick"}', "recurrence": "r"})
@@ -335,7 +335,7 @@ def test_explain_says_that_no_dispatcher_is_connected_or_that_the_record_is_of_a
     assert "it makes no jobs: its key is not a hash" in cli.run("explain", "r", *of).stdout
 
 
-def test_the_doctor_names_the_command_that_sets_what_a_recurrence_names(cli: Cli, queue: str, raw: Any) -> None:
+def test_the_doctor_names_the_command_that_creates_a_missing_calendar_or_window(cli: Cli, queue: str, raw: Any) -> None:
     fields = {"rule": "every 60", "payload": '{"task":"t"}', "skip": "holidays"}
     raw.hset(f"evsched:{{{queue}}}:recurrence:a b", mapping=fields)
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"a b": 0})

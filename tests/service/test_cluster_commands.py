@@ -182,7 +182,7 @@ async def test_top_finds_the_queues_of_all_nodes(cluster: Cluster, queues: list[
         await top.close()
 
 
-async def test_what_is_published_at_one_node_is_received_at_all(cluster: Cluster, sender: BatchingSender) -> None:
+async def test_a_message_published_at_one_node_is_received_at_all(cluster: Cluster, sender: BatchingSender) -> None:
     """Progress, cancellations and requests for the status are published at the node of their queue."""
     for node in await sender.nodes():
         subscription = Subscription(cluster.url, node=node)

@@ -320,7 +320,7 @@ def ends(child: subprocess.Popen[str], log: Log) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("task", ["block", "sleep"])
-def test_a_worker_that_ends_since_a_job_hangs_logs_what_became_of_each_job(
+def test_a_worker_that_ends_since_a_job_hangs_logs_the_fate_of_each_job(
     cli: Cli, queue: str, raw: Any, task: str
 ) -> None:
     (cli.folder / "pipe").unlink()  # so that `block` writes to a file
@@ -376,7 +376,7 @@ def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, q
 
 @pytest.mark.extra
 @pytest.mark.parametrize(("task", "blocker"), [("block", "bad"), ("start", "")])
-def test_a_worker_that_is_stopped_while_a_job_blocks_it_logs_what_became_of_each_job(
+def test_a_worker_that_is_stopped_while_a_job_blocks_it_logs_the_fate_of_each_job(
     cli: Cli, queue: str, raw: Any, task: str, blocker: str
 ) -> None:
     with holding(cli, queue, raw) as (child, log):

@@ -221,7 +221,7 @@ def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: 
 
 
 @pytest.mark.extra
-def test_what_redis_has_lost_is_declared_again_although_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
+def test_lost_declarations_are_written_again_although_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_TEST_IDLE_HEARTBEAT"] = "0.5"
     with parent(cli, "0:8") as (_, log):
         log.until("RecurrenceDeclared")
@@ -270,7 +270,7 @@ def test_a_parent_that_stands_by_is_shown_and_its_queue_exists(cli: Cli, queue: 
     assert cli.run("pause", queue).returncode == 0
 
 
-def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str, raw: Any) -> None:
+def test_jobs_of_a_killed_process_start_elsewhere_at_once(cli: Cli, queue: str, raw: Any) -> None:
     ids = [f"j{n}" for n in range(5)]
     cli.environment["EVSCHED_LEASE"] = "600"  # the janitor would wait for its end
     with (
@@ -294,7 +294,7 @@ def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str
 
 
 @pytest.mark.extra
-def test_a_process_counts_what_was_put_back_for_the_one_before_it(cli: Cli, queue: str, raw: Any) -> None:
+def test_a_process_counts_jobs_put_back_for_the_one_before_it(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_METRICS_PORT"] = "0"
     cli.run_first("from evsched.services import children\nchildren._COUNTED = 600.0\n")
     with (

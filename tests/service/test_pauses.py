@@ -62,7 +62,7 @@ def test_a_pause_that_cannot_be_is_refused_in_one_line(cli: Cli, queue: str, wor
     assert cli.json("recurrences", "--queue", queue)[0]["paused"] is None
 
 
-def test_explain_says_what_a_recurrence_does_next(cli: Cli, queue: str, raw: Any) -> None:
+def test_explain_names_the_next_step_of_a_recurrence(cli: Cli, queue: str, raw: Any) -> None:
     root = f"evsched:{{{queue}}}:"
     now = float(raw.time()[0])
     assert "about to begin" in explained(cli, queue)

@@ -117,7 +117,7 @@ async def lifespan():
 
 
 @pytest.mark.extra
-def test_a_second_sighup_begins_anew_if_the_new_process_does_not_become_ready(cli: Cli) -> None:
+def test_a_second_sighup_begins_again_if_the_new_process_does_not_become_ready(cli: Cli) -> None:
     with parent(cli, "--processes", "1") as (child, log):
         log.until("WorkerStarted")
         write(cli, "second", HANGS + TASKS.replace("App()", "App(lifespan=lifespan)"))

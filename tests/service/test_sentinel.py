@@ -320,7 +320,7 @@ async def test_a_failover_is_heard_from_the_sentinels_also_by_a_connection_that_
     await waiting.close()
 
 
-async def test_what_is_connected_works_on_without_sentinels_and_what_connects_says_that_none_answers(
+async def test_open_connections_work_without_sentinels_and_new_ones_report_that_none_answers(
     sentinels: Sentinels,
 ) -> None:
     sender, late = BatchingSender(sentinels.url), BatchingSender(sentinels.url)

@@ -403,7 +403,7 @@ def test_a_pause_holds_for_all_shards(redis: SyncClient, cli: Cli) -> None:
     assert "it was not paused" in cli.run("resume", "mail").stdout
 
 
-def test_what_an_app_declares_is_rolled_back_and_pruned_in_all_shards(redis: SyncClient, cli: Cli) -> None:
+def test_declarations_of_an_app_are_rolled_back_and_pruned_in_all_shards(redis: SyncClient, cli: Cli) -> None:
     for shard in MAIL:
         redis.send(Store(shard).declare_limits("app", None, SHARDS.divide({"concurrency": 10}, shard)))
     dry = cli.run("recurrences", "prune", "--all", "--app", "app", "--queue", "mail", "--dry-run")

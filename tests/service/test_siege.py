@@ -23,7 +23,7 @@ def test_each_known_attack_costs_one_job_only(server: EmbeddedRedis, tmp_path: P
 
 @pytest.mark.extra
 @pytest.mark.one_server
-def test_what_any_producer_may_write_costs_one_job_only(
+def test_hostile_input_of_a_producer_costs_one_job_only(
     server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any
 ) -> None:
     with siege(Cli(server.url, tmp_path), queue, raw, server.url) as besieged:

@@ -256,7 +256,7 @@ async def test_a_test_starts_when_it_says(clock: Clock, year: int) -> None:
 
 
 @pytest.mark.parametrize("at", [datetime(2030, 1, 1), "tomorrow"])  # noqa: DTZ001 - it has no zone
-def test_a_start_that_is_no_moment_is_refused(clock: Clock, at: Any) -> None:
+def test_a_start_that_is_not_a_moment_is_refused(clock: Clock, at: Any) -> None:
     with pytest.raises(ConfigError, match="start"):
         clock.start(at)
 

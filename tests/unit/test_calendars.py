@@ -125,7 +125,7 @@ def without_calendar(rule: str, zone: str) -> list[float]:
 @pytest.mark.extra
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(RULES), st.sampled_from(ZONES), CLOSED)
-def test_of_any_rule_the_times_on_closed_days_are_left_out_and_no_other(
+def test_any_rule_leaves_out_the_times_on_closed_days_and_no_other(
     rule: str, zone: str, closed: list[tuple[date, int]]
 ) -> None:
     """Clocks are set at midnight in some of these zones."""
@@ -181,7 +181,7 @@ def test_the_days_of_several_calendars_are_closed() -> None:
         ("a b", {"a b": ""}, "skip is the name of a calendar"),
     ],
 )
-def test_what_is_not_valid_is_named(skip: str, calendars: dict[str, str], words: str) -> None:
+def test_an_invalid_calendar_is_named(skip: str, calendars: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_recurrence(Declared(name="r", rule="@daily", payload=b"{}", skip=skip), calendars)
 

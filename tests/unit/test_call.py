@@ -89,7 +89,7 @@ def test_a_store_needs_a_valid_queue_name(name: str) -> None:
         (ClusterDownError("CLUSTERDOWN Hash slot not served"), "clusterdown"),
     ],
 )
-def test_what_a_node_of_a_cluster_does_not_serve_now_is_waited_for(error: ResponseError, kind: str) -> None:
+def test_keys_that_a_cluster_node_does_not_serve_now_are_waited_for(error: ResponseError, kind: str) -> None:
     found = translate(error)
     assert isinstance(found, StoreDown)
     assert found.kind == kind

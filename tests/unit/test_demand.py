@@ -62,7 +62,7 @@ async def test_it_asks_for_as_many_jobs_as_begin_in_a_hundredth_of_a_second() ->
     assert wanted.reserve(99) == 1
 
 
-async def test_a_job_that_was_fetched_is_one_of_those_that_begin_together() -> None:
+async def test_a_fetched_job_counts_among_the_jobs_that_begin_together() -> None:
     assert (demand(8, quick=1).reserve(9, fetched=1), demand(8, quick=1).reserve(9, fetched=5)) == (3, 0)
 
 

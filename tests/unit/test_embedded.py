@@ -148,7 +148,7 @@ def test_starts_on_another_port_if_the_free_one_is_taken_meanwhile(monkeypatch: 
         assert not ports
 
 
-def test_what_was_acknowledged_survives_stop_and_kill() -> None:
+def test_acknowledged_writes_survive_stop_and_kill() -> None:
     with EmbeddedRedis(_binary(), appendfsync="always") as server, Redis.from_url(server.url) as client:
         client.set("a", 1)
         before = server.pid

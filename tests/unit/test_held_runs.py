@@ -44,7 +44,7 @@ def test_a_run_is_held_until_its_end_is_written() -> None:
     assert not held.busy
 
 
-def test_what_an_exchange_could_not_do_is_kept_in_order() -> None:
+def test_unwritten_ends_of_an_exchange_are_kept_in_order() -> None:
     held = HeldRuns()
     (run,) = add(held, "a")
     end(held, run)

@@ -51,7 +51,7 @@ def test_an_interval_shorter_than_the_retries_is_refused(rule: str, worst: str |
         (b"\xff", False),
     ],
 )
-def test_the_payload_overrides_the_policy_and_what_is_not_known_is_not_checked(payload: bytes, refused: bool) -> None:
+def test_the_payload_overrides_the_policy_and_unknown_policies_are_not_checked(payload: bytes, refused: bool) -> None:
     if refused:
         with pytest.raises(ConfigError):
             check("every 60", payload)

@@ -55,7 +55,7 @@ def test_fields_of_inline_jobs_are_ignored_in_the_payload_of_a_record(field: str
         ('{"task":"t"', "truncated"),
     ],
 )
-def test_the_error_for_an_invalid_payload_says_what_is_wrong(text: str, words: str) -> None:
+def test_the_error_for_an_invalid_payload_names_the_fault(text: str, words: str) -> None:
     with pytest.raises(msgspec.DecodeError, match=words):
         decode_payload(text.encode())
 

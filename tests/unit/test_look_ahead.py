@@ -175,7 +175,7 @@ def test_occurrences_that_are_delayed_into_an_opening_overlap_there_too() -> Non
     assert len(set(dues)) == len(dues) > 10
 
 
-def test_times_that_are_counted_from_ends_begin_anew_after_an_opening() -> None:
+def test_times_that_are_counted_from_ends_begin_again_after_an_opening() -> None:
     recurrence = windowed("every 1000", after="end")
     begun = runs(recurrence, OPENS - 120, OPENS + 2500)
     assert begun == [(MADE + 1000 - OPENS, 0), (1000, 1000), (2000, 2000)]

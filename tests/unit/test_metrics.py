@@ -157,7 +157,7 @@ def test_runs_are_counted_by_queue_task_and_outcome() -> None:
     assert scraped("start_lateness_seconds_count", queue="q") == 3
 
 
-def test_what_dispatchers_and_janitors_do_is_counted() -> None:
+def test_the_work_of_dispatchers_and_janitors_is_counted() -> None:
     metrics = Metrics("1.2")
     metrics.on_event(events.Woken(queue="q", reason="event", found=2))
     metrics.on_event(events.Woken(queue="q", reason="safety", found=0))

@@ -55,7 +55,7 @@ def test_refusals_that_come_and_go_are_reported_twice_and_their_end_when_it_has_
     assert loop.reconnect.reason is None
 
 
-def test_each_time_redis_goes_away_is_reported_at_once() -> None:
+def test_each_outage_of_redis_is_reported_at_once() -> None:
     loop = Loop()
     for _ in range(2):
         loop.down()

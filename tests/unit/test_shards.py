@@ -34,7 +34,7 @@ def test_the_home_of_a_job_is_the_shard_that_the_crc_32_of_its_id_names() -> Non
     assert max(spread.values()) < 1.2 * min(spread.values())
 
 
-def test_what_is_known_of_shards_only_grows() -> None:
+def test_known_numbers_of_shards_only_grow() -> None:
     shards = Shards({"mail": 4})
     assert shards.may_lack("mail:7")
     shards.grow({"mail": 8, "sms": 2})
@@ -70,7 +70,7 @@ def test_a_limit_that_is_too_small_to_be_divided_is_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize("count", [-1, MOST + 1, 1.5, "12", True, None])
-def test_what_is_no_number_of_shards_is_refused(count: object) -> None:
+def test_an_invalid_number_of_shards_is_refused(count: object) -> None:
     with pytest.raises(ConfigError, match="shards is"):
         App(queue="mail", shards=count)  # type: ignore[arg-type]
 

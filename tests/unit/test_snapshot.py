@@ -80,7 +80,7 @@ def test_a_paused_queue_has_the_end_and_the_reason_of_its_pause() -> None:
     assert (row.paused, row.paused_until, row.paused_why) == (990.0, 1060.0, "a deploy")
 
 
-def test_rates_and_lateness_count_what_is_new_since_the_last_look() -> None:
+def test_rates_and_lateness_count_only_jobs_since_the_last_look() -> None:
     _, history = compose(look(10.0, status("w", 100, [9.0, 9.0])), History())
     page, history = compose(look(12.0, status("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
     assert page.rates == page.queues[0].rates == Rates(started=1.5, done=1.0, failed=0.0)

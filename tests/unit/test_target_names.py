@@ -104,7 +104,7 @@ async def test_a_name_without_an_address_is_said_to_have_none() -> None:
             await send(session, "http://shop.test/")
 
 
-async def test_a_request_says_what_it_waits_for() -> None:
+async def test_a_request_names_the_step_that_it_waits_for() -> None:
     async with dns() as (server, names), Session([], names=names) as session:
         request = read_request("http://n.dead.test/", "GET", {}, None)
         transfer = Transfer(request.target)

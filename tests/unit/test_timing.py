@@ -126,7 +126,7 @@ def test_dispatcher_that_twice_comes_too_late_becomes_a_reserve_and_looks_later_
     assert 4.004 <= timer.next_look.at <= 4.008
 
 
-def test_step_that_finds_gone_what_a_look_has_just_found_came_too_late(timer: QueueTimer) -> None:
+def test_step_that_no_longer_finds_the_jobs_of_the_last_look_came_too_late(timer: QueueTimer) -> None:
     for now in (2.0, 3.0):
         look(timer, now, now - 0.001)
         step(timer, now + 0.001)

@@ -150,7 +150,7 @@ def is_read(written: Any) -> bool:
 
 
 @given(st.fixed_dictionaries({"task": st.sampled_from(["t", "", 5])}, optional=FIELDS))
-def test_the_schema_allows_what_workers_accept(written: dict[str, Any]) -> None:
+def test_the_schema_allows_payloads_that_workers_accept(written: dict[str, Any]) -> None:
     assert (errors("payload", written) == []) is is_read(written)
 
 
@@ -176,7 +176,7 @@ def recurs(fields: dict[str, str]) -> Recurrence | None:
 
 
 @given(st.fixed_dictionaries({}, optional=RECORD))
-def test_the_schema_allows_what_dispatchers_accept(more: dict[str, str]) -> None:
+def test_the_schema_allows_records_that_dispatchers_accept(more: dict[str, str]) -> None:
     assert (errors("recurrence", REPORT | more) == []) is (recurs(REPORT | more) is not None)
 
 
