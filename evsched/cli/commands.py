@@ -140,7 +140,7 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
         Command(
             "limits",
             "policy_commands:limits",
-            "List the limits of each queue, and what the code of the apps declares. Exit code 1: as `evsched queues`.",
+            "List the limits of each queue, and the limits that apps declare. Exit code 1: as `evsched queues`.",
         ),
     ),
     "Recurrences and windows": (
@@ -179,7 +179,7 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
         Command(
             "schema",
             "run_commands:schema",
-            "Print the JSON Schema of what clients write to Redis: payloads, inline jobs, the records of recurrences.",
+            "Print the JSON Schema of the records that clients write to Redis: payloads, inline jobs, recurrences.",
         ),
         Command(
             "completion",

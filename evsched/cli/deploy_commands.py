@@ -78,7 +78,7 @@ def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> lis
     """
     if not _is_idle(redis, queue):
         raise EvschedError(
-            f"queue {queue} is served by workers (evsched workers --queue {queue}): stop those first, or restart them "
+            f"queue {queue} is served by workers (evsched workers --queue {queue}): stop them first, or restart them "
             "with code that no longer declares this. A worker that was killed counts until a dispatcher has removed "
             "its lease, after up to 135 s"
         )
@@ -111,7 +111,7 @@ def _hint(redis: SyncClient, queue: str) -> str:
     if not (owners and _is_idle(redis, queue)):
         return ""
     return (
-        f". No worker serves queue {queue}, so what its apps declared there stays in force: {', '.join(owners)}. If no "
+        f". No worker serves queue {queue}, so its declarations stay in force: {', '.join(owners)}. If no "
         "code uses the queue any more, add --all --app NAME"
     )
 
@@ -130,7 +130,7 @@ def rollback(*, app: OneApp = None, queue: Queue = DEFAULT_QUEUE, url: Url = Non
             raise JobMissing(_no_app(redis, queue, app))
         none = f"; no worker serves queue {queue} now" if _is_idle(redis, queue) else ""
     for name in forgotten:
-        print(f"app {name}: its workers declare what their code has at their next heartbeat, or when they start{none}")
+        print(f"app {name}: its workers declare their code again at their next heartbeat, or when they start{none}")
 
 
 def _apps(redis: SyncClient, queue: str) -> list[str]:

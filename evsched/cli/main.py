@@ -1,7 +1,7 @@
 """The start and the end of every command: its streams, its errors, its exit code.
 
 Exit codes: 0 done, 1 refused or not found, 2 bad usage; 1 and 2 with one line on stderr. A reader of stdout that has
-read enough and ends, as in `evsched jobs | head`, is no failure.
+read enough and ends, as in `evsched jobs | head`, is not a failure.
 
 This file imports no library at its top, so that `evsched --version` and `evsched --help` need none.
 """

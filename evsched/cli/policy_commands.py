@@ -62,7 +62,7 @@ def _in_code(found: Limits, field: str) -> str:
 
 
 def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
-    """List the limits of each queue, and the limits that apps declare in their code. Exit code 1: as `evsched queues`.
+    """List the limits of each queue, and the limits that apps declare. Exit code 1: as `evsched queues`.
 
     A limit that was changed by hand stays so until its declaration in the code changes. The limits of a queue with
     shards are divided among them: their sum is listed, and by itself a limit that only one shard has.

@@ -58,7 +58,7 @@ def not_served(redis: SyncClient, queue: str, job_id: str) -> str | None:
     if home != queue:
         return (
             f"no worker serves {home}, a shard of queue {queue}, now, so the job waits until one does: workers serve "
-            f"the shards that there were when they started, so restart those of queue {queue}"
+            f"the shards that there were when they started, so restart the workers of queue {queue}"
         )
     similar = redis.run(spread.similar(redis.shards, redis.store, queue))
     return f"no worker serves queue {queue} now, so the job waits until one does{similar}"

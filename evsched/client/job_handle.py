@@ -39,7 +39,7 @@ class _Handle(Struct, frozen=True):
         except (msgspec.ValidationError, RecursionError) as error:
             raise BadResult(
                 f"{self.id} is done, but its result does not fit the return type of its task: {error}: correct the "
-                "annotation, or what the handler returns"
+                "annotation, or the return value"
             ) from None
 
     def _known(self, status: JobStatus | None) -> JobStatus:

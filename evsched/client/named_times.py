@@ -156,4 +156,4 @@ def _change_window(stores: Sequence[Store], name: str, window: str | None) -> Op
 
 def _check_unused(what: str, name: str, users: Sequence[str]) -> None:
     if users:
-        raise InUse(f"{what} {name} is in use by {', '.join(users[:_SHOWN])}: change those first")
+        raise InUse(f"{what} {name} is in use by {', '.join(users[:_SHOWN])}: change them first")

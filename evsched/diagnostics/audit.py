@@ -110,7 +110,7 @@ _RULES: Final[dict[str, _Rule]] = {
     "stuck-move": _Rule(
         "fault",
         "jobs have been on their way to another shard for {where}: none of them runs until they are there",
-        "run a dispatcher: it finishes the move; its log says what hinders it, such as a node that is down",
+        "run a dispatcher: it finishes the move; its log names the obstacle, such as a node that is down",
     ),
     "place-type": _Rule("fault", "a key of the queue is {where}: no job of the queue moves", "RENAME or DEL {key}"),
     "key-type": _Rule("fault", "a key is {where}: the feature that uses it does not work", "RENAME or DEL {key}"),

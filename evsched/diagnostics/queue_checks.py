@@ -103,7 +103,7 @@ def _releases(members: set[str]) -> list[Finding]:
     if len(found) < 2:
         return []
     what = "workers of several releases run: " + ", ".join(f"{found[name]} of {name}" for name in sorted(found))
-    mend = "restart those of the older release; `evsched workers` lists them, and docs/upgrade.md has the order"
+    mend = "restart the workers of the older release; `evsched workers` lists them, and docs/upgrade.md has the order"
     return [Finding("releases", "warning", what, "workers", mend)]
 
 

@@ -312,7 +312,7 @@ def replicas(server: Server) -> list[Finding]:
         if one and (one.get("state") != "online" or lag >= _LAG):
             state = f"answered {lag} s ago" if one.get("state") == "online" else f"is in state {one.get('state')}"
             at = f"{one.get('ip')}:{one.get('port')}"
-            what = f"the replica {at} {state}: a failover to it would lose what it has not received"
+            what = f"the replica {at} {state}: a failover to it would lose the writes that it has not received"
             mend = "check its load, its disk and the network; if it is gone for good, remove it or start another"
             found.append(Finding("replica-lag", "warning", what, "Redis, replication", mend))
     least = server.settings.get("min-replicas-to-write", "0")

@@ -126,7 +126,7 @@ def encode_result(result: Any) -> bytes:
         lost = result is not None and b"null" in text and is_not_finite(result)
     # A class may raise anything while it is encoded.
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise GiveUp(f"the result is not JSON: {error}: return what JSON can hold") from None
+        raise GiveUp(f"the result is not JSON: {error}: return a value that JSON can hold") from None
     if lost:
         raise GiveUp("the result has a number that JSON cannot hold, NaN or infinite: return None or a string for it")
     return text

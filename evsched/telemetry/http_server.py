@@ -222,7 +222,7 @@ class HttpServer:
 
 
 async def _read(reader: asyncio.StreamReader) -> Request | HttpPage:
-    """Return a request, or the page that says what is wrong with it."""
+    """Return a request, or the page about its fault."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.LimitOverrunError:

@@ -95,7 +95,7 @@ COUNTERS: Final = (
         " handler for them, or the worker does not know their task.",
         ("queue", "cause"),
     ),
-    Metric("wakeups", "Times that a dispatcher checked a schedule, by what woke it.", ("reason",)),
+    Metric("wakeups", "Times that a dispatcher checked a schedule, by cause.", ("reason",)),
     Metric(
         "wakeups_missed",
         "Checks by the safety cap that found due jobs: a keyspace event did not arrive, and the jobs were late.",
@@ -248,7 +248,7 @@ class Metrics:
         self.gauges[gauge].set(not down)
 
     def forget(self) -> None:
-        """Drop what was read from Redis, so that old values do not look current."""
+        """Drop the values that were read from Redis, so that old ones do not look current."""
         for one in OF_QUEUES:
             self.gauges[one.name].clear()
         for one in OF_REDIS:

@@ -62,7 +62,7 @@ def test_a_calendar_is_set_listed_used_and_removed(cli: Cli, queue: str, raw: An
     assert set_calendar(cli, queue).stdout.endswith("; 1 recurrences are planned again\n")
     assert raw.zscore(f"evsched:{{{queue}}}:recurrences", "r") == 0
     used = cli.run("calendars", "remove", "de", *of)
-    assert (used.returncode, used.stderr) == (1, "evsched: calendar de is in use by r: change those first\n")
+    assert (used.returncode, used.stderr) == (1, "evsched: calendar de is in use by r: change them first\n")
     cli.run("recurrences", "remove", "r", *of)
     assert cli.run("calendars", "remove", "de", *of).stdout == "de removed\n"
     assert cli.run("calendars", "remove", "de", *of).returncode == 1

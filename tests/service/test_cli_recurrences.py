@@ -273,7 +273,7 @@ def test_a_window_that_does_not_exist_is_refused_and_one_in_use_is_not_removed(c
     cli.run("windows", "set", "nights", "22:00-06:00 UTC", *of)
     assert cli.run(*add).stdout == "r made\n"
     kept = cli.run("windows", "remove", "nights", *of)
-    assert (kept.returncode, kept.stderr) == (1, "evsched: window nights is in use by r: change those first\n")
+    assert (kept.returncode, kept.stderr) == (1, "evsched: window nights is in use by r: change them first\n")
     # As a dispatcher leaves a recurrence whose window did not exist.
     raw.hset(f"evsched:{{{queue}}}:recurrence:r", "reason", "there is no window nights")
     raw.zadd(schedule, {"r": "inf"})

@@ -118,7 +118,7 @@ def test_who_enqueues_hears_that_no_worker_serves_the_shard(redis: SyncClient, c
     home = SHARDS.home("mail", "a")
     said = cli.run("enqueue", "t", "--id", "a", "--queue", "mail").stderr
     assert f"no worker serves {home}, a shard of queue mail," in said
-    assert "restart those of queue mail" in said
+    assert "restart the workers of queue mail" in said
     redis.send(Store(home).heartbeat("w", 60, fresh=True))
     assert cli.run("enqueue", "t", "--id", "a", "--queue", "mail", "--on-conflict", "keep").stderr == ""
 

@@ -443,7 +443,10 @@ async def test_a_result_that_is_too_long_buries_the_job() -> None:
     [
         ("nan", "the result has a number that JSON cannot hold, NaN or infinite: return None or a string for it"),
         ("nested", "the result has a number that JSON cannot hold, NaN or infinite: return None or a string for it"),
-        ("object", "the result is not JSON: Encoding objects of type object is unsupported: return what JSON can hold"),
+        (
+            "object",
+            "the result is not JSON: Encoding objects of type object is unsupported: return a value that JSON can hold",
+        ),
         ("surrogate", "the result is not JSON: 'utf-8' codec can't encode"),
         ("deep", "the result is not JSON: maximum recursion depth exceeded"),
     ],
