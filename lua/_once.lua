@@ -35,7 +35,7 @@ local function still_taken(id, now)
   return left > 0 and ('%s was enqueued before, and is free again in %.0f s'):format(id, math.ceil(left)) or nil
 end
 
--- Take a name that is free, for `within` seconds from now; 0 = only while its job waits or runs. `more`: the text stored
+-- Take a name that is free, for `within` seconds from now; 0 = only while its job waits or runs. `more`: text stored
 -- after the time.
 -- USES unique, seconds, milliseconds
 local function take(name, within, now, more)

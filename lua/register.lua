@@ -14,7 +14,7 @@
 -- USES   clock, expect, declared_by, revisions_of, newest_of, apps
 --
 -- A new content gets a revision that is higher than all that are known: the time minus 1e11. Being the time, it is also
--- higher than the numbers that Redis had before it lost its data. Being negative, it is lower than any that an app gives,
+-- higher than numbers that Redis had before it lost its data. Being negative, it is lower than any that an app gives,
 -- which are 1 or more. After a given one, it lies between that and the next whole number, which the app may give next.
 
 local now, owner, content, given, known = unpack(ARGV, 1, 5)
