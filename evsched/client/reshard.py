@@ -109,7 +109,7 @@ class Held(Struct, frozen=True):
 
 
 def retire(make: MakeStore, queue: str, count: int, was: int, strays: Sequence[str] = ()) -> Operation[list[Held]]:
-    """Lower the number of shards to `count`, or to the last one that still holds jobs. Return these shards."""
+    """Lower the number of shards to `count`, or to the last one that still holds jobs; return all that do."""
     held = yield from _held(make, _names(queue, count, was))
     left = _after(held) if held else count
     if left < was:

@@ -93,7 +93,7 @@ def read_authority(text: str) -> tuple[str, int | None]:
     """Read HOST or HOST:PORT.
 
     Raises:
-        ValueError: it is not valid. The message names its type, as the end of a sentence.
+        ValueError: it is not valid. The message is the end of a sentence, as after "the url has".
     """
     parts = _AUTHORITY.fullmatch(text)
     if parts is None or (parts[2] is not None and not 1 <= int(parts[2]) <= 65535):

@@ -53,7 +53,6 @@ class Program(Struct, frozen=True):
         return sha256(names.encode(), usedforsecurity=False).hexdigest()[:32] if names else ""
 
     def recurrences_in(self, queue: str) -> list[Declared]:
-        """Return the recurrences that it declares in a queue."""
         return [one for name, one in self.recurrences if name == queue]
 
     def limits_in(self, queue: str) -> dict[str, float | Share]:

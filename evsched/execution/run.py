@@ -208,7 +208,6 @@ class Run:
 
     @property
     def reply(self) -> bool:
-        """Whether the payload asks for a reply."""
         return self.prepared is not None and self.prepared.payload.reply
 
     @property

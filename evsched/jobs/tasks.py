@@ -98,7 +98,6 @@ class Task(Struct, frozen=True):
 
     @property
     def module(self) -> str:
-        """The module that defines the handler."""
         return getattr(self.handler, "__module__", None) or ""
 
     @property

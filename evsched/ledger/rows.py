@@ -193,7 +193,7 @@ class Selection(Struct, frozen=True):
     epoch: str
     """The present one: rows of all others wait."""
     least: int
-    """The place of `critical`."""
+    """The least value of `critical`."""
     avoid: Sequence[str]
     """Queues that Redis refuses at the moment."""
     aside: Sequence[tuple[str, str]]

@@ -101,7 +101,6 @@ class Shutdown:
         self._signals.close()
 
     def descriptors(self) -> Iterable[int]:
-        """Return the descriptors of its sockets: a forked child has no use for them."""
         return [*self._signals.descriptors(), *([] if self._parent is None else [self._parent.fileno()])]
 
     # The rest runs in the thread.
@@ -243,7 +242,6 @@ class StopSignals:
         self._read_end.close()
 
     def descriptors(self) -> Iterable[int]:
-        """Return the descriptors of the sockets."""
         return self._read_end.fileno(), self._write_end.fileno()
 
     def wait(self, parent: socket.socket | None) -> bool:

@@ -209,7 +209,6 @@ class RecurrenceCalls(Queue):
         return self._call(("HMGET", self._root + key, *names), read)
 
     def all_calendars(self) -> Call[dict[str, str]]:
-        """Read all calendars."""
         return self._call(("HGETALL", f"{self._root}calendars"), as_texts)
 
     def set_calendar(self, name: str, days: str | None) -> Call[int]:

@@ -145,7 +145,6 @@ def declare_lease(lease: LeaseLength) -> Call[LeaseLength]:
 
 
 def set_lease(lease: LeaseLength) -> Call[Any]:
-    """Set the lease of the deployment."""
     return Call(("SET", keys.LEASE, lease.text()), raw, near=keys.LEASE)
 
 

@@ -134,7 +134,6 @@ ERRORS: Final = (
 
 
 def of_connecting(error: BaseException) -> str:
-    """Say why there is no connection."""
     match error:
         case TimeoutError():
             return "did not answer: is it up, and is it an AMQP broker?"

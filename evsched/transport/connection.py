@@ -400,7 +400,6 @@ class Connection:
             return error
 
     async def close(self) -> None:
-        """Close the connection, without waiting for anything."""
         await self._connection.disconnect(nowait=True)
 
 
@@ -456,5 +455,4 @@ class SyncConnection:
             raise
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.disconnect()

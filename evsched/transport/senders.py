@@ -386,7 +386,6 @@ class SyncSender:
         return [value_or_error(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def nodes(self) -> list[Host | None]:
-        """Return the nodes, as `BatchingSender.nodes`."""
         return [None] if self._cluster is None else [*self._cluster.primaries_sync()]
 
     def node_of(self, key: Word) -> Host | None:

@@ -447,7 +447,6 @@ class Topology(Asker[_View]):
 
 
 def slot_of(key: Word) -> int:
-    """Return the slot of a key."""
     return key_slot(key if isinstance(key, bytes) else str(key).encode())
 
 

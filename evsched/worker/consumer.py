@@ -91,7 +91,6 @@ class QueueConsumer:
 
     @property
     def pulses(self) -> list[Pulse]:
-        """The pulses of its loops."""
         return [self._reconnect.pulse, *self.fetcher.pulses]
 
     @property

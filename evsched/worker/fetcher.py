@@ -62,7 +62,6 @@ class Fetcher(Protocol):
 
     @property
     def pulses(self) -> list[Pulse]:
-        """The pulses of its loops."""
         return []
 
     @property

@@ -164,7 +164,6 @@ class HeartbeatListener:
         self._loop.call_soon_threadsafe(self.failure.set_exception, error)
 
     def emit(self, event: Event) -> None:
-        """Pass on an event."""
         self._loop.call_soon_threadsafe(self._emit, event)
 
 

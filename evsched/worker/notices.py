@@ -127,7 +127,6 @@ class Notices:
 
     @property
     def pulses(self) -> list[Pulse]:
-        """The pulses of its loops."""
         return [self._reconnect.pulse, *(link.reconnect.pulse for link in self._links.values())]
 
     async def run(self) -> None:

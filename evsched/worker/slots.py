@@ -349,7 +349,6 @@ class Demand:
 
     @property
     def blocks(self) -> bool:
-        """Whether to block for a job."""
         return not self.more and not self.closed and self.share.may_block
 
     def narrow(self) -> None:

@@ -51,7 +51,7 @@ RECORDS: dict[str, tuple[bytes | dict[str, Any], str]] = {
     "NaN": (b'{"task":"add","args":[NaN]}', "correct it"),
     "not UTF-8": (b'{"task":"add","args":["\xff"]}', "correct it"),
     "pickle": (pickle.dumps({"task": "add"}), "correct it"),
-    "deep": (b'{"task":"add","args":' + DEEP + b"}", "mend"),
+    "deep": (b'{"task":"add","args":' + DEEP + b"}", "correct it"),
     "large": (b'{"task":"add","args":["' + b"x" * 300_000 + b'"]}', "pass a reference"),
     "bad retry": (b'{"task":"add","args":[1],"retry":{"attempts":0}}', "attempts is 0, must be 1 to 1000"),
     "timeout 0": (b'{"task":"add","args":[1],"timeout":0}', "timeout is 0, must be over 0 s"),
