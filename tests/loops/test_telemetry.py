@@ -51,6 +51,13 @@ async def served(running: System) -> AsyncGenerator[str]:
         yield (await running.recorder.wait(process_events.Listening)).url
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a scrape wait for the figures of Redis as long as a test may: on a busy machine they may come late."""
+    monkeypatch.setattr(queue_stats, "DEADLINE", PATIENCE)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_metrics_count_running_and_waiting_jobs(config: Config, app: App, queue: str) -> None:
     gate = asyncio.Event()
 
@@ -84,6 +91,7 @@ async def test_metrics_count_running_and_waiting_jobs(config: Config, app: App, 
         await running.recorder.wait(events.Completed)
 
 
+@pytest.mark.usefixtures("patient")
 async def test_metrics_show_slots_and_how_long_jobs_have_waited(config: Config, app: App, queue: str) -> None:
     gate = asyncio.Event()
 
@@ -103,6 +111,7 @@ async def test_metrics_show_slots_and_how_long_jobs_have_waited(config: Config, 
         gate.set()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_due_jobs_on_the_schedule_are_overdue_without_a_dispatcher(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
@@ -118,6 +127,7 @@ async def test_due_jobs_on_the_schedule_are_overdue_without_a_dispatcher(
 
 
 @pytest.mark.extra
+@pytest.mark.usefixtures("patient")
 async def test_five_thousand_unknown_tasks_make_only_one_series_for_each_metric(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
@@ -136,11 +146,8 @@ async def test_five_thousand_unknown_tasks_make_only_one_series_for_each_metric(
         assert len(figure) <= 200
 
 
-async def test_redis_is_read_once_a_second_however_many_scrape(
-    config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue_stats, "DEADLINE", PATIENCE)
-
+@pytest.mark.usefixtures("patient")
+async def test_redis_is_read_once_a_second_however_many_scrape(config: Config, app: App, queue: str, raw: Any) -> None:
     def info_calls() -> int:
         stats = raw.info("commandstats").get("cmdstat_info")
         return stats["calls"] if stats else 0  # without this call of INFO
