@@ -92,7 +92,7 @@ async def test_a_relay_under_its_own_user_serves_its_page(
     assert client.execute_command("ACL", "LOG") == []
 
 
-async def test_status_says_what_waits_and_what_has_ended(
+async def test_status_counts_waiting_and_ended_rows(
     relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any
 ) -> None:
     insert(ledger_url, queue, "a", "b")
@@ -135,7 +135,7 @@ async def test_rows_wait_since_their_insert_or_since_a_relay_found_the_loss(
     assert cli.json("ledger", "status")["waiting"] == {"rows": 2, "seconds": 0.0}
 
 
-async def test_a_transaction_that_was_open_for_long_is_no_row_that_waits(
+async def test_long_open_transaction_does_not_count_as_a_waiting_row(
     relaying: Running, config: Config, queue: str, ledger_url: str, server: EmbeddedRedis
 ) -> None:
     sender = BatchingSender(server.url)
@@ -152,7 +152,7 @@ async def test_a_transaction_that_was_open_for_long_is_no_row_that_waits(
 
 
 @pytest.mark.extra
-async def test_while_redis_is_away_rows_that_wait_are_counted(
+async def test_waiting_rows_are_counted_while_redis_is_down(
     own: EmbeddedRedis, cli: Cli, queue: str, ledger_url: str
 ) -> None:
     cli.environment["EVSCHED_URL"] = own.url
@@ -215,7 +215,7 @@ async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arri
 
 @pytest.mark.extra
 @pytest.mark.parametrize("command", ["migrate", "run", "status"])
-def test_what_is_missing_is_said_in_one_line(cli: Cli, ledger_url: str, command: str) -> None:
+def test_missing_url_or_psycopg_is_reported_in_one_line(cli: Cli, ledger_url: str, command: str) -> None:
     cli.environment["EVSCHED_LEDGER_URL"] = ""
     done = cli.process("ledger", command)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -227,7 +227,7 @@ def test_what_is_missing_is_said_in_one_line(cli: Cli, ledger_url: str, command:
     assert done.stderr == "evsched: the ledger needs psycopg: pip install '.[ledger]' in a checkout of evsched\n"
 
 
-def test_a_database_that_is_not_there_is_said_and_its_password_is_not(cli: Cli) -> None:
+def test_unreachable_database_is_reported_without_its_password(cli: Cli) -> None:
     cli.environment["EVSCHED_LEDGER_URL"] = "postgresql://me:secret@127.0.0.1:1/x"
     done = cli.run("ledger", "migrate")
     assert done.returncode != 0

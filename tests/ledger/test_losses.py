@@ -115,7 +115,7 @@ async def test_after_a_flush_each_row_that_has_not_ended_is_scheduled_again_once
     assert len({one.epoch for one in recorder.of(process_events.EpochFound)}) == 2
 
 
-async def test_a_restart_of_redis_that_loses_its_last_moments_is_noticed(
+async def test_restart_that_loses_recent_writes_is_detected(
     relaying: Running, queue: str, ledger_url: str, own: EmbeddedRedis, client: Any, recorder: Recorder
 ) -> None:
     """The key of the epoch survives, as after a failover to a replica that lags behind."""
@@ -130,7 +130,7 @@ async def test_a_restart_of_redis_that_loses_its_last_moments_is_noticed(
         assert client.zcard(f"evsched:{{{queue}}}:schedule") == 10
 
 
-async def test_a_running_redis_that_gets_an_older_copy_of_its_data_is_noticed(
+async def test_running_redis_loaded_with_older_data_is_detected(
     relaying: Running,
     queue: str,
     ledger_url: str,
@@ -153,7 +153,7 @@ async def test_a_running_redis_that_gets_an_older_copy_of_its_data_is_noticed(
         await recorder.until(lambda: client.zcard(f"evsched:{{{queue}}}:schedule") == 200)
 
 
-async def test_rows_that_another_redis_did_not_take_are_scheduled_when_the_first_is_back(
+async def test_rows_lost_in_a_failover_are_scheduled_when_the_first_redis_returns(
     relaying: Running,
     queue: str,
     ledger_url: str,
@@ -182,7 +182,7 @@ async def test_rows_that_another_redis_did_not_take_are_scheduled_when_the_first
     assert client.zcard(f"evsched:{{{queue}}}:schedule") == 110
 
 
-async def test_jobs_whose_rows_have_ended_do_not_come_back_with_older_data(
+async def test_restoring_older_redis_data_does_not_rerun_ended_rows(
     relaying: Running,
     running: System,
     queue: str,
@@ -280,7 +280,7 @@ async def test_settings_that_operators_made_are_restored(
     await program.close()
 
 
-async def test_critical_rows_come_back_first(
+async def test_critical_rows_are_restored_first(
     relaying: Running, queue: str, ledger_url: str, client: Any, recorder: Recorder
 ) -> None:
     for critical in (0, 2, 1):
@@ -308,7 +308,7 @@ async def test_critical_only_leaves_the_other_rows_in_the_table(
     assert client.zcard(schedule) == 60
 
 
-async def test_redis_is_away_for_a_while(
+async def test_rows_inserted_while_redis_is_down_run_after_it_returns(
     relaying: Running,
     running: System,
     queue: str,
@@ -330,7 +330,7 @@ async def test_redis_is_away_for_a_while(
 
 @pytest.mark.extra
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-async def test_postgresql_is_restarted(
+async def test_rows_run_after_postgresql_restarts(
     relaying: Running,
     running: System,
     queue: str,

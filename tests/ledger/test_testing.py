@@ -95,7 +95,7 @@ async def end(done: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_rows_of_an_open_transaction_run_and_those_rolled_back_do_not(
+async def test_rows_of_an_open_transaction_run_but_rolled_back_rows_do_not(
     app: App, clock: Clock, ledger_url: str, kind: Kind
 ) -> None:
     """As in tests whose one transaction is rolled back at their end."""

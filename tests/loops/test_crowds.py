@@ -52,7 +52,7 @@ def lock(tmp_path: Path) -> Generator[TextIO]:
 
 
 @pytest.mark.extra
-async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_cost_no_attempt(
+async def test_jobs_without_a_free_process_go_to_other_workers_without_an_attempt(
     small: Config, queue: str, raw: Any, lock: TextIO
 ) -> None:
     async with system(small, heavy.app, workers=0) as running:
@@ -135,7 +135,7 @@ async def test_an_only_attempt_is_marked_before_it_begins(config: Config, app: A
     assert marks == [b"1"] * 20
 
 
-async def test_a_long_run_is_marked_and_a_short_one_is_not(
+async def test_only_long_runs_are_marked_as_begun(
     config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, send, sent = asyncio.Event(), BatchingSender.send, list[str]()

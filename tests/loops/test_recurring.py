@@ -105,7 +105,7 @@ async def test_any_client_can_declare_a_recurrence(
         ({"rule": "every 1", "payload": "tick"}, "its payload is no job: JSON is malformed"),
     ],
 )
-async def test_an_invalid_record_is_reported_and_the_other_recurrences_go_on(
+async def test_invalid_record_is_reported_and_other_recurrences_continue(
     config: Config, app: App, queue: str, raw: Any, record: dict[str, str | bytes], why: str
 ) -> None:
     async with system(config, app) as running:
@@ -120,7 +120,7 @@ async def test_an_invalid_record_is_reported_and_the_other_recurrences_go_on(
 
 
 @pytest.mark.parametrize("spoil", ["gone", "a string"])
-async def test_a_recurrence_without_a_record_is_reported_once_and_the_others_go_on(
+async def test_recurrence_without_a_record_is_reported_once_and_others_continue(
     config: Config, app: App, queue: str, raw: Any, ran: list[str], spoil: str
 ) -> None:
     async with system(config, app) as running:
@@ -138,7 +138,7 @@ async def test_a_recurrence_without_a_record_is_reported_once_and_the_others_go_
         await running.recorder.until(lambda: any(job.startswith("bad@") for job in ran))
 
 
-async def test_an_invalid_count_is_reported_once_and_the_others_go_on(
+async def test_invalid_count_is_reported_once_and_others_continue(
     config: Config, app: App, queue: str, raw: Any, ran: list[str]
 ) -> None:
     async with system(config, app) as running:
@@ -266,7 +266,7 @@ async def test_failures_in_a_row_pause_a_recurrence_as_its_code_declares(config:
 
 
 @pytest.mark.extra
-async def test_an_interval_after_the_end_of_each_run(config: Config, queue: str, raw: Any) -> None:
+async def test_recurrence_runs_an_interval_after_each_end(config: Config, queue: str, raw: Any) -> None:
     app, begun, ended = App(queue=queue), list[float](), list[float]()
 
     def now() -> float:

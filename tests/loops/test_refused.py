@@ -77,7 +77,7 @@ async def test_a_reply_that_cannot_be_read_fails_only_its_call(sender: BatchingS
     assert await sender.send(good) == 1.5
 
 
-async def test_a_worker_keeps_its_leases_on_the_other_queues_of_one_whose_lease_redis_refuses(
+async def test_worker_keeps_its_other_leases_when_redis_refuses_one(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad, gate = f"{queue}-bad", asyncio.Event()
@@ -108,7 +108,7 @@ async def test_a_worker_keeps_its_leases_on_the_other_queues_of_one_whose_lease_
         raw.delete(key)
 
 
-async def test_a_queue_that_redis_refuses_when_a_worker_starts_is_served_as_soon_as_redis_accepts_it(
+async def test_queue_refused_at_worker_start_is_served_once_redis_accepts_it(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"
@@ -146,7 +146,7 @@ async def test_a_worker_whose_queues_are_all_refused_waits_and_can_be_stopped(
         raw.delete(f"evsched:{{{queue}}}:leases")
 
 
-async def test_a_queue_that_redis_refuses_wants_no_slots_while_it_waits_to_try_again(
+async def test_refused_queue_takes_no_slots_between_its_retries(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     """Otherwise its share of the slots would stay unused, because the other queues leave room for its jobs."""
@@ -178,7 +178,7 @@ async def test_a_queue_that_redis_refuses_wants_no_slots_while_it_waits_to_try_a
         raw.delete(f"evsched:{{{bad}}}:fair")
 
 
-async def test_jobs_are_handed_back_to_the_other_queues_of_one_that_redis_refuses(
+async def test_jobs_are_handed_back_beside_a_queue_that_redis_refuses(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"

@@ -43,7 +43,7 @@ async def full(top: Top, workers: int) -> Look:
                 return look
 
 
-async def test_all_workers_report_what_they_run(config: Config, app: App, queue: str) -> None:
+async def test_all_workers_report_their_running_jobs(config: Config, app: App, queue: str) -> None:
     @app.task
     async def hang() -> None:
         await asyncio.Event().wait()

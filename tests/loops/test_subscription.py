@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.one_server
-async def test_messages_that_come_before_the_last_confirmation_do_not_end_a_subscription(
+async def test_messages_before_the_last_confirmation_do_not_end_a_subscription(
     server: EmbeddedRedis, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscription, confirmed = Subscription(server.url), asyncio.Event()

@@ -77,7 +77,7 @@ def test_cancel_removes_a_waiting_job(send: Send, store: Store, state: State, pl
         send(store.cancel("a"))
 
 
-def test_what_is_said_of_a_missing_job_names_a_cancelled_one_too(send: Send, store: Store) -> None:
+def test_message_about_a_missing_job_mentions_cancellation(send: Send, store: Store) -> None:
     put(send, store, "schedule")
     send(store.cancel("a"))
     with pytest.raises(JobMissing, match="was cancelled while it waited"):

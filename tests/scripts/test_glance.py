@@ -58,9 +58,7 @@ async def test_a_member_that_is_too_long_for_a_job_counts_as_due(client: Any, al
 
 
 @pytest.mark.parametrize("newest", [False, True])
-def test_in_a_cluster_it_reads_queues_of_several_slots_and_the_other_scripts_of_the_node_still_run(
-    server: EmbeddedRedis, *, newest: bool
-) -> None:
+def test_glance_reads_several_slots_without_blocking_other_scripts(server: EmbeddedRedis, *, newest: bool) -> None:
     """Valkey 9 refuses all scripts of a node after a command in a script that has keys of two slots."""
     with Cluster(find_server("valkey") if newest else server.server, primaries=2) as cluster:
         node, other = cluster.nodes

@@ -150,7 +150,7 @@ def test_each_verb_answers_about_a_job_with_a_malformed_record(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_malformed_record_moves_to_another_shard_or_stays_and_the_others_move(
+def test_malformed_record_does_not_stop_others_from_moving_to_a_shard(
     send: Send, store: Store, raw: Any, producer: Any, queue: str, way: str
 ) -> None:
     other = Store(f"{queue}:1")
@@ -241,7 +241,7 @@ def test_a_worker_owns_the_runs_in_its_list_and_no_stale_ones(
     died=st.booleans(),
     limits=st.sampled_from([{}, {"concurrency": 20, "concurrency:g": 2}, {"rate": 1000, "rate:g": 50, "weight:g": 2}]),
 )
-def test_whatever_a_producer_may_write_the_other_jobs_run(
+def test_other_jobs_run_beside_anything_a_producer_may_write(
     send: Send, producer: Any, raw: Any, commands: list[hostile.Command], end: str, died: bool, limits: dict[str, float]
 ) -> None:
     """It writes before the dispatch, before the start, and while the jobs run; then every verb is called."""

@@ -93,7 +93,7 @@ def test_a_worker_that_asks_again_keeps_its_place(send: Send, store: Store, ear:
     assert ear.heard() == ["u"]
 
 
-def test_a_worker_that_is_gone_costs_no_job_its_call(send: Send, store: Store, ear: Ear) -> None:
+def test_vanished_worker_does_not_use_up_a_call(send: Send, store: Store, ear: Ear) -> None:
     ear.listen("u", "v", "w")
     wait(send, store, "u", "v", "w")
     ear.deafen("u")
@@ -138,7 +138,7 @@ def test_a_job_that_a_limit_held_back_calls_a_worker_when_it_passes(
 
 
 @pytest.mark.parametrize("died", [False, True])
-def test_jobs_that_come_back_call_workers(send: Send, store: Store, ear: Ear, died: bool) -> None:
+def test_requeued_jobs_call_workers(send: Send, store: Store, ear: Ear, died: bool) -> None:
     ear.listen("v", "w")
     dispatch(send, store, "a", "b", "c")
     assert len(send(store.start("u", (), hold=5, lease=1, now=NOW)).jobs) == 3
@@ -148,7 +148,7 @@ def test_jobs_that_come_back_call_workers(send: Send, store: Store, ear: Ear, di
     assert ear.heard() == ["v", "w"]
 
 
-def test_a_worker_that_dies_after_it_was_told_passes_the_call_on(send: Send, store: Store, ear: Ear) -> None:
+def test_call_to_a_worker_that_dies_passes_to_the_next(send: Send, store: Store, ear: Ear) -> None:
     ear.listen("v", "w")
     send(store.heartbeat("v", 1, fresh=True, now=NOW))
     wait(send, store, "v", "w")
@@ -159,7 +159,7 @@ def test_a_worker_that_dies_after_it_was_told_passes_the_call_on(send: Send, sto
     assert ear.heard() == ["w"]
 
 
-def test_a_worker_that_declines_passes_on_what_it_was_told_and_nothing_else(
+def test_declined_call_passes_to_the_next_worker_and_no_more_are_made(
     send: Send, store: Store, ear: Ear, state: State
 ) -> None:
     ear.listen("u", "v", "w")
@@ -188,7 +188,7 @@ def test_a_key_of_the_wrong_type_stops_no_dispatch(send: Send, store: Store, raw
     assert [job.id for job in send(store.start("w", (), hold=5, lease=99, now=NOW)).jobs] == ["a"]
 
 
-def test_a_survey_names_a_job_beside_idle_workers_and_all_others_are_told(
+def test_survey_names_a_job_beside_idle_workers_and_all_are_called(
     send: Send, store: Store, ear: Ear, state: State
 ) -> None:
     ear.listen("u", "v", "w")

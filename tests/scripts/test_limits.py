@@ -152,7 +152,7 @@ def test_a_clock_that_is_set_back_keeps_a_rate_closed_no_longer_than_its_burst(s
     assert fetch(send, store, now=NOW - 7200) == []
 
 
-def test_a_group_whose_opening_time_is_far_ahead_since_the_clock_was_set_back_is_reopened(
+def test_group_with_a_far_opening_time_is_reopened_after_a_clock_set_back(
     send: Send, store: Store, state: State
 ) -> None:
     send(store.limit({"rate:alice": 5, "burst:alice": 1}, now=NOW))
@@ -255,7 +255,7 @@ def test_priorities_pass_strictly_in_order(send: Send, store: Store) -> None:
     assert passed[16:] == sorted(passed[16:], reverse=True)
 
 
-def test_pause_holds_all_back_and_resume_goes_on_in_order(send: Send, store: Store, state: State) -> None:
+def test_pause_holds_all_jobs_and_resume_releases_them_in_order(send: Send, store: Store, state: State) -> None:
     due(send, store, names(30))
     held = fetch(send, store, hold=2)
     before = state()
@@ -312,7 +312,7 @@ def test_another_pause_replaces_the_end_and_the_reason_of_the_first(send: Send, 
     assert send(store.pause(now=NOW + 60))[0] == NOW + 60, "the first is over, though no script has run since"
 
 
-def test_a_malformed_end_is_no_end(send: Send, store: Store, raw: Any, state: State) -> None:
+def test_malformed_pause_end_means_no_end(send: Send, store: Store, raw: Any, state: State) -> None:
     send(store.pause(now=NOW))
     raw.hset(f"evsched:{{{store.queue}}}:limits", "paused_until", "soon")
     due(send, store, ["a"])

@@ -129,9 +129,7 @@ def test_one_long_field_among_many_short_ones_is_noticed(
     assert raw.zscore(f"evsched:{{{queue}}}:dead", "many") == NOW
 
 
-def test_a_small_record_takes_no_more_commands_than_its_memory_usage_and_one_read(
-    send: Send, store: Store, raw: Any, queue: str
-) -> None:
+def test_small_record_costs_only_one_memory_usage_and_one_read(send: Send, store: Store, raw: Any, queue: str) -> None:
     send(store.enqueue([New("a", VALID, due=NOW, priority=3, group="g")], now=NOW))
     raw.config_resetstat()
     send(store.dispatch(limit=100, cap=CAP, now=NOW))

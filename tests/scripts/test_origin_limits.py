@@ -84,7 +84,9 @@ def test_an_origin_may_have_a_limit_of_its_own(send: Send, store: Store) -> None
         (b'{"task":"evsched.http"', None),
     ],
 )
-def test_the_origin_of_a_payload(send: Send, store: Store, state: State, payload: bytes, origin: str | None) -> None:
+def test_origin_of_a_payload_is_read(
+    send: Send, store: Store, state: State, payload: bytes, origin: str | None
+) -> None:
     send(store.limit({EACH: 1}, now=NOW))
     due(send, store, {"one": payload, "two": payload})
     counts = {name: count for name, count in state()["in_flight"].items() if name.startswith("#")}

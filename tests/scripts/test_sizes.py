@@ -22,9 +22,7 @@ def put(send: Send, store: Store, payload: bytes = LONG) -> None:
     send(store.dispatch(limit=500, cap=CAP, now=NOW))
 
 
-def test_start_hands_out_the_jobs_that_fit_in_a_reply_and_says_that_there_are_more(
-    send: Send, store: Store, state: State
-) -> None:
+def test_start_returns_the_jobs_that_fit_in_a_reply_and_reports_more(send: Send, store: Store, state: State) -> None:
     put(send, store)
     seen: list[str] = []
     while len(seen) < len(IDS):

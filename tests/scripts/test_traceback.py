@@ -79,7 +79,7 @@ def expire(send: Send, store: Store, run: FetchedJob) -> None:
 
 
 @pytest.mark.parametrize("between", [(), *((name,) for name in NOT_FAILED), ("snoozed", "outside its window")])
-def test_a_job_given_up_before_its_retry_begins_keeps_why_the_last_attempt_failed(
+def test_job_buried_before_its_retry_keeps_the_last_failure(
     send: Send, store: Store, start: Callable[[], FetchedJob], between: tuple[str, ...]
 ) -> None:
     fail(send, store, start())
@@ -120,7 +120,7 @@ def test_a_failure_is_forgotten_with_the_next_one_and_when_the_job_is_revived(
     assert status_of(send, store, "a").reason == "expired"
 
 
-def test_a_retry_whose_payload_is_gone_keeps_why_its_attempt_failed(
+def test_retry_with_an_invalid_payload_keeps_the_last_failure(
     send: Send, store: Store, start: Callable[[], FetchedJob], raw: Any
 ) -> None:
     fail(send, store, start())

@@ -24,7 +24,7 @@ def code_of(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_the_shared_names_that_are_declared_are_those_that_are_used(name: str) -> None:
+def test_declared_shared_names_match_the_used_ones(name: str) -> None:
     part = PARTS[name]
     words = set(re.findall(r"(?<![.\w])\w+", code_of(part.text)))  # not fields: `rule.burst`
     assert sorted(part.uses) == sorted(words & shared().keys() - KEY_NAMES - set(part.names))
@@ -50,7 +50,7 @@ def test_a_name_is_defined_once() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_each_block_appears_once_and_before_those_that_use_it(name: str) -> None:
+def test_each_block_appears_once_and_before_its_users(name: str) -> None:
     source = script(name.removesuffix(".lua")).source
     seen = set[str]()
     for block in needed((ALWAYS, *declared(SCRIPTS[name]))):

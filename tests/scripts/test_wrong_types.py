@@ -345,9 +345,7 @@ def test_a_record_that_was_overwritten_does_not_stop_the_end_of_other_runs(
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_record_that_was_overwritten_is_dead_when_it_starts_again_and_the_others_run(
-    send: Send, store: Store, state: State
-) -> None:
+def test_overwritten_record_is_dead_at_its_next_start_and_others_run(send: Send, store: Store, state: State) -> None:
     assert send(store.requeue("w", "it died")) == PutBack("all", ["a", "b", "c"], [])
     reply = send(store.start("v", (), hold=9, lease=15, now=NOW))
     assert [job.id for job in reply.jobs] == ["a", "c"]

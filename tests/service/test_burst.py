@@ -45,14 +45,14 @@ def held(queue: str, raw: Any) -> Callable[[float], str]:
 
 
 @pytest.mark.extra
-def test_a_burst_runs_what_a_dead_worker_held(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
+def test_burst_runs_jobs_of_a_dead_worker(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
     record = held(-1)
     assert cli.run("worker", "tasks:app", "--burst").returncode == 0
     assert raw.hget(record, "outcome") == b"done"
 
 
 @pytest.mark.extra
-def test_a_burst_does_not_run_what_a_live_worker_holds(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
+def test_burst_does_not_run_jobs_of_a_live_worker(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
     record = held(60)
     assert cli.run("worker", "tasks:app", "--burst").returncode == 0
     assert raw.hget(record, "outcome") is None

@@ -70,7 +70,7 @@ def test_a_calendar_is_set_listed_used_and_removed(cli: Cli, queue: str, raw: An
     assert "has no calendars" in cli.terminal(80, "calendars", *of)
 
 
-def test_what_shows_a_recurrence_names_its_calendars(cli: Cli, queue: str) -> None:
+def test_commands_that_show_a_recurrence_name_its_calendars(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     set_calendar(cli, queue)
     cli.run("recurrences", "add", "r", "t", "--rule", "0 9 * * *", "--skip", "de", *of)
@@ -105,7 +105,9 @@ def test_a_calendar_that_is_over_or_not_valid_is_marked(cli: Cli, queue: str, ra
         ("from 1 to 50", ("set", "de", "nowhere.ics", "--years", "51")),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(cli: Cli, queue: str, words: str, command: tuple[str, ...]) -> None:
+def test_invalid_calendar_command_is_refused_in_one_line(
+    cli: Cli, queue: str, words: str, command: tuple[str, ...]
+) -> None:
     done = cli.run("calendars", *command, "--queue", queue)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert words in done.stderr
@@ -120,7 +122,7 @@ def test_a_file_without_whole_days_changes_nothing(cli: Cli, queue: str) -> None
     assert cli.json("calendars", "--queue", queue) == before
 
 
-def test_without_the_extra_the_command_says_what_to_install(
+def test_calendars_without_the_extra_names_the_package_to_install(
     cli: Cli, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "icalendar", None)

@@ -78,9 +78,7 @@ def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
         assert (refused.returncode, why in refused.stderr) == (2, True), refused.stderr
 
 
-def test_what_the_code_declares_is_shown_beside_what_was_changed_by_hand(
-    cli: Cli, queue: str, sender: SyncSender
-) -> None:
+def test_declared_limits_are_shown_beside_manual_changes(cli: Cli, queue: str, sender: SyncSender) -> None:
     store, of = Store(queue), ("--queue", queue)
     sender.send(store.declare_limits("shop", 1, {"concurrency": 2, "rate:alice": 5, "burst:alice": 2}))
     assert cli.run("limits", *of).returncode == 0
@@ -128,7 +126,7 @@ def test_a_paused_queue_starts_no_job_until_it_is_resumed(cli: Cli, queue: str) 
 
 
 @pytest.mark.extra
-def test_a_pause_with_an_end_and_a_reason_is_shown_wherever_one_looks(cli: Cli, queue: str) -> None:
+def test_pause_with_an_end_and_a_reason_is_shown_by_all_commands(cli: Cli, queue: str) -> None:
     until, why = "2099-01-31T09:00Z", "the provider is down"
     cli.run("enqueue", "noop", "--id", "a", "--queue", queue)
     done = cli.run("pause", "--queue", queue, "--until", until, "--why", why)
@@ -259,7 +257,7 @@ def test_on_conflict_keeps_or_replaces_a_waiting_job(cli: Cli, queue: str) -> No
     assert replaced["due"] - kept["due"] == pytest.approx(7200, abs=60)
 
 
-def test_a_unique_job_is_met_however_it_was_enqueued(cli: Cli, queue: str) -> None:
+def test_unique_job_is_recognized_from_every_way_to_enqueue(cli: Cli, queue: str) -> None:
     of = ("enqueue", "noop", "1", "--arg", 'b={"d":2,"c":[]}', "--queue", queue, "--in", "1h", "--unique")
     job = cli.run(*of, "--within", "5m").stdout.strip()
     assert job == id_of_arguments("noop", [1], {"b": {"c": [], "d": 2}})
@@ -335,7 +333,7 @@ def test_a_limit_that_is_not_valid_is_refused(cli: Cli, words: str, command: tup
         ("1e308", "due in more than 10,000 years", "in more than 10,000 years"),
     ],
 )
-def test_a_due_that_no_calendar_has_is_explained(
+def test_due_beyond_the_calendar_is_explained(
     cli: Cli, queue: str, raw: Any, score: str, sentence: str, due: str
 ) -> None:
     raw.hset(f"evsched:{{{queue}}}:job:far", "payload", '{"task":"add"}')

@@ -119,7 +119,7 @@ async def pages(config: Config, *, dispatch: bool) -> AsyncGenerator[tuple[Syste
 
 
 @pytest.mark.parametrize("dispatch", [False, True])
-async def test_a_process_is_not_ready_while_no_node_has_slots_and_its_metrics_are_served(
+async def test_process_is_not_ready_but_serves_metrics_while_no_node_has_slots(
     server: EmbeddedRedis, *, dispatch: bool
 ) -> None:
     with Cluster(server.server, primaries=1) as cluster:

@@ -166,7 +166,7 @@ def test_top_shows_the_queues_of_the_primaries_that_answer(without_one: tuple[Cl
     assert any(line.startswith(queue) for line in lines)
 
 
-async def test_top_names_queues_that_a_primary_stops_to_answer_for(server: EmbeddedRedis) -> None:
+async def test_top_names_queues_whose_primary_stops_answering(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
         queues = [queue_on(cluster, node) for node in cluster.nodes]
         for queue in queues:
@@ -227,7 +227,7 @@ def test_lists_show_the_shards_of_a_queue_that_can_be_read(server: EmbeddedRedis
         assert (row["schedule"], row["error"]) == (None, f"primary 127.0.0.1:{dead.port} does not answer")
 
 
-async def test_the_http_interface_lists_what_can_be_read(server: EmbeddedRedis) -> None:
+async def test_http_interface_lists_the_readable_queues(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
         name, other, dead = of_two_shards(cluster)
         async with calling(cluster.url) as api:
@@ -479,7 +479,7 @@ def test_the_node_that_does_not_answer_comes_first(without_one: tuple[Cluster, C
             assert line.startswith(f"evsched: primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"), line
 
 
-async def test_the_http_interface_refuses_what_needs_a_shard_that_is_not_known(
+async def test_http_interface_refuses_requests_that_need_an_unknown_shard(
     without_one: tuple[Cluster, Cli],
 ) -> None:
     cluster, _ = without_one

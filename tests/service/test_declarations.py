@@ -95,7 +95,7 @@ def test_old_workers_that_restart_change_nothing_until_the_rollback(cli: Cli, qu
 
 
 @pytest.mark.extra
-def test_prune_deletes_what_the_newest_revision_does_not_declare(cli: Cli, queue: str) -> None:
+def test_prune_deletes_recurrences_missing_from_the_newest_revision(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     for version in ("old", "new"):
         assert cli.run("worker", f"{version}:app", "--burst").returncode == 0
@@ -210,7 +210,7 @@ def test_a_queue_that_the_app_no_longer_uses_is_pruned_when_no_worker_serves_it(
 
 
 @pytest.mark.extra
-def test_what_is_in_force_is_not_pruned_while_a_worker_serves_the_queue(cli: Cli, queue: str, left: str) -> None:
+def test_declarations_are_not_pruned_while_a_worker_serves_the_queue(cli: Cli, queue: str, left: str) -> None:
     with started(cli, "worker", "before:app") as (_, log):
         log.until("WorkerStarted")
         for more in ((), ("--dry-run",)):
@@ -222,9 +222,7 @@ def test_what_is_in_force_is_not_pruned_while_a_worker_serves_the_queue(cli: Cli
 
 
 @pytest.mark.extra
-def test_one_burst_on_a_queue_that_the_app_has_left_stops_what_it_declared_there(
-    cli: Cli, queue: str, left: str
-) -> None:
+def test_burst_on_an_abandoned_queue_stops_its_declarations(cli: Cli, queue: str, left: str) -> None:
     cli.run("enqueue", "report", "--queue", left, "--id", "a")
     assert cli.run("worker", "after:app", "--queue", left, "--burst").returncode == 0
     assert cli.json("show", "a", "--queue", left)["place"] == "finished"

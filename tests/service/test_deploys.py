@@ -111,7 +111,7 @@ EXPECTED = {"work": {"worked"}, "quick": {"attempt 1"}, "slow": {"attempt 1"}}
 
 
 @pytest.mark.extra
-def test_a_deploy_and_its_reverse_lose_no_job_and_no_attempt(deploy: Deploy, queue: str, raw: Any) -> None:
+def test_deploy_and_rollback_lose_no_job_and_no_attempt(deploy: Deploy, queue: str, raw: Any) -> None:
     (one, log), (two, _) = deploy.start("old"), deploy.start("old")
     schedule(raw, queue, "forth")
     assert "this worker has 'work'" in log.until("TaskUnknown")["reason"]

@@ -90,7 +90,7 @@ def test_two_devs_at_the_same_time_have_two_servers(cli: Cli) -> None:
 
 
 @pytest.mark.extra
-def test_an_exported_url_is_used_while_it_lasts_and_ignored_when_its_server_has_ended(cli: Cli) -> None:
+def test_exported_url_is_used_until_its_server_ends(cli: Cli) -> None:
     with dev(cli) as (_, first), dev(cli, EVSCHED_URL=first) as (_, url):
         assert url == "", "it works with the Redis that is there"
     with dev(cli, EVSCHED_URL=first) as (_, again):

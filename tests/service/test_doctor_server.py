@@ -98,7 +98,7 @@ async def test_a_planted_fault_of_a_server_is_found_and_repaired(planted: str) -
 
 
 @pytest.mark.one_server
-async def test_an_embedded_server_has_no_fault_and_the_doctor_says_what_a_crash_loses(server: EmbeddedRedis) -> None:
+async def test_doctor_reports_only_appendfsync_for_an_embedded_server(server: EmbeddedRedis) -> None:
     found = await examine(server.url)
     assert problems(found) == []
     assert [finding.check for finding in found] == ["appendfsync"]

@@ -155,7 +155,7 @@ if "_EVSCHED_LINK_FD" in os.environ:
 
 
 @pytest.mark.extra
-def test_a_child_that_is_asked_to_end_while_python_starts_ends_in_order(cli: Cli) -> None:
+def test_child_stopped_while_python_starts_exits_cleanly(cli: Cli) -> None:
     cli.run_first(TERMINATED)
     with started(cli, *PARENT) as (child, log):
         assert log.until("ChildEnded")["code"] == 0
@@ -277,7 +277,7 @@ def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli)
 
 
 @pytest.mark.extra
-def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue: str, raw: Any) -> None:
+def test_handler_that_blocks_the_loop_does_not_delay_the_stop(cli: Cli, queue: str, raw: Any) -> None:
     with cli.running("dispatcher", until="NotificationsProven"), started(cli, *PARENT) as (child, log):
         schedule(raw, queue, "hold", "other")
         schedule(raw, queue, "block", "one", due=1)
@@ -320,9 +320,7 @@ def ends(child: subprocess.Popen[str], log: Log) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("task", ["block", "sleep"])
-def test_a_worker_that_ends_since_a_job_hangs_logs_what_became_of_each_job(
-    cli: Cli, queue: str, raw: Any, task: str
-) -> None:
+def test_worker_ended_by_a_hanging_job_logs_the_outcome_of_each_job(cli: Cli, queue: str, raw: Any, task: str) -> None:
     (cli.folder / "pipe").unlink()  # so that `block` writes to a file
     with holding(cli, queue, raw) as (child, log):
         raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"{task}","id":"bad","timeout":0.2}}': 1})
@@ -343,9 +341,7 @@ def test_a_worker_that_ends_since_a_job_hangs_logs_what_became_of_each_job(
 
 
 @pytest.mark.extra
-def test_the_job_that_blocks_the_loop_fails_and_not_one_whose_timeout_passes_meanwhile(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_blocking_job_fails_and_jobs_timing_out_meanwhile_do_not(cli: Cli, queue: str, raw: Any) -> None:
     (cli.folder / "pipe").unlink()
     with holding(cli, queue, raw) as (child, log):
         waits, bad = '{"task":"hold","id":"waits","timeout":1}', '{"task":"block","id":"bad"}'
@@ -358,7 +354,7 @@ def test_the_job_that_blocks_the_loop_fails_and_not_one_whose_timeout_passes_mea
 
 
 @pytest.mark.extra
-def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, queue: str, raw: Any) -> None:
+def test_worker_with_an_unread_log_still_ends_when_a_job_hangs(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment |= {"EVSCHED_TEST_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     with cli.running("dispatcher", until="NotificationsProven"), started(cli, "worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
@@ -376,7 +372,7 @@ def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, q
 
 @pytest.mark.extra
 @pytest.mark.parametrize(("task", "blocker"), [("block", "bad"), ("start", "")])
-def test_a_worker_that_is_stopped_while_a_job_blocks_it_logs_what_became_of_each_job(
+def test_worker_stopped_while_blocked_logs_the_outcome_of_each_job(
     cli: Cli, queue: str, raw: Any, task: str, blocker: str
 ) -> None:
     with holding(cli, queue, raw) as (child, log):
@@ -484,9 +480,7 @@ def test_the_processes_of_a_pool_end_with_a_worker_that_is_killed(cli: Cli, queu
 
 
 @pytest.mark.extra
-def test_a_signal_to_the_whole_group_leaves_the_processes_of_a_pool_to_the_worker(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_signal_to_the_process_group_does_not_end_pool_processes(cli: Cli, queue: str, raw: Any) -> None:
     schedule(raw, queue, "signalled", "one")
     done = cli.run("worker", "tasks:app", "--burst")
     assert done.returncode == 0, done.stderr

@@ -150,9 +150,7 @@ def assert_one_process_runs_a_job(cli: Cli, queue: str, raw: Any, until: str) ->
 
 
 @pytest.mark.extra
-def test_one_job_starts_one_process_of_two_parents_however_late_its_first_fetch_is(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_one_job_starts_one_process_of_two_parents_despite_a_late_fetch(cli: Cli, queue: str, raw: Any) -> None:
     cli.run_first(SLOW_FIRST_FETCH)  # longer than a process may be idle: it is not idle before
     assert_one_process_runs_a_job(cli, queue, raw, "ChildEnded")
 
@@ -221,7 +219,7 @@ def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: 
 
 
 @pytest.mark.extra
-def test_what_redis_has_lost_is_declared_again_although_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
+def test_lost_declarations_are_restored_though_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_TEST_IDLE_HEARTBEAT"] = "0.5"
     with parent(cli, "0:8") as (_, log):
         log.until("RecurrenceDeclared")
@@ -235,9 +233,7 @@ def test_what_redis_has_lost_is_declared_again_although_no_process_runs(cli: Cli
 
 
 @pytest.mark.extra
-def test_a_job_that_other_workers_do_not_know_wakes_the_parent_whose_app_has_its_task(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_job_unknown_to_running_workers_wakes_the_parent_with_its_task(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_UNKNOWN_TASK_GRACE"] = "0.1"
     with (
         cli.running("dispatcher", until="NotificationsProven"),
@@ -270,7 +266,7 @@ def test_a_parent_that_stands_by_is_shown_and_its_queue_exists(cli: Cli, queue: 
     assert cli.run("pause", queue).returncode == 0
 
 
-def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str, raw: Any) -> None:
+def test_jobs_of_a_killed_process_start_elsewhere_at_once(cli: Cli, queue: str, raw: Any) -> None:
     ids = [f"j{n}" for n in range(5)]
     cli.environment["EVSCHED_LEASE"] = "600"  # the janitor would wait for its end
     with (
@@ -294,7 +290,7 @@ def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str
 
 
 @pytest.mark.extra
-def test_a_process_counts_what_was_put_back_for_the_one_before_it(cli: Cli, queue: str, raw: Any) -> None:
+def test_process_counts_jobs_requeued_for_its_predecessor(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_METRICS_PORT"] = "0"
     cli.run_first("from evsched.services import children\nchildren._COUNTED = 600.0\n")
     with (

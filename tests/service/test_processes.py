@@ -203,9 +203,7 @@ else:
 
 
 @pytest.mark.extra
-def test_the_death_of_a_child_is_noticed_while_a_process_that_it_started_holds_its_link(
-    cli: Cli, queue: str, folder: Path
-) -> None:
+def test_death_of_a_child_is_noticed_while_a_grandchild_holds_its_link(cli: Cli, queue: str, folder: Path) -> None:
     started = f"""
 import os, subprocess
 from pathlib import Path

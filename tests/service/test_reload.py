@@ -62,7 +62,7 @@ def parent(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]
 
 
 @pytest.mark.extra
-def test_a_reload_replaces_one_process_after_the_other_and_each_is_ready_before_the_old_one_ends(cli: Cli) -> None:
+def test_reload_replaces_each_process_only_after_its_successor_is_ready(cli: Cli) -> None:
     with parent(cli, "--processes", "2") as (child, log):
         log.until("WorkerStarted", count=2)
         write(cli, "second")
@@ -76,7 +76,7 @@ def test_a_reload_replaces_one_process_after_the_other_and_each_is_ready_before_
         assert all(line["code"] == 0 for line in log.lines if line.get("event") == "ChildEnded")
 
 
-def test_jobs_that_run_during_a_reload_are_handed_back_and_none_is_lost(cli: Cli, queue: str, raw: Any) -> None:
+def test_jobs_running_during_a_reload_are_handed_back(cli: Cli, queue: str, raw: Any) -> None:
     schedule = f"evsched:{{{queue}}}:schedule"
     with (
         cli.running("dispatcher", until="NotificationsProven"),
@@ -117,7 +117,7 @@ async def lifespan():
 
 
 @pytest.mark.extra
-def test_a_second_sighup_begins_anew_if_the_new_process_does_not_become_ready(cli: Cli) -> None:
+def test_second_sighup_replaces_a_new_process_that_never_becomes_ready(cli: Cli) -> None:
     with parent(cli, "--processes", "1") as (child, log):
         log.until("WorkerStarted")
         write(cli, "second", HANGS + TASKS.replace("App()", "App(lifespan=lifespan)"))

@@ -134,7 +134,7 @@ def run(cli: Cli, script: str) -> None:
 @pytest.mark.extra
 @pytest.mark.one_server
 @pytest.mark.parametrize("upgrade", [True, False], ids=["upgrade", "downgrade"])
-def test_the_other_release_goes_on_with_every_job(
+def test_other_release_continues_every_job(
     own: EmbeddedRedis, client: Any, previous: Path, tmp_path: Path, *, upgrade: bool
 ) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)

@@ -46,7 +46,7 @@ async def test_a_closed_demand_asks_for_nothing() -> None:
     assert not wanted.blocks
 
 
-async def test_after_jobs_came_back_it_asks_for_few_and_then_for_more_each_time() -> None:
+async def test_demand_grows_step_by_step_after_jobs_came_back() -> None:
     wanted = demand(32)
     wanted.narrow()
     for count in (1, 4, 16):
@@ -62,7 +62,7 @@ async def test_it_asks_for_as_many_jobs_as_begin_in_a_hundredth_of_a_second() ->
     assert wanted.reserve(99) == 1
 
 
-async def test_a_job_that_was_fetched_is_one_of_those_that_begin_together() -> None:
+async def test_fetched_jobs_count_towards_the_begin_limit() -> None:
     assert (demand(8, quick=1).reserve(9, fetched=1), demand(8, quick=1).reserve(9, fetched=5)) == (3, 0)
 
 

@@ -120,7 +120,7 @@ def test_a_rewrite_of_the_configuration_leaves_the_shipped_file_as_it_is() -> No
     assert changed == shipped
 
 
-def test_settings_override_those_of_the_file() -> None:
+def test_settings_override_the_configuration_file() -> None:
     with (
         EmbeddedRedis(_binary(), appendonly="no", client_output_buffer_limit="pubsub 1mb 1mb 5") as server,
         Redis.from_url(server.url, decode_responses=True) as client,
@@ -148,7 +148,7 @@ def test_starts_on_another_port_if_the_free_one_is_taken_meanwhile(monkeypatch: 
         assert not ports
 
 
-def test_what_was_acknowledged_survives_stop_and_kill() -> None:
+def test_acknowledged_writes_survive_stop_and_kill() -> None:
     with EmbeddedRedis(_binary(), appendfsync="always") as server, Redis.from_url(server.url) as client:
         client.set("a", 1)
         before = server.pid

@@ -111,7 +111,7 @@ async def test_probes_are_answered_beside_many_clients_that_do_not_read_their_an
 @pytest.mark.parametrize(
     "version", ["x", "1.x", "", "1.0.0.x", "2.0.0", "0.0.4", "99999999999999999999", "1.0.0;escaping=y"]
 )
-async def test_a_request_for_an_unknown_format_gets_one_that_every_client_can_read(version: str) -> None:
+async def test_request_for_an_unknown_format_gets_a_plain_page(version: str) -> None:
     sick = Sick()
     sick.well.set()
     async with listening(sick) as url:
@@ -123,7 +123,7 @@ async def test_a_request_for_an_unknown_format_gets_one_that_every_client_can_re
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_a_reserved_port_refuses_clients_until_a_process_listens_and_after_that_has_ended(host: str) -> None:
+async def test_reserved_port_refuses_clients_unless_a_process_listens(host: str) -> None:
     sick = Sick()
     sick.well.set()
     with reserve(host, 0) as reserved:

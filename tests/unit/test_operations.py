@@ -89,7 +89,7 @@ def test_no_wait_is_longer_than_its_cap_and_then_the_job_is_asked_for_again() ->
     assert steps[1].block == 10
 
 
-def test_a_wait_whose_connection_is_lost_asks_again_since_the_reply_may_have_come() -> None:
+def test_wait_with_a_lost_connection_asks_again() -> None:
     value, steps = run(operations.result(STORE, "a", 5), [RUNNING, StoreDown(), ("done", b"1", "")])
     assert value == 1
     assert kinds(steps) == ["ask", "BLMOVE", "sleep", "ask"]

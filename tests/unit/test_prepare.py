@@ -75,7 +75,7 @@ def test_a_retry_that_expires_says_for_which_attempt_it_waited() -> None:
     assert outcome.reason == "expired 3 s before a worker could start it, while it waited for attempt 2"
 
 
-def test_a_task_that_is_unknown_is_no_fault_of_the_job() -> None:
+def test_unknown_task_does_not_fail_the_job() -> None:
     outcome = prepared(b'{"task":"pya","args":["x"],"timeout":0,"retention":9}', attempt=7)
     assert isinstance(outcome, NoTask)
     assert (outcome.payload.task, outcome.retention) == ("pya", 9.0)

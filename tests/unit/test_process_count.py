@@ -31,7 +31,7 @@ def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_maximum() ->
     assert count.decide(Behind(), 3, 9.0) is None
 
 
-def test_a_process_that_starts_for_a_sought_task_waits_for_the_next_offers_of_its_jobs() -> None:
+def test_process_started_for_a_sought_task_is_not_ended_as_idle() -> None:
     count = ProcessCount(ProcessRange(0, 3))
     count.keep(100.0)
     assert count.decide(Idle(), 1, 110.0) is None

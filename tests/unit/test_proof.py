@@ -51,7 +51,7 @@ def test_without_a_subscription_no_canary_is_wanted(proof: Proof) -> None:
     assert proof.at() == NEVER
 
 
-async def test_a_new_subscription_wants_a_canary_at_once_even_if_it_has_received_messages(proof: Proof) -> None:
+async def test_new_subscription_wants_a_canary_even_after_messages(proof: Proof) -> None:
     proof.begin(Pulse("subscription"), Silence())
     proof.received()
     assert proof.at() == 0

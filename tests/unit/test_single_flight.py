@@ -41,7 +41,7 @@ async def test_callers_at_the_same_time_share_an_attempt_and_later_ones_do_not()
     assert await flight.run(attempt) == 2
 
 
-async def test_a_caller_who_knows_more_waits_for_the_attempt_and_does_not_share_it() -> None:
+async def test_caller_after_an_outdate_waits_for_an_attempt_of_its_own() -> None:
     flight, attempt = SingleFlight[int](), Attempts()
     first = asyncio.create_task(flight.run(attempt))
     await attempt.begins.wait()

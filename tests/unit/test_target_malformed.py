@@ -66,7 +66,7 @@ async def answer_to(parts: Sequence[bytes]) -> Answer:
         OK + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
-async def test_without_a_valid_head_there_is_no_answer(head: bytes) -> None:
+async def test_malformed_head_fails_the_request(head: bytes) -> None:
     with pytest.raises(RetryLater, match="sent an answer that is not valid HTTP"):
         await answer_to([head])
 

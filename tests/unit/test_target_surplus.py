@@ -86,7 +86,7 @@ async def test_surplus_after_an_answer_is_not_the_next_answer(
 
 @pytest.mark.parametrize("with_tls", [False, True])
 @pytest.mark.parametrize("said", [FINE, b""])
-async def test_what_arrives_between_two_requests_is_no_answer(tls: Tls, with_tls: bool, said: bytes) -> None:
+async def test_bytes_between_two_requests_are_not_an_answer(tls: Tls, with_tls: bool, said: bytes) -> None:
     """An answer, or the end of the connection. It is in the socket still: nobody has read since."""
     async with talker(FINE, tls=tls if with_tls else None) as server, new_session() as session:
         assert await send(session, server.url) == 200

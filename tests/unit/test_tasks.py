@@ -50,7 +50,7 @@ def test_the_signature_is_read_once() -> None:
     assert define(anything).on == "thread"
 
 
-def test_arguments_become_what_the_annotations_say() -> None:
+def test_arguments_are_bound_as_annotated_types() -> None:
     assert bind(deliver, {"street": "s", "numbers": [1]}, weight=2, express=True) == (
         [Address("s", [1])],
         {"weight": 2.0, "express": True},
