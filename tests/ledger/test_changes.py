@@ -181,7 +181,7 @@ async def test_the_result_of_a_job_that_was_cancelled_before_it_came_to_redis(
     await app.close()
 
 
-async def test_transaction_that_changes_several_jobs_never_deadlocks_with_a_relay(
+async def test_changes_of_several_jobs_never_deadlock_with_a_relay(
     app: App, send: Any, queue: str, ledger_url: str
 ) -> None:
     """The relay writes the ends of a and b while the program has changed b, and then changes a."""

@@ -178,7 +178,7 @@ async def test_waiting_rows_are_counted_while_redis_is_down(
     assert terminate(child) == 0
 
 
-async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arrive(
+async def test_doctor_finds_jobs_missing_in_redis_and_undelivered_ends(
     relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_audit, "_AGAIN", 0.0)
@@ -484,9 +484,7 @@ def test_without_its_database_dead_jobs_of_redis_are_revived(cli: Cli, queue: st
     assert "the ledger was not asked" in done.stderr
 
 
-def test_a_row_that_no_relay_has_scheduled_is_explained_shown_and_cancelled(
-    cli: Cli, queue: str, ledger_url: str
-) -> None:
+def test_unscheduled_row_is_explained_shown_and_cancelled(cli: Cli, queue: str, ledger_url: str) -> None:
     insert(ledger_url, queue, "a")
     done = cli.run("explain", "a")
     assert done.returncode == 0

@@ -153,7 +153,7 @@ async def test_running_redis_loaded_with_older_data_is_detected(
         await recorder.until(lambda: client.zcard(f"evsched:{{{queue}}}:schedule") == 200)
 
 
-async def test_rows_lost_in_a_failover_are_scheduled_when_the_first_redis_returns(
+async def test_rows_lost_in_a_failover_are_scheduled_after_the_failback(
     relaying: Running,
     queue: str,
     ledger_url: str,

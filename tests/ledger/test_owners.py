@@ -82,7 +82,7 @@ async def test_a_relay_waits_when_redis_comes_to_belong_to_another_database(
         await recorder.wait(process_events.RowsScheduled, lambda event: event.again)
 
 
-async def test_a_relay_waits_while_another_one_of_its_database_uses_another_redis(
+async def test_relay_waits_while_another_of_its_database_uses_another_redis(
     relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, client: Any
 ) -> None:
     async with relaying() as first:

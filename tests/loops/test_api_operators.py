@@ -183,7 +183,7 @@ async def test_a_queue_is_paused_and_resumed(api: Caller, path: str) -> None:
         ("PUT", "windows/nights", {"window": "22:00-06:00 UTC"}),
     ],
 )
-async def test_a_queue_that_was_never_used_is_refused_unless_the_request_creates_it(
+async def test_unused_queue_is_refused_unless_the_request_creates_it(
     api: Caller, path: str, raw: Any, queue: str, method: str, of: str, body: Any
 ) -> None:
     before, misspelt = snapshot(raw, queue), f"{path[:-1]}xx"

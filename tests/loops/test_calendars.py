@@ -46,7 +46,7 @@ async def next_planned(running: System, queue: str, after: float) -> float:
     return found
 
 
-async def test_no_job_is_made_on_a_day_of_the_calendar_and_a_change_applies_at_once(
+async def test_no_job_is_made_on_a_closed_day_and_a_change_applies_at_once(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     root = f"evsched:{{{queue}}}:"

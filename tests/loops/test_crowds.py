@@ -276,7 +276,7 @@ async def test_a_worker_whose_app_cannot_be_found_by_name_runs_suspects_alone(
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-async def test_a_queue_with_occasional_jobs_gets_its_turns_beside_a_saturated_one(
+async def test_queue_with_few_jobs_gets_its_turns_beside_a_saturated_one(
     server: EmbeddedRedis, queue: str, slots: int
 ) -> None:
     app, other, seen = App(queue=queue), f"{queue}-b", asyncio.Event()

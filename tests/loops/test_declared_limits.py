@@ -103,7 +103,7 @@ async def test_manual_limit_holds_until_a_newer_revision_changes_the_declaration
     ]
 
 
-async def test_after_rollback_a_running_worker_sets_its_limits_at_its_next_heartbeat(
+async def test_running_worker_sets_its_limits_at_a_heartbeat_after_rollback(
     config: Config, queue: str, sender: BatchingSender
 ) -> None:
     quick = structs.replace(config, idle_heartbeat=0.1, heartbeat=0.1)

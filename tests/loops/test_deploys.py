@@ -213,7 +213,7 @@ async def test_an_old_worker_that_restarts_says_that_a_newer_deploy_is_in_force(
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["counted", "given"])
-async def test_after_rollback_the_running_workers_declare_at_their_next_heartbeat(
+async def test_running_workers_declare_at_a_heartbeat_after_rollback(
     config: Config, queue: str, raw: Any, given: bool
 ) -> None:
     quick = structs.replace(config, idle_heartbeat=0.1, heartbeat=0.1)

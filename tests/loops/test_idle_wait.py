@@ -102,7 +102,7 @@ async def test_one_connection_brings_the_jobs_of_all_shards(shards: Shards) -> N
 
 
 @pytest.mark.parametrize("count", [8, 9])
-async def test_up_to_eight_queues_have_connections_of_their_own_and_more_share_two(shards: Shards, count: int) -> None:
+async def test_up_to_eight_queues_have_own_connections_and_more_share_two(shards: Shards, count: int) -> None:
     shards.queues = [f"{shards.queue}-{n}" for n in range(count)]
     config, app = structs.replace(shards.config, queues=tuple(shards.queues)), App(queue=shards.queues[0])
     app.task(name="quick")(nothing)

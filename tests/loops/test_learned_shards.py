@@ -138,7 +138,7 @@ async def working(runtime: Runtime, app: App) -> AsyncGenerator[Worker]:
         await app.close()
 
 
-async def test_worker_serves_shards_that_it_learns_of_with_their_parts_of_the_limits(
+async def test_worker_serves_learned_shards_with_their_parts_of_the_limits(
     own: EmbeddedRedis, recorder: Recorder
 ) -> None:
     app = App(own.url, queue="big")

@@ -55,7 +55,7 @@ async def recover(config: Config, recorder: Recorder, *queues: str) -> Counter[s
     return count
 
 
-async def test_jobs_of_a_dead_process_return_at_once_in_order_and_its_lease_stays(
+async def test_jobs_of_a_dead_process_return_in_order_and_its_lease_stays(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     ids = await hold(sender, store, 250)

@@ -38,7 +38,7 @@ def root(queue: str) -> str:
     return f"evsched:{{{queue}}}:"
 
 
-async def test_a_declared_recurrence_runs_at_its_times_and_counts_its_occurrences(
+async def test_declared_recurrence_runs_on_time_and_counts_its_occurrences(
     config: Config, queue: str, raw: Any
 ) -> None:
     app, moments = App(queue=queue), list[tuple[str, float]]()
@@ -178,7 +178,7 @@ async def test_twenty_seconds_of_downtime_follow_the_misfire_policy(
     assert len(set(ran)) == len(ran)
 
 
-async def test_occurrences_that_were_scheduled_before_the_downtime_are_missed_too(
+async def test_occurrences_scheduled_before_the_downtime_are_missed_too(
     config: Config, app: App, queue: str, raw: Any, ran: list[str]
 ) -> None:
     """They are dispatched after the downtime; the policy `once` runs only the newest."""
@@ -198,7 +198,7 @@ async def test_occurrences_that_were_scheduled_before_the_downtime_are_missed_to
 
 @pytest.mark.extra
 @pytest.mark.parametrize("overlap", ["allow", "skip", "wait"])
-async def test_an_occurrence_due_while_the_one_before_runs_follows_the_overlap_policy(
+async def test_occurrence_due_during_the_previous_run_follows_the_overlap_policy(
     config: Config, queue: str, raw: Any, overlap: Any
 ) -> None:
     app, gate, begun = App(queue=queue), asyncio.Event(), list[str]()
@@ -318,7 +318,7 @@ async def test_the_idempotency_key_is_the_same_for_all_attempts_of_an_occurrence
     assert len(set(keys)) == len({job for job, _ in keys}) == len({key for _, key in keys})
 
 
-def test_an_interval_shorter_than_the_retries_is_refused_with_both_durations(app: App) -> None:
+def test_interval_shorter_than_the_retries_is_refused_with_both_durations(app: App) -> None:
     async def often() -> None: ...
 
     task = app.task(retry=Retry(attempts=3, interval=0.2, jitter=0.5))(often)
@@ -339,7 +339,7 @@ async def test_two_dispatchers_run_no_occurrence_twice(config: Config, app: App,
     assert len(ran) == len(set(ran)) == 60
 
 
-async def test_events_that_arrive_at_once_do_not_delay_the_proof_of_the_subscription(
+async def test_simultaneous_events_do_not_delay_the_proof_of_the_subscription(
     config: Config, app: App, queue: str
 ) -> None:
     async with system(config, app, dispatch=False) as running:
@@ -348,9 +348,7 @@ async def test_events_that_arrive_at_once_do_not_delay_the_proof_of_the_subscrip
         await running.recorder.wait(process_events.NotificationsProven)
 
 
-async def test_a_recurrence_that_fails_too_often_is_paused_and_a_dispatcher_says_so(
-    config: Config, queue: str, raw: Any
-) -> None:
+async def test_dispatcher_reports_a_recurrence_paused_after_failures(config: Config, queue: str, raw: Any) -> None:
     app = App(queue=queue)
 
     @app.recurring(every=1.0, pause_after=1)

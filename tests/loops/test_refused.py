@@ -208,7 +208,7 @@ class NoListener:
     def on_unsure(self) -> None: ...
 
 
-async def test_an_idle_fetcher_notices_within_seconds_that_redis_accepts_writes_again() -> None:
+async def test_idle_fetcher_notices_soon_that_redis_accepts_writes_again() -> None:
     """Redis refuses a BLMOVE at once while too few replicas are connected. A BLMOVE that it accepts ends only later."""
     recorder = Recorder()
     with EmbeddedRedis(min_replicas_to_write="1") as server, plain_client(server.url) as raw:

@@ -226,9 +226,7 @@ async def test_a_loop_that_hangs_is_neither_alive_nor_ready(
 
 
 @pytest.mark.one_server
-async def test_a_process_that_serves_no_queue_is_not_ready_although_redis_answers(
-    config: Config, app: App, queue: str, raw: Any
-) -> None:
+async def test_process_that_serves_no_queue_is_not_ready(config: Config, app: App, queue: str, raw: Any) -> None:
     async with system(config, app, dispatch=False) as running, served(running) as url:
         running.dispatch()
         await running.recorder.wait(process_events.NotificationsProven)

@@ -103,9 +103,7 @@ async def test_invalid_window_buries_the_job_and_is_named_in_the_reason(
         await task(app).using(window="always open").enqueue()
 
 
-async def test_a_job_that_waited_in_the_backlog_until_its_window_closed_is_deferred(
-    config: Config, app: App, queue: str
-) -> None:
+async def test_job_in_the_backlog_is_deferred_when_its_window_closes(config: Config, app: App, queue: str) -> None:
     store = Store(queue)
     async with system(config, app) as running:
         await running.sender.send(store.set_window("w", "00:00-24:00 UTC"))
@@ -188,7 +186,7 @@ async def test_recurrence_without_its_window_stops_and_buries_no_job(
 
 
 @pytest.mark.parametrize("named", ["window", "calendar"])
-async def test_worker_runs_jobs_though_its_code_names_a_missing_window_or_calendar(
+async def test_worker_runs_jobs_beside_a_missing_window_or_calendar(
     config: Config, app: App, queue: str, raw: Any, named: str
 ) -> None:
     window, skip = ("nights", None) if named == "window" else (None, "nights")

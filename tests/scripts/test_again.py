@@ -71,7 +71,7 @@ def test_waiting_job_with_an_invalidated_record_is_only_in_dead(
     assert [job.id for job in fetch(send, store, 20)] == [job.id for job in others]
 
 
-def test_an_id_that_finished_can_be_used_again_and_its_record_does_not_expire(
+def test_finished_id_can_be_used_again_and_its_record_does_not_expire(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
@@ -150,7 +150,7 @@ def test_a_dead_job_that_was_scheduled_again_keeps_its_record(
 
 
 @pytest.mark.parametrize("place", ["backlog", "ready", "fetched too"])
-def test_an_id_that_is_dispatched_again_between_blmove_and_start_is_one_run(
+def test_id_dispatched_again_between_blmove_and_start_is_one_run(
     send: Send, store: Store, state: State, raw: Any, place: str
 ) -> None:
     """The run has the newer payload and begins once, as attempt 1, even if one start names the id twice."""
@@ -270,7 +270,7 @@ def test_job_rescheduled_during_its_run_for_the_far_future_waits(
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_cancel_says_that_a_next_run_that_any_client_scheduled_is_cancelled_too(
+def test_cancel_reports_that_a_foreign_next_run_is_cancelled_too(
     send: Send, store: Store, state: State, raw: Any, moved: bool
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))

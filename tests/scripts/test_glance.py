@@ -41,7 +41,7 @@ async def alone(own: EmbeddedRedis) -> Any:
     await sender.close()
 
 
-async def test_it_reports_the_queues_that_have_something(client: Any, alone: BatchingSender) -> None:
+async def test_glance_reports_the_queues_that_have_something(client: Any, alone: BatchingSender) -> None:
     for queue, ((command, place, *words), _) in COMMANDS.items():
         client.execute_command(command, f"evsched:{{{queue}}}:{place}", *words)
     empty = [f"empty-{n}" for n in range(250)]

@@ -142,7 +142,7 @@ def test_interrupted_change_is_finished_with_the_previous_limits(growing: Growin
 
 
 @pytest.mark.parametrize("field", ["concurrency", "concurrency:*", "concurrency:task:t"])
-def test_jobs_that_were_ready_in_a_shard_before_it_had_limits_wait_behind_them(growing: Growing, field: str) -> None:
+def test_jobs_ready_in_a_shard_before_its_limits_are_held_by_them(growing: Growing, field: str) -> None:
     growing.limit(**{field: 15})
     growing.fill("alice")
     early = Store(f"{growing.queue}:0")
@@ -174,7 +174,7 @@ def test_limits_set_by_hand_in_the_meantime_are_kept(growing: Growing) -> None:
     assert growing.concurrency() == [7, 7, 7]
 
 
-def test_shards_that_grow_again_while_the_first_are_not_open_hold_the_limit(growing: Growing) -> None:
+def test_limit_holds_when_shards_grow_again_before_the_first_are_open(growing: Growing) -> None:
     growing.limit(concurrency=15)
     growing.fill()
     growing.client.run(new_shards.divide_again(Store, growing.begin(2)))

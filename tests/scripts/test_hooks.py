@@ -114,7 +114,7 @@ def test_a_job_that_is_revived_and_dies_again_calls_its_hook_again(
 
 
 @pytest.mark.parametrize("end", ["complete", "bury"])
-def test_each_end_of_an_id_that_is_scheduled_again_meanwhile_calls_the_hook(
+def test_end_of_an_id_scheduled_again_meanwhile_calls_the_hook(
     run: FetchedJob, send: Send, store: Store, state: State, raw: Any, end: str
 ) -> None:
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})

@@ -113,9 +113,7 @@ def test_a_worker_waits_only_if_it_may_hold_more(
     assert ("idle" in state()) is waits
 
 
-def test_a_worker_does_not_wait_beside_jobs_in_ready_or_if_it_does_not_want_to(
-    send: Send, store: Store, state: State
-) -> None:
+def test_worker_waits_only_on_request_and_with_an_empty_ready(send: Send, store: Store, state: State) -> None:
     assert not send(store.start("u", (), hold=9, lease=99, now=NOW)).waits
     dispatch(send, store, *(f"j{n}" for n in range(30)))
     found = send(store.start("w", (), hold=9, lease=99, wait=True, now=NOW))

@@ -116,9 +116,7 @@ def test_a_job_that_a_client_has_scheduled_under_the_id_is_left_alone(
     assert state() == before
 
 
-def test_a_job_that_a_client_schedules_after_a_rows_has_ended_is_left_alone(
-    send: Send, store: Store, raw: Any, state: State
-) -> None:
+def test_client_job_with_the_id_of_an_ended_row_is_left_alone(send: Send, store: Store, raw: Any, state: State) -> None:
     enqueue(send, store, 7)
     send(store.complete("w", [(start(send, store), DONE)], now=NOW))
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW})

@@ -143,7 +143,7 @@ def test_a_rate_with_a_burst_of_one_is_even(send: Send, store: Store) -> None:
     assert len(fetch(send, store, now=NOW + 0.1)) == 1
 
 
-def test_a_clock_that_is_set_back_keeps_a_rate_closed_no_longer_than_its_burst(send: Send, store: Store) -> None:
+def test_clock_set_back_closes_a_rate_no_longer_than_its_burst(send: Send, store: Store) -> None:
     send(store.limit({"rate": 1, "burst": 2}, now=NOW))
     due(send, store, names(9))
     assert len(fetch(send, store)) == 2
@@ -275,9 +275,7 @@ def test_pause_holds_all_jobs_and_resume_releases_them_in_order(send: Send, stor
     assert order[18:] == [*names(30)[18:], *names(3, "z")]
 
 
-def test_a_pause_that_has_an_end_is_over_then_and_the_dispatcher_knows_when(
-    send: Send, store: Store, state: State
-) -> None:
+def test_pause_with_an_end_is_over_then_and_the_dispatcher_knows_when(send: Send, store: Store, state: State) -> None:
     send(store.pause(until=NOW + 60, why="the provider is down", now=NOW))
     send(store.enqueue([New("a", b"{}", due=NOW)], now=NOW))
     step = send(store.dispatch(limit=9, cap=99, now=NOW))
@@ -380,9 +378,7 @@ def test_keep_leaves_a_job_unchanged_and_returns_its_due(send: Send, store: Stor
     assert {name: value for name, value in after.items() if value} == before
 
 
-def test_a_client_that_waits_for_a_replaced_job_gets_the_outcome_of_the_new_one(
-    send: Send, store: Store, state: State
-) -> None:
+def test_client_waiting_for_a_replaced_job_gets_the_new_outcome(send: Send, store: Store, state: State) -> None:
     send(store.enqueue([New("a", b"{}", due=NOW)]))
     send(store.ask("a"))
     send(store.replace([New("a", b"{}", due=NOW)], now=NOW))

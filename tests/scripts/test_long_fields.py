@@ -105,7 +105,7 @@ def test_no_end_of_a_run_reads_a_field_that_is_too_long(
         assert not raw.exists(f"evsched:{{{queue}}}:processing:w")
 
 
-def test_a_job_with_long_fields_is_dead_and_its_reason_names_the_first_of_them(
+def test_job_with_long_fields_is_dead_and_its_reason_names_the_first(
     send: Send, store: Store, raw: Any, queue: str
 ) -> None:
     for field in ("priority", "group"):

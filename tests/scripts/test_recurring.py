@@ -152,9 +152,7 @@ def test_an_occurrence_runs_when_the_one_it_waits_for_is_cancelled(send: Send, s
     assert "runs" not in record(state)
 
 
-def test_a_waiting_occurrence_that_is_cancelled_gives_its_place_to_the_next(
-    send: Send, store: Store, state: State
-) -> None:
+def test_cancelled_waiting_occurrence_is_replaced_by_the_next(send: Send, store: Store, state: State) -> None:
     _, second, third = put(send, store, NOW, NOW + 60, NOW + 120, overlap="wait")
     dispatch(send, store, NOW)
     fetch(send, store, NOW)
@@ -235,7 +233,7 @@ CHANGES: dict[str, Callable[[Store], Call[Any]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("waits", WAITS)
-def test_an_occurrence_that_was_due_is_not_removed_while_it_waits_to_run_again(
+def test_due_occurrence_is_not_removed_while_it_waits_for_a_retry(
     send: Send, store: Store, state: State, waits: str, change: str
 ) -> None:
     first, second = put(send, store, NOW, NOW + 600)
@@ -326,9 +324,7 @@ def test_changed_calendar_replans_its_recurrence(send: Send, store: Store, state
 
 
 @pytest.mark.parametrize("seen", [b"0", b"-1"])
-def test_dispatcher_with_an_outdated_calendar_does_not_advance_a_recurrence(
-    send: Send, store: Store, state: State, seen: bytes
-) -> None:
+def test_outdated_calendar_does_not_advance_a_recurrence(send: Send, store: Store, state: State, seen: bytes) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', skip="holidays")))
     if seen == b"-1":
         send(store.replan(NAME, now=NOW))

@@ -300,7 +300,7 @@ def test_the_id_of_a_unique_job_is_taken_as_long_as_it_was(
         send(store.enqueue(new("a"), within=1.0))
 
 
-def test_a_job_that_waits_for_a_named_window_is_due_when_the_window_is_changed(
+def test_moved_job_is_due_when_its_named_window_changes(
     send: SendCall, store: Store, other: Store, there: State
 ) -> None:
     for part in (store, other):
@@ -360,7 +360,7 @@ def test_moving_job_is_shown_as_scheduled_and_its_changes_wait(
     assert send(store.look("a")) is send(other.look("a")) is None
 
 
-def test_an_id_that_a_foreign_client_schedules_again_meanwhile_keeps_its_record(
+def test_moving_id_scheduled_by_a_foreign_client_keeps_its_record(
     send: SendCall, store: Store, other: Store, raw: Any, state: State
 ) -> None:
     send(store.enqueue(new("a", "b"), now=NOW))

@@ -56,7 +56,7 @@ def test_a_content_keeps_its_revision_and_a_new_one_gets_a_higher_one(send: Send
     assert register(send, store, "three", NOW + 9999) == Registered(third, third, [])
 
 
-def test_a_revision_that_the_app_gives_counts_whatever_the_content_is(send: Send, store: Store) -> None:
+def test_revision_given_by_the_app_counts_with_any_content(send: Send, store: Store) -> None:
     counted = register(send, store, "one").revision
     assert counted < 1
     assert register(send, store, "two", given=5) == Registered(5, 5, [])
@@ -123,7 +123,7 @@ def test_content_ignores_the_order_of_declarations() -> None:
     assert len({content_of(of) for of in ([], [rule("a")], [rule("b")], [rule("a", "@hourly")], [rule("ab")])}) == 5
 
 
-def test_an_option_of_a_later_release_changes_the_content_only_if_it_is_set() -> None:
+def test_option_of_a_later_release_changes_the_content_only_if_set() -> None:
     """The digest of an evsched without the option, so that an upgrade alone makes nothing the newest."""
     assert content_of([rule("a")]).startswith("7ba23416bb3cb5e8")
     assert content_of([rule("a")]) != content_of([msgspec.structs.replace(rule("a"), pause_after=3)])
@@ -327,7 +327,7 @@ def test_a_revision_that_no_app_gives_is_read_and_forgotten(
     assert register(send, store, "content", given=1) == Registered(1, 1, ["r"])
 
 
-def test_a_heartbeat_tells_whether_the_declarations_are_there(send: Send, store: Store, raw: Any) -> None:
+def test_heartbeat_returns_whether_the_declarations_exist(send: Send, store: Store, raw: Any) -> None:
     register(send, store, "content")
     send(store.heartbeat("w", 15, fresh=True))
     assert send(store.heartbeat("w", 15, announced=Announced("app", "content"))).declared

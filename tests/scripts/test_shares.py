@@ -47,7 +47,7 @@ def test_a_worker_that_asks_again_gets_all_that_others_leave(send: Send, store: 
     assert sum(taken) == 200
 
 
-def test_when_enough_jobs_wait_for_all_a_worker_gets_as_many_as_it_asks_for(send: Send, store: Store) -> None:
+def test_worker_gets_its_full_request_when_enough_jobs_wait(send: Send, store: Store) -> None:
     begin(send, store, "uv", 2 * SLOTS)
     assert start(send, store, "u") == SLOTS
 

@@ -58,7 +58,7 @@ def test_a_moment_that_has_passed_means_now(run: FetchedJob, send: Send, store: 
     assert state()["schedule"] == {"a": NOW}
 
 
-def test_from_the_fifth_time_on_it_waits_for_a_second_and_each_time_is_counted(
+def test_snoozes_are_counted_and_wait_a_second_from_the_fifth_on(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     now, waits = NOW, list[float]()

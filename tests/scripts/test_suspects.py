@@ -82,7 +82,7 @@ def test_the_only_job_of_a_dead_worker_is_treated_like_any_other(
     assert suspicion(start_all(send, store)) == {"j0": (1, 2, 1)}
 
 
-def test_a_suspect_that_is_the_only_job_of_each_dead_worker_stays_a_suspect(
+def test_only_job_of_each_dead_worker_stays_a_suspect(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     fetch(2)
@@ -204,7 +204,7 @@ def test_suspicions_are_forgotten_a_week_after_the_last_death(
     assert 0 < raw.ttl(f"evsched:{{{store.queue}}}:suspects") <= 7 * 86400
 
 
-def test_suspects_key_of_the_wrong_type_makes_no_suspects_and_stops_no_end(
+def test_suspects_key_of_the_wrong_type_does_not_stop_the_end_of_a_run(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
 ) -> None:
     fetch(2)

@@ -104,7 +104,7 @@ def test_a_job_given_up_before_its_first_attempt_has_no_failure(
     assert status_of(send, store, "a").reason == "expired"
 
 
-def test_a_failure_is_forgotten_with_the_next_one_and_when_the_job_is_revived(
+def test_failure_is_replaced_by_the_next_and_cleared_by_a_revival(
     send: Send, store: Store, start: Callable[[], FetchedJob]
 ) -> None:
     fail(send, store, start())
@@ -142,7 +142,7 @@ def test_a_dead_job_keeps_its_traceback_until_it_is_revived(
     assert raised() == (None, None)
 
 
-def test_an_id_that_is_scheduled_again_while_it_fails_runs_without_a_traceback(
+def test_id_scheduled_again_while_failing_runs_without_a_traceback(
     send: Send,
     store: Store,
     start: Callable[[], FetchedJob],

@@ -263,7 +263,7 @@ def test_dead_unique_job_scheduled_by_another_client_frees_its_id(
     assert "dead" not in state()
 
 
-def test_a_dropped_job_whose_id_is_scheduled_again_frees_the_id_with_its_end(
+def test_dropped_job_scheduled_again_frees_its_id_when_it_ends(
     send: Send, store: Store, raw: Any, end: Callable[[Outcome], None]
 ) -> None:
     send(store.enqueue(new(), within=WITHIN, now=NOW))

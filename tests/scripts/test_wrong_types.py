@@ -203,7 +203,7 @@ def test_the_calls_cover_every_verb() -> None:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("verb", [*CALLS, *BY_FILTER])
-def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
+def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
     send: Send, store: Store, state: State, raw: Any, seeded: Seeded, verb: str
 ) -> None:
     """Either the verb is refused by the type and writes nothing, or it succeeds. After the repair every job runs."""

@@ -127,7 +127,7 @@ def test_enqueue_says_that_no_worker_serves_the_queue(cli: Cli, queue: str, raw:
     )
 
 
-def test_enqueue_of_a_request_without_a_queue_names_the_queue_of_its_workers(cli: Cli) -> None:
+def test_enqueue_of_a_request_names_the_queue_of_its_workers(cli: Cli) -> None:
     hint = "evsched.http: its workers serve queue targets unless they name another: give --queue targets"
     words = ("enqueue", "evsched.http", '"http://example.com"', "--in", "1h")
     assert hint in cli.run(*words).stderr

@@ -177,7 +177,7 @@ def test_explaining_an_unknown_name_reports_its_queue(cli: Cli, queue: str) -> N
     assert done.stderr.startswith(f"evsched: no job nightly in queue {queue}, and no recurrence of this name: ")
 
 
-def test_command_that_finds_nothing_without_a_queue_names_the_existing_ones(tmp_path: Path) -> None:
+def test_empty_command_without_a_queue_names_the_existing_queues(tmp_path: Path) -> None:
     with EmbeddedRedis() as own:
         cli = Cli(own.url, tmp_path)
         assert (cli.run("jobs").returncode, cli.run("jobs").stderr) == (0, "")

@@ -260,7 +260,7 @@ def test_recurrence_without_a_record_is_reported_and_others_are_listed(cli: Cli,
     assert listed(cli, *of).keys() == {"r"}
 
 
-def test_a_window_that_does_not_exist_is_refused_and_one_in_use_is_not_removed(cli: Cli, queue: str, raw: Any) -> None:
+def test_missing_window_is_refused_and_one_in_use_is_not_removed(cli: Cli, queue: str, raw: Any) -> None:
     of, schedule = ("--queue", queue), f"evsched:{{{queue}}}:recurrences"
     add = ("recurrences", "add", "r", "tick", "--rule", "@daily", "--window", "nights", *of)
     refused = cli.run(*add)

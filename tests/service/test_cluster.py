@@ -451,7 +451,7 @@ async def test_processes_started_without_a_primary_serve_its_queues_later(
 
 
 @pytest.mark.extra
-async def test_a_worker_keeps_its_leases_of_the_other_queues_while_a_primary_is_dead(server: EmbeddedRedis) -> None:
+async def test_worker_keeps_its_other_leases_while_a_primary_is_dead(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
         dead, other, _ = queues_of_all(cluster)
         app, gate = App(cluster.url, queue=other), asyncio.Event()

@@ -126,7 +126,7 @@ def test_a_rollback_finds_the_app_although_all_its_recurrences_are_pruned(cli: C
     assert states(cli, queue).keys() == {"changed", "removed"}
 
 
-def test_after_a_flush_an_idle_worker_declares_again_and_its_recurrences_run(cli: Cli, queue: str, raw: Any) -> None:
+def test_idle_worker_declares_again_after_a_flush(cli: Cli, queue: str, raw: Any) -> None:
     with started(cli, "dispatcher") as (_, dispatcher), started(cli, "worker", "new:app", "--log-jobs") as (_, log):
         dispatcher.until("NotificationsProven")
         log.until("WorkerStarted")
@@ -186,9 +186,7 @@ def limits_in_force(cli: Cli, queue: str) -> dict[str, float]:
 
 
 @pytest.mark.extra
-def test_a_queue_that_the_app_no_longer_uses_is_pruned_when_no_worker_serves_it(
-    cli: Cli, queue: str, left: str, raw: Any
-) -> None:
+def test_abandoned_queue_is_pruned_when_no_worker_serves_it(cli: Cli, queue: str, left: str, raw: Any) -> None:
     prune, of_app = ("recurrences", "prune", "--queue", left), ("--all", "--app", queue)
     assert states(cli, left) == {"own": ("every 60", False, False)}
     found = cli.run(*prune).stdout

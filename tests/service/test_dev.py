@@ -119,7 +119,7 @@ def _folder() -> ProjectFolder | None:
         return folder
 
 
-def test_the_folder_of_a_private_redis_is_emptied_and_belongs_to_its_user_alone(cli: Cli) -> None:
+def test_folder_of_a_private_redis_is_emptied_and_private_to_its_user(cli: Cli) -> None:
     with project_folder("tasks:app") as folder:
         assert folder is not None
         assert folder.path.stat().st_mode & 0o777 == 0o700

@@ -503,7 +503,7 @@ def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals)
 
 
 @pytest.mark.extra
-def test_settings_of_redis_that_may_lose_jobs_are_reported_once_at_the_start(cli: Cli) -> None:
+def test_unsafe_settings_of_redis_are_reported_once_at_start(cli: Cli) -> None:
     with EmbeddedRedis(appendonly="no", maxmemory="100mb", maxmemory_policy="allkeys-lru") as unsafe:
         done = cli.run("worker", "tasks:app", "--burst", EVSCHED_URL=unsafe.url)
     assert done.returncode == 0, done.stderr

@@ -115,7 +115,7 @@ def run(cli: Cli, log: Log, queue: str, task: str) -> Any:
         *(pytest.param(task, marks=pytest.mark.extra) for task in ("in_loop", "fork_in_thread", "fork_in_loop")),
     ],
 )
-def test_a_process_that_a_handler_starts_harms_neither_the_pool_nor_the_worker(
+def test_process_started_by_a_handler_harms_neither_pool_nor_worker(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str, task: str
 ) -> None:
     child, log = worker

@@ -182,7 +182,7 @@ def test_a_process_that_still_ends_does_not_end_the_claim_for_the_next_one(cli: 
 
 
 @pytest.mark.extra
-def test_a_reload_to_code_with_another_queue_has_the_parent_wait_for_that_one(cli: Cli, queue: str, raw: Any) -> None:
+def test_parent_waits_for_the_new_queue_after_a_reload(cli: Cli, queue: str, raw: Any) -> None:
     del cli.environment["EVSCHED_QUEUES"]
     (cli.folder / "tasks.py").write_text(ELSEWHERE.replace("QUEUE", queue))
     with (

@@ -96,7 +96,7 @@ async def test_each_process_has_a_metrics_port_and_a_file_lists_the_ports(cli: C
 
 
 @pytest.mark.extra
-def test_another_process_starts_when_all_slots_are_in_use_and_ends_when_idle(
+def test_another_process_starts_when_slots_are_full_and_ends_when_idle(
     cli: Cli, queue: str, raw: Any, folder: Path
 ) -> None:
     targets = folder / "targets.json"
@@ -225,7 +225,7 @@ Path({str(folder)!r}, f"{{sleeper.pid}}.pid").touch()
             os.kill(int(file.stem), signal.SIGKILL)
 
 
-def test_a_process_that_hangs_in_the_import_of_the_app_ends_with_its_parent(cli: Cli, queue: str, folder: Path) -> None:
+def test_process_that_hangs_in_an_import_ends_with_its_parent(cli: Cli, queue: str, folder: Path) -> None:
     hang = """import sys, time
 print('{"event": "Importing"}', file=sys.stderr, flush=True)
 time.sleep(1000)

@@ -91,7 +91,7 @@ def test_jobs_running_during_a_reload_are_handed_back(cli: Cli, queue: str, raw:
 
 
 @pytest.mark.extra
-def test_broken_code_leaves_the_old_processes_running_until_it_is_corrected(cli: Cli) -> None:
+def test_old_processes_keep_running_until_broken_code_is_corrected(cli: Cli) -> None:
     with parent(cli, "--processes", "2") as (child, log):
         log.until("WorkerStarted", count=2)
         write(cli, "", "this is no Python")

@@ -300,7 +300,7 @@ async def test_a_key_of_the_wrong_type_is_left_to_the_audit(sender: BatchingSend
 
 
 @pytest.mark.extra
-def test_the_command_reports_a_standstill_and_nothing_once_the_system_works(
+def test_command_reports_a_standstill_only_until_the_system_works(
     server: EmbeddedRedis, queue: str, raw: Any, tmp_path: Path
 ) -> None:
     cli = Cli(server.url, tmp_path)

@@ -157,7 +157,7 @@ def tasks_of(runs: list[Ran]) -> list[str]:
     return [f"{run.task} {datetime.fromtimestamp(run.at, UTC):%d %H}" for run in runs]
 
 
-async def test_recurrence_without_its_calendar_stops_and_the_log_names_the_remedy(
+async def test_missing_calendar_stops_a_recurrence_and_the_log_names_the_remedy(
     office: tuple[App, Clock], caplog: pytest.LogCaptureFixture
 ) -> None:
     app, clock = office
@@ -396,7 +396,7 @@ async def test_the_clock_ends_the_time_in_which_a_job_is_unique(clock: Clock) ->
     assert len(await clock.advance()) == 1
 
 
-async def test_a_message_is_sent_when_its_job_ends_and_a_refused_one_is_tried_again(
+async def test_message_is_sent_at_the_end_of_its_job_and_retried_if_refused(
     clock: Clock, evsched_server: EmbeddedRedis
 ) -> None:
     raw = plain_client(evsched_server.url)

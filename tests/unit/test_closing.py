@@ -69,7 +69,7 @@ def descriptors() -> set[int]:
 
 
 @pytest.mark.parametrize("prepare", [exchange, subscribe, stop_waiting_for_jobs])
-async def test_connection_that_is_being_opened_is_closed_when_its_task_is_cancelled(
+async def test_connection_being_opened_is_closed_when_its_task_is_cancelled(
     prepare: Callable[[str], Use],
 ) -> None:
     silent = Silent()

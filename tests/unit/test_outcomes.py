@@ -122,7 +122,7 @@ def test_runs_share_a_call_if_their_ends_call_the_same_hook() -> None:
     ]
 
 
-def test_runs_that_succeeded_share_an_event_and_lost_ones_are_reported_alone() -> None:
+def test_successful_runs_share_an_event_and_lost_ones_have_their_own() -> None:
     ended = [ended_run(DONE, "a"), ended_run(DONE, "b"), ended_run(DONE, "c")]
     assert events_of("q", "w", ended, ["b"]) == [
         events.RunLost(queue="q", worker="w", id="b", task="t", attempt=3),

@@ -23,7 +23,7 @@ def test_a_malformed_number_of_processes_is_refused(text: str) -> None:
         read_process_range(text)
 
 
-def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_maximum() -> None:
+def test_overloaded_processes_get_one_more_at_a_time_up_to_the_maximum() -> None:
     count = ProcessCount(ProcessRange(1, 3))
     assert count.decide(Behind(), 1, 0.0) == "add"
     assert count.decide(Behind(), 2, 1.0) is None  # the newest one has had no time to fetch

@@ -73,9 +73,7 @@ async def test_after_a_proof_the_next_canary_is_wanted_after_a_silence(proof: Pr
     assert before + Times(config).probe_interval <= proof.at() <= time.monotonic() + Times(config).probe_interval
 
 
-async def test_a_canary_that_may_not_have_been_sent_is_tried_again_after_a_silence(
-    proof: Proof, config: Config
-) -> None:
+async def test_possibly_unsent_canary_is_tried_again_after_a_silence(proof: Proof, config: Config) -> None:
     silence = Silence()
     proof.begin(Pulse("subscription"), silence)
     proof.expect()

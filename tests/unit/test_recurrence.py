@@ -309,7 +309,7 @@ def test_a_field_of_a_declaration_that_is_not_valid_is_refused(field: str, value
 
 
 @pytest.mark.parametrize("overlap", ["skip", "wait"])
-def test_missed_occurrences_that_are_all_due_at_once_must_be_allowed_to_overlap(overlap: Any) -> None:
+def test_running_all_missed_occurrences_at_once_needs_allowed_overlap(overlap: Any) -> None:
     with pytest.raises(ConfigError, match="recurrence report: misfire='all' needs overlap='allow'"):
         next(declare(Store("q"), msgspec.structs.replace(REPORT, misfire="all", overlap=overlap)))
     with pytest.raises(ConfigError, match="misfire='all' needs overlap='allow'"):

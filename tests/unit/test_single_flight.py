@@ -74,7 +74,7 @@ async def test_an_error_is_shared_and_the_next_caller_tries_again() -> None:
         assert len(tried) == count
 
 
-async def test_attempts_follow_each_other_more_and_more_slowly_until_one_brings_news() -> None:
+async def test_attempts_slow_down_until_one_brings_news() -> None:
     flight, begun = SingleFlight[float]((0.01, 2 * PATIENCE)), list[float]()  # it forgets its pace after the longest
 
     async def attempt() -> float:

@@ -94,7 +94,7 @@ def test_a_job_that_was_fetched_takes_a_free_slot_out_of_turn() -> None:
     assert b.reserve_one()
 
 
-def test_a_queue_without_a_slot_blocks_for_jobs_only_if_others_hold_the_slots() -> None:
+def test_queue_without_a_slot_blocks_only_if_others_hold_the_slots() -> None:
     """Otherwise nothing would wake it when it has a turn; a queue alone is woken by the ends of its own runs."""
     slots = Slots(1)
     a = slots.join(1.0, lambda: None)

@@ -50,7 +50,7 @@ def reserve(timer: QueueTimer) -> QueueTimer:
     return timer
 
 
-def test_step_is_due_with_the_next_job_counted_from_when_the_last_step_was_sent(timer: QueueTimer) -> None:
+def test_step_is_due_with_the_next_job_from_the_sending_of_the_last(timer: QueueTimer) -> None:
     step(timer, 2.0, sleep=5.0)
     assert (timer.next_step.at, timer.next_step.reason, timer.next()) == (7.0, "timer", 7.0)
 
@@ -100,7 +100,7 @@ def test_look_that_finds_a_nearer_due_sets_the_timer(timer: QueueTimer) -> None:
     assert (timer.next_step.at, timer.next_step.reason) == (pytest.approx(7.5), "timer")
 
 
-def test_events_that_all_bring_due_jobs_are_answered_by_steps_a_short_gap_apart(timer: QueueTimer) -> None:
+def test_events_of_due_jobs_cause_steps_a_short_gap_apart(timer: QueueTimer) -> None:
     for n in range(2):
         step(timer, 2.0 + 0.1 * n, moved=1)
     timer.changed(2.1003)
@@ -287,7 +287,7 @@ def test_leader_without_events_looks_as_often_as_in_a_flood_of_them(timer: Queue
     assert timer.next_step.at == pytest.approx(2.0 + CAP)
 
 
-def test_reserve_without_events_looks_seldom_even_if_it_knows_when_a_job_is_due(reserve: QueueTimer) -> None:
+def test_reserve_without_events_looks_seldom_despite_a_known_due_time(reserve: QueueTimer) -> None:
     look(reserve, 2.0, 2.01)
     reserve.changed(2.0)
     assert 2.05 <= reserve.next() <= 2.1
