@@ -1,4 +1,4 @@
-"""kill -9, again and again: nothing is lost, and what was held starts elsewhere within one lease."""
+"""Repeated kill -9: nothing is lost, and held jobs start on another worker within one lease."""
 
 from __future__ import annotations
 

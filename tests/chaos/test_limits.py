@@ -1,4 +1,4 @@
-"""A concurrency limit under kill -9: never exceeded, and never stuck below what it lets pass."""
+"""A concurrency limit under kill -9 is never exceeded and never stuck below its value."""
 
 from __future__ import annotations
 

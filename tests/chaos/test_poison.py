@@ -1,4 +1,4 @@
-"""A job that kills each process that runs it: it is given up after its attempts, and no other job is harmed."""
+"""A job that kills every process that runs it is buried after its attempts and harms no other job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long rows: a claim reads few of them, and those that Redis does not take cost other rows little."""
+"""Long rows: a claim reads few of them, and rows that Redis refuses cost other rows little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is lost or away for a time: Redis's data, Redis, PostgreSQL. Nothing is missing afterwards, or runs twice."""
+"""Redis's data, Redis or PostgreSQL is lost for a time; afterwards no job is missing and none runs twice."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_restoring_older_redis_data_does_not_rerun_ended_rows(
     recorder: Recorder,
     ran: list[str],
 ) -> None:
-    """Except those that a client has replaced in the older data, or enqueued there itself."""
+    """Jobs that a client replaced or enqueued itself in the older data do run."""
     insert(ledger_url, queue, 55)
     program, schedule = Client(own.url), f"evsched:{{{queue}}}:schedule"
     async with relaying(recorder):
@@ -229,7 +229,7 @@ async def test_settings_that_operators_made_are_restored(
     recorder: Recorder,
     before: bool,
 ) -> None:
-    """Before the jobs and the recurrences that need them; what was deleted stays so.
+    """They precede the jobs and recurrences that need them; deleted settings stay deleted.
 
     They are copied when the relay starts, and when they are made while it runs: its safety cap is longer than the test.
     """
@@ -362,7 +362,7 @@ async def test_a_result_is_awaited_across_a_flush(
     recorder: Recorder,
     monkeypatch: Any,
 ) -> None:
-    """With `reply`, which the row has, so that the job pushes its outcome though Redis has forgotten who waits."""
+    """The row has `reply`, so the job pushes its outcome though Redis has forgotten the waiting client."""
     monkeypatch.setattr(operations, "_BLOCK", 1000.0)
     with psycopg.connect(ledger_url, autocommit=True) as connection:
         connection.execute(

@@ -1,4 +1,4 @@
-"""`evsched ledger migrate` makes what is missing, and locks nothing else."""
+"""`evsched ledger migrate` creates missing tables and columns, and locks nothing else."""
 
 from __future__ import annotations
 

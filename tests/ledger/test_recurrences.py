@@ -107,7 +107,7 @@ async def test_invalid_recurrence_row_records_the_reason_and_blocks_no_other(
 async def test_refused_recurrence_row_stays_refused_after_redis_loses_its_data(
     relaying: Running, queue: str, ledger_url: str, own: EmbeddedRedis, client: Any
 ) -> None:
-    """The relay declares before a worker has written again what the retries of its tasks may take."""
+    """The relay declares before a worker has rewritten the retry policies of its tasks."""
     sender = BatchingSender(own.url)
     await sender.send(Store(queue).set_policies({"t": write_policy(Retry(attempts=5, interval=60))}))
     await sender.close()

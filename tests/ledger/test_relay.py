@@ -1,4 +1,4 @@
-"""Rows that are committed become jobs, each once, and their ends come back."""
+"""Each committed row becomes one job, and receives its outcome."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_five_relays_schedule_each_row_once(
 async def test_the_result_of_a_job_is_there_right_after_its_commit(
     relaying: Running, config: Config, app: App, queue: str, ledger_url: str
 ) -> None:
-    """Of a new id, and of one whose earlier job has left its own result."""
+    """For a new id, and for one whose earlier job has left a result."""
 
     @app.task
     async def double(n: int) -> int:

@@ -1,4 +1,4 @@
-"""Old snapshots, by which PostgreSQL keeps what rows have left, and transactions that are open for long."""
+"""Old snapshots, which make PostgreSQL keep dead index entries, and long open transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`enqueue_in`: the job exists if and only if the transaction of the program commits, whichever library it is."""
+"""`enqueue_in`: with every library, the job exists if and only if the program's transaction commits."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_unique_job_is_one_as_long_as_it_has_not_ended_and_for_its_time(
 
 
 class AsyncpgConnection:
-    """The methods of a connection of asyncpg that those of other libraries have too, with its own parameters."""
+    """An asyncpg connection's methods whose names other libraries share, with asyncpg's parameters."""
 
     async def execute(self, query: str, *args: Any) -> str:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A row that Redis does not take stops no other row: it is dead if that is certain, else set aside for a while."""
+"""A row that Redis refuses blocks no other: it is dead if the refusal is certain, else set aside for a while."""
 
 from __future__ import annotations
 

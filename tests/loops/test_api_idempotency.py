@@ -1,4 +1,4 @@
-"""The header Idempotency-Key: a repetition gets the reply of the first request, and does nothing."""
+"""The header Idempotency-Key: a repeated request gets the first reply and does nothing."""
 
 from __future__ import annotations
 

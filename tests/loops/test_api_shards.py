@@ -33,7 +33,7 @@ def path(queue: str) -> str:
 
 
 def scheduled(raw: Any, shards: Shards, queue: str) -> dict[str, list[str]]:
-    """Return the ids on the schedules of a queue and its shards, of those that have any."""
+    """Return the ids on each non-empty schedule of a queue and its shards."""
     found = {part: raw.zrange(keys.schedule(part), 0, -1) for part in shards.all_of(queue)}
     return {part: sorted(job.decode() for job in jobs) for part, jobs in found.items() if jobs}
 

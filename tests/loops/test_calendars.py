@@ -28,7 +28,7 @@ def app(queue: str) -> App:
 
 
 def days_around(now: float) -> str:
-    """Return a calendar of which today is a part, whichever second the test runs in."""
+    """Return a calendar that contains today, even around midnight."""
     today = datetime.fromtimestamp(now, UTC).date()
     return f"{today - timedelta(days=1)}..{today + timedelta(days=1)}"
 

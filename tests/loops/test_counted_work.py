@@ -1,4 +1,4 @@
-"""What a job costs, counted: commands that Redis executes, script calls, and memory. No clock is asked.
+"""The counted cost of a job: commands that Redis executes, script calls, and memory, independent of time.
 
 If a change raises a count, the change is wrong or the new count needs a reason.
 """
@@ -60,7 +60,7 @@ async def enqueue_due(running: System, queue: str, count: int, prefix: str) -> N
 
 
 async def complete(running: System, count: int) -> None:
-    """Wait until so many jobs are done in all."""
+    """Wait until `count` jobs are done in total."""
     await running.recorder.until(lambda: sum(len(one.ids) for one in running.recorder.of(events.Completed)) == count)
 
 

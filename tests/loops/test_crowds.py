@@ -1,4 +1,4 @@
-"""Many jobs on one worker: which may begin, what a stop or a death costs, and how queues share the slots."""
+"""Many jobs on one worker: which may begin, the cost of a stop or a death, and how queues share the slots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def held(raw: Any, queue: str, worker: str) -> int:
 
 
 async def started(running: System, count: int) -> None:
-    """Wait until so many runs have started."""
+    """Wait until `count` runs have started."""
     await running.recorder.until(lambda: sum(len(event.ids) for event in running.recorder.of(events.Started)) >= count)
 
 

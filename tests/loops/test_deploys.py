@@ -124,7 +124,7 @@ class Fleet:
         return len(victims)
 
     async def finish(self) -> None:
-        """Let all that are starting go on to their ends."""
+        """Let all starting workers finish."""
         while self._starting:
             await self.step()
 
@@ -265,7 +265,7 @@ async def test_worker_starting_while_its_queue_is_forgotten_rewrites_its_keys(
 async def test_running_workers_declare_again_after_redis_has_lost_its_data(
     own: EmbeddedRedis, client: Any, queue: str, of_old: float, of_new: float
 ) -> None:
-    """Workers of two versions: the newer is in force again, whichever heartbeat comes first."""
+    """With workers of two versions, the newer is in force again after heartbeats in either order."""
 
     def config(heartbeat: float) -> Config:
         return Config(url=own.url, queues=(queue,), idle_heartbeat=heartbeat, heartbeat=0.1)
@@ -295,7 +295,7 @@ async def test_process_started_after_a_data_loss_keeps_the_previous_revision(
     runtime, store = Runtime(config, sender, recorder), Store(queue)
 
     async def start(version: int, before: dict[str, Announced] | None = None) -> dict[str, Announced]:
-        """Declare as a worker process does, and return what it reports to its parent."""
+        """Declare as a worker process does, and return its report to the parent."""
         declarations = Declarations(runtime, app_of(queue, VERSIONS[version]).program, before)
         await declarations.write(store)
         return {queue: Announced(*declarations.declared(queue), revision=declarations.known(queue))}

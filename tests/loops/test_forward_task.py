@@ -1,4 +1,4 @@
-"""The task `evsched.forward`: what a payload may name, and what arrives at streams, lists and channels."""
+"""The task `evsched.forward`: valid payloads, and messages that arrive at streams, lists and channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A handler that returns a message: it is sent by the end of its run. If Redis refuses it, the run has failed."""
+"""A message that a handler returns is sent with the end of its run; if Redis refuses it, the run has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`on_done` and `on_dead`: another task gets a job when a job has ended, however it ends, once for each end."""
+"""`on_done` and `on_dead`: another task gets one job for each end of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.system import System, system
 
 
 class Told:
-    """An app with a task that is a hook, and what that was told."""
+    """An app with a hook task that records its calls."""
 
     def __init__(self, app: App) -> None:
         self.ended = list[EndedJob]()
@@ -32,7 +32,7 @@ class Told:
         self.task = tell
 
     async def by(self, running: System, count: int = 1) -> list[EndedJob]:
-        """Wait until jobs of the hook have ended, and return what they were told."""
+        """Wait until jobs of the hook have ended, and return their arguments."""
 
         def done() -> int:
             return sum(one.tasks.count("tell") for one in running.recorder.of(events.Completed))

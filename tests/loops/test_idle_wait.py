@@ -65,7 +65,7 @@ class Shards:
         return len(blocked) + sum(bool(self.waiting(queue)) for queue in self.queues)
 
     def connections(self) -> list[dict[str, str]]:
-        """Return the connections to Redis that receive what idle workers are told."""
+        """Return the connections that receive notifications for idle workers."""
         return [client for client in self.raw.client_list() if client["ssub"] != "0"]
 
 
@@ -84,7 +84,7 @@ async def shards(own: EmbeddedRedis, client: Any, queue: str) -> AsyncGenerator[
 
 
 async def started(running: System, job: str) -> str:
-    """Return who starts a job."""
+    """Return the worker that starts a job."""
     event = await running.recorder.wait(events.Started, lambda event: job in event.ids)
     return event.worker
 
@@ -123,7 +123,7 @@ async def nothing() -> None:
 
 
 async def test_busy_worker_passes_jobs_on_to_a_free_one(shards: Shards) -> None:
-    """The first to wait is told first. It is busy, so each shard's first job costs a message more, and no time."""
+    """The first to wait is notified first. It is busy, so the first job of each shard costs one more message."""
     async with system(shards.config, shards.app, workers=1) as running:
         await shards.all_wait(running)
         shards.schedule(shards.queue, "long", "hold")
@@ -313,7 +313,7 @@ async def test_jobs_fetched_with_a_lost_reply_are_found_without_a_heartbeat(shar
 
 @pytest.fixture
 async def spread(server: EmbeddedRedis, queue: str) -> AsyncGenerator[tuple[Cluster, Shards]]:
-    """A queue with shards on the primaries of a cluster. Heartbeats, which would find what was lost, are seldom."""
+    """A queue with shards on the primaries of a cluster. Heartbeats, which would find lost jobs, are rare."""
     with Cluster(server.server, replicas=3) as cluster, cluster.foreign_client() as raw:
         cluster.wait_for_replicas()
         shards = Shards(cluster.url, raw, queue)

@@ -1,4 +1,4 @@
-"""Recurrences that are made without the code of their task: the worker has told what its retries may take."""
+"""Recurrences made without the code of their task are checked against the retry policy that a worker published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies that are lost although Redis did what was asked: nothing is lost with them, and nothing is done twice."""
+"""Replies are lost after Redis has done its work: no job is lost, and nothing is done twice."""
 
 from __future__ import annotations
 

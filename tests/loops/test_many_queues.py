@@ -1,4 +1,4 @@
-"""Very many queues, most of them empty: what they cost, and that they hold up no other queue."""
+"""Very many, mostly empty queues: their cost, and that they delay no other queue."""
 
 from __future__ import annotations
 

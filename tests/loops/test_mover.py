@@ -1,4 +1,4 @@
-"""A dispatcher finishes a move between shards that nobody goes on with, and nothing else waits for it."""
+"""A dispatcher finishes an abandoned move between shards, and nothing else waits for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def runtime(server: EmbeddedRedis, sender: BatchingSender, recorder: Recorder) -
 
 
 async def depart(sender: BatchingSender, store: Store, ago: float, job: str = "a") -> None:
-    """Begin to move a job, and go away."""
+    """Begin to move a job, and abandon the move."""
     now = await sender.send(redis_server.clock())
     await sender.send(store.enqueue([New(job, b'{"task":"t"}', due=now + 5000)]))
     left = await sender.send(store.depart(f"{store.queue}:1", "t", [job.encode()], now=now - ago))

@@ -47,7 +47,7 @@ def watch(
 
 
 async def blocked(sender: BatchingSender, count: int) -> None:
-    """Wait until so many clients block in Redis, which sends no event about it."""
+    """Wait until `count` clients block in Redis, which sends no event about it."""
     info = Call(("INFO", "clients"), text)
     async with asyncio.timeout(PATIENCE):
         while f"blocked_clients:{count}\r" not in await sender.send(info):

@@ -1,4 +1,4 @@
-"""The parent of worker processes puts back what a dead one held, as a janitor does, but at once."""
+"""The parent of worker processes requeues the jobs of a dead one as a janitor does, but at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Redis refuses, and replies that cannot be read: they affect one queue or one call, and are reported as such."""
+"""Refusals by Redis and unreadable replies affect only one queue or call, and are reported as such."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MONTHS = [  # 31 days each, and the clocks change in both
 
 
 async def ended(running: System, count: int) -> None:
-    """Wait until so many jobs have completed."""
+    """Wait until `count` jobs have completed."""
     await running.recorder.until(lambda: sum(len(one.ids) for one in running.recorder.of(events.Completed)) >= count)
 
 

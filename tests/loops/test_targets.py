@@ -1,4 +1,4 @@
-"""`evsched.http` in a real worker: what it sends to a real server, and what becomes of the job by the answer."""
+"""`evsched.http` in a real worker: its requests to a real server, and the outcome of the job for each answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_request_is_sent_as_the_payload_says(run: Run) -> None:
 
 
 async def test_an_origin_that_does_not_answer_leaves_slots_to_the_others(config: Config, raw: Any, queue: str) -> None:
-    """What waits for it has no slot and no attempt, and goes on when it answers."""
+    """Jobs that wait for it hold no slot and lose no attempt, and continue when it answers."""
     released, asked = asyncio.Event(), asyncio.Event()
 
     async def answer(received: Received) -> Reply:
@@ -159,7 +159,7 @@ async def test_a_body_is_read_up_to_its_bound(run: Run, size: int, cut: bool) ->
 
 
 async def test_a_body_that_does_not_end_in_time_is_cut(run: Run) -> None:
-    """The status has said what becomes of the job."""
+    """The status has already decided the outcome of the job."""
 
     async def answer(received: Received) -> Reply:
         return Reply(int(received.path[1:]), {"retry-after": "7"}, b"abcd", after_half="stall")

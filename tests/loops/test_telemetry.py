@@ -1,4 +1,4 @@
-"""What a process serves over HTTP: its metrics, liveness and readiness; and an error for any other request."""
+"""A process serves its metrics, liveness and readiness over HTTP, and an error for any other request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two versions of an app side by side: a job of a task that a worker does not know waits for one that knows it."""
+"""Two versions of an app side by side: a job waits for a worker that knows its task."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_an_older_dispatcher_runs_it_by_the_interval_alone(send: Send, store: St
 
 
 def test_the_repair_releases_an_occurrence_that_waits_in_vain(send: Send, store: Store, state: State, raw: Any) -> None:
-    """Its recurrence had overlap "queue" before, and what it waited for was deleted."""
+    """Its recurrence had overlap "queue" before, and the job it waited for was deleted."""
     root, waiting = f"evsched:{{{store.queue}}}:", f"{NAME}@6"
     raw.hset(f"{root}recurrence:{NAME}", mapping={"waiting": waiting})
     raw.hset(f"{root}job:{waiting}", mapping={"payload": '{"task":"t"}', "planned": 6, "recurrence": NAME})

@@ -1,4 +1,4 @@
-"""The audit finds each planted violation and no other, says how to mend it, and mends it if that needs no guess."""
+"""The audit finds exactly the planted violation, names its remedy, and repairs it if that needs no guess."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants that stand in Lua and elsewhere too are equal."""
+"""Constants that Lua shares with Python or the documentation are equal."""
 
 from __future__ import annotations
 

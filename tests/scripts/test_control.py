@@ -1,4 +1,4 @@
-"""enqueue, cancel, reschedule, revive, drop, look, ask: what clients do; each refusal changes nothing."""
+"""The verbs of clients: enqueue, cancel, reschedule, revive, drop, look, ask. A refusal changes nothing."""
 
 from __future__ import annotations
 

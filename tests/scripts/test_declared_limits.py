@@ -16,7 +16,7 @@ from tests.support.patience import PATIENCE
 
 
 def declare(send: Send, store: Store, limits: dict[str, float], revision: float = 1, app: str = "app") -> Any:
-    """Declare as a worker does that starts; return what was set."""
+    """Declare as a starting worker does; return the changed limits."""
     send(store.register(app, str(limits), given=int(revision), now=NOW))
     return send(store.declare_limits(app, revision, limits, now=NOW))
 

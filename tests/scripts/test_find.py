@@ -1,4 +1,4 @@
-"""Filters: which jobs `find` finds, and that a verb changes only what still matches."""
+"""Filters: which jobs `find` finds, and that a verb changes only jobs that still match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script `forget`: of a queue that has nothing else, what former workers wrote about their apps is deleted."""
+"""The script `forget`: the keys that former workers left in an otherwise empty queue are deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ APP = Announced("app", "content", "digest")
 
 
 def serve(send: Send, store: Store) -> None:
-    """Write what a worker of the app writes, and end its lease in order."""
+    """Write the keys of a worker of the app, and end its lease."""
     send(store.register("app", "content", now=NOW))
     send(store.set_policies({"t": "{}"}))
     send(store.heartbeat("w", 15.0, fresh=True, announced=APP, now=NOW))

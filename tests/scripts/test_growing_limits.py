@@ -33,7 +33,7 @@ class Growing:
         self.client.send(Store(self.queue).limit({name.replace("__", ":"): value for name, value in limits.items()}))
 
     def fill(self, group: str | None = None) -> None:
-        """Give each part as many due jobs as no limit allows."""
+        """Give each part more due jobs than any limit allows."""
         for part in self.parts:
             jobs = [New(f"j{next(self._ids)}", b'{"task":"t"}', group=group) for _ in range(WAITING)]
             self.client.send(Store(part).enqueue(jobs))
@@ -53,7 +53,7 @@ class Growing:
         self.client.cancel(part, job)
 
     def begin(self, shards: int, was: int = 0) -> new_shards.Gates:
-        """Do what a program that changes the number does until the number is written."""
+        """Take the steps of a program that changes the number, until the number is written."""
         run = self.client.run
         gates = run(new_shards.plan(Store, self.queue, was, shards))
         run(new_shards.open_new(Store, gates))

@@ -43,7 +43,7 @@ def run(send: Send, store: Store, begin: Begin) -> FetchedJob:
 
 
 def ended(state: dict[str, Any], hook_job: str) -> EndedJob:
-    """Return what the handler of a hook gets."""
+    """Return the argument of the hook's handler."""
     payload = decode_payload(state[f"job:{hook_job}"]["payload"].encode())
     assert payload.task == "tell"
     (arg,) = payload.args

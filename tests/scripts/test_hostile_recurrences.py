@@ -1,4 +1,4 @@
-"""What somebody writes by hand into a recurrence's record harms that recurrence only, and no job."""
+"""Manual writes to a recurrence's record harm only that recurrence, and no job."""
 
 from __future__ import annotations
 

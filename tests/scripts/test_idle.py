@@ -1,4 +1,4 @@
-"""Idle workers: who is told by a message that a job is ready, and that none is forgotten."""
+"""Idle workers: which one is notified of a ready job, and that no job is forgotten."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.plain import plain_client
 
 
 class Ear:
-    """Hears what workers are told."""
+    """Records the notifications of workers."""
 
     def __init__(self, url: str, queue: str) -> None:
         self._queue = queue
@@ -36,7 +36,7 @@ class Ear:
         assert self._pubsub.get_sharded_message(timeout=PATIENCE)["type"] == "sunsubscribe"
 
     def heard(self) -> list[str]:
-        """Return who was told, in order. A PING comes back after all messages that were sent before it."""
+        """Return the notified workers in order. A PING is answered after all earlier messages."""
         self._pubsub.ping()
         told = list[str]()
         while (message := self._pubsub.get_sharded_message(timeout=PATIENCE))["type"] != "pong":

@@ -1,4 +1,4 @@
-"""The gate, script by script: what passes, what waits, and when to look again. The random walks cover the rest."""
+"""The gate, script by script: which jobs pass or wait, and when to look again. The random walks cover the rest."""
 
 from __future__ import annotations
 

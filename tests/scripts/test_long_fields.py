@@ -1,4 +1,4 @@
-"""A field that is too long to be valid is not read, so no script gets slow by what a producer writes into a record.
+"""A field that is too long to be valid is not read, so no record that a producer writes can slow a script down.
 
 Copying a value into a script takes Redis about 5 ms for each MB. What a script reads is counted by MONITOR, which shows
 the commands inside it.

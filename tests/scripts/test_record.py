@@ -1,4 +1,4 @@
-"""Which fields of a record a script deletes when a job, a run or an attempt begins or ends: those of its lifetime."""
+"""When a job, a run or an attempt begins or ends, a script deletes the fields of that lifetime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEXT = {f"next_{name}" for name in names("description")}
 
 @pytest.fixture
 def record(raw: Any, queue: str) -> str:
-    """Return the key of a record that has all fields, also those of a next job."""
+    """Return the key of a record that has all fields, including those of a next job."""
     key = keys.job(queue, "a")
     raw.hset(key, mapping=WHOLE | dict.fromkeys(NEXT, "y"))
     return key

@@ -1,4 +1,4 @@
-"""What the doctor calls repaired is repaired, and its remedies work, for each violation and each kind of id."""
+"""The doctor's repairs and remedies work for each violation and each kind of id."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def fetch(send: Send, store: Store, now: float = NOW) -> list[FetchedJob]:
 
 
 def run_all(send: Send, store: Store, now: float = NOW) -> list[str]:
-    """Run what there is to run, and return the ids in order; at most one at a time runs unless overlap is allowed."""
+    """Run all jobs, and return the ids in order; at most one runs at a time unless overlap is allowed."""
     ran = list[str]()
     while True:
         dispatch(send, store, now)

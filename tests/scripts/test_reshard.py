@@ -397,7 +397,7 @@ def test_a_batch_is_bounded_by_its_bytes(send: SendCall, store: Store, other: St
 
 
 class Run:
-    """Performs an operation; `stop` is told of each call, and may end it there."""
+    """Performs an operation; `stop` is called with each call, and may end it there."""
 
     def __init__(self, send: SendCall) -> None:
         self._send = send

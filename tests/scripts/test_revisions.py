@@ -1,4 +1,4 @@
-"""The revisions of what apps declare: an older one changes nothing; what the newest leaves out is stopped, not lost."""
+"""Revisions of declarations: an older one changes nothing; recurrences missing from the newest stop but are kept."""
 
 from __future__ import annotations
 

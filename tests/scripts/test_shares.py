@@ -1,4 +1,4 @@
-"""What `start` hands to each of several workers: an equal part of few jobs, and all that it asks for of many."""
+"""`start` gives each of several workers an equal part of few jobs, or its full request of many."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def begin(send: Send, store: Store, workers: str, jobs: int) -> None:
 
 
 def start(send: Send, store: Store, worker: str, hold: int = SLOTS) -> int:
-    """Return how many jobs a worker gets that may hold so many."""
+    """Return how many jobs a worker that may hold `hold` gets."""
     return len(send(store.start(worker, (), hold=hold, lease=15, now=NOW)).jobs)
 
 

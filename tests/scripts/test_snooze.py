@@ -16,7 +16,7 @@ WHY = "snoozed for at least 1m 00s: the report is not ready"
 
 
 def begin(send: Send, store: Store, now: float = NOW) -> FetchedJob:
-    """Dispatch what is due and start it."""
+    """Dispatch the due job and start it."""
     send(store.dispatch(limit=10, cap=1000, now=now))
     (run,) = send(store.start("w", (), hold=1, lease=15, now=now)).jobs
     return run

@@ -19,7 +19,7 @@ from tests.scripts.conftest import NOW, Send, State
 
 @pytest.fixture
 def fetch(send: Send, store: Store) -> Callable[[int], list[FetchedJob]]:
-    """Hand out so many jobs to worker "w"."""
+    """Return a function that hands out a number of jobs to worker "w"."""
 
     def fetch(count: int) -> list[FetchedJob]:
         send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(count)]))

@@ -1,4 +1,4 @@
-"""A call whose reply was lost is sent again: what each header says under TWICE is what happens."""
+"""A call whose reply was lost is sent again: it does what its header says under TWICE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unique jobs: which ids are taken, by what, and for how long; and which are free although there is a record."""
+"""Unique jobs: which ids are taken, for how long, and which are free although they have a record."""
 
 from __future__ import annotations
 

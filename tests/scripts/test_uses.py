@@ -1,4 +1,4 @@
-"""What the Lua files declare with USES is what their code uses, so each script carries just what it needs."""
+"""The Lua files declare with USES exactly the names they use, so each script carries only what it needs."""
 
 from __future__ import annotations
 

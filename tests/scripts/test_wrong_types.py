@@ -268,7 +268,7 @@ def bring_back(send: Send, store: Store) -> None:
 
 
 def run_all(send: Send, store: Store, name: str) -> None:
-    """Hand back what the workers hold, open all gates, and run everything."""
+    """Hand back the jobs of all workers, open all gates, and run everything."""
     send(store.limit({"concurrency": None, "rate": None, "concurrency:g": None, "rate:g": None}, now=NOW))
     send(store.resume(now=NOW))
     for worker in "wv":

@@ -195,7 +195,7 @@ async def test_an_upload_that_does_not_end_is_answered_when_it_stops(cli: Cli, q
 
 @pytest.mark.extra
 def test_a_caller_that_sends_all_before_it_reads_gets_the_response(cli: Cli, queue: str) -> None:
-    """As http.client of Python does, and what is built on it."""
+    """As Python's http.client does, and the libraries built on it."""
     long, short, json_type = b" " * 10_000_000, b" " * 1_000_000, "application/json"
     with serving(cli) as (url, _, _):
         for token, media, body, status in (

@@ -1,4 +1,4 @@
-"""`worker --burst`: it recovers what killed workers left, and runs it, before it ends."""
+"""`worker --burst` recovers and runs the jobs of killed workers before it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
 
 @pytest.fixture
 def held(queue: str, raw: Any) -> Callable[[float], str]:
-    """Leave a job with a worker whose lease ends in so many seconds."""
+    """Return a function that leaves a job with a worker whose lease ends in the given seconds."""
 
     def leave(left: float) -> str:
         root = f"evsched:{{{queue}}}:"

@@ -1,4 +1,4 @@
-"""The commands: what they do and print. test_cli_mistakes.py has what they say when something is wrong."""
+"""The commands: their effects and output. test_cli_mistakes.py covers their error messages."""
 
 from __future__ import annotations
 

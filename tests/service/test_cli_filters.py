@@ -1,4 +1,4 @@
-"""The commands that are about all jobs that match a filter."""
+"""Commands that apply to all jobs that match a filter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands say when something is wrong: one clear line, and an exit code."""
+"""Errors of commands: one clear line, and an exit code."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
 
 
 def mistake(row: tuple[int, str, tuple[str, ...]]) -> Any:
-    """Leave those of services, which take longer to start, to the whole suite, but for one."""
+    """Mark mistakes of services, which start slowly, as extra, except one."""
     slow = row[2][0] in ("worker", "dispatcher", "dev") and row[2] != ("worker", "broken:app")
     return pytest.param(*row, id=" ".join(row[2]), marks=pytest.mark.extra if slow else ())
 

@@ -1,4 +1,4 @@
-"""The commands that set what passes the gate of a queue, and those that show one job in detail."""
+"""Commands that set the limits and pauses of a queue, and commands that show one job in detail."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def ticking(queue: str, ran: list[float]) -> App:
 
 
 async def more(running: System, ran: list[float], count: int, after: float) -> list[float]:
-    """Wait until so many more that were planned `after` a moment have run; return the planned times of these."""
+    """Wait until `count` more occurrences planned after the moment `after` have run; return their planned times."""
     before = len(ran)
     await running.recorder.until(lambda: len([at for at in ran[before:] if at >= after]) >= count)
     return [at for at in ran[before:] if at >= after]

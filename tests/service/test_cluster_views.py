@@ -188,7 +188,7 @@ def test_the_doctor_examines_the_cluster_as_a_whole(server: EmbeddedRedis, tmp_p
 
 
 def findings(url: str, folder: Path) -> dict[str, list[str]]:
-    """Return the levels of what the doctor finds, by check."""
+    """Return the levels of the doctor's findings, by check."""
     found = defaultdict[str, list[str]](list)
     for one in json.loads(Cli(url, folder).run("doctor", "--json").stdout):
         found[one["check"]].append(one["level"])

@@ -1,4 +1,4 @@
-"""A rolling deploy: two versions of an app serve one queue side by side, and each job runs on one that knows it."""
+"""A rolling deploy: two versions of an app serve one queue, and each job runs on a worker that knows its task."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def schedule(raw: Any, queue: str, part: str) -> None:
 
 
 def outcomes(raw: Any, queue: str, part: str, task: str) -> set[str]:
-    """Wait for the jobs of a task; return what came of them."""
+    """Wait for the jobs of a task; return their outcomes."""
     found = set[str]()
     for n in range(JOBS):
         key, popped, until = f"evsched:{{{queue}}}:reply:{part}-{task}-{n}", None, time.monotonic() + PATIENCE

@@ -1,4 +1,4 @@
-"""The doctor checks the rights of Redis users, and those in redis.conf have what their roles need."""
+"""The doctor checks the rights of Redis users, and the users of redis.conf have the rights of their roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor finds each planted fault of a server, and repairs those that it can repair."""
+"""The doctor finds each planted fault of a server, and repairs the repairable ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evsched doctor --watch`: what has changed is printed and counted, until it is asked to end."""
+"""`evsched doctor --watch` prints and counts changes until it is asked to stop."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def test_handler_that_blocks_the_loop_does_not_delay_the_stop(cli: Cli, queue: s
 
 @contextmanager
 def holding(cli: Cli, queue: str, raw: Any) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    """Run a worker with a job that has attempts left, and one that has not."""
+    """Run a worker with one job that has attempts left and one that has none left."""
     cli.environment |= {"EVSCHED_TEST_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     with (
         cli.running("dispatcher", until="NotificationsProven"),
@@ -309,7 +309,7 @@ def holding(cli: Cli, queue: str, raw: Any) -> Generator[tuple[subprocess.Popen[
 
 
 def ends(child: subprocess.Popen[str], log: Log) -> dict[str, dict[str, Any]]:
-    """Read the log of a worker to its end, which exits with code 70; return the line that says what became of each."""
+    """Read the log of a worker that exits with code 70; return the line with the outcome of each job."""
     assert child.stderr is not None
     log.lines += [json.loads(line) for line in child.stderr]
     assert child.wait(PATIENCE) == 70

@@ -1,4 +1,4 @@
-"""`worker --processes 0:8` runs no process while there is nothing to do; what a killed process held starts at once."""
+"""`worker --processes 0:8` runs no process while there is no work; jobs of a killed process restart at once."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def shares(raw: Any, queue: str) -> list[int]:
 
 
 async def until_waiting(raw: Any, workers: int) -> None:
-    """Wait until so many workers wait for a job: one that has just started takes nothing yet."""
+    """Wait until `workers` workers wait for a job: one that has just started takes nothing yet."""
     async with asyncio.timeout(PATIENCE):
         waiting = 0
         while waiting < workers:

@@ -1,4 +1,4 @@
-"""The worker of evsched.targets as a command: what it needs to start, and that each of its processes has its flags."""
+"""The worker of evsched.targets as a command: its required settings, and the flags of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An upgrade and its reverse: one release fills every place and is killed, and the other goes on with what it left."""
+"""Upgrade and downgrade: one release fills every place and is killed, and the other continues its jobs."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Cli:
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
     def terminal(self, columns: int, *words: str) -> str:
-        """Run a command whose stdout is a terminal of so many columns; return what it printed there."""
+        """Run a command whose stdout is a terminal with `columns` columns; return its output."""
         environment = {**self.environment, "TERM": "xterm"}
         environment.pop("COLUMNS", None)  # that of the terminal in which the tests run
         with ThreadPoolExecutor(1) as thread, Terminal(columns) as terminal:
@@ -98,7 +98,7 @@ class Cli:
         return json.loads(done.stdout)
 
     def findings(self, *words: str) -> list[dict[str, Any]]:
-        """Return what the doctor finds."""
+        """Return the doctor's findings."""
         return json.loads(self.run("doctor", *words, "--json").stdout)
 
     @contextmanager
@@ -126,7 +126,7 @@ class Cli:
 
 
 class Terminal:
-    """A pseudo-terminal of so many columns, to which a command of this process prints."""
+    """A pseudo-terminal with `columns` columns, to which a command of this process prints."""
 
     def __init__(self, columns: int) -> None:
         self._ours, its = os.openpty()
@@ -171,7 +171,7 @@ class Log:
         self.lines: list[dict[str, Any]] = []
 
     def rest(self) -> None:
-        """Read what is left of the log of a service that has ended."""
+        """Read the rest of the log of a service that has ended."""
         assert self._child.stderr is not None
         self.lines += map(_read_line, self._child.stderr)
 

@@ -116,7 +116,7 @@ class Siege:
         assert json.loads(reply[1])["outcome"] == "done"
 
     def round(self, commands: Sequence[hostile.Command]) -> None:
-        """Send what a bad producer writes; then check that a harmless job runs and that both processes are ready."""
+        """Send hostile writes; then check that a harmless job runs and that both processes are ready."""
         for command in commands:
             try:
                 self._producer.execute_command(*command)

@@ -1,4 +1,4 @@
-"""The URL of Redis: what is read from it, what is refused, and that no part of a password is ever shown."""
+"""The URL of Redis: its parts, refused forms, and that no part of a password is ever shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit of jobs in a call adapts to what calls cost."""
+"""The limit of jobs in a call adapts to the cost of calls."""
 
 from __future__ import annotations
 

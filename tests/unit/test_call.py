@@ -1,4 +1,4 @@
-"""A call as a value: what is sent first, what is sent when Redis has forgotten the script, how replies are read."""
+"""A call as a value: its words before and after Redis has forgotten the script, and how replies are read."""
 
 from __future__ import annotations
 

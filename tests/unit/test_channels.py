@@ -1,4 +1,4 @@
-"""EventChannels: what a dispatcher subscribes to, and how it reads a channel's name."""
+"""EventChannels: the subscriptions of a dispatcher, and how it reads a channel's name."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def stop_waiting_for_jobs(url: str) -> Use:
 
 
 def descriptors() -> set[int]:
-    """Return those of all connections to Redis."""
+    """Return the descriptors of all connections to Redis."""
     return {one for holder in forks._holders for one in holder.descriptors()}  # pyright: ignore[reportPrivateUsage]
 
 

@@ -1,4 +1,4 @@
-"""What the doctor says of a cluster, by what its nodes report."""
+"""The doctor's findings about a cluster, from the reports of its nodes."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from evsched.worker.slots import Demand, Slots
 
 
 def demand(slots: int, quick: int = 999) -> Demand:
-    """Return the demand of a worker in which so many jobs have begun at once."""
+    """Return the demand of a worker in which `quick` jobs have begun at once."""
     wanted = Demand(Slots(slots).join(1.0, lambda: None), Executor(Program(Tasks()), slots, processes=1))
     begin(wanted, quick, 0.0)
     return wanted

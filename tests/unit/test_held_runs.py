@@ -1,4 +1,4 @@
-"""What a worker knows of the jobs in its list, without Redis and without a loop."""
+"""A worker's knowledge of the jobs in its list, without Redis and without a loop."""
 
 from __future__ import annotations
 

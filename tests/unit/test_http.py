@@ -1,4 +1,4 @@
-"""The HTTP server by itself: it answers valid requests, whatever other clients do."""
+"""The HTTP server by itself: it answers valid requests beside misbehaving clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Sick:
-    """What the HTTP server reports on, with a Redis that does not answer until `well` is set."""
+    """The state that the HTTP server reports, with a Redis that does not answer until `well` is set."""
 
     def __init__(self) -> None:
         self.well = asyncio.Event()

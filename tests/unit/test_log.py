@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(params=[True, False], ids=["terminal", "pipe"])
 def out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[Terminal]:
-    """Yield what the log writes; afterwards restore the program's own logging."""
+    """Yield the output of the log; afterwards restore the program's own logging."""
     logger = logging.getLogger("evsched")
     before = logger.handlers, logger.level, logger.propagate
     out = Terminal(request.param)

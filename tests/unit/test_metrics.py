@@ -1,4 +1,4 @@
-"""Events as metrics: what is counted, and that clients cannot make up an unlimited number of series."""
+"""Events are counted as metrics, and clients cannot create an unlimited number of series."""
 
 from __future__ import annotations
 

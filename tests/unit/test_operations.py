@@ -1,4 +1,4 @@
-"""The operations of a client: what is sent, when it is sent again, and what becomes of the replies. Without Redis."""
+"""The operations of a client: their calls, repetitions and results, without Redis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(operation: Operation[Any], replies: Iterable[Any]) -> tuple[Any, list[St
 
 
 def kinds(steps: list[Step]) -> list[str]:
-    """Name each step: the verb or command, or what it is, such as `sleep`."""
+    """Name each step: the verb or command, or its kind, such as `sleep`."""
     return [step.call.name if isinstance(step, Send | Wait) else type(step).__name__.lower() for step in steps]
 
 

@@ -1,4 +1,4 @@
-"""From a payload to what can be run, or to the reason why it cannot."""
+"""A payload becomes a prepared run, or the reason why it cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a canary is wanted, and what each message that arrives proves."""
+"""When a canary is wanted, and the proof that each message gives."""
 
 from __future__ import annotations
 

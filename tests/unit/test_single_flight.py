@@ -1,4 +1,4 @@
-"""Single flight: callers share one attempt, unless it began before what they want to know."""
+"""Single flight: callers share one attempt, unless it began before the state they ask about."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Attempts:
-    """Attempts that go on until `go` is set; their values are 1, 2, 3, ..."""
+    """Attempts that last until `go` is set; their values are 1, 2, 3, ..."""
 
     def __init__(self) -> None:
         self.begun = 0

@@ -1,4 +1,4 @@
-"""The page of `evsched top`: what is computed from two looks, and how it is drawn."""
+"""The page of `evsched top`: its figures from two looks, and how it is drawn."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ SetWidth = Callable[[int], None]
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> SetWidth:
-    """Return a function that makes stdout a terminal of so many columns."""
+    """Return a function that makes stdout a terminal of a given width."""
 
     def set_width(columns: int) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)

@@ -1,4 +1,4 @@
-"""What an answer means for the job."""
+"""The outcome of the job for each answer."""
 
 from __future__ import annotations
 

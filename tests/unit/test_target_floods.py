@@ -130,7 +130,7 @@ LINE = b"x-a: " + b"a" * 900 + b"\r\n"
 
 
 def head_of(blocks: int) -> bytes:
-    """Return the head of an answer with so many times 16 KiB of headers."""
+    """Return the head of an answer with `blocks` times 16 KiB of headers."""
     return b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + LINE * 18 * blocks + b"\r\n"
 
 

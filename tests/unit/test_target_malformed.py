@@ -1,4 +1,4 @@
-"""Answers that are not valid: without a valid head there is none, and a body that is not valid is cut."""
+"""Malformed answers: an invalid head fails the request, and an invalid body is cut."""
 
 from __future__ import annotations
 

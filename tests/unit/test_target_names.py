@@ -1,4 +1,4 @@
-"""Names are looked up once at a time, in the file of hosts and in the DNS; one that is not found delays no other."""
+"""Names are looked up once at a time, in the hosts file and in DNS; an unanswered one delays no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a request that a payload describes, what becomes of them after a redirect, and its signature."""
+"""The parts of a request that a payload describes, before and after a redirect, and its signature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task: what is read from its function's signature, and what a payload may override."""
+"""A task: the parts read from its function's signature, and the overrides of a payload."""
 
 from __future__ import annotations
 

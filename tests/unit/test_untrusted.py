@@ -1,4 +1,4 @@
-"""Text that anybody may have written is read in bounded time; what cannot be read is ignored or refused."""
+"""Untrusted text is read in bounded time; unreadable text is ignored or refused."""
 
 from __future__ import annotations
 

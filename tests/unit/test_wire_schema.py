@@ -1,4 +1,4 @@
-"""`evsched schema`: what it allows is what the readers of payloads and records accept."""
+"""`evsched schema` allows exactly the payloads and records that their readers accept."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ RECORD: dict[str, Any] = {
 
 
 def recurs(fields: dict[str, str]) -> Recurrence | None:
-    """Return what a dispatcher reads of a record, None if it refuses it."""
+    """Return the recurrence that a dispatcher reads from a record; None if it refuses it."""
     try:
         return read_recurrence(read_declared("r", {name: text.encode() for name, text in fields.items()}))
     except ConfigError:
