@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +68,7 @@ async def test_a_relay_under_its_own_user_serves_its_page(
     client.execute_command("ACL", "SETUSER", "ledger", *rules.split())
     cli.environment["EVSCHED_URL"] = own.url.replace("redis://", "redis://ledger:change-me@")
     insert(ledger_url, queue, "a", "b")
-    child = subprocess.Popen(
-        cli.command("ledger", "run", "--metrics-port", "0"),
-        env=cli.environment,
-        cwd=cli.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = cli.start("ledger", "run", "--metrics-port", "0")
     url = Log(child).until("Listening")["url"]
     page, sender = "", SyncSender(own.url)
     while f'evsched_ledger_rows_scheduled_total{{kind="new",queue="{queue}"}} 2.0' not in page:
@@ -157,8 +150,7 @@ async def test_waiting_rows_are_counted_while_redis_is_down(
 ) -> None:
     cli.environment["EVSCHED_URL"] = own.url
     insert(ledger_url, queue, "before")
-    command = cli.command("ledger", "run", "--metrics-port", "0")
-    child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    child = cli.start("ledger", "run", "--metrics-port", "0")
     log = Log(child)
     url, page = log.until("Listening")["url"], ""
     while f'evsched_ledger_rows_scheduled_total{{kind="new",queue="{queue}"}} 1.0' not in page:
@@ -303,14 +295,13 @@ async def test_each_reason_why_the_database_does_not_serve_is_reported_once(
 async def test_a_relay_without_its_database_is_not_ready_and_says_why(
     cli: Cli, ledger_url: str, postgres: Postgres
 ) -> None:
-    command = cli.command("ledger", "run", "--metrics-port", "0")
-    child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    child = cli.start("ledger", "run", "--metrics-port", "0")
     url = Log(child).until("Listening")["url"]
     while (await get(f"{url}/readyz"))[0] != 200:
         pass
     name = str(conninfo_to_dict(ledger_url)["dbname"])
     postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-    second = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    second = cli.start("ledger", "run", "--metrics-port", "0")
     started_later = Log(second).until("Listening")["url"]
     assert (await get(f"{started_later}/readyz"))[0] == 503
     assert terminate(second) == 0
@@ -407,8 +398,7 @@ async def test_status_and_the_doctor_say_that_relays_use_several_redises(
 
 @pytest.mark.extra
 async def test_a_relay_that_waits_for_a_locked_table_says_so(cli: Cli, queue: str, ledger_url: str) -> None:
-    command = cli.command("ledger", "run", "--metrics-port", "0")
-    child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    child = cli.start("ledger", "run", "--metrics-port", "0")
     log = Log(child)
     url = log.until("Listening")["url"]
     while (await get(f"{url}/readyz"))[0] != 200:

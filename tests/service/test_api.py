@@ -48,14 +48,8 @@ def with_tokens(cli: Cli) -> Cli:
 @contextmanager
 def serving(cli: Cli, *flags: str) -> Generator[tuple[str, subprocess.Popen[str], Log]]:
     """Run `evsched api` on a free port; yield its URL, the process and its log."""
-    words = cli.command("api", "--port", "0", *flags)
-    child = subprocess.Popen(words, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
-    log = Log(child)
-    try:
+    with cli.started("api", "--port", "0", *flags) as (child, log):
         yield log.until("ApiStarted")["url"], child, log
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def caller(url: str) -> httpx.AsyncClient:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.cli import Cli, Log
-from tests.support.patience import PATIENCE
+from tests.support.cli import Cli
 
 TASKS = """
 from evsched import App, Retry
@@ -41,21 +37,6 @@ def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
     return cli
 
 
-@contextmanager
-def started(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    """Start a service; at the end kill it with SIGKILL."""
-    child = subprocess.Popen(
-        cli.command(*words), env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stderr is not None
-    try:
-        yield child, Log(child)
-    finally:
-        child.kill()
-        child.wait(PATIENCE)
-        child.stderr.close()
-
-
 def states(cli: Cli, queue: str) -> dict[str, tuple[str, bool, bool]]:
     """Return the rule of each recurrence, and whether it is stopped and paused."""
     rows = cli.json("recurrences", "--queue", queue)
@@ -71,14 +52,14 @@ AFTER_NEW = {
 
 def test_old_workers_that_restart_change_nothing_until_the_rollback(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
-    with started(cli, "worker", "old:app") as (_, log):
+    with cli.started("worker", "old:app") as (_, log):
         log.until("WorkerStarted")
         assert cli.run("recurrences", "pause", "changed", *of).returncode == 0
-        with started(cli, "worker", "new:app") as (_, new_log):
+        with cli.started("worker", "new:app") as (_, new_log):
             new_log.until("WorkerStarted")
             assert states(cli, queue) == AFTER_NEW
     # Both were killed -9; the supervisor restarts the old one.
-    with started(cli, "worker", "old:app") as (_, log):
+    with cli.started("worker", "old:app") as (_, log):
         assert "recurrences rollback" in log.until("RevisionOutdated")["message"]
         log.until("WorkerStarted")
         assert states(cli, queue) == AFTER_NEW
@@ -127,7 +108,7 @@ def test_a_rollback_finds_the_app_although_all_its_recurrences_are_pruned(cli: C
 
 
 def test_idle_worker_declares_again_after_a_flush(cli: Cli, queue: str, raw: Any) -> None:
-    with started(cli, "dispatcher") as (_, dispatcher), started(cli, "worker", "new:app", "--log-jobs") as (_, log):
+    with cli.started("dispatcher") as (_, dispatcher), cli.started("worker", "new:app", "--log-jobs") as (_, log):
         dispatcher.until("NotificationsProven")
         log.until("WorkerStarted")
         raw.flushall()
@@ -209,7 +190,7 @@ def test_abandoned_queue_is_pruned_when_no_worker_serves_it(cli: Cli, queue: str
 
 @pytest.mark.extra
 def test_declarations_are_not_pruned_while_a_worker_serves_the_queue(cli: Cli, queue: str, left: str) -> None:
-    with started(cli, "worker", "before:app") as (_, log):
+    with cli.started("worker", "before:app") as (_, log):
         log.until("WorkerStarted")
         for more in ((), ("--dry-run",)):
             refused = cli.run("recurrences", "prune", "--queue", left, "--all", "--app", queue, *more)

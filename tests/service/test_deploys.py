@@ -54,16 +54,8 @@ class Deploy:
 
     def start(self, version: str) -> tuple[subprocess.Popen[str], Log]:
         """Start a worker of a version, and return it when it fetches jobs."""
-        child = subprocess.Popen(
-            self._cli.command("worker", f"{version}:app", "--concurrency", "8", "--log-jobs"),
-            env=self._cli.environment,
-            cwd=self._cli.folder,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._stack.enter_context(child)
-        self._stack.callback(child.kill)
-        log = Log(child)
+        words = ("worker", f"{version}:app", "--concurrency", "8", "--log-jobs")
+        child, log = self._stack.enter_context(self._cli.started(*words))
         log.until("WorkerStarted")
         return child, log
 

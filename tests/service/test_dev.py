@@ -36,14 +36,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Cli]:
 @contextmanager
 def dev(cli: Cli, app: str = "tasks:app", **environment: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """Run `evsched dev` until the end of the block; yield it, and the URL of the line to export, empty without one."""
-    child = subprocess.Popen(
-        cli.command("dev", app),
-        env={**cli.environment, **environment},
-        cwd=cli.folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = cli.start("dev", app, environment=environment, stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stderr is not None
     url = ""

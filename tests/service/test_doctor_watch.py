@@ -41,14 +41,7 @@ class Watch:
 
 @contextmanager
 def watching(cli: Cli, *words: str) -> Generator[Watch]:
-    child = subprocess.Popen(
-        cli.command("doctor", "--watch", "--every", "50ms", *words),
-        env=cli.environment,
-        cwd=cli.folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = cli.start("doctor", "--watch", "--every", "50ms", *words, stdout=subprocess.PIPE)
     limit = threading.Timer(PATIENCE, child.kill)
     limit.start()
     try:

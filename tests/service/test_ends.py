@@ -83,22 +83,6 @@ def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
     return cli
 
 
-@contextmanager
-def started(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    with subprocess.Popen(
-        cli.command(*words),
-        env=cli.environment,
-        cwd=cli.folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        try:
-            yield child, Log(child)
-        finally:
-            child.kill()
-
-
 def schedule(raw: Any, queue: str, task: str, *ids: str, due: int = 0) -> None:
     members = {f'{{"task":"{task}","id":"{job}"}}': due + n for n, job in enumerate(ids)}
     raw.zadd(f"evsched:{{{queue}}}:schedule", members)
@@ -140,7 +124,7 @@ def test_a_signal_during_the_import_ends_the_service_silently(
     cli: Cli, words: tuple[str, ...], number: signal.Signals, code: int
 ) -> None:
     cli.run_first(HELD)
-    with started(cli, *words) as (child, _):
+    with cli.started(*words, stdout=subprocess.PIPE) as (child, _):
         wait_for(cli, "imports")
         child.send_signal(number)
         assert child.communicate(timeout=PATIENCE) == ("", "")
@@ -157,7 +141,7 @@ if "_EVSCHED_LINK_FD" in os.environ:
 @pytest.mark.extra
 def test_child_stopped_while_python_starts_exits_cleanly(cli: Cli) -> None:
     cli.run_first(TERMINATED)
-    with started(cli, *PARENT) as (child, log):
+    with cli.started(*PARENT) as (child, log):
         assert log.until("ChildEnded")["code"] == 0
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=PATIENCE)
@@ -175,13 +159,13 @@ def refusing(cli: Cli) -> Generator[Cli]:
 @pytest.mark.extra
 @pytest.mark.parametrize("words", [*WORKERS, PARENT], ids=" ".join)
 def test_a_worker_whose_redis_refuses_ends_with_code_0_on_sigterm(refusing: Cli, words: tuple[str, ...]) -> None:
-    with started(refusing, *words) as (child, log):
+    with refusing.started(*words) as (child, log):
         log.until("RedisDown")
         assert terminate(child) == 0
 
 
 def test_a_child_whose_redis_refuses_ends_with_a_parent_that_is_killed(refusing: Cli) -> None:
-    with started(refusing, *PARENT) as (child, log):
+    with refusing.started(*PARENT) as (child, log):
         log.until("RedisDown")
         child.kill()
         child.communicate(timeout=PATIENCE)  # the child writes to the same pipe: it is closed when both have ended
@@ -191,7 +175,7 @@ def test_a_child_whose_redis_refuses_ends_with_a_parent_that_is_killed(refusing:
 @pytest.mark.parametrize("words", [("dispatcher",), PARENT], ids=" ".join)
 def test_a_service_that_waits_for_redis_ends_with_code_0_on_sigterm(cli: Cli, words: tuple[str, ...]) -> None:
     cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
-    with started(cli, *words) as (child, log):
+    with cli.started(*words) as (child, log):
         assert "start one, or name another" in log.until("RedisDown")["reason"]
         assert terminate(child) == 0
 
@@ -207,7 +191,7 @@ def test_a_service_begins_when_redis_answers(cli: Cli, words: tuple[str, ...]) -
     with EmbeddedRedis() as server:
         cli.environment["EVSCHED_URL"] = server.url
         server.stop()
-        with started(cli, *words) as (child, log):
+        with cli.started(*words) as (child, log):
             log.until("RedisDown")
             server.start()
             log.until("DispatcherStarted" if words == SERVICES[0] else "WorkerStarted")
@@ -228,7 +212,7 @@ def test_a_service_begins_when_redis_has_read_its_data(cli: Cli) -> None:
             server.stop()
             loading = threading.Thread(target=server.start)
             loading.start()
-            with started(cli, "dispatcher") as (child, log):
+            with cli.started("dispatcher") as (child, log):
                 assert "still reads its data" in log.until("RedisDown")["reason"]
                 client.config_set("key-load-delay", 0)
                 log.until("DispatcherStarted")
@@ -256,7 +240,7 @@ async def never(*_):
 app = App(lifespan=never)
 """
     (cli.folder / "tasks.py").write_text(TASKS + lifespan)
-    with started(cli, "worker", "tasks:app") as (child, _):
+    with cli.started("worker", "tasks:app") as (child, _):
         wait_for(cli, "begins")
         assert terminate(child) == 0
 
@@ -268,7 +252,7 @@ app = App(lifespan=never)
 def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli) -> None:
     with EmbeddedRedis() as server:
         cli.environment["EVSCHED_URL"] = server.url
-        with started(cli, "worker", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as admin:
+        with cli.started("worker", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as admin:
             log.until("WorkerStarted")
             admin.connect(str(server.socket))
             admin.sendall(b"CONFIG SET requirepass secret\r\nCLIENT KILL TYPE normal SKIPME yes\r\n")
@@ -278,7 +262,7 @@ def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli)
 
 @pytest.mark.extra
 def test_handler_that_blocks_the_loop_does_not_delay_the_stop(cli: Cli, queue: str, raw: Any) -> None:
-    with cli.running("dispatcher", until="NotificationsProven"), started(cli, *PARENT) as (child, log):
+    with cli.running("dispatcher", until="NotificationsProven"), cli.started(*PARENT) as (child, log):
         schedule(raw, queue, "hold", "other")
         schedule(raw, queue, "block", "one", due=1)
         wait_for(cli, "began")
@@ -300,7 +284,7 @@ def holding(cli: Cli, queue: str, raw: Any) -> Generator[tuple[subprocess.Popen[
     cli.environment |= {"EVSCHED_TEST_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     with (
         cli.running("dispatcher", until="NotificationsProven"),
-        started(cli, "worker", "tasks:app", "--log-jobs") as (child, log),
+        cli.started("worker", "tasks:app", "--log-jobs") as (child, log),
     ):
         schedule(raw, queue, "hold", "again")
         schedule(raw, queue, "once", "only")
@@ -356,7 +340,7 @@ def test_blocking_job_fails_and_jobs_timing_out_meanwhile_do_not(cli: Cli, queue
 @pytest.mark.extra
 def test_worker_with_an_unread_log_still_ends_when_a_job_hangs(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment |= {"EVSCHED_TEST_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_TEST_HEARTBEAT": "0.5"}
-    with cli.running("dispatcher", until="NotificationsProven"), started(cli, "worker", "tasks:app") as (child, log):
+    with cli.running("dispatcher", until="NotificationsProven"), cli.started("worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
         assert child.stderr is not None
         # Opened again, so that the worker's own end stays one that waits for a reader.
@@ -401,7 +385,7 @@ async def endless(*_):
 app = App(lifespan=endless)
 """
     (cli.folder / "tasks.py").write_text(TASKS + lifespan)
-    with started(cli, "worker", "tasks:app") as (child, log):
+    with cli.started("worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
         child.send_signal(signal.SIGTERM)
         log.until("EndedByForce")
@@ -420,7 +404,7 @@ async def minding(*_):
 app = App(lifespan=minding)
 """
     (cli.folder / "tasks.py").write_text(TASKS + lifespan)
-    with started(cli, "worker", "tasks:app") as (child, log):
+    with cli.started("worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
         assert terminate(child) == 0
 
@@ -428,7 +412,7 @@ app = App(lifespan=minding)
 @pytest.mark.extra
 async def test_a_worker_that_drains_is_live_but_not_ready(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "30"
-    with started(cli, "dev", "tasks:app", "--metrics-port", "0") as (child, log):
+    with cli.started("dev", "tasks:app", "--metrics-port", "0") as (child, log):
         url = log.until("Listening")["url"]
         log.until("WorkerStarted")
         log.until("NotificationsProven")
@@ -447,10 +431,7 @@ def test_a_second_signal_ends_the_service_at_once(cli: Cli, words: tuple[str, ..
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "60"
     with (
         cli.running("dispatcher", until="NotificationsProven"),
-        started(cli, *words, "--concurrency", "1") as (
-            child,
-            log,
-        ),
+        cli.started(*words, "--concurrency", "1") as (child, log),
     ):
         schedule(raw, queue, "block", "one")
         wait_for(cli, "began")
@@ -471,7 +452,7 @@ def test_a_second_signal_ends_the_service_at_once(cli: Cli, words: tuple[str, ..
 
 @pytest.mark.extra
 def test_the_processes_of_a_pool_end_with_a_worker_that_is_killed(cli: Cli, queue: str, raw: Any) -> None:
-    with started(cli, "worker", "tasks:app", "--burst") as (child, _):
+    with cli.started("worker", "tasks:app", "--burst") as (child, _):
         schedule(raw, queue, "spin", "endless")
         with (cli.folder / "pipe").open() as pipe:
             assert pipe.readline() == "began\n"
@@ -491,7 +472,10 @@ def test_signal_to_the_process_group_does_not_end_pool_processes(cli: Cli, queue
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals) -> None:
     del cli.environment["EVSCHED_URL"]
-    with started(cli, "dev", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as redis:
+    with (
+        cli.started("dev", "tasks:app", stdout=subprocess.PIPE) as (child, log),
+        socket.socket(socket.AF_UNIX) as redis,
+    ):
         assert child.stdout is not None
         url = [child.stdout.readline() for _ in range(2)][1].removeprefix("export EVSCHED_URL=").strip()
         redis.connect(url.removeprefix("unix://").partition("?")[0])
@@ -516,7 +500,8 @@ def test_unsafe_settings_of_redis_are_reported_once_at_start(cli: Cli) -> None:
 @pytest.mark.one_server
 def test_the_processes_of_the_demo_end_with_it(cli: Cli, raw: Any) -> None:
     del cli.environment["EVSCHED_QUEUES"]
-    with started(cli, "demo", "--url", cli.environment["EVSCHED_URL"], "--seconds", "60") as (child, _):
+    words = ("demo", "--url", cli.environment["EVSCHED_URL"], "--seconds", "60")
+    with cli.started(*words, stdout=subprocess.PIPE) as (child, _):
         assert child.stdout is not None
         assert child.stdout.readline() == f"the demo uses {hide_password(cli.environment['EVSCHED_URL'])}\n"
         assert any("jobs scheduled" in line for line in child.stdout)

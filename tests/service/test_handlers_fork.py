@@ -87,17 +87,9 @@ def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
 
 @pytest.fixture
 def worker(cli: Cli) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    with subprocess.Popen(
-        cli.command("dev", "tasks:app", "--log-jobs"),
-        env=cli.environment,
-        cwd=cli.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        log = Log(child)
+    with cli.started("dev", "tasks:app", "--log-jobs") as (child, log):
         log.until("WorkerStarted")
         yield child, log
-        child.kill()
 
 
 def run(cli: Cli, log: Log, queue: str, task: str) -> Any:

@@ -80,16 +80,11 @@ def sender(server: Any) -> Generator[SyncSender]:
 
 @contextmanager
 def parent(cli: Cli, processes: str, app: str = "tasks:app") -> Generator[tuple[subprocess.Popen[str], Log]]:
-    command = cli.command("worker", app, "--processes", processes)
-    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            log = Log(child)
-            yield child, log
-            child.send_signal(signal.SIGTERM)
-            log.rest()
-            assert child.wait(PATIENCE) == 0
-        finally:
-            child.kill()
+    with cli.started("worker", app, "--processes", processes) as (child, log):
+        yield child, log
+        child.send_signal(signal.SIGTERM)
+        log.rest()
+        assert child.wait(PATIENCE) == 0
 
 
 def inline(task: str, job: str) -> dict[str, float]:

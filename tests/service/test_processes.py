@@ -48,14 +48,11 @@ def cli(server: Any, folder: Path) -> Cli:
     return Cli(server.url, folder)
 
 
+QUICK = {"EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_TEST_SCALE_DOWN_AFTER": "0.5"}
+
+
 def start(cli: Cli, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        cli.command("worker", "tasks:app", *words),
-        env={**cli.environment, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_TEST_SCALE_DOWN_AFTER": "0.5"},
-        cwd=cli.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return cli.start("worker", "tasks:app", *words, environment=QUICK)
 
 
 def alive(pid: int) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 
 import evsched
 from evsched.transport.call import folder
-from tests.support.cli import Cli, Log, terminate
+from tests.support.cli import Cli, terminate
 from tests.support.patience import PATIENCE
 
 TASKS = """
@@ -61,16 +59,6 @@ def cli(server: Any, tmp_path: Path, queue: str, release: Path) -> Cli:
     return cli
 
 
-@contextmanager
-def started(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    command = cli.command(*words)
-    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            yield child, Log(child)
-        finally:
-            child.kill()
-
-
 @pytest.mark.extra
 def test_services_whose_release_is_removed_lose_nothing_and_end_in_order(
     cli: Cli, raw: Any, queue: str, release: Path
@@ -81,17 +69,14 @@ def test_services_whose_release_is_removed_lose_nothing_and_end_in_order(
         raw.zadd(f"{root}schedule", {f'{{"task":"{task}","id":"{job}"}}': 0})
 
     with (
-        started(cli, "worker", "tasks:app") as (doomed, its_log),
-        started(cli, "dispatcher") as (
-            dispatcher,
-            dispatched,
-        ),
+        cli.started("worker", "tasks:app") as (doomed, its_log),
+        cli.started("dispatcher") as (dispatcher, dispatched),
     ):
         its_log.until("WorkerStarted")
         dispatched.until("DispatcherStarted")
         schedule("hold", "held-by-the-killed")
         its_log.until("Started")
-        with started(cli, "worker", "tasks:app") as (worker, log):
+        with cli.started("worker", "tasks:app") as (worker, log):
             log.until("WorkerStarted")
             release.rename(release.with_name("removed"))
             doomed.kill()

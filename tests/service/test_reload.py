@@ -52,13 +52,9 @@ def write(cli: Cli, version: str, text: str = TASKS) -> None:
 
 @contextmanager
 def parent(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    command = cli.command("worker", "tasks:app", *words)
-    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            yield child, Log(child)
-            assert terminate(child) == 0
-        finally:
-            child.kill()
+    with cli.started("worker", "tasks:app", *words) as (child, log):
+        yield child, log
+        assert terminate(child) == 0
 
 
 @pytest.mark.extra
@@ -160,9 +156,8 @@ def hang_up() -> Generator[None]:
 @pytest.mark.extra
 @pytest.mark.usefixtures("hang_up")
 def test_sighup_ends_a_worker_without_a_parent(cli: Cli) -> None:
-    command = cli.command("worker", "tasks:app")
-    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        Log(child).until("WorkerStarted")
+    with cli.started("worker", "tasks:app") as (child, log):
+        log.until("WorkerStarted")
         child.send_signal(signal.SIGHUP)
         child.communicate(timeout=PATIENCE)
         assert child.returncode == -signal.SIGHUP
@@ -171,12 +166,8 @@ def test_sighup_ends_a_worker_without_a_parent(cli: Cli) -> None:
 @pytest.mark.extra
 def test_sighup_ends_a_parent_whose_terminal_has_hung_up(cli: Cli) -> None:
     ours, its = os.openpty()
-    command = cli.command("worker", "tasks:app", "--processes", "1")
-    with subprocess.Popen(
-        command, env=cli.environment, cwd=cli.folder, stdin=its, stderr=subprocess.PIPE, text=True
-    ) as child:
+    with cli.started("worker", "tasks:app", "--processes", "1", stdin=its) as (child, log):
         os.close(its)
-        log = Log(child)
         log.until("WorkerStarted")
         os.close(ours)
         child.send_signal(signal.SIGHUP)
@@ -194,12 +185,10 @@ signal.signal(signal.SIGUSR1, lambda *_: print('{"event": "User"}', file=sys.std
 @pytest.mark.extra
 def test_a_signal_that_the_app_handles_does_not_end_its_worker(cli: Cli, queue: str, raw: Any) -> None:
     write(cli, "one", HANDLES + TASKS)
-    command = cli.command("worker", "tasks:app")
     with (
         cli.running("dispatcher", until="NotificationsProven"),
-        subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child,
+        cli.started("worker", "tasks:app") as (child, log),
     ):
-        log = Log(child)
         log.until("WorkerStarted")
         child.send_signal(signal.SIGUSR1)
         log.until("User")

@@ -110,9 +110,7 @@ class Service:
 
     def _start(self, *words: str, until: str) -> subprocess.Popen[str]:
         cli = self._cli
-        child = subprocess.Popen(
-            cli.command(*words), env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True
-        )
+        child = cli.start(*words)
         if words[0] != "worker":
             self._stack.callback(terminate, child)
         Log(child).until(until)
@@ -202,13 +200,7 @@ def test_dispatcher_finishes_an_interrupted_reshard(cli: Cli, url: str, raw: Any
     batch = client.send(source.depart("mail:1", "t", [b"a", b"b"], now=now - 90.0)).batch
     assert batch is not None
     with ExitStack() as stack:
-        child = subprocess.Popen(
-            cli.command("dispatcher", "--metrics-port", "0"),
-            env=cli.environment,
-            cwd=cli.folder,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        child = cli.start("dispatcher", "--metrics-port", "0")
         stack.callback(terminate, child)
         found = Log(child).until("MoveFinished")
     assert (found["queue"], found["to"], found["moved"], found["back"]) == ("mail", to.queue, 2, 0)

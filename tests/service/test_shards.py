@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, contextmanager
@@ -90,9 +89,7 @@ def serving(cli: Cli, workers: int = 1) -> Generator[list[Log]]:
     with ExitStack() as stack:
         logs = list[Log]()
         for words in [("dispatcher", "--metrics-port", "0"), *[("worker", "tasks:app")] * workers]:
-            child = subprocess.Popen(
-                cli.command(*words), env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True
-            )
+            child = cli.start(*words)
             stack.callback(terminate, child)
             logs.append(Log(child))
             logs[-1].until("DispatcherStarted", "WorkerStarted")

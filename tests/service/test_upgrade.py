@@ -104,14 +104,9 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def service(cli: Cli, *words: str, ready: str, **environment: str) -> Generator[Log]:
     """Run a service; kill it if it has not been ended."""
-    command, environment = cli.command(*words), {**cli.environment, **environment}
-    with subprocess.Popen(command, env=environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            log = Log(child)
-            log.until(ready)
-            yield log
-        finally:
-            child.kill()
+    with cli.started(*words, environment=environment) as (_, log):
+        log.until(ready)
+        yield log
 
 
 def json_of(cli: Cli, *words: str) -> Any:

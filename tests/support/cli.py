@@ -10,12 +10,12 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TextIO
 from unittest.mock import patch
 
@@ -101,14 +101,44 @@ class Cli:
         """Return the doctor's findings."""
         return json.loads(self.run("doctor", *words, "--json").stdout)
 
+    def start(
+        self,
+        *words: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        stdin: int | None = None,
+        stdout: int | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start a service whose stderr a test reads, most often as a `Log`."""
+        return subprocess.Popen(
+            self.command(*words),
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @contextmanager
+    def started(
+        self,
+        *words: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        stdin: int | None = None,
+        stdout: int | None = None,
+    ) -> Generator[tuple[subprocess.Popen[str], Log]]:
+        """Start a service and yield it with its log; at the end kill it if it still runs."""
+        with self.start(*words, environment=environment, stdin=stdin, stdout=stdout) as child:
+            try:
+                yield child, Log(child)
+            finally:
+                child.kill()
+
     @contextmanager
     def running(self, *words: str, until: str) -> Generator[subprocess.Popen[str]]:
         """Run a service and yield it when its log contains `until`; then end it with SIGTERM and expect exit code 0."""
-        child = subprocess.Popen(
-            self.command(*words), env=self.environment, cwd=self.folder, stderr=subprocess.PIPE, text=True
-        )
-        assert child.stderr is not None
-        try:
+        with self.started(*words) as (child, _):
+            assert child.stderr is not None
             log = ""
             for line in child.stderr:
                 log += line
@@ -119,10 +149,6 @@ class Cli:
             yield child
             child.send_signal(signal.SIGTERM)
             assert child.wait(PATIENCE) == 0, child.stderr.read()
-        finally:
-            child.kill()
-            child.wait()
-            child.stderr.close()
 
 
 class Terminal:
