@@ -32,8 +32,8 @@ LATER = 4_000_000_000.0
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    return with_tokens(Cli(server.url, tmp_path))
+def cli(cli: Cli) -> Cli:
+    return with_tokens(cli)
 
 
 def with_tokens(cli: Cli) -> Cli:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +20,8 @@ async def work() -> None: ...
 
 
 @pytest.fixture
-def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     return cli
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 HOLIDAYS = """BEGIN:VCALENDAR
@@ -32,9 +30,9 @@ END:VCALENDAR
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    (tmp_path / "holidays.ics").write_text(HOLIDAYS)
-    return Cli(server.url, tmp_path)
+def cli(cli: Cli) -> Cli:
+    (cli.folder / "holidays.ics").write_text(HOLIDAYS)
+    return cli
 
 
 def set_calendar(cli: Cli, queue: str, *more: str) -> Any:

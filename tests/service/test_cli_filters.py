@@ -7,7 +7,6 @@ import signal
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +19,6 @@ from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 
 FAR = 2e9
-
-
-@pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    return Cli(server.url, tmp_path)
 
 
 @pytest.fixture

@@ -41,9 +41,9 @@ def climb(begun: str, goes_on: str) -> int:
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    return Cli(server.url, tmp_path)
+def cli(cli: Cli) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
+    return cli
 
 
 @pytest.fixture

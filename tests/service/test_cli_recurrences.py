@@ -6,12 +6,10 @@ import json
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 TASKS = """
@@ -30,9 +28,9 @@ async def report() -> None: ...
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS.replace("QUEUE", queue))
-    return Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS.replace("QUEUE", queue))
+    return cli
 
 
 def listed(cli: Cli, *of: str) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 TASKS = """
@@ -28,11 +26,10 @@ VERSIONS = {
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
+def cli(cli: Cli, queue: str) -> Cli:
     for version, rules in VERSIONS.items():
         declared = "".join(f'app.recurring("{rule}", name="{name}")(report)\n' for name, rule in rules.items())
-        (tmp_path / f"{version}.py").write_text(TASKS.replace("QUEUE", queue) + declared)
-    cli = Cli(server.url, tmp_path)
+        (cli.folder / f"{version}.py").write_text(TASKS.replace("QUEUE", queue) + declared)
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_TEST_IDLE_HEARTBEAT": "0.2", "EVSCHED_TEST_HEARTBEAT": "0.2"}
     return cli
 

@@ -10,7 +10,6 @@ import subprocess
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,10 +74,9 @@ PARENT = ("worker", "tasks:app", "--processes", "1")
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    os.mkfifo(tmp_path / "pipe")
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
+    os.mkfifo(cli.folder / "pipe")
     cli.environment |= {"EVSCHED_SHUTDOWN_GRACE": "0.3", "EVSCHED_QUEUES": queue}
     return cli
 

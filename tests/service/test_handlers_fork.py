@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,9 +77,8 @@ def fork_and_die():
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
     cli.environment |= {"EVSCHED_SHUTDOWN_GRACE": "0.3", "EVSCHED_QUEUES": queue}
     return cli
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +26,8 @@ async def cancel_all() -> None:
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
     cli.environment["EVSCHED_QUEUES"] = queue
     return cli
 

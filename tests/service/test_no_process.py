@@ -7,7 +7,6 @@ import signal
 import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,10 +61,9 @@ async def short() -> None:
 
 
 @pytest.fixture
-def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    (tmp_path / "other.py").write_text(OTHER)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
+    (cli.folder / "other.py").write_text(OTHER)
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_LOG_JOBS": "true"}
     cli.environment["EVSCHED_TEST_SCALE_DOWN_AFTER"] = "0.5"
     return cli

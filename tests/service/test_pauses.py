@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
     cli.run("recurrences", "add", "r", "t", "--rule", "0 9 * * *", "--queue", queue)
     return cli
 

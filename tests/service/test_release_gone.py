@@ -45,9 +45,8 @@ def release(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path, queue: str, release: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str, release: Path) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
     cli.environment |= {
         "PYTHONPATH": str(release.parent),
         "EVSCHED_SHUTDOWN_GRACE": "0.3",

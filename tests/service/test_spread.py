@@ -40,9 +40,9 @@ async def wait(path: str) -> None:
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    return Cli(server.url, tmp_path)
+def cli(cli: Cli) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
+    return cli
 
 
 @pytest.fixture
