@@ -71,7 +71,7 @@ def sigint_is_not_ignored() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def machine_may_be_busy() -> None:
-    """Give connections time on a machine that stalls: those of this process, not of services that tests start."""
+    """Lengthen the connection timeouts of this process, since the machine may stall; services keep their own."""
     links._OPTIONS["socket_connect_timeout"] = PATIENCE  # pyright: ignore[reportPrivateUsage]
 
 

@@ -1,6 +1,6 @@
 """An endpoint that handles each idempotency key once: `python -m tests.chaos.receiver` prints its port.
 
-It answers after 20 ms. Of the requests that it sees for the first time, one of forty is answered 503 before it is
+It answers after 20 ms. Among requests seen for the first time, one in forty is answered 503 before it is
 handled, and one of forty is handled and never answered, so its sender must try again. GET /report tells what arrived.
 """
 

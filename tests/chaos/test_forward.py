@@ -126,7 +126,7 @@ def wait_for_messages(raw: Any, stream: str, more: int) -> None:
 
 
 def wait_for_done(raw: Any, producer: Producer, more: int) -> None:
-    """Wait until so many jobs more have ended."""
+    """Wait until `more` further jobs have ended."""
     until, enough = time.monotonic() + 60, done(raw, producer) + more
     while done(raw, producer) < enough:
         assert time.monotonic() < until, "no messages arrive"

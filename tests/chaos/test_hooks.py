@@ -129,7 +129,7 @@ def wait_for_an_end(fleet: Fleet, pid: int) -> None:
 
 
 def wait_until_idle(raw: Any) -> None:
-    """Wait until every job has ended, those of the hooks too."""
+    """Wait until every job, including those of hooks, has ended."""
     until = time.monotonic() + 120
     while any(
         key.rpartition(b":")[2] in (b"schedule", b"backlog", b"ready") or b":processing:" in key

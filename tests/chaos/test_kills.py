@@ -1,4 +1,4 @@
-"""kill -9, again and again: nothing is lost, and what was held starts elsewhere within one lease."""
+"""Repeated kill -9: nothing is lost, and held jobs start on another worker within one lease."""
 
 from __future__ import annotations
 
@@ -93,9 +93,7 @@ def test_a_job_that_kills_its_worker_ends_in_dead_after_its_attempts(fleet: Flee
 
 
 @pytest.mark.timeout(120)
-def test_jobs_are_on_time_if_the_subscription_is_killed_in_the_instant_of_their_zadd(
-    fleet: Fleet, server: EmbeddedRedis
-) -> None:
+def test_jobs_are_on_time_when_the_subscription_dies_at_their_zadd(fleet: Fleet, server: EmbeddedRedis) -> None:
     raw = plain_client(server.url)
     fleet.start("dispatcher", EVSCHED_TEST_SAFETY_CAP="60", EVSCHED_TEST_PROBE_INTERVAL="50")
     fleet.start("worker", "tests.chaos.app:app")

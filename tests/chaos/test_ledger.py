@@ -47,7 +47,7 @@ def wait_for(url: str, condition: str, wanted: int, limit: float) -> float:
 
 
 @pytest.mark.timeout(240)
-def test_relays_that_are_killed_lose_no_commit_and_double_none(fleet: Fleet, ledger_url: str) -> None:
+def test_killed_relays_neither_lose_nor_double_a_commit(fleet: Fleet, ledger_url: str) -> None:
     fleet.start("dispatcher")
     fleet.start("worker", "tests.chaos.app:app", "--concurrency", "100")
     relays = [fleet.start("ledger", "run", EVSCHED_LEDGER_URL=ledger_url) for _ in range(RELAYS)]
@@ -95,7 +95,7 @@ def status(fleet: Fleet, url: str) -> Any:
 
 
 @pytest.mark.timeout(240)
-def test_redis_is_down_for_a_minute(own: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> None:
+def test_ledger_survives_a_minute_without_redis(own: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> None:
     fleet = Fleet(own.url, tmp_path / "oracle")
     try:
         fleet.start("dispatcher")
@@ -133,7 +133,7 @@ def client(server: EmbeddedRedis) -> Any:
 
 
 @pytest.mark.timeout(300)
-def test_after_a_flush_five_relays_bring_back_each_row_once_and_critical_ones_first(
+def test_five_relays_restore_each_row_once_after_a_flush_critical_first(
     fleet: Fleet, ledger_url: str, client: Any
 ) -> None:
     rows, critical = 100_000, 5_000
@@ -168,7 +168,7 @@ def test_after_a_flush_five_relays_bring_back_each_row_once_and_critical_ones_fi
 
 
 @pytest.mark.timeout(300)
-def test_changes_in_transactions_are_done_if_they_commit_while_relays_are_killed_and_redis_is_flushed(
+def test_only_committed_changes_apply_across_relay_kills_and_a_flush(
     fleet: Fleet, ledger_url: str, client: Any
 ) -> None:
     """Jobs that are never due are moved, made due, and cancelled, some of them in transactions that are rolled back."""

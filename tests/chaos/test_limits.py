@@ -1,4 +1,4 @@
-"""A concurrency limit under kill -9: never exceeded, and never stuck below what it lets pass."""
+"""A concurrency limit under kill -9 is never exceeded and never stuck below its value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE = 15.0
     [{"concurrency": LIMIT}, {"concurrency:task:work": LIMIT, "concurrency:*": LIMIT - 1}],
     ids=["queue", "task"],
 )
-def test_a_concurrency_limit_holds_over_three_workers_one_of_which_is_killed(
+def test_concurrency_limit_holds_over_three_workers_when_one_is_killed(
     fleet: Fleet, client: SyncClient, limits: dict[str, float]
 ) -> None:
     fleet.start("dispatcher")

@@ -33,7 +33,7 @@ BATCH = 10
 
 
 class Producer(Thread):
-    """Enqueues jobs, due now or within seconds, until it is stopped. What Redis does not confirm, it sends again."""
+    """Enqueues jobs, due now or within seconds, until it is stopped. Unconfirmed calls are sent again."""
 
     def __init__(self, url: str, rng: random.Random) -> None:
         super().__init__(daemon=True)
@@ -89,7 +89,7 @@ class Services:
         self._replace(self._rng.randrange(len(self._services)), signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stop one process for longer than its lease, and let it go on."""
+        """Stop one process for longer than its lease, then continue it."""
         _, child = self._rng.choice(self._services)
         child.send_signal(signal.SIGSTOP)
         time.sleep(self._rng.uniform(0.5, 5))
@@ -101,7 +101,7 @@ class Services:
             assert self._replace(n, signal.SIGTERM) in (0, -signal.SIGTERM)  # which ends it while Python still starts
 
     def restart_redis(self) -> None:
-        """Kill Redis, or end it in order, and start it with what it has written."""
+        """Kill Redis or shut it down, and start it with the data on disk."""
         self._server.kill() if self._rng.random() < 0.5 else self._server.stop()
         time.sleep(self._rng.uniform(0, 1))
         self._server.start()

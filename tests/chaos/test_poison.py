@@ -1,4 +1,4 @@
-"""A job that kills each process that runs it: it is given up after its attempts, and no other job is harmed."""
+"""A job that kills every process that runs it is buried after its attempts and harms no other job."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_only_the_poison_among_a_thousand_jobs_dies(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_poison_that_kills_its_whole_worker_each_time_is_given_up_after_exactly_its_attempts(
+def test_job_that_kills_its_whole_worker_is_buried_after_its_attempts(
     fleet: Fleet, client: SyncClient, raw: Any, workers: int, seed: int
 ) -> None:
     reason = reason_of_poison(fleet, client, raw, "massacre", workers, seed)

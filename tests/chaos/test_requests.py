@@ -23,7 +23,7 @@ ROOT = "evsched:{targets}:"
 
 @pytest.fixture
 def port() -> Generator[int]:
-    """The port of an endpoint that notes what it receives."""
+    """The port of an endpoint that records the requests it receives."""
     with subprocess.Popen([sys.executable, "-m", "tests.chaos.receiver"], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         yield int(child.stdout.readline())

@@ -19,9 +19,7 @@ SLOW = 50_000
 
 
 @pytest.mark.timeout(900)
-def test_hostile_input_of_a_producer_costs_one_job_only(
-    server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any
-) -> None:
+def test_hostile_producer_input_costs_only_one_job(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
     start = int(os.environ.get("EVSCHED_SEED") or secrets.randbelow(2**32))
     print(f"EVSCHED_SEED={start}")  # shown when it fails
     cli = Cli(server.url, tmp_path)

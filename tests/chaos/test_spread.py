@@ -1,4 +1,4 @@
-"""The workers of a queue share its jobs: none computes alone, and no job waits while a slot is free elsewhere."""
+"""The workers of a queue share its jobs: no job waits while a slot is free in any worker."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def busy_machine() -> Generator[None]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("count", [6, 60, 198])
-def test_queues_go_on_soon_after_a_primary_dies_on_a_busy_machine(tmp_path: Path, count: int) -> None:
+def test_queues_resume_soon_after_a_primary_dies_on_a_busy_machine(tmp_path: Path, count: int) -> None:
     with tls_cluster(tmp_path, replicas=3) as cluster, closing(SyncClient(cluster.tls_url)) as client:
         fleet, queues = Fleet(cluster.tls_url, tmp_path / "oracle"), [f"q{n}" for n in range(count)]
         names = [word for queue in queues for word in ("--queue", queue)]

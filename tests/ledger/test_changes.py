@@ -113,7 +113,7 @@ async def test_a_job_that_runs_is_stopped_and_not_moved(
 
 
 @pytest.mark.extra
-async def test_a_job_that_has_ended_when_the_relay_sees_its_change_stays_as_it_ended(
+async def test_change_seen_after_the_job_ended_does_not_alter_its_outcome(
     relaying: Running, config: Config, app: App, send: Any, ledger_url: str, recorder: Recorder
 ) -> None:
     """The changes are committed while no relay runs."""
@@ -181,7 +181,7 @@ async def test_the_result_of_a_job_that_was_cancelled_before_it_came_to_redis(
     await app.close()
 
 
-async def test_a_transaction_that_changes_several_jobs_never_ends_by_a_deadlock_with_a_relay(
+async def test_changes_of_several_jobs_never_deadlock_with_a_relay(
     app: App, send: Any, queue: str, ledger_url: str
 ) -> None:
     """The relay writes the ends of a and b while the program has changed b, and then changes a."""
@@ -217,7 +217,7 @@ async def test_a_record_of_another_type_stops_no_other_cancellation(
     assert {state for state, _ in states(ledger_url).values()} == {"cancelled"}
 
 
-async def test_a_cancellation_that_came_after_the_death_of_a_job_is_not_for_its_revival(
+async def test_cancellation_of_a_dead_job_does_not_cancel_its_revival(
     relaying: Running, config: Config, app: App, queue: str, ledger_url: str, raw: Any, recorder: Recorder
 ) -> None:
     @app.task

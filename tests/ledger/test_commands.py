@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +68,7 @@ async def test_a_relay_under_its_own_user_serves_its_page(
     client.execute_command("ACL", "SETUSER", "ledger", *rules.split())
     cli.environment["EVSCHED_URL"] = own.url.replace("redis://", "redis://ledger:change-me@")
     insert(ledger_url, queue, "a", "b")
-    child = subprocess.Popen(
-        cli.command("ledger", "run", "--metrics-port", "0"),
-        env=cli.environment,
-        cwd=cli.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = cli.start("ledger", "run", "--metrics-port", "0")
     url = Log(child).until("Listening")["url"]
     page, sender = "", SyncSender(own.url)
     while f'evsched_ledger_rows_scheduled_total{{kind="new",queue="{queue}"}} 2.0' not in page:
@@ -135,7 +128,7 @@ async def test_rows_wait_since_their_insert_or_since_a_relay_found_the_loss(
     assert cli.json("ledger", "status")["waiting"] == {"rows": 2, "seconds": 0.0}
 
 
-async def test_a_transaction_that_was_open_for_long_does_not_count_as_a_waiting_row(
+async def test_long_open_transaction_does_not_count_as_a_waiting_row(
     relaying: Running, config: Config, queue: str, ledger_url: str, server: EmbeddedRedis
 ) -> None:
     sender = BatchingSender(server.url)
@@ -152,13 +145,12 @@ async def test_a_transaction_that_was_open_for_long_does_not_count_as_a_waiting_
 
 
 @pytest.mark.extra
-async def test_while_redis_is_down_waiting_rows_are_counted(
+async def test_waiting_rows_are_counted_while_redis_is_down(
     own: EmbeddedRedis, cli: Cli, queue: str, ledger_url: str
 ) -> None:
     cli.environment["EVSCHED_URL"] = own.url
     insert(ledger_url, queue, "before")
-    command = cli.command("ledger", "run", "--metrics-port", "0")
-    child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    child = cli.start("ledger", "run", "--metrics-port", "0")
     log = Log(child)
     url, page = log.until("Listening")["url"], ""
     while f'evsched_ledger_rows_scheduled_total{{kind="new",queue="{queue}"}} 1.0' not in page:
@@ -178,7 +170,7 @@ async def test_while_redis_is_down_waiting_rows_are_counted(
     assert terminate(child) == 0
 
 
-async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arrive(
+async def test_doctor_finds_jobs_missing_in_redis_and_undelivered_ends(
     relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_audit, "_AGAIN", 0.0)
@@ -215,7 +207,7 @@ async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arri
 
 @pytest.mark.extra
 @pytest.mark.parametrize("command", ["migrate", "run", "status"])
-def test_a_missing_part_is_named_in_one_line(cli: Cli, ledger_url: str, command: str) -> None:
+def test_missing_url_or_psycopg_is_reported_in_one_line(cli: Cli, ledger_url: str, command: str) -> None:
     cli.environment["EVSCHED_LEDGER_URL"] = ""
     done = cli.process("ledger", command)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -227,7 +219,7 @@ def test_a_missing_part_is_named_in_one_line(cli: Cli, ledger_url: str, command:
     assert done.stderr == "evsched: the ledger needs psycopg: pip install '.[ledger]' in a checkout of evsched\n"
 
 
-def test_a_database_that_is_not_there_is_said_and_its_password_is_not(cli: Cli) -> None:
+def test_unreachable_database_is_reported_without_its_password(cli: Cli) -> None:
     cli.environment["EVSCHED_LEDGER_URL"] = "postgresql://me:secret@127.0.0.1:1/x"
     done = cli.run("ledger", "migrate")
     assert done.returncode != 0
@@ -303,14 +295,13 @@ async def test_each_reason_why_the_database_does_not_serve_is_reported_once(
 async def test_a_relay_without_its_database_is_not_ready_and_says_why(
     cli: Cli, ledger_url: str, postgres: Postgres
 ) -> None:
-    command = cli.command("ledger", "run", "--metrics-port", "0")
-    child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    child = cli.start("ledger", "run", "--metrics-port", "0")
     url = Log(child).until("Listening")["url"]
     while (await get(f"{url}/readyz"))[0] != 200:
         pass
     name = str(conninfo_to_dict(ledger_url)["dbname"])
     postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-    second = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    second = cli.start("ledger", "run", "--metrics-port", "0")
     started_later = Log(second).until("Listening")["url"]
     assert (await get(f"{started_later}/readyz"))[0] == 503
     assert terminate(second) == 0
@@ -407,8 +398,7 @@ async def test_status_and_the_doctor_say_that_relays_use_several_redises(
 
 @pytest.mark.extra
 async def test_a_relay_that_waits_for_a_locked_table_says_so(cli: Cli, queue: str, ledger_url: str) -> None:
-    command = cli.command("ledger", "run", "--metrics-port", "0")
-    child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    child = cli.start("ledger", "run", "--metrics-port", "0")
     log = Log(child)
     url = log.until("Listening")["url"]
     while (await get(f"{url}/readyz"))[0] != 200:
@@ -484,9 +474,7 @@ def test_without_its_database_dead_jobs_of_redis_are_revived(cli: Cli, queue: st
     assert "the ledger was not asked" in done.stderr
 
 
-def test_a_row_that_no_relay_has_scheduled_is_explained_shown_and_cancelled(
-    cli: Cli, queue: str, ledger_url: str
-) -> None:
+def test_unscheduled_row_is_explained_shown_and_cancelled(cli: Cli, queue: str, ledger_url: str) -> None:
     insert(ledger_url, queue, "a")
     done = cli.run("explain", "a")
     assert done.returncode == 0

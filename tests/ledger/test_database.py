@@ -1,4 +1,4 @@
-"""A relay's connection: it sets what it needs, whatever the role has by default, and collisions are no outage."""
+"""A relay's connection overrides the defaults of its role, and collisions do not count as an outage."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ async def test_a_row_is_deleted_and_inserted_again_while_its_job_runs(
     assert states(ledger_url) == [("a", "done", None)]
 
 
-async def test_an_id_that_a_job_in_redis_has_makes_the_row_dead_and_stops_no_other(
+async def test_row_with_the_id_of_a_foreign_job_is_dead_and_blocks_no_other(
     relaying: Running, config: Config, app: App, queue: str, ledger_url: str, ran: list[str], sender: BatchingSender
 ) -> None:
     payload = b'{"task":"note","args":["direct"]}'
@@ -114,7 +114,7 @@ async def test_an_id_that_a_job_in_redis_has_makes_the_row_dead_and_stops_no_oth
     assert "not of this ledger" in reason
 
 
-async def test_a_row_that_is_too_long_is_dead_and_stops_no_other(
+async def test_row_that_is_too_long_is_dead_and_blocks_no_other(
     relaying: Running, queue: str, ledger_url: str, raw: Any
 ) -> None:
     """Redis closes the connection if an argument is longer than its `proto-max-bulk-len`."""

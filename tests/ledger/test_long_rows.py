@@ -1,4 +1,4 @@
-"""Long rows: a claim reads few of them, and those that Redis does not take cost other rows little."""
+"""Long rows: a claim reads few of them, and rows that Redis refuses cost other rows little."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Refusing:
         return {}
 
 
-async def test_a_row_as_long_as_one_that_was_not_taken_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_row_as_long_as_a_refused_one_is_sent_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def relayed(_: Store, jobs: Sequence[RowJob]) -> list[RowJob]:
         return list(jobs)
 

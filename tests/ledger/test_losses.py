@@ -1,4 +1,4 @@
-"""What is lost or away for a time: Redis's data, Redis, PostgreSQL. Nothing is missing afterwards, or runs twice."""
+"""Redis's data, Redis or PostgreSQL is lost for a time; afterwards no job is missing and none runs twice."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_after_a_flush_each_row_that_has_not_ended_is_scheduled_again_once
     assert len({one.epoch for one in recorder.of(process_events.EpochFound)}) == 2
 
 
-async def test_a_restart_of_redis_that_loses_its_last_moments_is_noticed(
+async def test_restart_that_loses_recent_writes_is_detected(
     relaying: Running, queue: str, ledger_url: str, own: EmbeddedRedis, client: Any, recorder: Recorder
 ) -> None:
     """The key of the epoch survives, as after a failover to a replica that lags behind."""
@@ -130,7 +130,7 @@ async def test_a_restart_of_redis_that_loses_its_last_moments_is_noticed(
         assert client.zcard(f"evsched:{{{queue}}}:schedule") == 10
 
 
-async def test_a_running_redis_that_gets_an_older_copy_of_its_data_is_noticed(
+async def test_running_redis_loaded_with_older_data_is_detected(
     relaying: Running,
     queue: str,
     ledger_url: str,
@@ -153,7 +153,7 @@ async def test_a_running_redis_that_gets_an_older_copy_of_its_data_is_noticed(
         await recorder.until(lambda: client.zcard(f"evsched:{{{queue}}}:schedule") == 200)
 
 
-async def test_rows_that_another_redis_did_not_take_are_scheduled_when_the_first_is_back(
+async def test_rows_lost_in_a_failover_are_scheduled_after_the_failback(
     relaying: Running,
     queue: str,
     ledger_url: str,
@@ -182,7 +182,7 @@ async def test_rows_that_another_redis_did_not_take_are_scheduled_when_the_first
     assert client.zcard(f"evsched:{{{queue}}}:schedule") == 110
 
 
-async def test_jobs_whose_rows_have_ended_do_not_come_back_with_older_data(
+async def test_restoring_older_redis_data_does_not_rerun_ended_rows(
     relaying: Running,
     running: System,
     queue: str,
@@ -193,7 +193,7 @@ async def test_jobs_whose_rows_have_ended_do_not_come_back_with_older_data(
     recorder: Recorder,
     ran: list[str],
 ) -> None:
-    """Except those that a client has replaced in the older data, or enqueued there itself."""
+    """Jobs that a client replaced or enqueued itself in the older data do run."""
     insert(ledger_url, queue, 55)
     program, schedule = Client(own.url), f"evsched:{{{queue}}}:schedule"
     async with relaying(recorder):
@@ -229,7 +229,7 @@ async def test_settings_that_operators_made_are_restored(
     recorder: Recorder,
     before: bool,
 ) -> None:
-    """Before the jobs and the recurrences that need them; what was deleted stays so.
+    """They precede the jobs and recurrences that need them; deleted settings stay deleted.
 
     They are copied when the relay starts, and when they are made while it runs: its safety cap is longer than the test.
     """
@@ -280,7 +280,7 @@ async def test_settings_that_operators_made_are_restored(
     await program.close()
 
 
-async def test_critical_rows_come_back_first(
+async def test_critical_rows_are_restored_first(
     relaying: Running, queue: str, ledger_url: str, client: Any, recorder: Recorder
 ) -> None:
     for critical in (0, 2, 1):
@@ -308,7 +308,7 @@ async def test_critical_only_leaves_the_other_rows_in_the_table(
     assert client.zcard(schedule) == 60
 
 
-async def test_redis_is_down_for_a_while(
+async def test_rows_inserted_while_redis_is_down_run_after_it_returns(
     relaying: Running,
     running: System,
     queue: str,
@@ -330,7 +330,7 @@ async def test_redis_is_down_for_a_while(
 
 @pytest.mark.extra
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-async def test_postgresql_is_restarted(
+async def test_rows_run_after_postgresql_restarts(
     relaying: Running,
     running: System,
     queue: str,
@@ -362,7 +362,7 @@ async def test_a_result_is_awaited_across_a_flush(
     recorder: Recorder,
     monkeypatch: Any,
 ) -> None:
-    """With `reply`, which the row has, so that the job pushes its outcome though Redis has forgotten who waits."""
+    """The row has `reply`, so the job pushes its outcome though Redis has forgotten the waiting client."""
     monkeypatch.setattr(operations, "_BLOCK", 1000.0)
     with psycopg.connect(ledger_url, autocommit=True) as connection:
         connection.execute(

@@ -1,4 +1,4 @@
-"""`evsched ledger migrate` makes what is missing, and locks nothing else."""
+"""`evsched ledger migrate` creates missing tables and columns, and locks nothing else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ORDER BY 1, 2, 3
 
 @pytest.mark.extra
 @pytest.mark.parametrize("drop", PARTS)
-async def test_missing_parts_are_created(ledger_url: str, drop: str) -> None:
+async def test_migrate_creates_whatever_was_dropped(ledger_url: str, drop: str) -> None:
     with psycopg.connect(ledger_url, autocommit=True) as connection:
         connection.execute(INSERT)
         whole = connection.execute(SCHEMA).fetchall()
@@ -55,7 +55,7 @@ async def test_tables_that_are_up_to_date_are_not_locked(ledger_url: str) -> Non
         await migrate(ledger_url)
 
 
-async def test_a_table_that_must_change_is_waited_for_for_a_short_time(ledger_url: str) -> None:
+async def test_migrate_waits_briefly_for_a_locked_table(ledger_url: str) -> None:
     with psycopg.connect(ledger_url, autocommit=True) as other:
         other.execute("ALTER TABLE evsched_job DROP COLUMN report")
     with psycopg.connect(ledger_url) as connection:

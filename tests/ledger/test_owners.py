@@ -82,7 +82,7 @@ async def test_a_relay_waits_when_redis_comes_to_belong_to_another_database(
         await recorder.wait(process_events.RowsScheduled, lambda event: event.again)
 
 
-async def test_a_relay_waits_while_another_one_of_its_database_uses_another_redis(
+async def test_relay_waits_while_another_of_its_database_uses_another_redis(
     relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, client: Any
 ) -> None:
     async with relaying() as first:
@@ -101,7 +101,7 @@ async def test_a_relay_waits_while_another_one_of_its_database_uses_another_redi
     assert any(waits.reason.endswith(f": {pid}") for (pid,) in sessions)
 
 
-async def test_relays_go_on_when_relays_of_another_redis_are_gone(
+async def test_relays_resume_when_relays_on_another_redis_are_gone(
     relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, client: Any, monkeypatch: Any
 ) -> None:
     """Three use one Redis, and two that start later another one; one of these leaves later than the other."""
@@ -123,7 +123,7 @@ async def test_relays_go_on_when_relays_of_another_redis_are_gone(
     assert client.zcard(keys.schedule(queue)) == 2
 
 
-async def test_a_relay_whose_redis_is_down_keeps_no_other_from_its_work(
+async def test_relay_without_its_redis_does_not_block_other_relays(
     relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, own: EmbeddedRedis, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(epoch, "_GONE", 0.0)
@@ -138,7 +138,7 @@ async def test_a_relay_whose_redis_is_down_keeps_no_other_from_its_work(
             await right.wait(process_events.RowsScheduled)
 
 
-async def test_the_redis_of_relays_that_are_gone_is_not_given_up_at_once(
+async def test_redis_of_vanished_relays_keeps_its_claim_for_a_while(
     relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, monkeypatch: Any
 ) -> None:
     """After a restart of PostgreSQL, a relay that waited may be the first that is back."""

@@ -88,7 +88,7 @@ async def test_rows_are_declared_changed_restored_and_removed(
         ("@daily", {"skip": "holidays"}, "holidays"),
     ],
 )
-async def test_a_row_that_cannot_be_declared_says_why_and_stops_no_other(
+async def test_invalid_recurrence_row_records_the_reason_and_blocks_no_other(
     relaying: Running, queue: str, ledger_url: str, client: Any, rule: str, options: dict[str, Any], reason: str
 ) -> None:
     insert(ledger_url, queue, "bad", rule, **options)
@@ -104,10 +104,10 @@ async def test_a_row_that_cannot_be_declared_says_why_and_stops_no_other(
     assert execute(ledger_url, "SELECT reason FROM evsched_recurrence WHERE name = 'bad'") == [(None,)]
 
 
-async def test_a_row_that_was_refused_does_not_recur_after_a_loss_of_redis(
+async def test_refused_recurrence_row_stays_refused_after_redis_loses_its_data(
     relaying: Running, queue: str, ledger_url: str, own: EmbeddedRedis, client: Any
 ) -> None:
-    """The relay declares before a worker has written again what the retries of its tasks may take."""
+    """The relay declares before a worker has rewritten the retry policies of its tasks."""
     sender = BatchingSender(own.url)
     await sender.send(Store(queue).set_policies({"t": write_policy(Retry(attempts=5, interval=60))}))
     await sender.close()
@@ -127,7 +127,7 @@ async def test_a_row_that_was_refused_does_not_recur_after_a_loss_of_redis(
     assert execute(ledger_url, refused) == [(None,)]
 
 
-async def test_a_row_neither_changes_nor_removes_declarations_of_the_code(
+async def test_row_does_not_override_a_recurrence_declared_in_code(
     relaying: Running, queue: str, ledger_url: str, own: EmbeddedRedis, client: Any
 ) -> None:
     sender = BatchingSender(own.url)

@@ -1,4 +1,4 @@
-"""Rows that are committed become jobs, each once, and their ends come back."""
+"""Each committed row becomes one job, and receives its outcome."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ran(app: App) -> list[str]:
     return ran
 
 
-async def test_a_row_becomes_a_job_and_its_end_comes_back(
+async def test_row_becomes_a_job_and_receives_its_outcome(
     relaying: Running, config: Config, app: App, queue: str, ledger_url: str, ran: list[str], raw: Any
 ) -> None:
     async with relaying() as recorder, system(config, app):
@@ -73,7 +73,7 @@ async def test_a_row_becomes_a_job_and_its_end_comes_back(
     assert 0 < raw.ttl(f"evsched:{{{queue}}}:job:a") <= 300
 
 
-async def test_entries_of_a_foreign_client_keep_no_end_from_its_row(
+async def test_foreign_entries_in_the_stream_do_not_block_outcomes(
     relaying: Running, config: Config, app: App, queue: str, ledger_url: str, ran: list[str], raw: Any
 ) -> None:
     stream = f"evsched:{{{queue}}}:ends"
@@ -111,7 +111,7 @@ async def test_rows_that_are_rolled_back_never_become_jobs(
     assert sorted(ran) == sorted(f"j{n}" for n in range(0, 200, 2))
 
 
-async def test_rows_that_were_there_before_the_relay_are_scheduled_at_its_start(
+async def test_rows_inserted_before_the_relay_started_are_scheduled(
     relaying: Running, queue: str, ledger_url: str, raw: Any
 ) -> None:
     insert(ledger_url, queue, "a", due="to_timestamp(1900000000.25)", priority=7, grp="g")
@@ -207,7 +207,7 @@ async def test_five_relays_schedule_each_row_once(
 async def test_the_result_of_a_job_is_there_right_after_its_commit(
     relaying: Running, config: Config, app: App, queue: str, ledger_url: str
 ) -> None:
-    """Of a new id, and of one whose earlier job has left its own result."""
+    """For a new id, and for one whose earlier job has left a result."""
 
     @app.task
     async def double(n: int) -> int:

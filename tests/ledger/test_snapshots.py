@@ -1,4 +1,4 @@
-"""Old snapshots, by which PostgreSQL keeps what rows have left, and transactions that are open for long."""
+"""Old snapshots, which make PostgreSQL keep dead index entries, and long open transactions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def blocks(url: str, selection: Selection) -> int:
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
-async def test_a_look_at_new_rows_does_not_read_ended_ones(ledger_url: str, queue: str, analyzed: bool) -> None:
+async def test_search_for_new_rows_does_not_read_ended_rows(ledger_url: str, queue: str, analyzed: bool) -> None:
     """With an old snapshot, the index of all open rows has an entry for each of them."""
     with psycopg.connect(ledger_url) as old, psycopg.connect(ledger_url, autocommit=True) as program:
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -86,7 +86,7 @@ async def test_a_row_whose_transaction_was_open_during_later_looks_is_scheduled(
     assert scheduled(recorder) == 4
 
 
-async def test_a_row_that_sql_makes_wait_again_is_scheduled_at_once(
+async def test_row_reopened_with_sql_is_scheduled_at_once(
     stepping: Stepping, queue: str, ledger_url: str, recorder: Recorder
 ) -> None:
     """As docs/ledger.md says for rows that were refused."""

@@ -89,13 +89,13 @@ Kind = Callable[[str], AbstractAsyncContextManager[Any]]
 
 
 async def end(done: Any) -> None:
-    """Await what a commit or a rollback returns, if it returns anything."""
+    """Await the result of a commit or rollback if it is awaitable."""
     if done is not None:
         await done
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_rows_of_an_open_transaction_run_and_those_rolled_back_do_not(
+async def test_rows_of_an_open_transaction_run_but_rolled_back_rows_do_not(
     app: App, clock: Clock, ledger_url: str, kind: Kind
 ) -> None:
     """As in tests whose one transaction is rolled back at their end."""
@@ -161,7 +161,7 @@ def test_a_test_without_an_event_loop_as_django_needs_it(
 
 
 async def test_a_session_that_is_bound_to_the_transaction_of_the_test(app: App, clock: Clock, ledger_url: str) -> None:
-    """The recipe of SQLAlchemy for test suites: what the code commits is a savepoint of the test."""
+    """SQLAlchemy's recipe for test suites: a commit of the code releases a savepoint of the test."""
     send = handle(app)
     engine = sqlalchemy.create_engine(sqlalchemy_url(ledger_url))
     with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""`enqueue_in`: the job exists if and only if the transaction of the program commits, whichever library it is."""
+"""`enqueue_in`: with every library, the job exists if and only if the program's transaction commits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def set_state(url: str, state: str) -> None:
         connection.execute("UPDATE evsched_job SET state = %s", [state])
 
 
-async def test_psycopg_async(send: Any, rows: Any, ledger_url: str, queue: str) -> None:
+async def test_job_is_inserted_with_async_psycopg(send: Any, rows: Any, ledger_url: str, queue: str) -> None:
     async with await psycopg.AsyncConnection.connect(ledger_url) as connection:
         task = send.using(id="a", due=DUE, priority=7, group="g", critical=3)
         job = await task.enqueue_in(connection, "bob")
@@ -65,7 +65,7 @@ async def test_psycopg_async(send: Any, rows: Any, ledger_url: str, queue: str) 
     assert len(rows()) == 1
 
 
-async def test_psycopg_sync(send: Any, rows: Any, ledger_url: str) -> None:
+async def test_job_is_inserted_with_sync_psycopg(send: Any, rows: Any, ledger_url: str) -> None:
     with psycopg.connect(ledger_url) as connection:
         job_id = send.enqueue_in_sync(connection, "bob")
         job = await send.using(delay=3600).enqueue_in(connection, "eve")
@@ -80,7 +80,7 @@ async def test_psycopg_sync(send: Any, rows: Any, ledger_url: str) -> None:
     assert abs(second[5] - now - 3600) < 60
 
 
-def test_sqlalchemy(send: Any, rows: Any, ledger_url: str) -> None:
+def test_job_is_inserted_with_sqlalchemy(send: Any, rows: Any, ledger_url: str) -> None:
     engine = sqlalchemy.create_engine(ledger_url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         send.using(id="a").enqueue_in_sync(connection, "bob")
@@ -94,7 +94,7 @@ def test_sqlalchemy(send: Any, rows: Any, ledger_url: str) -> None:
     assert [row[1] for row in rows()] == ["a", "b"]
 
 
-async def test_sqlalchemy_in_an_event_loop(send: Any, rows: Any, ledger_url: str) -> None:
+async def test_job_is_inserted_with_async_sqlalchemy(send: Any, rows: Any, ledger_url: str) -> None:
     engine = create_async_engine(ledger_url.replace("postgresql:", "postgresql+psycopg:"))
     async with engine.begin() as connection:
         await send.using(id="a").enqueue_in(connection, "bob")
@@ -131,7 +131,7 @@ def django_connection(url: str) -> Any:
     return connection
 
 
-def test_django(send: Any, rows: Any, ledger_url: str) -> None:
+def test_job_is_inserted_with_django(send: Any, rows: Any, ledger_url: str) -> None:
     connection = django_connection(ledger_url)
     send.using(id="a").enqueue_in_sync(connection, "bob")
     assert rows() == []
@@ -143,7 +143,7 @@ def test_django(send: Any, rows: Any, ledger_url: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["open", "dead", "expired"])
-def test_an_id_whose_job_has_not_ended_is_refused_and_the_transaction_goes_on(
+def test_duplicate_id_is_refused_without_aborting_the_transaction(
     send: Any, rows: Any, ledger_url: str, state: str
 ) -> None:
     with psycopg.connect(ledger_url) as connection:
@@ -190,7 +190,7 @@ def test_a_unique_job_is_one_as_long_as_it_has_not_ended_and_for_its_time(
 
 
 class AsyncpgConnection:
-    """The methods of a connection of asyncpg that those of other libraries have too, with its own parameters."""
+    """An asyncpg connection's methods whose names other libraries share, with asyncpg's parameters."""
 
     async def execute(self, query: str, *args: Any) -> str:
         raise NotImplementedError
@@ -199,7 +199,7 @@ class AsyncpgConnection:
         raise NotImplementedError
 
 
-async def test_an_invalid_row_is_refused_before_the_database_is_asked(send: Any, ledger_url: str) -> None:
+async def test_invalid_insert_is_refused_before_the_database_is_asked(send: Any, ledger_url: str) -> None:
     with pytest.raises(ConfigError, match="int is not a connection"):
         await send.enqueue_in(7, "bob")
     with pytest.raises(ConfigError, match="AsyncpgConnection is not a connection"):
@@ -254,7 +254,7 @@ async def test_other_databases_are_refused(send: Any) -> None:
 
 
 @pytest.mark.parametrize("time", [{"due": 1e15}, {"due": -1e15}, {"delay": 1e15}])
-def test_a_time_that_postgresql_does_not_store_is_refused_and_the_transaction_goes_on(
+def test_time_beyond_postgresql_range_is_refused_without_aborting(
     send: Any, rows: Any, ledger_url: str, time: dict[str, float]
 ) -> None:
     with psycopg.connect(ledger_url) as connection:
@@ -407,7 +407,7 @@ async def test_many_jobs_are_inserted_in_their_order(send: Any, rows: Any, ledge
     assert {row[3:8] for row in written} == {(7, "g", DUE, 3, "open")}
 
 
-def test_many_jobs_of_which_one_is_wrong_or_there_are_not_inserted(send: Any, rows: Any, ledger_url: str) -> None:
+def test_batch_with_an_invalid_or_duplicate_job_inserts_nothing(send: Any, rows: Any, ledger_url: str) -> None:
     by_letter = send.using(unique=Unique(by=initial))
     with psycopg.connect(ledger_url) as connection:
         (eve,) = by_letter.enqueue_many_in_sync(connection, [("eve",)])
@@ -469,9 +469,7 @@ def compared(plan: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("name", ["_END", "_REFUSE", "_REVIVED"])
-def test_ends_are_written_by_their_ids_while_the_length_of_the_queue_is_not_known(
-    ledger_url: str, queue: str, name: str
-) -> None:
+def test_outcomes_are_written_by_id_before_table_statistics_exist(ledger_url: str, queue: str, name: str) -> None:
     with psycopg.connect(ledger_url) as connection:
         connection.execute(
             "INSERT INTO evsched_job (queue, id, payload) SELECT %s, 'j' || n, '{\"task\":\"t\"}' "

@@ -1,4 +1,4 @@
-"""A row that Redis does not take stops no other row: it is dead if that is certain, else set aside for a while."""
+"""A row that Redis refuses blocks no other: it is dead if the refusal is certain, else set aside for a while."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scheduled(recorder: Recorder) -> int:
 STATES = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
 
 
-async def test_rows_that_are_longer_than_redis_takes_are_dead_and_say_which_setting_to_change(
+async def test_row_longer_than_redis_accepts_is_dead_and_names_the_setting(
     relaying: Running, queue: str, ledger_url: str, client: Any
 ) -> None:
     client.config_set("proto-max-bulk-len", 2 * MEGABYTE)
@@ -62,7 +62,7 @@ async def test_rows_that_are_longer_than_redis_takes_are_dead_and_say_which_sett
     assert not recorder.of(process_events.RowsSetAside)
 
 
-async def test_a_row_that_resets_the_connection_is_set_aside_if_the_relay_may_not_read_the_limit(
+async def test_row_that_resets_the_connection_is_set_aside_without_config_rights(
     relaying: Running, queue: str, ledger_url: str, client: Any, monkeypatch: Any
 ) -> None:
     client.config_set("proto-max-bulk-len", 2 * MEGABYTE)
@@ -85,7 +85,7 @@ async def test_a_row_that_resets_the_connection_is_set_aside_if_the_relay_may_no
     assert not recorder.of(process_events.RedisDown)
 
 
-async def test_a_recurrence_that_redis_does_not_take_stops_no_other(
+async def test_recurrence_refused_by_redis_does_not_block_others(
     relaying: Running, queue: str, ledger_url: str, client: Any
 ) -> None:
     client.config_set("proto-max-bulk-len", 2 * MEGABYTE)

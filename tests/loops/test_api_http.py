@@ -45,7 +45,7 @@ async def test_the_document_is_openapi_and_has_every_operation(api: Caller) -> N
     assert all(one["summary"] for methods in document["paths"].values() for one in methods.values())
 
 
-async def test_it_can_be_mounted_in_another_application(server: EmbeddedRedis, queue: str) -> None:
+async def test_api_can_be_mounted_in_another_application(server: EmbeddedRedis, queue: str) -> None:
     inner = create(Config(url=server.url, api_open_hosts=("x",)))
     transport = httpx.ASGITransport(Starlette(routes=[Mount("/scheduler", inner)]))
     async with (
@@ -63,11 +63,11 @@ async def test_it_can_be_mounted_in_another_application(server: EmbeddedRedis, q
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v1/", "/v1/queues/", "/v2/queues", "/v1/queues/q/jobs/a/b", "/V1/queues"]
 )
-async def test_a_path_that_there_is_not_is_404(api: Caller, path: str) -> None:
+async def test_unknown_path_is_404(api: Caller, path: str) -> None:
     assert (await api.ask("GET", path)).json()["code"] == "no-such-path"
 
 
-async def test_a_method_that_there_is_not_is_405(api: Caller, jobs: str) -> None:
+async def test_unsupported_method_is_405(api: Caller, jobs: str) -> None:
     for path, methods in (
         (jobs, {"GET", "HEAD", "POST"}),
         (f"{jobs}/a", {"GET", "HEAD", "PATCH", "DELETE"}),
@@ -134,7 +134,7 @@ async def test_an_id_that_is_not_valid_is_refused_in_words(api: Caller, jobs: st
         (rb'{"task":"\\ud800', "truncated"),
     ],
 )
-async def test_half_of_a_surrogate_pair_is_named(api: Caller, jobs: str, content: bytes, words: str) -> None:
+async def test_lone_surrogate_is_refused_by_name(api: Caller, jobs: str, content: bytes, words: str) -> None:
     refused = await api.ask("POST", jobs, content=content, headers=JSON)
     assert (refused.status_code, refused.json()["code"]) == (400, "not-json")
     assert words in refused.json()["detail"]
@@ -183,7 +183,7 @@ async def test_a_body_that_is_too_long_is_refused_and_discarded(
         assert (await api.ask("POST", jobs, content=exact, headers=JSON)).status_code == 201
 
 
-async def test_the_rest_of_a_body_is_waited_for_only_so_long(
+async def test_wait_for_the_rest_of_a_body_has_a_limit(
     server: EmbeddedRedis, jobs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_body, "_SECONDS", 0.05)
@@ -204,7 +204,7 @@ async def test_a_small_body_that_was_not_read_costs_no_connection(api: Caller, j
     assert (waits.status_code, waits.headers["connection"]) == (401, "close"), "it is not asked for"
 
 
-async def test_callers_without_a_token_are_slowed_down_and_hinder_no_other(server: EmbeddedRedis, jobs: str) -> None:
+async def test_callers_without_a_token_are_limited_and_do_not_slow_others(server: EmbeddedRedis, jobs: str) -> None:
     async with calling(server.url, api_unknown_rate=3) as api:
         guesses = [await api.ask("GET", jobs, token=f"guess-{n}-is-not-a-token") for n in range(8)]
         assert [one.status_code for one in guesses[:3]] == [401] * 3
@@ -254,7 +254,7 @@ async def test_without_tokens_it_answers_to_known_names_alone(
 
 
 @pytest.mark.parametrize(("token", "path"), [(None, "jobs"), ("guess-of-a-stranger-000", "jobs"), (WRITE, "nothing")])
-async def test_little_of_a_forbidden_body_is_read_and_discarded(
+async def test_unauthorized_endless_body_is_cut_off_early(
     server: EmbeddedRedis, queue: str, token: str | None, path: str
 ) -> None:
     sent = 0
@@ -320,7 +320,7 @@ async def test_many_callers_at_once(api: Caller, jobs: str, queue: str, raw: Any
     assert raw.zcard(f"evsched:{{{queue}}}:schedule") == 150
 
 
-async def test_an_outage_of_redis_is_503_and_needs_no_restart(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_redis_is_503_until_it_returns(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = f"/v1/queues/{queue}/jobs"
     with EmbeddedRedis() as server:
         async with calling(server.url) as api:
@@ -343,7 +343,7 @@ async def test_an_outage_of_redis_is_503_and_needs_no_restart(queue: str, monkey
             assert (await api.ask("GET", jobs)).status_code == 200
 
 
-async def test_a_refusal_of_redis_is_500_without_its_words(api: Caller, jobs: str, queue: str, raw: Any) -> None:
+async def test_call_refused_by_redis_is_500_without_its_message(api: Caller, jobs: str, queue: str, raw: Any) -> None:
     raw.set(f"evsched:{{{queue}}}:schedule", "not a sorted set")
     refused = await api.ask("POST", jobs, {"task": "t"})
     assert (refused.status_code, refused.json()["code"]) == (500, "redis-refused")

@@ -1,4 +1,4 @@
-"""The header Idempotency-Key: a repetition gets the reply of the first request, and does nothing."""
+"""The header Idempotency-Key: a repeated request gets the first reply and does nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reply(response: httpx.Response) -> tuple[int, str, str | None]:
     return response.status_code, response.text, response.headers.get("location")
 
 
-async def test_a_repetition_has_the_same_reply_whatever_became_of_the_job(
+async def test_repeated_request_gets_the_same_reply_in_any_state_of_the_job(
     api: Caller, jobs: str, queue: str, raw: Any
 ) -> None:
     body = {"task": "t", "delay": 5000}

@@ -130,7 +130,7 @@ async def test_unique_jobs_have_the_ids_of_other_clients(api: Caller, jobs: str)
     assert (await api.ask("POST", jobs, {**by_key, "args": [2]})).status_code == 409
 
 
-async def test_many_jobs_are_scheduled_or_none(api: Caller, queue: str, raw: Any) -> None:
+async def test_batch_is_scheduled_whole_or_not_at_all(api: Caller, queue: str, raw: Any) -> None:
     batches, schedule = f"/v1/queues/{queue}/batches", f"evsched:{{{queue}}}:schedule"
     made = await api.ask("POST", batches, {"jobs": [{"task": "t", "id": f"j{n}", "due": LATER} for n in range(1000)]})
     assert made.status_code == 201
@@ -211,7 +211,7 @@ async def test_a_wait_has_a_limit(api: Caller, jobs: str, query: str) -> None:
 
 
 @pytest.mark.one_server
-async def test_the_number_of_waiting_requests_has_a_limit(server: EmbeddedRedis, jobs: str, raw: Any) -> None:
+async def test_number_of_waiting_requests_is_limited(server: EmbeddedRedis, jobs: str, raw: Any) -> None:
     async with calling(server.url, api_waiting_cap=1) as api:
         await api.ask("POST", jobs, {"task": "t", "id": "a", "due": LATER})
         waiting = asyncio.ensure_future(api.ask("GET", f"{jobs}/a/result?wait=60"))
@@ -329,7 +329,7 @@ async def test_write_tokens_are_needed_to_write(api: Caller, jobs: str, queue: s
     assert raw.dbsize() == 0
 
 
-async def test_the_handler_sees_the_options_of_the_request(
+async def test_handler_receives_id_and_meta_of_the_request(
     server: EmbeddedRedis, api: Caller, jobs: str, queue: str
 ) -> None:
     app = App(server.url, queue=queue)

@@ -118,7 +118,9 @@ async def test_dead_jobs_are_revived_and_dropped(api: Caller, path: str, queue: 
 @pytest.mark.parametrize(
     "body", [{}, {"all": False}, {"ids": []}, {"ids": ["a"], "all": True}, {"task": "t", "all": True}]
 )
-async def test_which_dead_jobs_must_be_said(api: Caller, path: str, queue: str, raw: Any, body: dict[str, Any]) -> None:
+async def test_request_without_dead_job_ids_is_refused(
+    api: Caller, path: str, queue: str, raw: Any, body: dict[str, Any]
+) -> None:
     bury(raw, queue, ["a"])
     for verb in ("revive", "drop"):
         assert (await api.ask("POST", f"{path}/dead/{verb}", body)).status_code == 422
@@ -142,9 +144,7 @@ async def test_a_calendar_is_set_listed_and_removed(api: Caller, path: str) -> N
     assert (await api.ask("PUT", f"{path}/calendars/a:b", body)).status_code == 422
 
 
-async def test_a_window_is_set_and_removed_with_the_number_of_waiting_jobs(
-    api: Caller, path: str, queue: str, raw: Any
-) -> None:
+async def test_changing_or_removing_a_window_updates_waiting_jobs(api: Caller, path: str, queue: str, raw: Any) -> None:
     name, root = f"{path}/windows/nights", f"evsched:{{{queue}}}:"
     assert (await api.ask("PUT", name, {"window": "22:00-06:00 Europe/Berlin"})).json() == {
         "name": "nights",
@@ -183,7 +183,7 @@ async def test_a_queue_is_paused_and_resumed(api: Caller, path: str) -> None:
         ("PUT", "windows/nights", {"window": "22:00-06:00 UTC"}),
     ],
 )
-async def test_a_queue_that_was_never_used_is_refused_unless_the_request_creates_it(
+async def test_unused_queue_is_refused_unless_the_request_creates_it(
     api: Caller, path: str, raw: Any, queue: str, method: str, of: str, body: Any
 ) -> None:
     before, misspelt = snapshot(raw, queue), f"{path[:-1]}xx"
@@ -248,7 +248,7 @@ async def test_a_token_that_may_read_changes_nothing(api: Caller, path: str, met
     assert (refused.status_code, refused.json()["code"]) == (403, "read-only")
 
 
-async def test_the_same_in_python(server: EmbeddedRedis, queue: str, raw: Any) -> None:
+async def test_python_client_manages_windows_limits_and_pauses(server: EmbeddedRedis, queue: str, raw: Any) -> None:
     app = App(server.url, queue=queue)
     client = app.client
     bury(raw, queue, ["a", "b", "c"])
@@ -323,7 +323,7 @@ async def test_python_is_about_shards_that_the_app_does_not_declare(
     await app.close()
 
 
-async def test_a_value_that_is_not_a_string_is_refused_in_words(server: EmbeddedRedis, queue: str) -> None:
+async def test_non_string_argument_is_refused_with_a_sentence(server: EmbeddedRedis, queue: str) -> None:
     app = App(server.url, queue=queue)
     client = app.client
     with pytest.raises(ConfigError, match="why is 5: give a string"):

@@ -141,7 +141,7 @@ async def test_a_recurrence_is_paused_resumed_and_triggered(
     assert (await api.ask("GET", f"{recurrences}/r")).json()["paused"] is None
 
 
-async def test_a_missing_recurrence_cannot_be_changed(api: Caller, recurrences: str) -> None:
+async def test_missing_recurrence_cannot_be_paused_resumed_or_triggered(api: Caller, recurrences: str) -> None:
     for path, body in (("pause", {"why": ""}), ("resume", None), ("trigger", None)):
         gone = await api.ask("POST", f"{recurrences}/r/{path}", body)
         assert (gone.status_code, gone.json()["code"]) == (404, "not-found")

@@ -33,7 +33,7 @@ def path(queue: str) -> str:
 
 
 def scheduled(raw: Any, shards: Shards, queue: str) -> dict[str, list[str]]:
-    """Return the ids on the schedules of a queue and its shards, of those that have any."""
+    """Return the ids on each non-empty schedule of a queue and its shards."""
     found = {part: raw.zrange(keys.schedule(part), 0, -1) for part in shards.all_of(queue)}
     return {part: sorted(job.decode() for job in jobs) for part, jobs in found.items() if jobs}
 
@@ -56,7 +56,7 @@ async def test_jobs_are_scheduled_at_their_homes(api: Caller, path: str, queue: 
 
 
 @pytest.mark.parametrize("at_home", [True, False])
-async def test_a_job_is_found_in_whichever_shard_it_is(
+async def test_job_is_found_in_any_shard(
     api: Caller, path: str, queue: str, shards: Shards, sender: BatchingSender, at_home: bool
 ) -> None:
     part = shards.home(queue, "a") if at_home else elsewhere(shards, queue, "a")
@@ -82,7 +82,7 @@ async def test_the_end_of_a_job_in_a_shard_is_waited_for(
     assert (ended.json()["outcome"], ended.json()["reason"]) == ("dead", "no luck")
 
 
-async def test_jobs_and_counts_are_those_of_all_shards(
+async def test_jobs_and_counts_cover_all_shards(
     api: Caller, path: str, queue: str, shards: Shards, sender: BatchingSender
 ) -> None:
     for at, part in enumerate(shards.all_of(queue)):
@@ -99,7 +99,7 @@ async def test_jobs_and_counts_are_those_of_all_shards(
     assert (await api.ask("GET", f"/v1/queues/{queue}:1")).json()["schedule"] == 2
 
 
-async def test_a_request_with_a_key_is_done_once_however_its_jobs_are_spread(
+async def test_keyed_request_is_done_once_across_shards(
     api: Caller, path: str, queue: str, shards: Shards, raw: Any
 ) -> None:
     jobs = [{"task": "t", "due": LATER, **({"id": name} if name else {})} for name in ("a", "", "b", "", "g", "")]
@@ -118,7 +118,7 @@ async def test_a_request_with_a_key_is_done_once_however_its_jobs_are_spread(
     assert made[0] == made[1]
 
 
-async def test_a_repetition_after_the_number_of_shards_has_changed_is_refused_if_it_meets_the_first(
+async def test_repeated_request_after_resharding_is_refused(
     path: str, queue: str, sender: BatchingSender, server: EmbeddedRedis
 ) -> None:
     jobs = {"jobs": [{"task": "t", "due": LATER, "id": name} for name in "abcdefgh"]}
@@ -140,7 +140,7 @@ async def test_an_api_of_one_queue_serves_its_shards_and_no_other_queue(
         assert [row["queue"] for row in (await api.ask("GET", "/v1/queues")).json()["queues"]] == [queue]
 
 
-async def test_the_numbers_are_read_again_by_a_later_request(
+async def test_shard_counts_are_read_again_by_a_later_request(
     api: Caller, path: str, queue: str, sender: BatchingSender, monkeypatch: pytest.MonkeyPatch, raw: Any
 ) -> None:
     await sender.send(Store(f"{queue}:0").enqueue([New("a", JOB, due=LATER)]))
@@ -155,7 +155,7 @@ async def test_the_numbers_are_read_again_by_a_later_request(
     assert (await api.ask("GET", f"{path}/jobs/a")).status_code == 200  # Redis refuses: what was known before holds
 
 
-async def test_numbers_of_shards_that_redis_refuses_to_say_count_as_known(own: EmbeddedRedis, client: Any) -> None:
+async def test_shard_counts_that_redis_refuses_to_return_count_as_known(own: EmbeddedRedis, client: Any) -> None:
     """Also if their node did not answer before: then there is nothing to wait for."""
     client.set(keys.SHARDS, "a string")
     numbers = api_request.KnownShards(caller := Client(own.url))

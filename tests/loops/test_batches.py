@@ -36,7 +36,7 @@ def every_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def jobs_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first job, a worker fetches as many as it has slots for."""
+    """After the first job, a worker fetches one for each free slot."""
     monkeypatch.setattr(slots, "BEGIN_WITHIN", float("inf"))
     monkeypatch.setattr(slots, "GROWTH", 999)
 

@@ -28,7 +28,7 @@ def app(queue: str) -> App:
 
 
 def days_around(now: float) -> str:
-    """Return a calendar of which today is a part, whichever second the test runs in."""
+    """Return a calendar that contains today, even around midnight."""
     today = datetime.fromtimestamp(now, UTC).date()
     return f"{today - timedelta(days=1)}..{today + timedelta(days=1)}"
 
@@ -46,7 +46,7 @@ async def next_planned(running: System, queue: str, after: float) -> float:
     return found
 
 
-async def test_no_job_is_made_on_a_day_of_the_calendar_and_a_change_applies_at_once(
+async def test_no_job_is_made_on_a_closed_day_and_a_change_applies_at_once(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     root = f"evsched:{{{queue}}}:"
@@ -65,7 +65,7 @@ async def test_no_job_is_made_on_a_day_of_the_calendar_and_a_change_applies_at_o
 
 
 @pytest.mark.parametrize("spoil", ["not set", "not valid", "of a wrong type"])
-async def test_a_recurrence_without_its_calendar_stops_and_says_so_and_the_others_go_on(
+async def test_recurrence_without_its_calendar_stops_and_others_continue(
     config: Config, app: App, queue: str, raw: Any, spoil: str
 ) -> None:
     root = f"evsched:{{{queue}}}:"
@@ -98,7 +98,7 @@ async def test_a_recurrence_of_a_calendar_that_does_not_exist_is_not_declared(
     assert not raw.exists(f"evsched:{{{queue}}}:recurrences")
 
 
-async def test_a_pause_that_ends_on_a_closed_day_goes_on_with_the_next_open_one(
+async def test_pause_ending_on_a_closed_day_resumes_on_the_next_open_day(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     async with system(config, app, workers=0) as running:
@@ -110,7 +110,7 @@ async def test_a_pause_that_ends_on_a_closed_day_goes_on_with_the_next_open_one(
         assert await next_planned(running, queue, 1.0) > now + 86400
 
 
-async def test_a_backfill_leaves_the_days_of_the_calendar_out(config: Config, app: App, queue: str) -> None:
+async def test_backfill_skips_the_closed_days_of_the_calendar(config: Config, app: App, queue: str) -> None:
     async with system(config, app) as running:
         await running.sender.send(Store(queue).set_calendar("holidays", "2020-12-24..2020-12-26"))
         await app.client.declare(queue, Declared(name="t", rule="@daily", payload=PAYLOAD, skip="holidays"))

@@ -1,4 +1,4 @@
-"""What a job costs, counted: commands that Redis executes, script calls, and memory. No clock is asked.
+"""The counted cost of a job: commands that Redis executes, script calls, and memory, independent of time.
 
 If a change raises a count, the change is wrong or the new count needs a reason.
 """
@@ -60,7 +60,7 @@ async def enqueue_due(running: System, queue: str, count: int, prefix: str) -> N
 
 
 async def complete(running: System, count: int) -> None:
-    """Wait until so many jobs are done in all."""
+    """Wait until `count` jobs are done in total."""
     await running.recorder.until(lambda: sum(len(one.ids) for one in running.recorder.of(events.Completed)) == count)
 
 
@@ -73,7 +73,9 @@ def changed(before: dict[str, int], after: dict[str, int]) -> Callable[[str], in
     return lambda name: after.get(name, 0) - before.get(name, 0)
 
 
-async def test_the_commands_of_one_of_many_due_jobs(own: EmbeddedRedis, client: Any, queue: str, app: App) -> None:
+async def test_one_of_many_due_jobs_costs_a_fixed_number_of_commands(
+    own: EmbeddedRedis, client: Any, queue: str, app: App
+) -> None:
     config = Config(url=own.url, queues=(queue,), concurrency=SLOTS)
     async with system(config, app, workers=0, dispatch=False) as running:
         await enqueue_due(running, queue, MANY, "j")
@@ -90,7 +92,9 @@ async def test_the_commands_of_one_of_many_due_jobs(own: EmbeddedRedis, client: 
     assert count("blmove") <= 5
 
 
-async def test_the_commands_of_a_sparse_job(own: EmbeddedRedis, client: Any, queue: str, app: App) -> None:
+async def test_sparse_job_costs_a_fixed_number_of_commands(
+    own: EmbeddedRedis, client: Any, queue: str, app: App
+) -> None:
     count = 100
     async with system(Config(url=own.url, queues=(queue,)), app) as running:
         before = executed(client)
@@ -105,7 +109,7 @@ async def test_the_commands_of_a_sparse_job(own: EmbeddedRedis, client: Any, que
 
 
 @pytest.mark.extra
-async def test_a_worker_keeps_nothing_of_runs_that_have_ended(own: EmbeddedRedis, queue: str, app: App) -> None:
+async def test_worker_keeps_no_objects_of_ended_runs(own: EmbeddedRedis, queue: str, app: App) -> None:
     def objects() -> list[Any]:
         return [one for one in gc.get_objects() if isinstance(one, Run | Prepared | CurrentJob)]
 

@@ -1,4 +1,4 @@
-"""Many jobs on one worker: which may begin, what a stop or a death costs, and how queues share the slots."""
+"""Many jobs on one worker: which may begin, the cost of a stop or a death, and how queues share the slots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def held(raw: Any, queue: str, worker: str) -> int:
 
 
 async def started(running: System, count: int) -> None:
-    """Wait until so many runs have started."""
+    """Wait until `count` runs have started."""
     await running.recorder.until(lambda: sum(len(event.ids) for event in running.recorder.of(events.Started)) >= count)
 
 
@@ -52,7 +52,7 @@ def lock(tmp_path: Path) -> Generator[TextIO]:
 
 
 @pytest.mark.extra
-async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_cost_no_attempt(
+async def test_jobs_without_a_free_process_go_to_other_workers_without_an_attempt(
     small: Config, queue: str, raw: Any, lock: TextIO
 ) -> None:
     async with system(small, heavy.app, workers=0) as running:
@@ -135,7 +135,7 @@ async def test_an_only_attempt_is_marked_before_it_begins(config: Config, app: A
     assert marks == [b"1"] * 20
 
 
-async def test_a_long_run_is_marked_and_a_short_one_is_not(
+async def test_only_long_runs_are_marked_as_begun(
     config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, send, sent = asyncio.Event(), BatchingSender.send, list[str]()
@@ -276,7 +276,7 @@ async def test_a_worker_whose_app_cannot_be_found_by_name_runs_suspects_alone(
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-async def test_a_queue_with_occasional_jobs_gets_its_turns_beside_a_saturated_one(
+async def test_queue_with_few_jobs_gets_its_turns_beside_a_saturated_one(
     server: EmbeddedRedis, queue: str, slots: int
 ) -> None:
     app, other, seen = App(queue=queue), f"{queue}-b", asyncio.Event()

@@ -33,9 +33,7 @@ async def in_force(sender: BatchingSender, queue: str) -> dict[str, float | None
     return (await sender.send(Store(queue).limits())).fields()
 
 
-async def test_the_concurrency_of_a_task_holds_over_all_workers_and_other_jobs_go_on(
-    config: Config, app: App, queue: str
-) -> None:
+async def test_task_concurrency_holds_across_workers_and_other_jobs_run(config: Config, app: App, queue: str) -> None:
     running, most, five = 0, 0, asyncio.Barrier(5)
 
     @app.task(concurrency=5)
@@ -58,7 +56,7 @@ async def test_the_concurrency_of_a_task_holds_over_all_workers_and_other_jobs_g
     assert most == 5
 
 
-async def test_a_worker_sets_the_limits_of_its_queues_alone_and_those_of_tasks_in_each(
+async def test_worker_sets_the_limits_of_its_own_queues_only(
     config: Config, queue: str, sender: BatchingSender
 ) -> None:
     app = App(queue=queue)
@@ -83,7 +81,7 @@ async def test_a_limit_in_code_may_differ_by_queue_from_that_of_the_task(
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "counted"])
-async def test_the_newest_revision_holds_and_a_change_by_hand_until_the_declaration_changes(
+async def test_manual_limit_holds_until_a_newer_revision_changes_the_declaration(
     config: Config, queue: str, sender: BatchingSender, given: bool
 ) -> None:
     declarations: list[tuple[int, dict[str, float]]] = [(2, {"burst": 9}), (2, {"rate": 5}), (3, {})]
@@ -105,7 +103,7 @@ async def test_the_newest_revision_holds_and_a_change_by_hand_until_the_declarat
     ]
 
 
-async def test_after_rollback_a_running_worker_sets_its_limits_at_its_next_heartbeat(
+async def test_running_worker_sets_its_limits_at_a_heartbeat_after_rollback(
     config: Config, queue: str, sender: BatchingSender
 ) -> None:
     quick = structs.replace(config, idle_heartbeat=0.1, heartbeat=0.1)
@@ -118,7 +116,7 @@ async def test_after_rollback_a_running_worker_sets_its_limits_at_its_next_heart
         assert await in_force(sender, queue) == {"concurrency": 1}
 
 
-async def test_limits_come_back_with_the_recurrences_after_redis_has_lost_its_data(
+async def test_limits_and_recurrences_are_restored_after_redis_loses_its_data(
     own: EmbeddedRedis, client: Any, queue: str
 ) -> None:
     app = limited(queue, 2)

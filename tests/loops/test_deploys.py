@@ -124,7 +124,7 @@ class Fleet:
         return len(victims)
 
     async def finish(self) -> None:
-        """Let all that are starting go on to their ends."""
+        """Let all starting workers finish."""
         while self._starting:
             await self.step()
 
@@ -158,7 +158,7 @@ async def upheaval(fleet: Fleet, released: int, pause: Callable[[str], Awaitable
 @pytest.mark.seeded
 @pytest.mark.parametrize("given", [False, True], ids=["counted", "given"])
 @pytest.mark.parametrize("offset", range(15))
-async def test_whatever_the_order_of_starts_and_kills_the_newest_version_is_in_force(
+async def test_newest_version_is_in_force_after_any_order_of_starts_and_kills(
     config: Config, queue: str, raw: Any, sender: BatchingSender, offset: int, given: bool
 ) -> None:
     """Two or three versions are released one after the other; workers of all of them are killed and restart."""
@@ -213,7 +213,7 @@ async def test_an_old_worker_that_restarts_says_that_a_newer_deploy_is_in_force(
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["counted", "given"])
-async def test_after_rollback_the_running_workers_declare_at_their_next_heartbeat(
+async def test_running_workers_declare_at_a_heartbeat_after_rollback(
     config: Config, queue: str, raw: Any, given: bool
 ) -> None:
     quick = structs.replace(config, idle_heartbeat=0.1, heartbeat=0.1)
@@ -235,7 +235,7 @@ async def test_after_rollback_the_running_workers_declare_at_their_next_heartbea
 
 
 @pytest.mark.parametrize("after", ["tasks", "revisions:app"])
-async def test_a_worker_that_starts_while_its_queue_is_forgotten_writes_its_keys_again(
+async def test_worker_starting_while_its_queue_is_forgotten_rewrites_its_keys(
     config: Config, queue: str, raw: Any, after: str
 ) -> None:
     app, root, store = App(queue=queue, name="app"), f"evsched:{{{queue}}}:", Store(queue)
@@ -265,7 +265,7 @@ async def test_a_worker_that_starts_while_its_queue_is_forgotten_writes_its_keys
 async def test_running_workers_declare_again_after_redis_has_lost_its_data(
     own: EmbeddedRedis, client: Any, queue: str, of_old: float, of_new: float
 ) -> None:
-    """Workers of two versions: the newer is in force again, whichever heartbeat comes first."""
+    """With workers of two versions, the newer is in force again after heartbeats in either order."""
 
     def config(heartbeat: float) -> Config:
         return Config(url=own.url, queues=(queue,), idle_heartbeat=heartbeat, heartbeat=0.1)
@@ -289,13 +289,13 @@ async def test_running_workers_declare_again_after_redis_has_lost_its_data(
         assert client.sismember("evsched:{}:queues", queue)
 
 
-async def test_a_process_that_starts_after_a_loss_has_the_revision_of_the_one_before_it(
+async def test_process_started_after_a_data_loss_keeps_the_previous_revision(
     config: Config, sender: BatchingSender, queue: str, raw: Any, recorder: Recorder
 ) -> None:
     runtime, store = Runtime(config, sender, recorder), Store(queue)
 
     async def start(version: int, before: dict[str, Announced] | None = None) -> dict[str, Announced]:
-        """Declare as a worker process does, and return what it reports to its parent."""
+        """Declare as a worker process does, and return its report to the parent."""
         declarations = Declarations(runtime, app_of(queue, VERSIONS[version]).program, before)
         await declarations.write(store)
         return {queue: Announced(*declarations.declared(queue), revision=declarations.known(queue))}
@@ -310,7 +310,7 @@ async def test_a_process_that_starts_after_a_loss_has_the_revision_of_the_one_be
 
 
 @pytest.mark.parametrize("refusal", ["a key of a wrong type", "a right that is missing for the records alone"])
-async def test_declarations_refused_after_a_loss_are_written_when_redis_accepts_them(
+async def test_declaration_refused_after_a_data_loss_is_repeated_until_accepted(
     own: EmbeddedRedis, client: Any, queue: str, refusal: str
 ) -> None:
     config, key = Config(url=own.url, idle_heartbeat=0.1, heartbeat=0.1), f"evsched:{{{queue}}}:recurrences"

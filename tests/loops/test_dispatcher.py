@@ -79,7 +79,7 @@ async def test_missing_notification_flags_are_set_if_redis_allows_it(queue: str,
             await running.recorder.wait(process_events.NotificationsProven)
 
 
-async def test_without_keyspace_events_the_safety_cap_finds_jobs_and_the_log_says_so(
+async def test_safety_cap_finds_jobs_without_keyspace_events_and_is_logged(
     queue: str, app: App, server: EmbeddedRedis
 ) -> None:
     with EmbeddedRedis(notify_keyspace_events="", rename_command="CONFIG hidden") as own:
@@ -162,7 +162,7 @@ async def test_a_reserve_leads_when_the_leader_is(
         assert timer_of(reserve, queue).leads
 
 
-async def test_a_reserve_leads_when_the_leader_stops_while_jobs_are_removed_by_others(
+async def test_reserve_leads_when_the_leader_stops_while_others_remove_jobs(
     own: EmbeddedRedis, queue: str, app: App, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watcher, "_MANY", 10**9)  # the removals arrive, however many they are

@@ -58,7 +58,7 @@ def flooding(own: EmbeddedRedis, queue: str) -> Generator[None]:
 
 
 async def until_receives(client: Any, queue: str, receivers: int) -> None:
-    """Wait until so many clients receive the events of a queue's schedule."""
+    """Wait until `receivers` clients receive the events of a queue's schedule."""
     channel = f"__keyspace@0__:{schedule(queue)}"
     async with asyncio.timeout(PATIENCE):
         while (await asyncio.to_thread(client.pubsub_numsub, channel))[0][1] != receivers:
@@ -82,7 +82,7 @@ async def test_a_flood_of_far_jobs_costs_few_script_calls(
 
 
 class Served:
-    """Serves so many queues, and notes whether they are polled."""
+    """Serves `count` queues, and records whether they are polled."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""The task `evsched.forward`: what a payload may name, and what arrives at streams, lists and channels."""
+"""The task `evsched.forward`: valid payloads, and messages that arrive at streams, lists and channels."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def _answer_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWr
         (_answer_nothing, "the broker server did not answer: is it up, and is it an AMQP broker?"),
     ],
 )
-async def test_a_server_that_is_not_a_broker_is_named_in_a_sentence(
+async def test_server_that_is_not_a_broker_is_reported_in_a_sentence(
     config: Config, queue: str, answer: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evsched.targets.broker._CONNECT_WITHIN", 0.5)
@@ -168,7 +168,7 @@ async def test_a_server_that_is_not_a_broker_is_named_in_a_sentence(
     server.close()
 
 
-async def test_a_message_waits_for_the_memory_of_another_redis_and_loses_no_attempt(
+async def test_message_waits_for_memory_of_another_redis_without_losing_attempts(
     config: Config, queue: str, own: EmbeddedRedis, client: Any
 ) -> None:
     app, forward = forward_to(queue, "stream@other:news", other=own.url)
@@ -182,9 +182,7 @@ async def test_a_message_waits_for_the_memory_of_another_redis_and_loses_no_atte
         assert client.xlen("news") == 1
 
 
-async def test_an_unreachable_server_is_tried_again_and_its_password_is_in_no_reason(
-    config: Config, queue: str
-) -> None:
+async def test_unreachable_server_is_retried_and_its_password_is_not_shown(config: Config, queue: str) -> None:
     with EmbeddedRedis(port=0) as other:
         url = other.url.replace("://", "://:hunter2@")
         raw = plain_client(other.url)
@@ -233,7 +231,7 @@ async def test_an_unreachable_server_is_tried_again_and_its_password_is_in_no_re
         ("exchange@rabbit:caf\u00e9", {}, "messages cannot be sent to exchange 'caf\u00e9': its name must have"),
     ],
 )
-async def test_a_forbidden_or_invalid_message_is_given_up_at_once(
+async def test_forbidden_or_invalid_destination_is_buried_at_once(
     config: Config, queue: str, to: str, options: Mapping[str, Any], reason: str
 ) -> None:
     allowed = ("stream:orders", "channel:*", "exchange@rabbit:*", "queue@rabbit:*")
@@ -273,7 +271,7 @@ def test_settings_that_are_not_valid_are_refused_without_a_password(allowed: str
     assert "hunter2" not in str(refusal.value)
 
 
-def test_a_star_in_an_allowed_name_is_any_characters() -> None:
+def test_star_in_an_allowed_name_matches_any_characters() -> None:
     destinations = read_destinations(["stream:a*z", "list:x.y"], {})
     assert isinstance(destinations, Destinations)
     for name in ("stream:az", "stream:a:b\nz"):

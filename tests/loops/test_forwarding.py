@@ -1,4 +1,4 @@
-"""A handler that returns a message: it is sent by the end of its run. If Redis refuses it, the run has failed."""
+"""A message that a handler returns is sent with the end of its run; if Redis refuses it, the run has failed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_job_whose_last_message_is_refused_is_dead_with_the_reason(
             await job.result(PATIENCE)
 
 
-async def test_while_memory_is_full_messages_are_put_off_and_other_jobs_run(
+async def test_messages_wait_while_memory_is_full_and_other_jobs_run(
     own: EmbeddedRedis, client: Any, queue: str, news: str
 ) -> None:
     app, full = App(queue=queue), asyncio.Event()
@@ -120,7 +120,7 @@ async def test_while_memory_is_full_messages_are_put_off_and_other_jobs_run(
         assert not running.recorder.of(events.Retrying)
 
 
-async def test_a_worker_that_stops_while_memory_is_full_hands_back_a_run_with_a_message(
+async def test_worker_stopping_while_memory_is_full_hands_back_a_forwarding_run(
     own: EmbeddedRedis, client: Any, queue: str, news: str
 ) -> None:
     app = App(queue=queue)

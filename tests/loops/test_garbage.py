@@ -1,4 +1,4 @@
-"""A run that has ended is freed at once: it leaves no circle of references for the garbage collector."""
+"""An ended run is freed at once: it leaves no reference cycle for the garbage collector."""
 
 from __future__ import annotations
 

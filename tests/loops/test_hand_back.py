@@ -47,7 +47,7 @@ async def began(running: System, raw: Any, queue: str) -> None:
 @pytest.mark.extra
 @pytest.mark.parametrize("attempts", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_run_that_has_begun_when_its_worker_stops(
+async def test_begun_run_is_handed_back_or_buried_at_a_stop(
     config: Config, app: App, queue: str, raw: Any, tmp_path: Path, kind: str, attempts: int
 ) -> None:
     (task, suspect), record = KINDS[kind], f"evsched:{{{queue}}}:job:a"
@@ -66,7 +66,7 @@ async def test_a_run_that_has_begun_when_its_worker_stops(
         assert raw.hmget(record, "attempt", "worker", "begun") == [b"0", None, None]
 
 
-async def test_runs_that_have_ended_are_not_handed_back_while_the_end_of_one_is_on_its_way_to_redis(
+async def test_ended_runs_are_not_handed_back_while_an_end_is_being_sent(
     own: EmbeddedRedis, client: Any, queue: str
 ) -> None:
     app = App(queue=queue)

@@ -1,4 +1,4 @@
-"""`on_done` and `on_dead`: another task gets a job when a job has ended, however it ends, once for each end."""
+"""`on_done` and `on_dead`: another task gets one job for each end of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.system import System, system
 
 
 class Told:
-    """An app with a task that is a hook, and what that was told."""
+    """An app with a hook task that records its calls."""
 
     def __init__(self, app: App) -> None:
         self.ended = list[EndedJob]()
@@ -32,7 +32,7 @@ class Told:
         self.task = tell
 
     async def by(self, running: System, count: int = 1) -> list[EndedJob]:
-        """Wait until jobs of the hook have ended, and return what they were told."""
+        """Wait until jobs of the hook have ended, and return their arguments."""
 
         def done() -> int:
             return sum(one.tasks.count("tell") for one in running.recorder.of(events.Completed))
@@ -46,7 +46,7 @@ def told(app: App) -> Told:
     return Told(app)
 
 
-async def test_a_hook_runs_for_each_job_that_is_done(config: Config, app: App, told: Told) -> None:
+async def test_done_hook_is_called_for_each_successful_job(config: Config, app: App, told: Told) -> None:
     @app.task(on_done=told.task, on_dead=told.task)
     async def double(n: int) -> int:
         return 2 * n
@@ -78,9 +78,7 @@ async def test_a_handler_without_the_annotation_gets_the_same_as_a_dict(config: 
     assert ended == [expected]
 
 
-async def test_a_task_without_that_hook_and_one_that_is_cancelled_tell_nobody(
-    config: Config, app: App, told: Told
-) -> None:
+async def test_other_outcomes_and_cancellations_call_no_hook(config: Config, app: App, told: Told) -> None:
     began = asyncio.Event()
 
     @app.task(on_done=told.task)
@@ -130,7 +128,7 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("how", DEATHS)
-async def test_a_hook_gets_the_reason_of_a_dead_job(
+async def test_dead_hook_receives_the_reason(
     config: Config, app: App, told: Told, queue: str, raw: Any, how: str
 ) -> None:
     @app.task(retry=Retry(attempts=2, interval=0.01, jitter=0, give_up_on=(KeyError,)), on_dead=told.task)
@@ -158,7 +156,7 @@ async def test_a_hook_gets_the_reason_of_a_dead_job(
     assert ended.attempts == (2 if how == "fails" else int(how in list(DEATHS)[:5]))
 
 
-async def test_a_retry_and_a_snooze_are_no_ends(config: Config, app: App, told: Told) -> None:
+async def test_retry_and_snooze_call_no_hook(config: Config, app: App, told: Told) -> None:
     runs = list[int]()
 
     @app.task(on_done=told.task, on_dead=told.task)
@@ -176,7 +174,7 @@ async def test_a_retry_and_a_snooze_are_no_ends(config: Config, app: App, told: 
     assert (ended.outcome, ended.attempts, ended.result) == ("done", 2, 3)
 
 
-async def test_a_hook_may_have_a_hook(config: Config, app: App, told: Told) -> None:
+async def test_hook_task_can_have_a_hook_of_its_own(config: Config, app: App, told: Told) -> None:
     @app.task(on_dead=told.task, retry=Retry(attempts=1))
     async def alert(ended: EndedJob) -> None:
         raise ValueError(f"cannot tell of {ended.id}")

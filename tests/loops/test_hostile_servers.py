@@ -77,7 +77,7 @@ def saying(answer: bytes) -> Talk:
     ],
     ids=["a length and chunks", "one long header"],
 )
-async def test_an_answer_that_breaks_the_rules_is_refused(config: Config, raw: Any, answer: bytes, why: str) -> None:
+async def test_malformed_answer_fails_the_request(config: Config, raw: Any, answer: bytes, why: str) -> None:
     async with server(saying(answer)) as port, sending(config, raw, port) as requests:
         assert why in await requests.reason(url=f"http://odd.test:{port}/", payload=ONCE)
 
@@ -98,7 +98,7 @@ async def test_informational_answers_without_end_are_not_read_to_their_end(
 
 
 @pytest.mark.extra
-async def test_names_without_an_answer_keep_no_other_waiting(config: Config, raw: Any, queue: str) -> None:
+async def test_unanswered_names_do_not_delay_other_requests(config: Config, raw: Any, queue: str) -> None:
     """Their jobs have ended, and their lookups have not."""
     async with (
         Endpoint() as endpoint,

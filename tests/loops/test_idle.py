@@ -1,4 +1,4 @@
-"""When a burst may end: its worker is idle."""
+"""A burst ends only when its worker is idle."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Shards:
         return len(blocked) + sum(bool(self.waiting(queue)) for queue in self.queues)
 
     def connections(self) -> list[dict[str, str]]:
-        """Return the connections to Redis that receive what idle workers are told."""
+        """Return the connections that receive notifications for idle workers."""
         return [client for client in self.raw.client_list() if client["ssub"] != "0"]
 
 
@@ -84,7 +84,7 @@ async def shards(own: EmbeddedRedis, client: Any, queue: str) -> AsyncGenerator[
 
 
 async def started(running: System, job: str) -> str:
-    """Return who starts a job."""
+    """Return the worker that starts a job."""
     event = await running.recorder.wait(events.Started, lambda event: job in event.ids)
     return event.worker
 
@@ -102,7 +102,7 @@ async def test_one_connection_brings_the_jobs_of_all_shards(shards: Shards) -> N
 
 
 @pytest.mark.parametrize("count", [8, 9])
-async def test_up_to_eight_queues_have_connections_of_their_own_and_more_share_two(shards: Shards, count: int) -> None:
+async def test_up_to_eight_queues_have_own_connections_and_more_share_two(shards: Shards, count: int) -> None:
     shards.queues = [f"{shards.queue}-{n}" for n in range(count)]
     config, app = structs.replace(shards.config, queues=tuple(shards.queues)), App(queue=shards.queues[0])
     app.task(name="quick")(nothing)
@@ -122,8 +122,8 @@ async def nothing() -> None:
     """A task."""
 
 
-async def test_a_worker_without_a_slot_passes_jobs_on_to_one_that_has_some(shards: Shards) -> None:
-    """The first to wait is told first. It is busy, so each shard's first job costs a message more, and no time."""
+async def test_busy_worker_passes_jobs_on_to_a_free_one(shards: Shards) -> None:
+    """The first to wait is notified first. It is busy, so the first job of each shard costs one more message."""
     async with system(shards.config, shards.app, workers=1) as running:
         await shards.all_wait(running)
         shards.schedule(shards.queue, "long", "hold")
@@ -136,7 +136,7 @@ async def test_a_worker_without_a_slot_passes_jobs_on_to_one_that_has_some(shard
         shards.gate.set()
 
 
-async def test_jobs_without_a_slot_run_when_one_is_free(shards: Shards) -> None:
+async def test_jobs_without_a_free_slot_run_when_one_is_free(shards: Shards) -> None:
     async with system(shards.config, shards.app) as running:
         await shards.all_wait(running)
         shards.schedule(shards.queue, "long", "hold")
@@ -149,7 +149,7 @@ async def test_jobs_without_a_slot_run_when_one_is_free(shards: Shards) -> None:
             await started(running, f"job-{n}")
 
 
-async def test_a_worker_notified_while_it_writes_an_outcome_asks_before_it_passes_the_job_on(
+async def test_worker_notified_while_writing_an_outcome_asks_before_declining(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exchange that writes the outcome asks for nothing, since ready was empty before. A slot is free."""
@@ -220,7 +220,7 @@ async def test_a_worker_notified_by_two_shards_at_once_asks_in_both(
         assert declined == []
 
 
-async def test_a_worker_that_stops_waits_no_more(shards: Shards) -> None:
+async def test_stopping_worker_leaves_the_waiting_list(shards: Shards) -> None:
     async with system(shards.config, shards.app, workers=2) as running:
         await shards.all_wait(running)
         shards.schedule(shards.queue, "long", "hold")
@@ -285,7 +285,7 @@ async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost
         await started(running, "job")
 
 
-async def test_a_job_announced_to_a_vanished_worker_goes_to_another(shards: Shards) -> None:
+async def test_job_offered_to_a_vanished_worker_goes_to_another(shards: Shards) -> None:
     """Redis does not know yet that its machine is gone."""
     config = structs.replace(shards.config, lease=0.6, heartbeat=0.2)
     with closing(shards.raw.pubsub()) as vanished:
@@ -299,7 +299,7 @@ async def test_a_job_announced_to_a_vanished_worker_goes_to_another(shards: Shar
         assert vanished.get_sharded_message(timeout=PATIENCE)["type"] == "smessage"
 
 
-async def test_jobs_that_a_lost_reply_has_put_into_the_list_are_found_without_a_heartbeat(shards: Shards) -> None:
+async def test_jobs_fetched_with_a_lost_reply_are_found_without_a_heartbeat(shards: Shards) -> None:
     """They fill the list, so the worker can neither fetch nor wait."""
     config = structs.replace(shards.config, heartbeat=600.0, lease=3600.0, idle_heartbeat=3600.0, idle_lease=7300.0)
     async with system(config, shards.app) as running:
@@ -313,7 +313,7 @@ async def test_jobs_that_a_lost_reply_has_put_into_the_list_are_found_without_a_
 
 @pytest.fixture
 async def spread(server: EmbeddedRedis, queue: str) -> AsyncGenerator[tuple[Cluster, Shards]]:
-    """A queue with shards on the primaries of a cluster. Heartbeats, which would find what was lost, are seldom."""
+    """A queue with shards on the primaries of a cluster. Heartbeats, which would find lost jobs, are rare."""
     with Cluster(server.server, replicas=3) as cluster, cluster.foreign_client() as raw:
         cluster.wait_for_replicas()
         shards = Shards(cluster.url, raw, queue)

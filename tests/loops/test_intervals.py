@@ -1,4 +1,4 @@
-"""Recurrences that are made without the code of their task: the worker has told what its retries may take."""
+"""Recurrences made without the code of their task are checked against the retry policy that a worker published."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def app(queue: str) -> App:
     return app
 
 
-async def test_a_recurrence_that_is_too_frequent_for_its_task_is_refused_once_a_worker_has_run(
+async def test_too_frequent_recurrence_is_refused_once_the_policy_is_known(
     config: Config, app: App, queue: str
 ) -> None:
     async with system(config, app, dispatch=False):
@@ -36,7 +36,7 @@ async def test_a_recurrence_that_is_too_frequent_for_its_task_is_refused_once_a_
         await app.client.declare(queue, Declared(name="r", rule="every 60", payload=OFTEN.payload, overlap="allow"))
 
 
-async def test_one_that_another_client_has_made_is_a_finding(
+async def test_too_frequent_recurrence_of_another_client_is_a_finding(
     config: Config, app: App, queue: str, raw: Any, sender: BatchingSender
 ) -> None:
     root = f"evsched:{{{queue}}}:"
@@ -51,7 +51,7 @@ async def test_one_that_another_client_has_made_is_a_finding(
     assert await broken_recurrences(sender, [queue], pause=0) == []
 
 
-async def test_a_worker_starts_although_it_cannot_tell_its_policies(
+async def test_worker_starts_even_if_it_cannot_publish_its_policies(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     raw.set(f"evsched:{{{queue}}}:tasks", "x")

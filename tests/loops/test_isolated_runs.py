@@ -95,7 +95,7 @@ async def test_a_handler_may_snooze(config: Config, app: App, queue: str, raw: A
     assert raw.hget(f"evsched:{{{queue}}}:job:a", "result") == b"1"
 
 
-async def test_prints_and_logs_of_a_handler_are_the_workers_output(
+async def test_isolated_handler_output_appears_in_the_worker_output(
     config: Config, app: App, queue: str, raw: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with system(config, app) as running:
@@ -106,7 +106,7 @@ async def test_prints_and_logs_of_a_handler_are_the_workers_output(
     assert err == "to stderr\nlogged\n"
 
 
-async def test_an_exception_that_escapes_in_a_process_fails_the_run_and_not_the_worker(
+async def test_keyboard_interrupt_in_a_process_fails_only_the_run(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     async with system(config, app) as running:

@@ -51,7 +51,7 @@ async def after(seconds: float) -> None:
             await asyncio.Event().wait()
 
 
-async def test_a_silent_worker_loses_its_jobs_when_its_lease_has_ended_and_a_heartbeat_has_passed(
+async def test_silent_worker_loses_its_jobs_a_heartbeat_after_its_lease(
     sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder
 ) -> None:
     await hold(sender, store, "w", lease=0.05)
@@ -78,7 +78,7 @@ async def test_a_worker_whose_lease_changes_is_alive_even_if_redis_clock_jumps(
     assert not recorder.of(events.JobsRequeued)
 
 
-async def test_a_job_that_was_fetched_and_never_started_is_put_back_despite_a_long_lease(
+async def test_job_fetched_but_never_started_is_requeued_despite_a_long_lease(
     sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder, raw: Any
 ) -> None:
     await sender.send(store.heartbeat("w", 60, fresh=True))
@@ -89,9 +89,7 @@ async def test_a_job_that_was_fetched_and_never_started_is_put_back_despite_a_lo
     assert (await recorder.wait(events.JobsRequeued)).ids == ["a"]
 
 
-async def test_it_looks_often_while_jobs_wait_because_a_worker_may_fetch_them_at_any_time(
-    sender: BatchingSender, store: Store, janitor: Janitor
-) -> None:
+async def test_janitor_looks_often_while_jobs_wait(sender: BatchingSender, store: Store, janitor: Janitor) -> None:
     assert await janitor.step(store.queue) > 50
     await sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
     await sender.send(store.dispatch(limit=10, cap=1000))
@@ -100,7 +98,7 @@ async def test_it_looks_often_while_jobs_wait_because_a_worker_may_fetch_them_at
 
 @pytest.mark.one_server
 @pytest.mark.parametrize(("reason", "looks"), [("event", True), ("timer", True), ("safety", False)])
-async def test_it_looks_within_a_heartbeat_after_a_step_unless_the_safety_cap_caused_it(
+async def test_janitor_looks_soon_after_a_step_unless_the_safety_cap_caused_it(
     janitor: Janitor, store: Store, recorder: Recorder, raw: Any, reason: Any, looks: bool
 ) -> None:
     def calls() -> int:
@@ -119,7 +117,7 @@ async def test_it_looks_within_a_heartbeat_after_a_step_unless_the_safety_cap_ca
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_it_seldom_looks_at_an_idle_worker_whose_lease_is_long(
+async def test_janitor_seldom_looks_at_an_idle_worker_with_a_long_lease(
     sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder
 ) -> None:
     await sender.send(store.heartbeat("w", 60, fresh=True))
@@ -127,7 +125,7 @@ async def test_it_seldom_looks_at_an_idle_worker_whose_lease_is_long(
     assert not recorder.of(events.JobsRequeued)
 
 
-async def test_it_looks_within_a_heartbeat_after_jobs_were_dispatched(
+async def test_janitor_looks_within_a_heartbeat_after_a_dispatch(
     sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder, raw: Any
 ) -> None:
     await sender.send(store.heartbeat("w", 60, fresh=True))

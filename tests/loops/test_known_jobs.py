@@ -14,7 +14,7 @@ from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 
-async def test_a_handle_for_a_known_id_works_like_the_one_that_enqueue_returns(config: Config, app: App) -> None:
+async def test_handle_for_a_known_id_works_like_a_returned_one(config: Config, app: App) -> None:
     @app.task
     async def add(a: int, b: int) -> int:
         return a + b

@@ -52,7 +52,7 @@ async def subscribed(sender: BatchingSender, queue: str) -> None:
             pass
 
 
-async def test_named_dispatcher_learns_of_shards_when_the_node_of_their_number_is_back(server: EmbeddedRedis) -> None:
+async def test_named_dispatcher_learns_of_shards_when_the_lost_node_returns(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
         cluster_topology = topology(cluster.url)
         assert cluster_topology is not None
@@ -90,7 +90,7 @@ async def dispatching(
         await sender.close()
 
 
-async def test_named_dispatcher_serves_shards_that_it_finds_while_their_number_cannot_be_read(
+async def test_named_dispatcher_serves_found_shards_while_their_count_is_unknown(
     server: EmbeddedRedis,
 ) -> None:
     """The queue itself is on the node that is lost, too."""
@@ -138,7 +138,7 @@ async def working(runtime: Runtime, app: App) -> AsyncGenerator[Worker]:
         await app.close()
 
 
-async def test_worker_serves_shards_that_it_learns_of_with_their_parts_of_the_limits(
+async def test_worker_serves_learned_shards_with_their_parts_of_the_limits(
     own: EmbeddedRedis, recorder: Recorder
 ) -> None:
     app = App(own.url, queue="big")

@@ -55,7 +55,7 @@ async def test_first_process_writes_its_lease_and_the_others_use_it(
     )
 
 
-async def test_without_a_lease_in_the_settings_the_first_process_writes_the_default(
+async def test_first_process_without_a_lease_setting_writes_the_default(
     config: Config, sender: BatchingSender, recorder: Recorder, raw: Any
 ) -> None:
     await learn(config, sender, recorder)

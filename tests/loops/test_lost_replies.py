@@ -1,4 +1,4 @@
-"""Replies that are lost although Redis did what was asked: nothing is lost with them, and nothing is done twice."""
+"""Replies are lost after Redis has done its work: no job is lost, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _ENDS = {"complete", "retry", "bury", "abort", "snooze"}
     ],
     ids=["complete", "retry", "bury", "snooze"],
 )
-async def test_an_end_that_was_written_although_the_reply_was_lost_is_reported_as_such(
+async def test_written_end_with_a_lost_reply_is_reported_as_that_end(
     config: Config, app: App, monkeypatch: pytest.MonkeyPatch, error: Exception | None, end: type[Event]
 ) -> None:
     @app.task
@@ -129,7 +129,7 @@ async def test_a_cancelled_run_whose_end_was_written_is_reported_as_cancelled(
     assert not recorder.of(events.RunLost)
 
 
-async def test_an_end_of_which_the_record_does_not_tell_whether_it_was_written_is_reported_as_unknown(
+async def test_end_without_a_record_is_reported_as_unknown_after_a_lost_reply(
     config: Config, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @app.task(retention=0)

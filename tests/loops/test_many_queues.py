@@ -1,4 +1,4 @@
-"""Very many queues, most of them empty: what they cost, and that they hold up no other queue."""
+"""Very many, mostly empty queues: their cost, and that they delay no other queue."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def two_dispatchers(own: EmbeddedRedis, app: App) -> AsyncGenerator[tuple[
         yield first, second
 
 
-async def test_new_queues_do_not_hold_up_a_queue_whose_job_is_due(
+async def test_new_queues_do_not_delay_a_due_queue(
     own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed, before = DispatchLoop.changed, list[int]()
@@ -93,7 +93,7 @@ async def test_new_queues_do_not_hold_up_a_queue_whose_job_is_due(
     assert len(before) >= 2
 
 
-async def test_events_of_many_known_queues_do_not_hold_up_a_queue_whose_job_is_due(
+async def test_events_of_many_known_queues_do_not_delay_a_due_queue(
     own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed, before = DispatchLoop.changed, list[int]()
@@ -193,7 +193,7 @@ async def test_new_queues_that_are_empty_again_cost_few_calls_and_leave_nothing(
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["its event", "the safety cap"])
-async def test_a_queue_at_rest_is_woken_by(own: EmbeddedRedis, client: Any, app: App, lost: bool) -> None:
+async def test_queue_at_rest_is_woken(own: EmbeddedRedis, client: Any, app: App, lost: bool) -> None:
     client.sadd(SET, *(f"old-{n}" for n in range(MANY)))
     async with system(Config(url=own.url, safety_cap=0.3 if lost else 3600), app, workers=0) as running:
         await running.recorder.wait(process_events.NotificationsProven)
@@ -251,7 +251,7 @@ async def test_idle_queues_are_checked_in_few_calls(own: EmbeddedRedis, client: 
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == "far-3")
 
 
-async def test_a_queue_that_was_empty_for_long_is_forgotten_and_its_next_event_finds_it_again(
+async def test_long_empty_queue_is_forgotten_and_found_by_its_next_event(
     own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = [f"old-{n}" for n in range(20)]
@@ -268,7 +268,7 @@ async def test_a_queue_that_was_empty_for_long_is_forgotten_and_its_next_event_f
         await in_the_set(running, {b"old-0", b"old-3"})
 
 
-async def test_announcements_are_deleted_a_day_after_the_last_worker_whenever_the_dispatcher_started(
+async def test_worker_keys_are_deleted_a_day_after_the_last_worker_ended(
     own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_finder, "_FORGET_AFTER", 0.0)
@@ -290,7 +290,7 @@ async def test_announcements_are_deleted_a_day_after_the_last_worker_whenever_th
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == "new")
 
 
-async def test_a_queue_whose_event_comes_while_it_is_forgotten_is_in_the_set(
+async def test_queue_with_an_event_while_being_forgotten_stays_in_the_set(
     own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each event comes before, during or after the removal."""

@@ -1,4 +1,4 @@
-"""A dispatcher finishes a move between shards that nobody goes on with, and nothing else waits for it."""
+"""A dispatcher finishes an abandoned move between shards, and nothing else waits for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def runtime(server: EmbeddedRedis, sender: BatchingSender, recorder: Recorder) -
 
 
 async def depart(sender: BatchingSender, store: Store, ago: float, job: str = "a") -> None:
-    """Begin to move a job, and go away."""
+    """Begin to move a job, and abandon the move."""
     now = await sender.send(redis_server.clock())
     await sender.send(store.enqueue([New(job, b'{"task":"t"}', due=now + 5000)]))
     left = await sender.send(store.depart(f"{store.queue}:1", "t", [job.encode()], now=now - ago))
@@ -54,7 +54,7 @@ async def test_a_move_is_finished_when_it_has_been_abandoned(
     assert (await sender.send(store.survey())).moving is None
 
 
-async def test_a_move_that_has_just_begun_is_left_to_who_began_it_and_looked_at_in_time(
+async def test_recent_move_is_left_to_its_owner_and_checked_in_time(
     runtime: Runtime, sender: BatchingSender, store: Store
 ) -> None:
     await depart(sender, store, ABANDONED / 2)
@@ -63,7 +63,7 @@ async def test_a_move_that_has_just_begun_is_left_to_who_began_it_and_looked_at_
     assert (await sender.send(store.depart())).batch is not None
 
 
-async def test_a_move_that_cannot_be_finished_is_reported_and_tried_again_and_holds_up_no_other(
+async def test_unfinishable_move_is_retried_and_blocks_no_other(
     runtime: Runtime, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any
 ) -> None:
     hindered, other = Store(f"{store.queue}-hindered"), Store(f"{store.queue}-other")
@@ -81,7 +81,7 @@ async def test_a_move_that_cannot_be_finished_is_reported_and_tried_again_and_ho
     janitor.cancel()
 
 
-async def test_a_batch_that_was_finished_meanwhile_emits_no_event(
+async def test_batch_finished_by_another_mover_is_not_reported_again(
     runtime: Runtime, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     first, second = Mover(runtime), Mover(runtime)
@@ -92,7 +92,7 @@ async def test_a_batch_that_was_finished_meanwhile_emits_no_event(
 
 
 @pytest.mark.extra
-async def test_new_shard_uses_more_of_its_limit_as_jobs_of_before_end(
+async def test_new_shard_uses_more_of_its_limit_as_older_jobs_end(
     runtime: Runtime, sender: BatchingSender, store: Store
 ) -> None:
     """As if the program that changed the number had ended before the older part got its share."""

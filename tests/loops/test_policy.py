@@ -283,7 +283,7 @@ async def test_a_plain_function_reports_its_progress_without_await(config: Confi
 
 @pytest.mark.extra
 @pytest.mark.parametrize("fail", [False, True])
-async def test_a_task_on_a_process_reports_its_progress_while_it_runs_and_at_its_end(
+async def test_process_task_reports_progress_during_its_run_and_at_its_end(
     config: Config, queue: str, tmp_path: Path, raw: Any, fail: bool
 ) -> None:
     gate = tmp_path / "gate"

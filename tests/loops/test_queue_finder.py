@@ -154,7 +154,7 @@ async def test_queues_that_exist_are_found_at_the_start(own: EmbeddedRedis, clie
 
 
 @pytest.mark.parametrize("spoiled", ["leases", "processing:w0"])
-async def test_a_key_of_a_wrong_type_keeps_a_dispatcher_that_starts_from_no_other_queue(
+async def test_starting_dispatcher_serves_other_queues_beside_a_wrong_type(
     own: EmbeddedRedis, client: Any, app: App, spoiled: str
 ) -> None:
     client.zadd("evsched:{bad}:schedule", {'{"task":"t"}': 0})

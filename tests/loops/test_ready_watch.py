@@ -47,7 +47,7 @@ def watch(
 
 
 async def blocked(sender: BatchingSender, count: int) -> None:
-    """Wait until so many clients block in Redis, which sends no event about it."""
+    """Wait until `count` clients block in Redis, which sends no event about it."""
     info = Call(("INFO", "clients"), text)
     async with asyncio.timeout(PATIENCE):
         while f"blocked_clients:{count}\r" not in await sender.send(info):
@@ -109,7 +109,7 @@ async def test_one_job_starts_a_process_of_one_parent(
 
 
 @pytest.mark.one_server
-async def test_a_claim_that_does_not_end_keeps_a_parent_only_for_a_while(
+async def test_abandoned_claim_delays_a_parent_only_until_it_expires(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evsched.services.scale_to_zero._REFUSED", 0.01)
@@ -153,7 +153,7 @@ async def announce(sender: BatchingSender, store: Store) -> None:
 
 
 @pytest.mark.one_server
-async def test_a_parent_is_woken_when_redis_has_lost_what_its_app_declares_and_one_of_several_declares_it(
+async def test_one_of_several_parents_is_woken_after_redis_loses_its_data(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evsched.services.scale_to_zero._CLAIM", 60.0)
@@ -173,7 +173,7 @@ async def test_a_parent_is_woken_when_redis_has_lost_what_its_app_declares_and_o
 
 
 @pytest.mark.one_server
-async def test_a_task_that_workers_seek_wakes_a_parent_whose_app_has_it_when_a_job_of_it_is_offered_again(
+async def test_sought_task_wakes_a_parent_that_has_it_when_its_job_is_offered(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any
 ) -> None:
     await announce(sender, store)

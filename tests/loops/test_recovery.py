@@ -1,4 +1,4 @@
-"""The parent of worker processes puts back what a dead one held, as a janitor does, but at once."""
+"""The parent of worker processes requeues the jobs of a dead one as a janitor does, but at once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def recover(config: Config, recorder: Recorder, *queues: str) -> Counter[s
     return count
 
 
-async def test_all_that_a_dead_process_held_returns_at_once_in_its_order_and_the_lease_is_left_to_the_janitor(
+async def test_jobs_of_a_dead_process_return_in_order_and_its_lease_stays(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     ids = await hold(sender, store, 250)
@@ -67,7 +67,7 @@ async def test_all_that_a_dead_process_held_returns_at_once_in_its_order_and_the
     }
 
 
-async def test_its_jobs_are_judged_as_those_of_any_dead_worker(
+async def test_recovery_and_requeue_treat_jobs_of_a_dead_worker_alike(
     config: Config, sender: BatchingSender, queue: str, recorder: Recorder, raw: Any
 ) -> None:
     left: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ async def test_its_jobs_are_judged_as_those_of_any_dead_worker(
     assert left[0] == left[1]
 
 
-async def test_exactly_one_of_parent_and_janitor_puts_a_job_back(
+async def test_parent_and_janitor_together_requeue_each_job_once(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     ids = await hold(sender, store, 900, lease=0.05)
@@ -100,7 +100,7 @@ async def test_exactly_one_of_parent_and_janitor_puts_a_job_back(
     assert sorted(await sender.send(store.line(1000))) == ids
 
 
-async def test_a_job_that_was_asked_to_stop_ends_as_cancelled(
+async def test_recovered_job_with_a_stop_request_ends_as_cancelled(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     await hold(sender, store, 1)
@@ -121,7 +121,7 @@ async def test_a_queue_that_redis_refuses_does_not_keep_the_others(
     assert await recovering == {store.queue: 2}
 
 
-async def test_it_tries_again_while_redis_is_down(
+async def test_recovery_retries_while_redis_is_down(
     own: EmbeddedRedis, config: Config, queue: str, recorder: Recorder
 ) -> None:
     config, store, sender = replace(config, url=own.url), Store(queue), BatchingSender(own.url)

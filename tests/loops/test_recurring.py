@@ -38,7 +38,7 @@ def root(queue: str) -> str:
     return f"evsched:{{{queue}}}:"
 
 
-async def test_a_declared_recurrence_runs_at_its_times_and_counts_its_occurrences(
+async def test_declared_recurrence_runs_on_time_and_counts_its_occurrences(
     config: Config, queue: str, raw: Any
 ) -> None:
     app, moments = App(queue=queue), list[tuple[str, float]]()
@@ -105,7 +105,7 @@ async def test_any_client_can_declare_a_recurrence(
         ({"rule": "every 1", "payload": "tick"}, "its payload is not valid: JSON is malformed"),
     ],
 )
-async def test_an_invalid_record_is_reported_and_the_other_recurrences_go_on(
+async def test_invalid_record_is_reported_and_other_recurrences_continue(
     config: Config, app: App, queue: str, raw: Any, record: dict[str, str | bytes], why: str
 ) -> None:
     async with system(config, app) as running:
@@ -120,7 +120,7 @@ async def test_an_invalid_record_is_reported_and_the_other_recurrences_go_on(
 
 
 @pytest.mark.parametrize("spoil", ["gone", "a string"])
-async def test_a_recurrence_without_a_record_is_reported_once_and_the_others_go_on(
+async def test_recurrence_without_a_record_is_reported_once_and_others_continue(
     config: Config, app: App, queue: str, raw: Any, ran: list[str], spoil: str
 ) -> None:
     async with system(config, app) as running:
@@ -138,7 +138,7 @@ async def test_a_recurrence_without_a_record_is_reported_once_and_the_others_go_
         await running.recorder.until(lambda: any(job.startswith("bad@") for job in ran))
 
 
-async def test_an_invalid_count_is_reported_once_and_the_others_go_on(
+async def test_invalid_count_is_reported_once_and_others_continue(
     config: Config, app: App, queue: str, raw: Any, ran: list[str]
 ) -> None:
     async with system(config, app) as running:
@@ -178,7 +178,7 @@ async def test_twenty_seconds_of_downtime_follow_the_misfire_policy(
     assert len(set(ran)) == len(ran)
 
 
-async def test_occurrences_that_were_scheduled_before_the_downtime_are_missed_too(
+async def test_occurrences_scheduled_before_the_downtime_are_missed_too(
     config: Config, app: App, queue: str, raw: Any, ran: list[str]
 ) -> None:
     """They are dispatched after the downtime; the policy `once` runs only the newest."""
@@ -198,7 +198,7 @@ async def test_occurrences_that_were_scheduled_before_the_downtime_are_missed_to
 
 @pytest.mark.extra
 @pytest.mark.parametrize("overlap", ["allow", "skip", "wait"])
-async def test_an_occurrence_due_while_the_one_before_runs_follows_the_overlap_policy(
+async def test_occurrence_due_during_the_previous_run_follows_the_overlap_policy(
     config: Config, queue: str, raw: Any, overlap: Any
 ) -> None:
     app, gate, begun = App(queue=queue), asyncio.Event(), list[str]()
@@ -266,7 +266,7 @@ async def test_failures_in_a_row_pause_a_recurrence_as_its_code_declares(config:
 
 
 @pytest.mark.extra
-async def test_an_interval_after_the_end_of_each_run(config: Config, queue: str, raw: Any) -> None:
+async def test_recurrence_runs_an_interval_after_each_end(config: Config, queue: str, raw: Any) -> None:
     app, begun, ended = App(queue=queue), list[float](), list[float]()
 
     def now() -> float:
@@ -318,7 +318,7 @@ async def test_the_idempotency_key_is_the_same_for_all_attempts_of_an_occurrence
     assert len(set(keys)) == len({job for job, _ in keys}) == len({key for _, key in keys})
 
 
-def test_an_interval_shorter_than_the_retries_is_refused_with_both_durations(app: App) -> None:
+def test_interval_shorter_than_the_retries_is_refused_with_both_durations(app: App) -> None:
     async def often() -> None: ...
 
     task = app.task(retry=Retry(attempts=3, interval=0.2, jitter=0.5))(often)
@@ -339,7 +339,7 @@ async def test_two_dispatchers_run_no_occurrence_twice(config: Config, app: App,
     assert len(ran) == len(set(ran)) == 60
 
 
-async def test_events_that_arrive_at_once_do_not_delay_the_proof_of_the_subscription(
+async def test_simultaneous_events_do_not_delay_the_proof_of_the_subscription(
     config: Config, app: App, queue: str
 ) -> None:
     async with system(config, app, dispatch=False) as running:
@@ -348,9 +348,7 @@ async def test_events_that_arrive_at_once_do_not_delay_the_proof_of_the_subscrip
         await running.recorder.wait(process_events.NotificationsProven)
 
 
-async def test_a_recurrence_that_fails_too_often_is_paused_and_a_dispatcher_says_so(
-    config: Config, queue: str, raw: Any
-) -> None:
+async def test_dispatcher_reports_a_recurrence_paused_after_failures(config: Config, queue: str, raw: Any) -> None:
     app = App(queue=queue)
 
     @app.recurring(every=1.0, pause_after=1)

@@ -1,4 +1,4 @@
-"""What Redis refuses, and replies that cannot be read: they affect one queue or one call, and are reported as such."""
+"""Refusals by Redis and unreadable replies affect only one queue or call, and are reported as such."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_reply_that_cannot_be_read_fails_only_its_call(sender: BatchingS
     assert await sender.send(good) == 1.5
 
 
-async def test_a_worker_keeps_its_leases_on_the_other_queues_of_one_whose_lease_redis_refuses(
+async def test_worker_keeps_its_other_leases_when_redis_refuses_one(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad, gate = f"{queue}-bad", asyncio.Event()
@@ -108,7 +108,7 @@ async def test_a_worker_keeps_its_leases_on_the_other_queues_of_one_whose_lease_
         raw.delete(key)
 
 
-async def test_a_queue_that_redis_refuses_when_a_worker_starts_is_served_as_soon_as_redis_accepts_it(
+async def test_queue_refused_at_worker_start_is_served_once_redis_accepts_it(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"
@@ -146,7 +146,7 @@ async def test_a_worker_whose_queues_are_all_refused_waits_and_can_be_stopped(
         raw.delete(f"evsched:{{{queue}}}:leases")
 
 
-async def test_a_queue_that_redis_refuses_wants_no_slots_while_it_waits_to_try_again(
+async def test_refused_queue_takes_no_slots_between_its_retries(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     """Otherwise its share of the slots would stay unused, because the other queues leave room for its jobs."""
@@ -178,7 +178,7 @@ async def test_a_queue_that_redis_refuses_wants_no_slots_while_it_waits_to_try_a
         raw.delete(f"evsched:{{{bad}}}:fair")
 
 
-async def test_jobs_of_other_queues_are_handed_back_if_redis_refuses_one_queue(
+async def test_jobs_are_handed_back_beside_a_queue_that_redis_refuses(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"
@@ -208,7 +208,7 @@ class NoListener:
     def on_unsure(self) -> None: ...
 
 
-async def test_an_idle_fetcher_notices_within_seconds_that_redis_accepts_writes_again() -> None:
+async def test_idle_fetcher_notices_soon_that_redis_accepts_writes_again() -> None:
     """Redis refuses a BLMOVE at once while too few replicas are connected. A BLMOVE that it accepts ends only later."""
     recorder = Recorder()
     with EmbeddedRedis(min_replicas_to_write="1") as server, plain_client(server.url) as raw:

@@ -23,12 +23,12 @@ MONTHS = [  # 31 days each, and the clocks change in both
 
 
 async def ended(running: System, count: int) -> None:
-    """Wait until so many jobs have completed."""
+    """Wait until `count` jobs have completed."""
     await running.recorder.until(lambda: sum(len(one.ids) for one in running.recorder.of(events.Completed)) >= count)
 
 
 @pytest.mark.parametrize(("since", "until"), MONTHS)
-async def test_a_backfill_of_31_days_makes_31_runs_and_then_none(
+async def test_backfill_of_31_days_runs_once_a_day_and_repeats_nothing(
     config: Config, queue: str, raw: Any, since: datetime, until: datetime
 ) -> None:
     app, ran, running_now = App(queue=queue), list[float](), list[str]()
@@ -104,7 +104,7 @@ async def test_the_client_triggers_a_run_and_returns_its_id(config: Config, queu
     assert ran == [job_id]
 
 
-async def test_each_of_many_triggers_at_once_makes_a_run(config: Config, queue: str) -> None:
+async def test_each_of_many_simultaneous_triggers_makes_a_run(config: Config, queue: str) -> None:
     app, ran = App(queue=queue), list[str]()
 
     @app.task

@@ -1,4 +1,4 @@
-"""Status requests: every worker answers a valid request with what it runs, and sends nothing without a request."""
+"""Status requests: every worker answers a valid request with its running jobs, and sends nothing unasked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def looking(url: str, *queues: str) -> AsyncGenerator[Top]:
 
 
 async def full(top: Top, workers: int) -> Look:
-    """Look until so many workers answer: a worker subscribes to requests shortly after it has started."""
+    """Look until `workers` workers answer: a worker subscribes to requests shortly after its start."""
     async with asyncio.timeout(PATIENCE):
         while True:
             look = await top.look()
@@ -43,7 +43,7 @@ async def full(top: Top, workers: int) -> Look:
                 return look
 
 
-async def test_all_workers_report_their_runs(config: Config, app: App, queue: str) -> None:
+async def test_all_workers_report_their_running_jobs(config: Config, app: App, queue: str) -> None:
     @app.task
     async def hang() -> None:
         await asyncio.Event().wait()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.one_server
-async def test_messages_that_come_before_the_last_confirmation_do_not_end_a_subscription(
+async def test_messages_before_the_last_confirmation_do_not_end_a_subscription(
     server: EmbeddedRedis, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscription, confirmed = Subscription(server.url), asyncio.Event()
@@ -23,7 +23,7 @@ async def test_messages_that_come_before_the_last_confirmation_do_not_end_a_subs
     send = link.send_command
 
     async def publish_first(command: str, *words: Any, **options: Any) -> None:
-        """Before the second command of `open`, Redis publishes messages to those who have subscribed by the first."""
+        """Publish messages before the second command of `open`, for the channels of the first."""
         if command == "SUBSCRIBE":
             while not await asyncio.to_thread(raw.publish, "early-1", "1"):
                 pass

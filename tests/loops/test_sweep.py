@@ -111,7 +111,7 @@ async def test_a_job_that_starts_after_it_was_found_is_left_and_counted(
 async def test_a_job_that_is_met_again_in_another_place_is_rescheduled_once(
     server: EmbeddedRedis, queue: str, raw: Any
 ) -> None:
-    """Else a command could go on for as long as jobs move."""
+    """Otherwise a command could run for as long as jobs move."""
     sender, store = SyncSender(server.url), Store(queue)
     client = Moved(server.url, "find", lambda: sender.send(store.dispatch(limit=500, cap=999)))
     await client.enqueue(queue, jobs(100))

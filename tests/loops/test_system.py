@@ -35,7 +35,7 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
     return Config(url=server.url, queues=(queue,), concurrency=20, shutdown_grace=2.0)
 
 
-async def test_a_job_runs_and_its_result_comes_back(config: Config, app: App) -> None:
+async def test_job_runs_and_its_result_is_returned(config: Config, app: App) -> None:
     @app.task
     async def add(a: int, b: int = 1) -> int:
         return a + b
@@ -286,7 +286,7 @@ async def test_two_queues_share_the_slots(server: EmbeddedRedis, queue: str) -> 
     assert runs.count(queue) == runs.count(other) == 20
 
 
-async def test_a_result_that_does_not_fit_its_task_is_an_error_of_its_own(config: Config, app: App) -> None:
+async def test_result_that_does_not_fit_its_task_raises_bad_result(config: Config, app: App) -> None:
     wrong: Any = None
 
     @app.task
@@ -306,7 +306,7 @@ async def test_a_result_that_does_not_fit_its_task_is_an_error_of_its_own(config
     ("reply", "words"),
     [(b"x", "is not JSON"), (b"[1]", "is not an outcome"), (b'{"outcome":"done"}', "is not an outcome")],
 )
-async def test_an_invalid_reply_of_another_client_is_an_error_of_its_own(
+async def test_malformed_reply_of_another_client_raises_bad_result(
     app: App, server: EmbeddedRedis, queue: str, raw: Any, reply: bytes, words: str
 ) -> None:
     app.move_to(server.url)
@@ -316,7 +316,7 @@ async def test_an_invalid_reply_of_another_client_is_an_error_of_its_own(
     await app.close()
 
 
-async def test_a_result_of_another_client_that_is_not_json_is_an_error_of_its_own(
+async def test_non_json_result_of_another_client_raises_bad_result(
     app: App, server: EmbeddedRedis, queue: str, raw: Any
 ) -> None:
     app.move_to(server.url)

@@ -1,4 +1,4 @@
-"""Where requests go: to allowed hosts and public addresses alone, whatever the payload, the DNS or a server says.
+"""Requests go only to allowed hosts and public addresses, whatever the payload, DNS or a server contains.
 
 The servers count the connections that they accept, so that a refusal is seen to come before the connection.
 """
@@ -34,7 +34,7 @@ async def test_a_redirect_to_a_private_address_is_not_followed(config: Config, r
 
 
 async def test_a_resolver_that_changes_its_answer_changes_nothing(config: Config, raw: Any, queue: str) -> None:
-    """The address that was judged is the one that is connected to, and the next connection is judged again."""
+    """The connection goes to the checked address, and the next one is checked again."""
     closing = always(Reply(headers={"connection": "close"}))
     answers, asked = [["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]], list[str]()
 

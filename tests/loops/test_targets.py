@@ -1,4 +1,4 @@
-"""`evsched.http` in a real worker: what it sends to a real server, and what becomes of the job by the answer."""
+"""`evsched.http` in a real worker: its requests to a real server, and the outcome of the job for each answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_request_is_sent_as_the_payload_says(run: Run) -> None:
 
 
 async def test_an_origin_that_does_not_answer_leaves_slots_to_the_others(config: Config, raw: Any, queue: str) -> None:
-    """What waits for it has no slot and no attempt, and goes on when it answers."""
+    """Jobs that wait for it hold no slot and lose no attempt, and continue when it answers."""
     released, asked = asyncio.Event(), asyncio.Event()
 
     async def answer(received: Received) -> Reply:
@@ -89,7 +89,7 @@ async def test_the_worker_that_starts_last_sets_the_concurrency_of_an_origin(
     assert found == [64, 500, 64, 500]
 
 
-async def test_a_change_by_hand_holds_until_a_worker_starts_with_another_concurrency_of_an_origin(
+async def test_manual_origin_limit_holds_until_a_worker_brings_another_value(
     config: Config, queue: str, sender: BatchingSender
 ) -> None:
     found = list[float | None]()
@@ -101,7 +101,7 @@ async def test_a_change_by_hand_holds_until_a_worker_starts_with_another_concurr
     assert found == [64, 5, 32]
 
 
-def test_the_concurrency_of_an_origin_does_not_depend_on_the_slots_of_one_worker() -> None:
+def test_origin_concurrency_does_not_depend_on_worker_slots() -> None:
     small, large = (make_app(Config(http_hosts=("a",), concurrency=slots), {}) for slots in (4, 256))
     assert small.program.limits == large.program.limits == [("", "concurrency:origin:*", 64.0)]
 
@@ -129,7 +129,7 @@ async def test_a_program_in_python_enqueues_a_request_without_a_task_of_its_own(
     assert "evsched.http" not in app.tasks, "a worker of the app would run it and send nothing"
 
 
-def test_no_app_of_a_user_may_have_a_task_of_evsched() -> None:
+def test_app_cannot_define_a_task_with_a_reserved_name() -> None:
     for name in ("evsched.http", "evsched.forward", "evsched.mine"):
         with pytest.raises(ConfigError, match=rf"task {name}: the names that begin with evsched\. are evsched's own"):
             App().task(name=name)
@@ -159,7 +159,7 @@ async def test_a_body_is_read_up_to_its_bound(run: Run, size: int, cut: bool) ->
 
 
 async def test_a_body_that_does_not_end_in_time_is_cut(run: Run) -> None:
-    """The status has said what becomes of the job."""
+    """The status has already decided the outcome of the job."""
 
     async def answer(received: Received) -> Reply:
         return Reply(int(received.path[1:]), {"retry-after": "7"}, b"abcd", after_half="stall")
@@ -269,7 +269,7 @@ async def test_a_request_is_signed_with_each_secret_of_the_name(run: Run) -> Non
             assert Webhook(secret).verify(received.body, received.headers) == {"a": 1}
 
 
-async def test_a_request_is_signed_again_after_a_redirect(run: Run) -> None:
+async def test_request_is_signed_again_after_a_redirect(run: Run) -> None:
     async with run(in_turn(Reply(303, {"location": "/other"}), Reply()), redirects=1) as shop:
         await shop.requests.result(url=shop.url, body="a", sign="ORDERS")
     for received, body in zip(shop.received, (b"a", b""), strict=True):
@@ -378,7 +378,7 @@ async def test_another_origin_gets_no_header_of_the_payload_and_no_signature(run
         ("/again", "redirects to http://shop.test"),
     ],
 )
-async def test_each_hop_is_judged_by_itself(run: Run, location: str, words: str) -> None:
+async def test_each_hop_is_checked_separately(run: Run, location: str, words: str) -> None:
     async with run(always(Reply(302, {"location": location})), redirects=2) as shop:
         assert words in await shop.requests.reason(url=shop.url, method="GET")
         assert len(shop.received) == (3 if location == "/again" else 1)
@@ -397,7 +397,7 @@ async def test_each_hop_is_judged_by_itself(run: Run, location: str, words: str)
         ({"http_hosts": ("a",), "http_networks": ("10.0.0.1/8",)}, "EVSCHED_HTTP_NETWORKS has '10.0.0.1/8'"),
     ],
 )
-def test_settings_that_are_not_valid_make_no_app(settings: dict[str, Any], words: str) -> None:
+def test_invalid_http_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         make_app(Config(**settings), {})
     assert words in str(error.value)
@@ -415,7 +415,7 @@ def test_settings_that_are_not_valid_make_no_app(settings: dict[str, Any], words
         ("SSL_CERT_DIR", ""),
     ],
 )
-def test_authorities_that_are_not_there_make_no_app(name: str, value: str) -> None:
+def test_missing_certificate_authorities_are_refused(name: str, value: str) -> None:
     """OpenSSL says nothing, and each server would be called not valid."""
     with pytest.raises(ConfigError, match=f"{name} is {value!r}") as error:
         make_app(Config(http_hosts=("a",)), {name: value})
@@ -423,7 +423,7 @@ def test_authorities_that_are_not_there_make_no_app(name: str, value: str) -> No
 
 
 @pytest.mark.parametrize("secret", ["short", "whsec_c2hvcnQ=", "whsk_" + ORDERS[6:], "ünd", f"{ORDERS} x"])
-def test_a_secret_that_is_not_valid_makes_no_app_and_is_not_shown(secret: str) -> None:
+def test_invalid_secret_is_refused_and_not_shown(secret: str) -> None:
     with pytest.raises(ConfigError, match="EVSCHED_SECRET_A is not a secret") as error:
         make_app(Config(http_hosts=("a",)), {"EVSCHED_SECRET_A": secret})
     assert secret not in str(error.value)

@@ -1,4 +1,4 @@
-"""What a process serves over HTTP: its metrics, liveness and readiness; and an error for any other request."""
+"""A process serves its metrics, liveness and readiness over HTTP, and an error for any other request."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ async def test_metrics_show_an_outage_and_its_end(config: Config, app: App, serv
 
 @pytest.mark.extra
 @pytest.mark.one_server
-async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_cut_off(
+async def test_scrape_and_probe_are_answered_within_a_second_without_redis(
     config: Config, app: App, server: EmbeddedRedis, queue: str
 ) -> None:
     async with Proxy(str(server.socket)) as proxy:
@@ -233,9 +233,7 @@ async def test_a_loop_that_hangs_is_neither_alive_nor_ready(
 
 
 @pytest.mark.one_server
-async def test_a_process_that_serves_no_queue_is_not_ready_although_redis_answers(
-    config: Config, app: App, queue: str, raw: Any
-) -> None:
+async def test_process_that_serves_no_queue_is_not_ready(config: Config, app: App, queue: str, raw: Any) -> None:
     async with system(config, app, dispatch=False) as running, served(running) as url:
         running.dispatch()
         await running.recorder.wait(process_events.NotificationsProven)
@@ -303,7 +301,9 @@ async def test_a_dispatcher_that_receives_no_events_is_not_ready(config: Config,
         (b"GET /healthz?a=b HTTP/1.0\r\n\r\n", b"200"),
     ],
 )
-async def test_it_answers_its_pages_and_no_more(config: Config, app: App, request_: bytes, status: bytes) -> None:
+async def test_metrics_server_answers_only_its_own_pages(
+    config: Config, app: App, request_: bytes, status: bytes
+) -> None:
     async with system(config, app, workers=0) as running, served(running) as url:
         assert (await ask(url, request_)).split(b" ")[1] == status
 
@@ -317,7 +317,7 @@ async def test_a_reply_to_head_has_no_body_and_openmetrics_is_supported(config: 
         assert page.endswith(b"# EOF\n")
 
 
-async def test_it_binds_to_this_host_alone(config: Config, app: App) -> None:
+async def test_metrics_server_binds_to_localhost_by_default(config: Config, app: App) -> None:
     async with system(config, app, workers=0) as running, served(running) as url:
         assert url.startswith("http://127.0.0.1:")
 

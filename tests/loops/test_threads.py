@@ -99,7 +99,7 @@ def test_a_sender_opens_no_more_connections_than_are_in_use_at_once(server: Embe
 
 
 @pytest.mark.one_server
-def test_a_connection_in_use_when_its_sender_is_closed_is_closed_after_its_call(
+def test_connection_in_use_outlives_its_closed_sender_until_its_call_ends(
     server: EmbeddedRedis, raw: Any, queue: str
 ) -> None:
     before = clients(raw)

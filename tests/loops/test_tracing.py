@@ -148,7 +148,7 @@ async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, a
     ],
     ids=["RetryLater", "Snooze"],
 )
-async def test_to_ask_for_another_run_is_not_an_error(
+async def test_retry_later_and_snooze_are_not_span_errors(
     config: Config, app: App, spans: Traced, raised: Exception, attribute: str, reason: str
 ) -> None:
     @app.task
@@ -243,7 +243,7 @@ async def test_a_handlers_own_spans_are_children_of_its_run(
     assert (parent.trace_id, parent.span_id) == ids(spans.one("run outer"))
 
 
-async def test_jobs_that_a_handler_enqueues_are_part_of_its_trace(config: Config, app: App, spans: Traced) -> None:
+async def test_jobs_enqueued_by_a_handler_belong_to_its_trace(config: Config, app: App, spans: Traced) -> None:
     @app.task
     async def second() -> None: ...
 
@@ -370,7 +370,7 @@ async def test_a_vendors_state_travels_with_its_own_context_only(config: Config,
     ],
     ids=["none", "good", "bad", "number", "list", "bad state"],
 )
-async def test_a_foreign_job_runs_whatever_it_carries(
+async def test_foreign_job_runs_with_any_meta(
     config: Config, app: App, spans: Traced, queue: str, raw: Any, meta: bytes, links: int
 ) -> None:
     @app.task

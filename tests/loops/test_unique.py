@@ -1,4 +1,4 @@
-"""Unique jobs with a dispatcher and workers: one job in a time, however many enqueue it and whatever they lose."""
+"""Unique jobs with a dispatcher and workers: one job in its time, with any number of producers and lost replies."""
 
 from __future__ import annotations
 

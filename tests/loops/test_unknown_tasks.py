@@ -1,4 +1,4 @@
-"""Two versions of an app side by side: a job of a task that a worker does not know waits for one that knows it."""
+"""Two versions of an app side by side: a job waits for a worker that knows its task."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_a_job_waits_for_a_worker_that_knows_its_task_and_loses_no_attempt
         assert len(running.recorder.of(events.TaskUnknown)) == 1
 
 
-async def test_a_job_that_nobody_knows_for_the_grace_is_dead_and_the_reason_names_the_known_tasks(
+async def test_unknown_task_buries_its_job_after_the_grace_and_names_known_ones(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     config = replace(config, unknown_task_grace=0.1)
@@ -146,7 +146,7 @@ async def test_jobs_of_known_tasks_start_at_once_beside_a_crowd_of_unknown_ones(
     raw.flushall()
 
 
-async def test_a_retried_job_that_meets_an_old_worker_is_judged_again(
+async def test_retried_job_that_meets_an_old_worker_gets_the_full_grace(
     config: Config, app: App, newer: App, queue: str, raw: Any
 ) -> None:
     async with system(config, app, workers=0) as running:
@@ -168,7 +168,7 @@ async def test_a_retried_job_that_meets_an_old_worker_is_judged_again(
 @pytest.mark.parametrize(
     "found", [b"x" * 1_048_576, b"1 nan", b"\xff \xff", b"1e400 0"], ids=["long", "nan", "bytes", "inf"]
 )
-async def test_a_producers_text_in_the_field_unknown_is_ignored_and_not_read_if_long(
+async def test_unknown_field_written_by_a_producer_is_ignored(
     config: Config, app: App, queue: str, raw: Any, found: bytes
 ) -> None:
     async with system(config, app) as running:
@@ -180,16 +180,16 @@ async def test_a_producers_text_in_the_field_unknown_is_ignored_and_not_read_if_
         assert len(raw.hget(f"evsched:{{{queue}}}:job:a", "unknown")) < 64
 
 
-async def test_a_job_whose_window_is_closed_waits_for_that_even_if_its_task_is_unknown(
-    config: Config, app: App, queue: str, raw: Any
-) -> None:
+async def test_closed_window_defers_a_job_of_an_unknown_task(config: Config, app: App, queue: str, raw: Any) -> None:
     later = datetime.now(UTC) + timedelta(hours=5)
     async with system(config, app) as running:
         schedule(raw, queue, "a", window=f"{later:%H:%M}-{later + timedelta(hours=1):%H:%M} UTC")
         assert (await deferred(running, "a")).cause == "window"
 
 
-async def test_a_job_that_is_cancelled_while_it_waits_is_gone(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_job_of_an_unknown_task_can_be_cancelled_while_it_waits(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
     async with system(config, app) as running:
         schedule(raw, queue, "a")
         await deferred(running, "a")

@@ -87,7 +87,7 @@ async def test_a_change_of_a_named_window_takes_effect_at_once(config: Config, a
         assert await job.result(PATIENCE) == 1  # its first attempt
 
 
-async def test_a_job_with_an_invalid_window_is_dead_and_the_reason_names_the_wrong_part(
+async def test_invalid_window_buries_the_job_and_is_named_in_the_reason(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     async with system(config, app):
@@ -103,9 +103,7 @@ async def test_a_job_with_an_invalid_window_is_dead_and_the_reason_names_the_wro
         await task(app).using(window="always open").enqueue()
 
 
-async def test_a_job_that_waited_in_the_backlog_until_its_window_closed_is_deferred(
-    config: Config, app: App, queue: str
-) -> None:
+async def test_job_in_the_backlog_is_deferred_when_its_window_closes(config: Config, app: App, queue: str) -> None:
     store = Store(queue)
     async with system(config, app) as running:
         await running.sender.send(store.set_window("w", "00:00-24:00 UTC"))
@@ -171,7 +169,7 @@ async def open_window(running: System, queue: str) -> None:
     await running.sender.send(Store(queue).replan("r"))
 
 
-async def test_a_recurrence_without_its_window_stops_and_says_so_and_no_job_of_it_dies(
+async def test_recurrence_without_its_window_stops_and_buries_no_job(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     root = f"evsched:{{{queue}}}:"
@@ -188,7 +186,7 @@ async def test_a_recurrence_without_its_window_stops_and_says_so_and_no_job_of_i
 
 
 @pytest.mark.parametrize("named", ["window", "calendar"])
-async def test_a_worker_whose_code_names_what_does_not_exist_says_so_and_runs_jobs(
+async def test_worker_runs_jobs_beside_a_missing_window_or_calendar(
     config: Config, app: App, queue: str, raw: Any, named: str
 ) -> None:
     window, skip = ("nights", None) if named == "window" else (None, "nights")
@@ -216,7 +214,7 @@ async def test_a_job_of_a_shard_waits_for_a_window_of_its_queue(config: Config, 
 
 
 @pytest.mark.parametrize("change", ["set", "removed"])
-async def test_a_job_of_a_shard_is_not_deferred_by_a_window_that_has_changed_meanwhile(
+async def test_shard_job_is_not_deferred_by_an_outdated_window(
     config: Config, app: App, queue: str, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     whole, shard = Store(queue), Store(f"{queue}:0")

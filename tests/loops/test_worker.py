@@ -116,7 +116,7 @@ async def test_jobs_of_a_lost_reply_are_started(
     assert not raw.exists(f"evsched:{{{queue}}}:processing:{worker.id}")
 
 
-async def test_jobs_of_a_lost_reply_are_started_even_if_they_need_several_replies(
+async def test_jobs_of_a_lost_reply_are_started_even_over_several_replies(
     config: Config, app: App, raw: Any, queue: str
 ) -> None:
     @app.task

@@ -65,7 +65,7 @@ def test_the_next_run_is_an_interval_after_the_end_of_the_one_before(
     assert job_id == f"{NAME}@{end + EVERY:.3f}".rstrip("0").rstrip(".")
 
 
-def test_while_it_runs_no_other_is_made_however_long_it_takes(send: Send, store: Store, state: State) -> None:
+def test_no_occurrence_is_made_while_one_runs(send: Send, store: Store, state: State) -> None:
     job = first_run(send, store)
     looks = 0
     for second in range(0, 600, 5):
@@ -78,7 +78,7 @@ def test_while_it_runs_no_other_is_made_however_long_it_takes(send: Send, store:
     assert state()["recurrences"] == {NAME: NOW + 700 + EVERY}
 
 
-def test_its_record_names_the_occurrence_from_whose_end_the_next_one_is_counted(send: Send, store: Store) -> None:
+def test_record_names_the_occurrence_that_the_next_one_follows(send: Send, store: Store) -> None:
     def counted() -> list[str]:
         return counted_from(send(store.recurrence(NAME)))
 
@@ -97,7 +97,7 @@ def test_its_record_names_the_occurrence_from_whose_end_the_next_one_is_counted(
 
 
 @pytest.mark.parametrize("how", ["bury", "cancel"])
-def test_every_end_counts(send: Send, store: Store, state: State, how: str) -> None:
+def test_every_kind_of_end_starts_the_interval(send: Send, store: Store, state: State, how: str) -> None:
     if how == "bury":
         send(store.bury("w", [(first_run(send, store), Buried("no", False))], now=NOW + 50))
     else:
@@ -107,7 +107,7 @@ def test_every_end_counts(send: Send, store: Store, state: State, how: str) -> N
     assert state()["recurrences"] == {NAME: NOW + 50 + EVERY}
 
 
-def test_a_retry_does_not_count_as_an_end(send: Send, store: Store, state: State) -> None:
+def test_retry_does_not_count_as_the_end_of_a_run(send: Send, store: Store, state: State) -> None:
     job = first_run(send, store)
     before = state()["recurrences"]
     send(store.retry("w", [(job, Retried(5, "no"))], now=NOW + 40))
@@ -116,7 +116,7 @@ def test_a_retry_does_not_count_as_an_end(send: Send, store: Store, state: State
     assert state()["recurrences"] == {NAME: NOW + 50 + EVERY}
 
 
-def test_it_goes_on_when_a_client_deletes_the_job(send: Send, store: Store, raw: Any) -> None:
+def test_recurrence_continues_after_a_client_deletes_its_job(send: Send, store: Store, raw: Any) -> None:
     """As docs/protocol.md says how to cancel, or because an older worker ended the run."""
     step(send, store, NOW)
     (job_id,) = step(send, store, NOW + EVERY)
@@ -141,7 +141,7 @@ def test_a_run_by_hand_moves_the_next_one_unless_that_is_on_the_schedule(
 
 
 @pytest.mark.parametrize("how", ["paused", "retired", "removed", "its count is reached"])
-def test_the_end_of_a_run_starts_nothing_that_stands_still(send: Send, store: Store, state: State, how: str) -> None:
+def test_end_of_a_run_does_not_restart_a_stopped_recurrence(send: Send, store: Store, state: State, how: str) -> None:
     if how == "its count is reached":
         send(store.declare(Declared(name=NAME, rule="every 30", payload=b'{"task":"t"}', after="end", count=1)))
     elif how == "retired":
@@ -178,7 +178,7 @@ def test_an_older_dispatcher_runs_it_by_the_interval_alone(send: Send, store: St
 
 
 def test_the_repair_releases_an_occurrence_that_waits_in_vain(send: Send, store: Store, state: State, raw: Any) -> None:
-    """Its recurrence had overlap "queue" before, and what it waited for was deleted."""
+    """Its recurrence had overlap "queue" before, and the job it waited for was deleted."""
     root, waiting = f"evsched:{{{store.queue}}}:", f"{NAME}@6"
     raw.hset(f"{root}recurrence:{NAME}", mapping={"waiting": waiting})
     raw.hset(f"{root}job:{waiting}", mapping={"payload": '{"task":"t"}', "planned": 6, "recurrence": NAME})

@@ -39,7 +39,7 @@ def again(raw: Any, store: Store, due: float = NOW, *fields: tuple[str, str]) ->
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_record_that_becomes_invalid_during_a_run_is_judged_after_the_run(
+def test_record_invalidated_during_a_run_is_judged_after_the_run(
     send: Send, store: Store, state: State, raw: Any, bad: str
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
@@ -57,7 +57,7 @@ def test_a_record_that_becomes_invalid_during_a_run_is_judged_after_the_run(
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("place", ["ready", "backlog"])
-def test_a_waiting_job_whose_record_becomes_invalid_is_dead_and_nowhere_else(
+def test_waiting_job_with_an_invalidated_record_is_only_in_dead(
     send: Send, store: Store, state: State, raw: Any, bad: str, place: str
 ) -> None:
     others = [New(f"j{n:02}", b'{"task":"t"}', due=NOW - 1) for n in range(16)] if place == "backlog" else []
@@ -71,7 +71,7 @@ def test_a_waiting_job_whose_record_becomes_invalid_is_dead_and_nowhere_else(
     assert [job.id for job in fetch(send, store, 20)] == [job.id for job in others]
 
 
-def test_an_id_that_finished_can_be_used_again_and_its_record_does_not_expire(
+def test_finished_id_can_be_used_again_and_its_record_does_not_expire(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
@@ -88,7 +88,7 @@ def test_an_id_that_finished_can_be_used_again_and_its_record_does_not_expire(
 
 @pytest.mark.parametrize("end", ["complete", "retry", "bury"])
 @pytest.mark.parametrize("dispatched", [True, False])
-def test_an_id_scheduled_again_while_it_runs_runs_once_more_however_the_run_ends(
+def test_id_scheduled_during_its_run_runs_again_after_any_end(
     send: Send, store: Store, state: State, raw: Any, end: str, dispatched: bool
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
@@ -150,7 +150,7 @@ def test_a_dead_job_that_was_scheduled_again_keeps_its_record(
 
 
 @pytest.mark.parametrize("place", ["backlog", "ready", "fetched too"])
-def test_an_id_that_is_dispatched_again_between_blmove_and_start_is_one_run(
+def test_id_dispatched_again_between_blmove_and_start_is_one_run(
     send: Send, store: Store, state: State, raw: Any, place: str
 ) -> None:
     """The run has the newer payload and begins once, as attempt 1, even if one start names the id twice."""
@@ -181,7 +181,7 @@ FIRST, SECOND = b'{"task":"t","args":[1]}', b'{"task":"t","args":[2]}'
 
 
 @pytest.mark.parametrize("cut", ["retry", "snooze", "hand back", "died", "died twice"])
-def test_a_run_whose_job_was_replaced_and_that_is_cut_short_ends_before_the_new_job_begins(
+def test_replaced_run_that_is_cut_short_ends_before_the_new_job_begins(
     send: Send, store: Store, state: State, cut: str
 ) -> None:
     send(store.enqueue([New("a", FIRST, priority=7, group="g", due=NOW)]))
@@ -210,9 +210,7 @@ def test_a_run_whose_job_was_replaced_and_that_is_cut_short_ends_before_the_new_
     assert (run.payload, run.attempt) == (SECOND, 1)
 
 
-def test_the_job_that_replaces_one_that_runs_is_replaced_and_cancelled_with_it(
-    send: Send, store: Store, state: State
-) -> None:
+def test_replacement_of_a_running_job_can_be_replaced_and_cancelled(send: Send, store: Store, state: State) -> None:
     send(store.enqueue([New("a", FIRST, due=NOW)]))
     send(dispatch(store))
     (run,) = fetch(send, store)
@@ -236,7 +234,7 @@ FAR = 99_999_999_999.0
 
 
 @pytest.mark.parametrize("delay", [FAR, 1e11, 1e12, 1e15, 1e16, 1e17, 1e22, 1e50, 1e308, math.inf])
-def test_a_job_whose_next_attempt_is_far_away_waits(send: Send, store: Store, state: State, delay: float) -> None:
+def test_job_with_a_far_future_attempt_waits(send: Send, store: Store, state: State, delay: float) -> None:
     expected = delay if delay == math.inf else FAR
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
@@ -254,7 +252,7 @@ def test_a_job_whose_next_attempt_is_far_away_waits(send: Send, store: Store, st
 
 @pytest.mark.parametrize("ends", ["done", "retried"])
 @pytest.mark.parametrize("due", [1e11, 1e12, 1e16, 1e17, 1e22, 1e300, math.inf])
-def test_a_job_that_is_scheduled_again_during_its_run_for_a_time_far_away_waits(
+def test_job_rescheduled_during_its_run_for_the_far_future_waits(
     send: Send, store: Store, state: State, raw: Any, due: float, ends: str
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
@@ -272,7 +270,7 @@ def test_a_job_that_is_scheduled_again_during_its_run_for_a_time_far_away_waits(
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_cancel_says_that_a_next_run_that_any_client_scheduled_is_cancelled_too(
+def test_cancel_reports_that_a_foreign_next_run_is_cancelled_too(
     send: Send, store: Store, state: State, raw: Any, moved: bool
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))

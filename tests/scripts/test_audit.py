@@ -1,4 +1,4 @@
-"""The audit finds each planted violation and no other, says how to repair it, and repairs it if that needs no guess."""
+"""The audit finds exactly the planted violation, names its remedy, and repairs it if that needs no guess."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ async def test_each_planted_violation_is_found_and_repaired(
         assert {**state(), "in_flight": None} == {**before, "in_flight": None}
 
 
-async def test_a_lost_job_runs_at_once_and_its_attempts_go_on(seeded: Seeded, sender: BatchingSender) -> None:
+async def test_lost_job_runs_at_once_and_keeps_its_attempt_count(seeded: Seeded, sender: BatchingSender) -> None:
     seeded.raw.lrem(seeded.key("processing:w"), 1, "running")
     await seeded.audit(sender, repair=True)
     seeded.send(seeded.store.dispatch(limit=100, cap=1000))
@@ -323,7 +323,7 @@ async def test_all_queues_are_audited(seeded: Seeded, sender: BatchingSender) ->
     ]
 
 
-def test_a_violation_that_is_gone_is_not_repaired(seeded: Seeded, send: Send, state: State) -> None:
+def test_resolved_violation_is_not_repaired(seeded: Seeded, send: Send, state: State) -> None:
     before = state()
     codes = (
         "orphan",
@@ -339,7 +339,7 @@ def test_a_violation_that_is_gone_is_not_repaired(seeded: Seeded, send: Send, st
     assert state() == before
 
 
-def test_mend_finds_nothing_the_second_time(seeded: Seeded, send: Send, state: State) -> None:
+def test_second_repair_changes_nothing(seeded: Seeded, send: Send, state: State) -> None:
     seeded.raw.lrem(seeded.key("processing:w"), 1, "running")
     violations = [Violation(b"running", "orphan", "")]
     assert send(seeded.store.mend(violations)) == [(b"running", "orphan")]
@@ -349,7 +349,7 @@ def test_mend_finds_nothing_the_second_time(seeded: Seeded, send: Send, state: S
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "dead"])
-def test_a_place_of_the_wrong_type_stops_mend_before_it_writes(
+def test_place_of_the_wrong_type_stops_a_repair_before_it_writes(
     seeded: Seeded, send: Send, state: State, place: str
 ) -> None:
     seeded.raw.lrem(seeded.key("processing:w"), 1, "running")

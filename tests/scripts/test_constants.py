@@ -1,4 +1,4 @@
-"""Constants that stand in Lua and elsewhere too are equal."""
+"""Constants that Lua shares with Python or the documentation are equal."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def test_the_name_of_a_group_is_the_same_in_python(name: str, value: str) -> Non
     assert in_lua(name) == value
 
 
-def test_the_bounds_of_the_dead_set_are_those_of_the_documentation() -> None:
+def test_documented_bounds_of_the_dead_set_match_the_scripts() -> None:
     most, days = int(in_lua("DEAD_MOST")), in_lua("DEAD_AGE").removesuffix(" * 86400")
     assert f"The dead-letter set keeps at most {most:,} jobs, for at most {days} days." in MANAGE

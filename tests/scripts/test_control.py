@@ -1,4 +1,4 @@
-"""enqueue, cancel, reschedule, revive, drop, look, ask: what clients do; each refusal changes nothing."""
+"""The verbs of clients: enqueue, cancel, reschedule, revive, drop, look, ask. A refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_cancel_removes_a_waiting_job(send: Send, store: Store, state: State, pl
         send(store.cancel("a"))
 
 
-def test_the_error_about_a_missing_job_mentions_cancellation_too(send: Send, store: Store) -> None:
+def test_message_about_a_missing_job_mentions_cancellation(send: Send, store: Store) -> None:
     put(send, store, "schedule")
     send(store.cancel("a"))
     with pytest.raises(JobMissing, match="was cancelled while it waited"):

@@ -36,7 +36,7 @@ def test_a_replaced_job_was_created_when_it_was_replaced(send: Send, store: Stor
     assert (status.created, status.by) == (NOW + 60, None)
 
 
-def test_a_job_that_replaces_one_that_runs_has_its_own(send: Send, store: Store, queue: str) -> None:
+def test_replacement_of_a_running_job_has_its_own_creation_time_and_user(send: Send, store: Store, queue: str) -> None:
     send(Store(queue, by="billing").enqueue(new(), now=NOW))
     send(store.dispatch(limit=9, cap=99, now=NOW))
     (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs

@@ -16,12 +16,12 @@ from tests.support.patience import PATIENCE
 
 
 def declare(send: Send, store: Store, limits: dict[str, float], revision: float = 1, app: str = "app") -> Any:
-    """Declare as a worker does that starts; return what was set."""
+    """Declare as a starting worker does; return the changed limits."""
     send(store.register(app, str(limits), given=int(revision), now=NOW))
     return send(store.declare_limits(app, revision, limits, now=NOW))
 
 
-def test_limits_are_set_when_their_declaration_is_new_has_changed_or_is_gone(send: Send, store: Store) -> None:
+def test_new_changed_and_removed_declarations_update_limits(send: Send, store: Store) -> None:
     assert declare(send, store, {"concurrency": 5, "rate:alice": 0.5}) == {"concurrency": "5", "rate:alice": "0.5"}
     assert declare(send, store, {"concurrency": 5, "rate:alice": 0.5}) == {}
     assert declare(send, store, {"concurrency": 6}) == {"concurrency": "6", "rate:alice": ""}
@@ -41,7 +41,7 @@ def test_a_change_by_hand_is_kept_until_the_declaration_changes(send: Send, stor
     assert declare(send, store, {}, revision=4) == {"concurrency": "", "rate": ""}
 
 
-def test_undeclared_limits_are_left_alone_until_an_app_declares_them(send: Send, store: Store) -> None:
+def test_undeclared_limits_are_kept_until_they_are_declared(send: Send, store: Store) -> None:
     send(store.limit({"concurrency": 9, "weight:alice": 2}, now=NOW))
     assert declare(send, store, {"rate": 5}) == {"rate": "5"}
     assert send(store.limits()).queue == {"concurrency": 9, "rate": 5}
@@ -61,16 +61,14 @@ def test_a_revision_that_is_older_changes_nothing(send: Send, store: Store, stat
     assert after == before
 
 
-def test_apps_leave_each_others_limits_alone_unless_they_declare_the_same(send: Send, store: Store) -> None:
+def test_apps_do_not_change_limits_that_only_another_app_declares(send: Send, store: Store) -> None:
     declare(send, store, {"concurrency": 5, "rate": 5}, app="one")
     assert declare(send, store, {"burst": 2, "rate": 6}, app="other") == {"burst": "2", "rate": "6"}
     assert declare(send, store, {}, app="one") == {"concurrency": ""}
     assert send(store.limits()).queue == {"burst": 2, "rate": 6}
 
 
-def test_jobs_that_new_limits_allow_pass_at_once_and_dispatchers_get_a_message(
-    send: Send, store: Store, state: State, raw: Any
-) -> None:
+def test_new_limits_admit_jobs_at_once_and_notify_dispatchers(send: Send, store: Store, state: State, raw: Any) -> None:
     declare(send, store, {"concurrency": 2, "concurrency:task:slow": 1})
     send(store.enqueue([New(f"j{n}", b'{"task":"slow"}', due=NOW) for n in range(9)]))
     send(store.dispatch(limit=99, cap=99, now=NOW))
@@ -88,7 +86,7 @@ def test_jobs_that_new_limits_allow_pass_at_once_and_dispatchers_get_a_message(
 
 
 @pytest.mark.parametrize("text", ["", "5", "many app", " app", "5  app"])
-def test_manual_edits_among_the_declarations_are_replaced_or_ignored(
+def test_manual_entry_among_the_declarations_is_replaced_or_ignored(
     send: Send, store: Store, state: State, raw: Any, text: str
 ) -> None:
     raw.hset(f"evsched:{{{store.queue}}}:declared_limits", "rate", text)

@@ -26,7 +26,7 @@ def run(send: Send, store: Store) -> FetchedJob:
     return fetch(send, store)[0]
 
 
-def test_a_job_of_an_unknown_task_comes_back_with_since_when_it_is_unknown(
+def test_deferred_job_of_an_unknown_task_keeps_its_unknown_since(
     send: Send, store: Store, run: FetchedJob, state: State
 ) -> None:
     assert send(store.defer("w", [(run, UNKNOWN)], now=NOW)) == []
@@ -44,7 +44,7 @@ def test_a_job_of_an_unknown_task_comes_back_with_since_when_it_is_unknown(
 
 
 @pytest.mark.parametrize("how", ["retried", "rescheduled", "by ZADD", "deferred for its window"])
-def test_a_job_that_has_another_due_time_is_not_unknown_any_more(
+def test_rescheduled_job_is_no_longer_marked_as_unknown(
     send: Send, store: Store, run: FetchedJob, raw: Any, how: str
 ) -> None:
     send(store.defer("w", [(run, UNKNOWN)], now=NOW))
@@ -80,7 +80,7 @@ def test_a_job_that_does_not_begin_takes_nothing_off_the_rates(
     assert fetch(send, store) == []  # no more is given back than was taken
 
 
-def test_a_returned_job_does_not_count_as_progress(send: Send, store: Store) -> None:
+def test_returned_job_does_not_count_as_progress(send: Send, store: Store) -> None:
     send(store.limit({"rate": 0.001, "burst": 1.0}, now=NOW))
     send(store.enqueue([New(name, b'{"task":"t"}', due=NOW - 1) for name in "abc"], now=NOW))
     (run,) = fetch(send, store)

@@ -1,4 +1,4 @@
-"""dispatch.lua: what is due moves on, in its order, and never before."""
+"""dispatch.lua: due jobs move in order, and never early."""
 
 from __future__ import annotations
 

@@ -359,9 +359,7 @@ def test_a_job_that_was_returned_needs_a_process_too(send: Send, store: Store, r
     assert sentence == ("ready, behind 0 more: it starts when a worker has a free slot and a free process in its pool")
 
 
-def test_the_sentence_says_whether_a_dispatcher_will_requeue_the_job_of_a_dead_worker(
-    send: Send, store: Store, raw: Any
-) -> None:
+def test_sentence_says_whether_a_dispatcher_will_requeue_the_job(send: Send, store: Store, raw: Any) -> None:
     held_too_long(Scene(send, store, raw))
     early, late = send(store.explain("a", now=NOW)), send(store.explain("a", now=NOW + 60))
     for facts in (early, late):
@@ -389,7 +387,7 @@ def test_a_key_of_a_wrong_type_that_holds_a_due_job_up_is_named(
     assert "string" not in explain(store.queue, send(store.explain("a", now=NOW - 99)), types=types).sentence
 
 
-def test_a_malformed_record_keeps_its_reason_and_a_missing_reason_is_not_shown_as_none(
+def test_malformed_record_keeps_its_reason_and_a_missing_one_is_omitted(
     send: Callable[[Any], Any], store: Store, raw: Any
 ) -> None:
     scene, key = Scene(send, store, raw), f"evsched:{{{store.queue}}}:job:a"

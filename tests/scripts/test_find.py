@@ -1,4 +1,4 @@
-"""Filters: which jobs `find` finds, and that a verb changes only what still matches."""
+"""Filters: which jobs `find` finds, and that a verb changes only jobs that still match."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_payload_that_cannot_be_read_has_no_task(send: Send, store: Store, pay
     assert found(send, store, PAY) == set()
 
 
-def test_a_match_has_the_known_fields_of_the_job(send: Send, queue: str) -> None:
+def test_match_has_the_known_fields_of_the_job(send: Send, queue: str) -> None:
     store = Store(queue, by="billing")
     send(store.enqueue([New("a", PAYLOAD, group="g", due=NOW + 9.5)], now=NOW))
     (match,) = send(store.find("schedule", condition())).found
@@ -107,14 +107,14 @@ def test_the_age_of_an_ended_job_is_not_that_of_the_next_of_its_id(
     assert found(send, store, PAY) == {"a"}
 
 
-def test_a_reason_is_a_part_in_any_case_and_no_pattern(send: Send, store: Store) -> None:
+def test_reason_matches_a_case_insensitive_literal_substring(send: Send, store: Store) -> None:
     send(store.enqueue([New("a", PAYLOAD, due=NOW)]))
     bury(send, store, "a", "ValueError: 100% of \u00c4", NOW)
     for part, there in (("valueerror", 1), ("VALUE", 1), ("100% OF", 1), ("value.*", 0), ("\u00c4", 1), ("\u00e4", 0)):
         assert found(send, store, condition(reason=part), "dead") == ({"a"} if there else set()), part
 
 
-def test_an_error_is_the_class_of_the_exception_and_no_other_text(send: Send, store: Store) -> None:
+def test_error_matches_only_the_class_of_the_exception(send: Send, store: Store) -> None:
     classes = {"a": "ConnectionError", "b": "requests.exceptions.ConnectionError", "c": "MyConnectionError", "d": ""}
     for job, name in classes.items():
         send(store.enqueue([New(job, PAYLOAD, due=NOW)], now=NOW))
@@ -177,7 +177,7 @@ def test_a_record_of_another_type_matches_nothing(send: Send, store: Store, raw:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("place", ["schedule", "dead"])
-def test_jobs_that_stay_are_found_while_others_come_and_go(
+def test_lasting_jobs_are_found_while_others_come_and_go(
     send: Send, store: Store, raw: Any, root: str, place: str
 ) -> None:
     """Also while Redis makes the table of the sorted set larger and smaller."""
@@ -198,7 +198,7 @@ def test_jobs_that_stay_are_found_while_others_come_and_go(
 
 
 @pytest.mark.parametrize(("fetched", "returned"), [(0, 0), (1, 0), (10, 0), (0, 1), (0, 100), (3, 50)])
-def test_jobs_that_stay_in_ready_are_found_while_workers_fetch_and_return(
+def test_lasting_ready_jobs_are_found_while_workers_fetch_and_return(
     send: Send, store: Store, raw: Any, root: str, fetched: int, returned: int
 ) -> None:
     jobs = [f"j{n:03}" for n in range(200)]
@@ -232,9 +232,7 @@ def test_a_call_reads_a_bounded_number_of_bytes(send: Send, store: Store) -> Non
 
 @pytest.mark.parametrize("verb", ["cancel", "reschedule"])
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])
-def test_a_verb_changes_only_jobs_that_still_match(
-    send: Send, store: Store, state: State, verb: str, place: str
-) -> None:
+def test_verb_changes_only_jobs_that_still_match(send: Send, store: Store, state: State, verb: str, place: str) -> None:
     if place == "backlog":
         send(store.pause())
     payloads = {"a": PAYLOAD, "b": OTHER, "c": PAYLOAD}
@@ -276,7 +274,7 @@ def test_a_job_that_a_worker_has_fetched_is_left_alone(
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_the_next_run_of_a_job_that_runs_is_cancelled_and_the_run_goes_on(
+def test_cancelling_the_next_run_of_a_running_job_does_not_stop_its_run(
     send: Send, store: Store, state: State, raw: Any, root: str, started: bool
 ) -> None:
     send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW))
@@ -291,7 +289,7 @@ def test_the_next_run_of_a_job_that_runs_is_cancelled_and_the_run_goes_on(
     assert state() == before
 
 
-def test_the_clients_of_a_cancelled_job_get_a_message(
+def test_clients_waiting_for_a_cancelled_job_are_notified(
     send: Send, store: Store, state: State, raw: Any, root: str
 ) -> None:
     reply = b'{"task":"pay","reply":true}'

@@ -1,4 +1,4 @@
-"""The script `forget`: of a queue that has nothing else, what former workers wrote about their apps is deleted."""
+"""The script `forget`: the keys that former workers left in an otherwise empty queue are deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ APP = Announced("app", "content", "digest")
 
 
 def serve(send: Send, store: Store) -> None:
-    """Write what a worker of the app writes, and end its lease in order."""
+    """Write the keys of a worker of the app, and end its lease."""
     send(store.register("app", "content", now=NOW))
     send(store.set_policies({"t": "{}"}))
     send(store.heartbeat("w", 15.0, fresh=True, announced=APP, now=NOW))
@@ -27,7 +27,7 @@ def keys_of(raw: Any, store: Store) -> set[str]:
     return {key.decode().removeprefix(root) for key in raw.scan_iter(match=root + "*", count=1000)}
 
 
-def test_nothing_is_left_of_a_queue_that_no_worker_has_served_for_a_day(send: Send, store: Store, raw: Any) -> None:
+def test_queue_without_a_worker_for_a_day_is_deleted_entirely(send: Send, store: Store, raw: Any) -> None:
     serve(send, store)
     assert keys_of(raw, store) == {"apps", "programs", "revisions:app", "tasks", "workers:digest"}
     assert send(store.forget([store.queue, "other"], now=NOW + 16 + DAY)) == [store.queue, "other"]

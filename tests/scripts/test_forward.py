@@ -91,7 +91,7 @@ def test_subscribers_of_a_channel_receive_the_message(
     assert state()["job:a"]["outcome"] == "done"
 
 
-def test_a_run_that_was_asked_to_stop_sends_nothing_and_ends_as_cancelled(
+def test_stopped_run_sends_nothing_and_ends_as_cancelled(
     runs: list[FetchedJob], send: Send, store: Store, state: State, raw: Any, name: str
 ) -> None:
     send(store.cancel("b", now=NOW))
@@ -112,7 +112,7 @@ def test_an_id_that_was_scheduled_again_during_the_run_runs_again(
     assert "attempt" not in after["job:a"]
 
 
-def test_a_job_that_keeps_no_record_is_replied_to_and_calls_its_hook(
+def test_job_without_retention_is_replied_to_and_calls_its_hook(
     runs: list[FetchedJob], send: Send, store: Store, state: State, raw: Any, name: str
 ) -> None:
     row = (runs[0], forwarded("right", name, retention=0.0, reply=True))
@@ -123,7 +123,7 @@ def test_a_job_that_keeps_no_record_is_replied_to_and_calls_its_hook(
 
 
 @pytest.mark.parametrize("into", ["stream", "left", "right"])
-def test_a_message_that_redis_refuses_leaves_the_run_as_it_was_and_disturbs_no_other(
+def test_refused_message_leaves_its_run_unchanged_and_affects_no_other(
     runs: list[FetchedJob], send: Send, store: Store, state: State, raw: Any, name: str, into: Into
 ) -> None:
     send(store.limit({"concurrency": 9, "concurrency:g": 3}, now=NOW))
@@ -190,7 +190,7 @@ def test_while_memory_is_full_nothing_is_written() -> None:
         raw.close()
 
 
-def test_a_user_without_the_right_to_the_key_or_channel_is_refused_that_message_alone() -> None:
+def test_missing_right_to_a_destination_refuses_only_that_message() -> None:
     with EmbeddedRedis() as server:
         raw, sender, store = plain_client(server.url), SyncSender(server.url), Store("acl")
         sender.send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in "abcd"], now=NOW))

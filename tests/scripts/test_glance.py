@@ -41,7 +41,7 @@ async def alone(own: EmbeddedRedis) -> Any:
     await sender.close()
 
 
-async def test_it_reports_the_queues_that_have_something(client: Any, alone: BatchingSender) -> None:
+async def test_glance_reports_the_queues_that_have_something(client: Any, alone: BatchingSender) -> None:
     for queue, ((command, place, *words), _) in COMMANDS.items():
         client.execute_command(command, f"evsched:{{{queue}}}:{place}", *words)
     empty = [f"empty-{n}" for n in range(250)]
@@ -58,9 +58,7 @@ async def test_a_member_that_is_too_long_for_a_job_counts_as_due(client: Any, al
 
 
 @pytest.mark.parametrize("newest", [False, True])
-def test_in_a_cluster_it_reads_queues_of_several_slots_and_the_other_scripts_of_the_node_still_run(
-    server: EmbeddedRedis, *, newest: bool
-) -> None:
+def test_glance_reads_several_slots_without_blocking_other_scripts(server: EmbeddedRedis, *, newest: bool) -> None:
     """Valkey 9 refuses all scripts of a node after a command in a script that has keys of two slots."""
     with Cluster(find_server("valkey") if newest else server.server, primaries=2) as cluster:
         node, other = cluster.nodes

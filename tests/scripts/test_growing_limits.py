@@ -33,7 +33,7 @@ class Growing:
         self.client.send(Store(self.queue).limit({name.replace("__", ":"): value for name, value in limits.items()}))
 
     def fill(self, group: str | None = None) -> None:
-        """Give each part as many due jobs as no limit allows."""
+        """Give each part more due jobs than any limit allows."""
         for part in self.parts:
             jobs = [New(f"j{next(self._ids)}", b'{"task":"t"}', group=group) for _ in range(WAITING)]
             self.client.send(Store(part).enqueue(jobs))
@@ -53,7 +53,7 @@ class Growing:
         self.client.cancel(part, job)
 
     def begin(self, shards: int, was: int = 0) -> new_shards.Gates:
-        """Do what a program that changes the number does until the number is written."""
+        """Take the steps of a program that changes the number, until the number is written."""
         run = self.client.run
         gates = run(new_shards.plan(Store, self.queue, was, shards))
         run(new_shards.open_new(Store, gates))
@@ -111,7 +111,7 @@ def test_limits_of_groups_and_tasks_hold_while_shards_open(growing: Growing, fie
     assert growing.in_flight(counted) == growing.concurrency(field) == [5, 5, 5]
 
 
-def test_a_group_that_does_not_run_in_the_older_part_waits_for_the_one_that_runs_most(growing: Growing) -> None:
+def test_new_group_waits_for_the_group_with_most_jobs_in_the_older_part(growing: Growing) -> None:
     growing.limit(**{"concurrency:*": 15})
     growing.fill("alice")
     gates = growing.begin(2)
@@ -126,7 +126,7 @@ def test_a_group_that_does_not_run_in_the_older_part_waits_for_the_one_that_runs
     assert growing.in_flight("#bob")[:2] == [5, 5]
 
 
-def test_interrupted_change_is_finished_with_the_limits_of_before(growing: Growing) -> None:
+def test_interrupted_change_is_finished_with_the_previous_limits(growing: Growing) -> None:
     """It ended when the number was written, and the limits of the older part were not: rates have parts too."""
     growing.limit(concurrency=15, rate=300, weight__alice=2)
     growing.fill()
@@ -142,7 +142,7 @@ def test_interrupted_change_is_finished_with_the_limits_of_before(growing: Growi
 
 
 @pytest.mark.parametrize("field", ["concurrency", "concurrency:*", "concurrency:task:t"])
-def test_jobs_that_were_ready_in_a_shard_before_it_had_limits_wait_behind_them(growing: Growing, field: str) -> None:
+def test_jobs_ready_in_a_shard_before_its_limits_are_held_by_them(growing: Growing, field: str) -> None:
     growing.limit(**{field: 15})
     growing.fill("alice")
     early = Store(f"{growing.queue}:0")
@@ -160,7 +160,7 @@ def test_jobs_that_were_ready_in_a_shard_before_it_had_limits_wait_behind_them(g
     assert growing.client.send(early.line(100)) == ready[:5]
 
 
-def test_limits_that_were_set_by_hand_since_are_left_alone(growing: Growing) -> None:
+def test_limits_set_by_hand_in_the_meantime_are_kept(growing: Growing) -> None:
     growing.limit(concurrency=15)
     growing.fill()
     growing.begin(2)
@@ -174,7 +174,7 @@ def test_limits_that_were_set_by_hand_since_are_left_alone(growing: Growing) -> 
     assert growing.concurrency() == [7, 7, 7]
 
 
-def test_shards_that_grow_again_while_the_first_are_not_open_hold_the_limit(growing: Growing) -> None:
+def test_limit_holds_when_shards_grow_again_before_the_first_are_open(growing: Growing) -> None:
     growing.limit(concurrency=15)
     growing.fill()
     growing.client.run(new_shards.divide_again(Store, growing.begin(2)))
@@ -199,7 +199,7 @@ def test_malformed_reservation_reserves_nothing(growing: Growing, raw: Any, valu
     assert growing.in_flight() == [15]
 
 
-def test_shard_that_is_gone_has_nothing_reserved(growing: Growing) -> None:
+def test_removed_shard_has_nothing_reserved(growing: Growing) -> None:
     growing.limit(concurrency=15)
     growing.fill()
     growing.begin(2)

@@ -1,4 +1,4 @@
-"""The header of each script says what the code does."""
+"""The header of each script matches its code."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def run(send: Send, store: Store, begin: Begin) -> FetchedJob:
 
 
 def ended(state: dict[str, Any], hook_job: str) -> EndedJob:
-    """Return what the handler of a hook gets."""
+    """Return the argument of the hook's handler."""
     payload = decode_payload(state[f"job:{hook_job}"]["payload"].encode())
     assert payload.task == "tell"
     (arg,) = payload.args
@@ -114,7 +114,7 @@ def test_a_job_that_is_revived_and_dies_again_calls_its_hook_again(
 
 
 @pytest.mark.parametrize("end", ["complete", "bury"])
-def test_each_end_of_an_id_that_is_scheduled_again_meanwhile_calls_the_hook(
+def test_end_of_an_id_scheduled_again_meanwhile_calls_the_hook(
     run: FetchedJob, send: Send, store: Store, state: State, raw: Any, end: str
 ) -> None:
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})
@@ -124,7 +124,7 @@ def test_each_end_of_an_id_that_is_scheduled_again_meanwhile_calls_the_hook(
     assert state()["schedule"] == {"a": NOW + 60, f"a.{outcome}.1900000001.000000": NOW + 1}
 
 
-def test_a_job_that_keeps_no_record_calls_its_hook_with_its_result(
+def test_job_without_retention_calls_its_hook_with_its_result(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     send(store.complete("w", [(run, Done(b"[7]", 0.0, False))], HOOK, now=NOW + 1))
@@ -167,7 +167,7 @@ def test_names_of_tasks_are_passed_as_they_are(run: FetchedJob, send: Send, stor
 
 
 @pytest.mark.parametrize("end", ["complete", "bury"])
-def test_a_record_under_the_id_of_the_hooks_job_does_not_stop_the_end(
+def test_foreign_key_with_the_id_of_the_hook_job_does_not_stop_the_end(
     run: FetchedJob, send: Send, store: Store, state: State, raw: Any, end: str
 ) -> None:
     outcome = "done" if end == "complete" else "dead"

@@ -1,4 +1,4 @@
-"""What a bad producer writes costs one job: whatever is in a record, the other jobs of the queue run."""
+"""Hostile writes of a producer cost one job: with any content in its record, the other jobs of the queue run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def producer(raw: Any, server: EmbeddedRedis) -> Generator[Any]:
 
 
 def write(client: Any, commands: list[hostile.Command]) -> None:
-    """Send commands; ignore what Redis itself refuses, except for a lack of rights."""
+    """Send commands; ignore errors of Redis, except missing rights."""
     for command in commands:
         try:
             client.execute_command(*command)
@@ -50,7 +50,7 @@ def write(client: Any, commands: list[hostile.Command]) -> None:
 
 
 def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[str]:
-    """Dispatch and run all jobs, round by round; return the ids of those that were completed."""
+    """Dispatch and run all jobs, round by round; return the ids of the completed ones."""
     done: set[str] = set()
     for n in range(rounds):
         now = NOW + n
@@ -76,7 +76,7 @@ def test_start_counts_the_attempt_of_a_job_that_names_its_worker(
 
 
 def requeue_held(send: Send, store: Store, died: bool) -> None:
-    """Requeue what worker "w" holds, since it stops or has died."""
+    """Requeue the jobs of worker "w", which stops or has died."""
     lease = next((one.end for one in send(store.survey(now=NOW)).leases if one.worker == "w"), b"none") if died else b""
     assert send(store.requeue("w", "x", lease=lease, now=NOW)).rest == "all"
 
@@ -150,7 +150,7 @@ def test_each_verb_answers_about_a_job_with_a_malformed_record(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_malformed_record_moves_to_another_shard_or_stays_and_the_others_move(
+def test_malformed_record_does_not_stop_others_from_moving_to_a_shard(
     send: Send, store: Store, raw: Any, producer: Any, queue: str, way: str
 ) -> None:
     other = Store(f"{queue}:1")
@@ -223,7 +223,7 @@ def test_fields_written_into_the_record_of_a_run_do_not_stop_its_requeue(
 def test_a_worker_owns_the_runs_in_its_list_and_no_stale_ones(
     send: Send, store: Store, producer: Any, queue: str
 ) -> None:
-    """Stale runs are fenced off if nobody but the scripts has written to the record."""
+    """Stale runs are fenced off if only the scripts have written to the record."""
     schedule_good(send, store)
     send(store.dispatch(limit=100, cap=CAP, now=NOW))
     (job,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
@@ -241,7 +241,7 @@ def test_a_worker_owns_the_runs_in_its_list_and_no_stale_ones(
     died=st.booleans(),
     limits=st.sampled_from([{}, {"concurrency": 20, "concurrency:g": 2}, {"rate": 1000, "rate:g": 50, "weight:g": 2}]),
 )
-def test_whatever_a_producer_may_write_the_other_jobs_run(
+def test_other_jobs_run_beside_anything_a_producer_may_write(
     send: Send, producer: Any, raw: Any, commands: list[hostile.Command], end: str, died: bool, limits: dict[str, float]
 ) -> None:
     """It writes before the dispatch, before the start, and while the jobs run; then every verb is called."""

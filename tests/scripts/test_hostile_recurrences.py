@@ -1,4 +1,4 @@
-"""What somebody writes by hand into a recurrence's record harms that recurrence only, and no job."""
+"""Manual writes to a recurrence's record harm only that recurrence, and no job."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_recurrence_counts_only_its_own_occurrences(
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("field", ["ahead", "waiting", "current", "moved", "misfire", "overlap", "made", "last_id"])
 @pytest.mark.parametrize("value", [b"", b"nan", b"r@nan", b"r@0x10", b"}:job:x", b"\xff\x00", b"%s" % (b"x " * 50_000)])
-def test_occurrences_run_whatever_the_recurrence_record_contains(
+def test_occurrences_run_with_any_content_of_the_recurrence_record(
     send: Send, store: Store, state: State, write: Callable[..., None], field: str, value: bytes
 ) -> None:
     ids = put(send, store, NOW, NOW + 60)

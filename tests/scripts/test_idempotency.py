@@ -46,7 +46,7 @@ def test_a_repetition_gets_the_first_reply_and_changes_nothing(
 
 
 @pytest.mark.parametrize("on_conflict", [None, "keep", "replace"])
-def test_a_repetition_does_nothing_whatever_became_of_the_job(
+def test_repeated_request_changes_nothing_after_its_jobs_changed(
     send: Send, store: Store, state: State, on_conflict: OnConflict | None
 ) -> None:
     once = store.enqueue_once(REQUEST, jobs("a", "b"), on_conflict=on_conflict, now=NOW)
@@ -78,7 +78,7 @@ def test_a_key_that_redis_has_deleted_is_free(send: Send, store: Store, raw: Any
     assert send(store.enqueue_once(IdempotentRequest("k", "other"), jobs("b"), now=NOW)).jobs == [("b", NOW + 5)]
 
 
-def test_a_key_of_another_type_is_not_a_reply(send: Send, store: Store, raw: Any, key: str) -> None:
+def test_key_of_another_type_is_overwritten(send: Send, store: Store, raw: Any, key: str) -> None:
     raw.rpush(key, "x")
     assert send(store.enqueue_once(REQUEST, jobs("a"), now=NOW)).jobs == [("a", NOW + 5)]
     assert raw.get(key) == f"{NOW + 86400:.6f} asked a {NOW + 5:.6f}".encode()
@@ -90,7 +90,7 @@ def test_a_thousand_jobs_are_one_request(send: Send, store: Store) -> None:
     assert send(once) == send(once)
 
 
-def test_an_enqueue_without_a_key_sends_redis_no_command_more(send: Send, store: Store, raw: Any) -> None:
+def test_enqueue_without_a_key_runs_no_additional_command(send: Send, store: Store, raw: Any) -> None:
     send(store.enqueue(jobs("a"), now=NOW))
     raw.config_resetstat()
     send(store.enqueue(jobs("b"), now=NOW))

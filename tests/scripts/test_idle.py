@@ -1,4 +1,4 @@
-"""Idle workers: who is told by a message that a job is ready, and that none is forgotten."""
+"""Idle workers: which one is notified of a ready job, and that no job is forgotten."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.plain import plain_client
 
 
 class Ear:
-    """Hears what workers are told."""
+    """Records the notifications of workers."""
 
     def __init__(self, url: str, queue: str) -> None:
         self._queue = queue
@@ -36,7 +36,7 @@ class Ear:
         assert self._pubsub.get_sharded_message(timeout=PATIENCE)["type"] == "sunsubscribe"
 
     def heard(self) -> list[str]:
-        """Return who was told, in order. A PING comes back after all messages that were sent before it."""
+        """Return the notified workers in order. A PING is answered after all earlier messages."""
         self._pubsub.ping()
         told = list[str]()
         while (message := self._pubsub.get_sharded_message(timeout=PATIENCE))["type"] != "pong":
@@ -93,7 +93,7 @@ def test_a_worker_that_asks_again_keeps_its_place(send: Send, store: Store, ear:
     assert ear.heard() == ["u"]
 
 
-def test_a_worker_that_is_gone_costs_no_job_its_call(send: Send, store: Store, ear: Ear) -> None:
+def test_vanished_worker_does_not_use_up_a_call(send: Send, store: Store, ear: Ear) -> None:
     ear.listen("u", "v", "w")
     wait(send, store, "u", "v", "w")
     ear.deafen("u")
@@ -113,9 +113,7 @@ def test_a_worker_waits_only_if_it_may_hold_more(
     assert ("idle" in state()) is waits
 
 
-def test_a_worker_does_not_wait_beside_jobs_in_ready_or_if_it_does_not_want_to(
-    send: Send, store: Store, state: State
-) -> None:
+def test_worker_waits_only_on_request_and_with_an_empty_ready(send: Send, store: Store, state: State) -> None:
     assert not send(store.start("u", (), hold=9, lease=99, now=NOW)).waits
     dispatch(send, store, *(f"j{n}" for n in range(30)))
     found = send(store.start("w", (), hold=9, lease=99, wait=True, now=NOW))
@@ -138,7 +136,7 @@ def test_a_job_that_a_limit_held_back_calls_a_worker_when_it_passes(
 
 
 @pytest.mark.parametrize("died", [False, True])
-def test_jobs_that_come_back_call_workers(send: Send, store: Store, ear: Ear, died: bool) -> None:
+def test_requeued_jobs_call_workers(send: Send, store: Store, ear: Ear, died: bool) -> None:
     ear.listen("v", "w")
     dispatch(send, store, "a", "b", "c")
     assert len(send(store.start("u", (), hold=5, lease=1, now=NOW)).jobs) == 3
@@ -148,7 +146,7 @@ def test_jobs_that_come_back_call_workers(send: Send, store: Store, ear: Ear, di
     assert ear.heard() == ["v", "w"]
 
 
-def test_a_worker_that_dies_after_a_message_passes_the_call_on(send: Send, store: Store, ear: Ear) -> None:
+def test_call_to_a_worker_that_dies_passes_to_the_next(send: Send, store: Store, ear: Ear) -> None:
     ear.listen("v", "w")
     send(store.heartbeat("v", 1, fresh=True, now=NOW))
     wait(send, store, "v", "w")
@@ -159,7 +157,7 @@ def test_a_worker_that_dies_after_a_message_passes_the_call_on(send: Send, store
     assert ear.heard() == ["w"]
 
 
-def test_a_worker_that_declines_passes_on_its_message_and_nothing_else(
+def test_declined_call_passes_to_the_next_worker_and_no_more_are_made(
     send: Send, store: Store, ear: Ear, state: State
 ) -> None:
     ear.listen("u", "v", "w")
@@ -188,7 +186,7 @@ def test_a_key_of_the_wrong_type_stops_no_dispatch(send: Send, store: Store, raw
     assert [job.id for job in send(store.start("w", (), hold=5, lease=99, now=NOW)).jobs] == ["a"]
 
 
-def test_a_survey_names_a_job_beside_idle_workers_and_all_others_get_a_message(
+def test_survey_names_a_job_beside_idle_workers_and_all_are_called(
     send: Send, store: Store, ear: Ear, state: State
 ) -> None:
     ear.listen("u", "v", "w")

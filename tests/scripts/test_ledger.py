@@ -116,9 +116,7 @@ def test_a_job_that_a_client_has_scheduled_under_the_id_is_left_alone(
     assert state() == before
 
 
-def test_a_job_that_a_client_schedules_after_a_rows_has_ended_is_left_alone(
-    send: Send, store: Store, raw: Any, state: State
-) -> None:
+def test_client_job_with_the_id_of_an_ended_row_is_left_alone(send: Send, store: Store, raw: Any, state: State) -> None:
     enqueue(send, store, 7)
     send(store.complete("w", [(start(send, store), DONE)], now=NOW))
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW})
@@ -129,7 +127,7 @@ def test_a_job_that_a_client_schedules_after_a_rows_has_ended_is_left_alone(
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "fetched"])
-def test_the_job_of_a_later_row_replaces_a_waiting_one(
+def test_job_of_a_later_row_replaces_a_waiting_one(
     send: Send, store: Store, state: State, raw: Any, place: str
 ) -> None:
     root = f"evsched:{{{store.queue}}}:"
@@ -243,7 +241,7 @@ def test_a_dead_job_is_reported_again_when_it_is_revived_or_dropped(send: Send, 
     assert not raw.exists(f"evsched:{{{store.queue}}}:job:a")
 
 
-def test_a_job_that_goes_on_is_not_reported(send: Send, store: Store) -> None:
+def test_retried_deferred_or_replaced_job_is_not_reported_as_ended(send: Send, store: Store) -> None:
     enqueue(send, store, 7)
     send(store.retry("w", [(start(send, store), Retried(0.0, "x"))], now=NOW))
     send(store.defer("w", [(start(send, store), Deferred(NOW, "x"))], now=NOW))
@@ -255,9 +253,7 @@ def test_a_job_that_goes_on_is_not_reported(send: Send, store: Store) -> None:
 
 
 @pytest.mark.parametrize("row", ["", "x", "-1", "1" * 19, "1}", "7 "])
-def test_a_field_without_a_valid_row_number_makes_no_job_of_the_ledger(
-    send: Send, store: Store, raw: Any, row: str
-) -> None:
+def test_invalid_row_number_does_not_make_a_ledger_job(send: Send, store: Store, raw: Any, row: str) -> None:
     enqueue(send, store, None)
     raw.hset(f"evsched:{{{store.queue}}}:job:a", "ledger", row)
     send(store.complete("w", [(start(send, store), DONE)], now=NOW))
@@ -275,7 +271,7 @@ def test_a_stream_of_the_wrong_type_does_not_keep_a_job_from_ending(send: Send, 
     assert status.place == "finished"
 
 
-def test_entries_that_one_relay_has_read_are_taken_over_by_another(send: Send, store: Store) -> None:
+def test_relay_takes_over_ends_read_by_a_vanished_relay(send: Send, store: Store) -> None:
     enqueue(send, store, 7)
     send(store.complete("w", [(start(send, store), DONE)], now=NOW))
     reports = read(send, store)
@@ -317,7 +313,7 @@ def test_a_waiting_job_whose_row_has_ended_is_withdrawn(
 
 
 @pytest.mark.parametrize("place", ["fetched", "processing"])
-def test_a_run_whose_row_has_ended_is_stopped_and_not_reported(send: Send, store: Store, raw: Any, place: str) -> None:
+def test_run_of_an_ended_row_is_stopped_and_not_reported(send: Send, store: Store, raw: Any, place: str) -> None:
     scene(send, store, raw, place)
     hears = raw.pubsub()
     hears.subscribe(f"evsched:{{{store.queue}}}:control:w")

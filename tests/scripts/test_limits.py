@@ -1,4 +1,4 @@
-"""The gate, script by script: what passes, what waits, and when to look again. The random walks cover the rest."""
+"""The gate, script by script: which jobs pass or wait, and when to look again. The random walks cover the rest."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_rate_with_a_burst_of_one_is_even(send: Send, store: Store) -> None:
     assert len(fetch(send, store, now=NOW + 0.1)) == 1
 
 
-def test_a_clock_that_is_set_back_keeps_a_rate_closed_no_longer_than_its_burst(send: Send, store: Store) -> None:
+def test_clock_set_back_closes_a_rate_no_longer_than_its_burst(send: Send, store: Store) -> None:
     send(store.limit({"rate": 1, "burst": 2}, now=NOW))
     due(send, store, names(9))
     assert len(fetch(send, store)) == 2
@@ -152,7 +152,7 @@ def test_a_clock_that_is_set_back_keeps_a_rate_closed_no_longer_than_its_burst(s
     assert fetch(send, store, now=NOW - 7200) == []
 
 
-def test_a_group_whose_opening_time_is_far_ahead_since_the_clock_was_set_back_is_reopened(
+def test_group_with_a_far_opening_time_is_reopened_after_a_clock_set_back(
     send: Send, store: Store, state: State
 ) -> None:
     send(store.limit({"rate:alice": 5, "burst:alice": 1}, now=NOW))
@@ -255,7 +255,7 @@ def test_priorities_pass_strictly_in_order(send: Send, store: Store) -> None:
     assert passed[16:] == sorted(passed[16:], reverse=True)
 
 
-def test_pause_holds_all_back_and_resume_goes_on_in_order(send: Send, store: Store, state: State) -> None:
+def test_pause_holds_all_jobs_and_resume_releases_them_in_order(send: Send, store: Store, state: State) -> None:
     due(send, store, names(30))
     held = fetch(send, store, hold=2)
     before = state()
@@ -275,9 +275,7 @@ def test_pause_holds_all_back_and_resume_goes_on_in_order(send: Send, store: Sto
     assert order[18:] == [*names(30)[18:], *names(3, "z")]
 
 
-def test_a_pause_that_has_an_end_is_over_then_and_the_dispatcher_knows_when(
-    send: Send, store: Store, state: State
-) -> None:
+def test_pause_with_an_end_is_over_then_and_the_dispatcher_knows_when(send: Send, store: Store, state: State) -> None:
     send(store.pause(until=NOW + 60, why="the provider is down", now=NOW))
     send(store.enqueue([New("a", b"{}", due=NOW)], now=NOW))
     step = send(store.dispatch(limit=9, cap=99, now=NOW))
@@ -312,7 +310,7 @@ def test_another_pause_replaces_the_end_and_the_reason_of_the_first(send: Send, 
     assert send(store.pause(now=NOW + 60))[0] == NOW + 60, "the first is over, though no script has run since"
 
 
-def test_a_malformed_end_is_ignored(send: Send, store: Store, raw: Any, state: State) -> None:
+def test_malformed_pause_end_means_no_end(send: Send, store: Store, raw: Any, state: State) -> None:
     send(store.pause(now=NOW))
     raw.hset(f"evsched:{{{store.queue}}}:limits", "paused_until", "soon")
     due(send, store, ["a"])
@@ -380,9 +378,7 @@ def test_keep_leaves_a_job_unchanged_and_returns_its_due(send: Send, store: Stor
     assert {name: value for name, value in after.items() if value} == before
 
 
-def test_a_client_that_waits_for_a_replaced_job_gets_the_outcome_of_the_new_one(
-    send: Send, store: Store, state: State
-) -> None:
+def test_client_waiting_for_a_replaced_job_gets_the_new_outcome(send: Send, store: Store, state: State) -> None:
     send(store.enqueue([New("a", b"{}", due=NOW)]))
     send(store.ask("a"))
     send(store.replace([New("a", b"{}", due=NOW)], now=NOW))

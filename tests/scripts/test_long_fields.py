@@ -1,4 +1,4 @@
-"""A field that is too long to be valid is not read, so no script gets slow by what a producer writes into a record.
+"""A field that is too long to be valid is not read, so no record that a producer writes can slow a script down.
 
 Copying a value into a script takes Redis about 5 ms for each MB. What a script reads is counted by MONITOR, which shows
 the commands inside it.
@@ -105,7 +105,7 @@ def test_no_end_of_a_run_reads_a_field_that_is_too_long(
         assert not raw.exists(f"evsched:{{{queue}}}:processing:w")
 
 
-def test_a_job_with_long_fields_is_dead_and_its_reason_names_the_first_of_them(
+def test_job_with_long_fields_is_dead_and_its_reason_names_the_first(
     send: Send, store: Store, raw: Any, queue: str
 ) -> None:
     for field in ("priority", "group"):
@@ -129,9 +129,7 @@ def test_one_long_field_among_many_short_ones_is_noticed(
     assert raw.zscore(f"evsched:{{{queue}}}:dead", "many") == NOW
 
 
-def test_a_small_record_takes_no_more_commands_than_its_memory_usage_and_one_read(
-    send: Send, store: Store, raw: Any, queue: str
-) -> None:
+def test_small_record_costs_only_one_memory_usage_and_one_read(send: Send, store: Store, raw: Any, queue: str) -> None:
     send(store.enqueue([New("a", VALID, due=NOW, priority=3, group="g")], now=NOW))
     raw.config_resetstat()
     send(store.dispatch(limit=100, cap=CAP, now=NOW))

@@ -88,7 +88,7 @@ def test_a_fetch_that_waits_for_a_job_is_answered_ask_or_tryagain(
 def test_without_a_key_that_never_exists_a_script_would_fail_in_the_middle(
     cluster: Cluster, moving: tuple[EmbeddedRedis, EmbeddedRedis]
 ) -> None:
-    """Why the root is declared, and not a key of the queue: what Redis does then, which is not ours to change."""
+    """The reason for declaring the root and not a key of the queue: Redis's own behaviour in that case."""
     source, _ = moving
     script = "redis.call('RPUSH', KEYS[1], 'left behind') return redis.call('ZCARD', ARGV[1])"
     client = cluster.client(source)

@@ -84,7 +84,9 @@ def test_an_origin_may_have_a_limit_of_its_own(send: Send, store: Store) -> None
         (b'{"task":"evsched.http"', None),
     ],
 )
-def test_the_origin_of_a_payload(send: Send, store: Store, state: State, payload: bytes, origin: str | None) -> None:
+def test_origin_of_a_payload_is_read(
+    send: Send, store: Store, state: State, payload: bytes, origin: str | None
+) -> None:
     send(store.limit({EACH: 1}, now=NOW))
     due(send, store, {"one": payload, "two": payload})
     counts = {name: count for name, count in state()["in_flight"].items() if name.startswith("#")}
@@ -93,9 +95,7 @@ def test_the_origin_of_a_payload(send: Send, store: Store, state: State, payload
     assert send(store.recount()) == []
 
 
-def test_a_job_counts_in_its_own_group_that_of_its_task_and_that_of_its_origin(
-    send: Send, store: Store, state: State
-) -> None:
+def test_job_counts_in_its_own_group_its_task_and_its_origin(send: Send, store: Store, state: State) -> None:
     send(store.limit({EACH: 9, "concurrency:*": 9, "concurrency:task:evsched.http": 1}, now=NOW))
     due(send, store, {f"job{n}": request("http://a.test") for n in range(2)}, group="alice")
     (job,) = start(send, store).values()
@@ -150,7 +150,7 @@ def test_the_group_of_an_origin_is_written_as_its_jobs_have_it(given: str, wante
         "http://*",
     ],
 )
-def test_a_group_that_is_the_origin_of_no_job_is_refused_and_can_be_removed(given: str) -> None:
+def test_impossible_origin_group_is_refused_and_can_be_removed(given: str) -> None:
     with pytest.raises(ConfigError, match=r"write origin:https://HOST"):
         field("rate", f"origin:{given}", 5)
     assert field("rate", f"origin:{given}", None) == f"rate:origin:{given}"

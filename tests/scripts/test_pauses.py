@@ -119,7 +119,9 @@ def test_a_pause_with_an_end_outlives_deploys(send: Send, store: Store, state: S
     assert "paused" not in record()
 
 
-def test_an_old_client_pauses_and_resumes_a_pause_with_an_end(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_old_client_can_pause_and_resume_a_recurrence_paused_with_an_end(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
     """The script of an older evsched knows neither ends nor reasons."""
     root = f"evsched:{{{store.queue}}}:"
     send(store.declare(declared()))
@@ -165,7 +167,7 @@ def test_successes_and_failures_are_counted_apart(send: Send, store: Store, reco
     assert counts == {"runs": "6", "done": "2", "failed": "3", "failing": "1"}
 
 
-def test_three_failures_in_a_row_pause_it_and_withdraw_scheduled_occurrences(
+def test_three_failures_in_a_row_pause_and_unschedule_a_recurrence(
     send: Send, store: Store, state: State, record: Any
 ) -> None:
     failing(send, store, "dead", "dead", "complete", "dead", "expired")
@@ -183,7 +185,7 @@ def test_a_cancelled_run_neither_fails_nor_ends_a_row_of_failures(send: Send, st
     assert (record()["failing"], "paused" in record()) == ("2", False)
 
 
-def test_a_retry_does_not_count_as_a_failure(send: Send, store: Store, record: Any) -> None:
+def test_retry_does_not_count_as_a_failure(send: Send, store: Store, record: Any) -> None:
     failing(send, store)
     send(store.recur(NAME, b"0", [Occurrence(f"{NAME}@9", NOW, NOW, 5)], next_=NOW + 60, now=NOW))
     for n in range(4):
@@ -226,7 +228,7 @@ def test_a_backfill_that_fails_stops(send: Send, store: Store, state: State) -> 
 
 
 @pytest.mark.parametrize("value", [b"", b"abc", b"-1", b"0", b"0x3", b"9" * 30])
-def test_a_pause_after_that_is_not_valid_stops_no_end(
+def test_invalid_pause_after_does_not_stop_the_end_of_a_run(
     send: Send, store: Store, record: Any, raw: Any, value: bytes
 ) -> None:
     failing(send, store)

@@ -1,4 +1,4 @@
-"""Which fields of a record a script deletes when a job, a run or an attempt begins or ends: those of its lifetime."""
+"""When a job, a run or an attempt begins or ends, a script deletes the fields of that lifetime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEXT = {f"next_{name}" for name in names("description")}
 
 @pytest.fixture
 def record(raw: Any, queue: str) -> str:
-    """Return the key of a record that has all fields, also those of a next job."""
+    """Return the key of a record that has all fields, including those of a next job."""
     key = keys.job(queue, "a")
     raw.hset(key, mapping=WHOLE | dict.fromkeys(NEXT, "y"))
     return key
@@ -51,7 +51,7 @@ def fields_of(state: State) -> set[str]:
     return set(state()["job:a"])
 
 
-def test_a_job_whose_id_is_used_again_keeps_nothing_of_the_one_that_has_ended(
+def test_job_with_a_reused_id_keeps_no_field_of_the_ended_job(
     send: Send, store: Store, raw: Any, record: str, state: State
 ) -> None:
     raw.hdel(record, "worker", "parked")
@@ -66,7 +66,7 @@ def test_a_revived_job_keeps_its_description(send: Send, store: Store, raw: Any,
     assert fields_of(state) == names("id", "description")
 
 
-def test_a_job_that_was_scheduled_again_during_its_run_begins_with_another_count(
+def test_job_scheduled_during_its_run_starts_with_new_attempts(
     send: Send, store: Store, raw: Any, record: str, state: State
 ) -> None:
     run = run_of(send, store, raw, record)
@@ -76,7 +76,7 @@ def test_a_job_that_was_scheduled_again_during_its_run_begins_with_another_count
     assert fields_of(state) == before - names("job", "run", "attempt")
 
 
-def test_a_failed_attempt_replaces_the_fields_of_the_one_before(
+def test_failed_attempt_replaces_the_fields_of_the_previous_attempt(
     send: Send, store: Store, raw: Any, record: str, state: State
 ) -> None:
     run = run_of(send, store, raw, record)
@@ -87,7 +87,7 @@ def test_a_failed_attempt_replaces_the_fields_of_the_one_before(
 
 @pytest.mark.parametrize("died", [False, True], ids=["handed back", "its worker died"])
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_run_that_was_cut_short_is_the_last_failure_only_if_it_had_begun(
+def test_interrupted_run_is_the_last_failure_only_if_it_had_begun(
     send: Send, store: Store, raw: Any, record: str, state: State, died: bool, begun: bool
 ) -> None:
     run_of(send, store, raw, record)
@@ -99,7 +99,7 @@ def test_a_run_that_was_cut_short_is_the_last_failure_only_if_it_had_begun(
     assert fields_of(state) == before - gone - {"started"}
 
 
-def test_a_job_that_is_done_keeps_no_failure(send: Send, store: Store, raw: Any, record: str, state: State) -> None:
+def test_successful_job_keeps_no_failure(send: Send, store: Store, raw: Any, record: str, state: State) -> None:
     run = run_of(send, store, raw, record)
     before = fields_of(state)
     assert send(store.complete("w", [(run, Done(b"1", 60, reply=False))], now=NOW)) == []

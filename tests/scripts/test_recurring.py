@@ -107,7 +107,7 @@ def ended_by(send: Send, store: Store, job: FetchedJob, how: str) -> None:
 
 
 @pytest.mark.parametrize(("overlap", "ran"), [("skip", [0]), ("wait", [0]), ("allow", [0, 1, 2])])
-def test_the_first_occurrence_at_an_opening_runs_alone_however_soon_it_ends(
+def test_occurrences_due_at_one_opening_follow_the_overlap_policy(
     send: Send, store: Store, state: State, overlap: Overlap, ran: list[int]
 ) -> None:
     put(send, store, overlap=overlap)
@@ -124,7 +124,7 @@ def test_the_first_occurrence_at_an_opening_runs_alone_however_soon_it_ends(
 
 
 @pytest.mark.parametrize("how", ["complete", "bury", "abort", "retry", "requeue", "start"])
-def test_a_waiting_occurrence_runs_whichever_verb_ends_the_one_before(
+def test_waiting_occurrence_runs_after_any_end_of_the_previous_one(
     send: Send, store: Store, state: State, how: str
 ) -> None:
     first, second, third = put(send, store, NOW, NOW + 60, NOW + 65, overlap="wait")
@@ -152,9 +152,7 @@ def test_an_occurrence_runs_when_the_one_it_waits_for_is_cancelled(send: Send, s
     assert "runs" not in record(state)
 
 
-def test_a_waiting_occurrence_that_is_cancelled_gives_its_place_to_the_next(
-    send: Send, store: Store, state: State
-) -> None:
+def test_cancelled_waiting_occurrence_is_replaced_by_the_next(send: Send, store: Store, state: State) -> None:
     _, second, third = put(send, store, NOW, NOW + 60, NOW + 120, overlap="wait")
     dispatch(send, store, NOW)
     fetch(send, store, NOW)
@@ -177,7 +175,7 @@ def test_a_dead_occurrence_that_is_revived_runs_beside_the_next(send: Send, stor
     assert state()["ready"] == [first]
 
 
-def test_a_recurrence_is_moved_on_once(send: Send, store: Store, state: State) -> None:
+def test_recurrence_is_advanced_once(send: Send, store: Store, state: State) -> None:
     (first,) = put(send, store, NOW, next_=NOW + 60)
     before = state()
     again = Occurrence(f"{NAME}@{NOW:.0f}", NOW, NOW, 5)
@@ -189,9 +187,7 @@ def test_a_recurrence_is_moved_on_once(send: Send, store: Store, state: State) -
     assert state()["schedule"] == {first: NOW}
 
 
-def test_a_recurrence_that_is_changed_before_it_has_recurred_is_not_moved_on_by_the_rule_it_had(
-    send: Send, store: Store, state: State
-) -> None:
+def test_changed_recurrence_is_not_advanced_by_its_previous_rule(send: Send, store: Store, state: State) -> None:
     """A dispatcher has read the record, and another version of the app declares it before the dispatcher writes."""
     for rule in ("@yearly", "@hourly", "@daily"):
         (before,) = state().get("recurrences", {"none": 1}).values()
@@ -204,7 +200,7 @@ def test_a_recurrence_that_is_changed_before_it_has_recurred_is_not_moved_on_by_
     assert state()["recurrences"] == {NAME: NOW + 60}
 
 
-def test_a_recurrence_makes_no_more_occurrences_than_its_count(send: Send, store: Store, state: State) -> None:
+def test_recurrence_stops_after_its_count_of_occurrences(send: Send, store: Store, state: State) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', count=2)))
     rows = [Occurrence(f"{NAME}@{n}", NOW + n, NOW + n, 5) for n in range(3)]
     assert send(store.recur(NAME, b"0", rows, next_=NOW + 60)) == [rows[0].id, rows[1].id]
@@ -237,7 +233,7 @@ CHANGES: dict[str, Callable[[Store], Call[Any]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("waits", WAITS)
-def test_an_occurrence_that_was_due_is_not_removed_while_it_waits_to_run_again(
+def test_due_occurrence_is_not_removed_while_it_waits_for_a_retry(
     send: Send, store: Store, state: State, waits: str, change: str
 ) -> None:
     first, second = put(send, store, NOW, NOW + 600)
@@ -272,9 +268,7 @@ def test_a_removed_recurrence_leaves_only_its_due_occurrences(send: Send, store:
 AHEAD = 15.0
 
 
-def test_a_recurrence_moved_on_by_a_clock_an_hour_ahead_recurs_from_now_on(
-    send: Send, store: Store, state: State
-) -> None:
+def test_recurrence_advanced_by_a_clock_ahead_recurs_from_now_on(send: Send, store: Store, state: State) -> None:
     declared = Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', count=5)
     send(store.declare(declared))
     rows = [Occurrence(f"{NAME}@{at:.0f}", at, at, 5.0) for at in (NOW + 3600, NOW + 3660)]
@@ -293,7 +287,7 @@ def test_a_recurrence_moved_on_by_a_clock_an_hour_ahead_recurs_from_now_on(
     assert state() == after
 
 
-def test_a_recurrence_moved_on_before_the_clock_was_ahead_stays(
+def test_recurrence_advanced_before_the_clock_was_ahead_is_unchanged(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     for n, moved in enumerate((NOW - 60, NOW + 3600, NOW - 60, NOW + 3600)):
@@ -318,7 +312,7 @@ def test_a_recurrence_that_ended_by_a_clock_ahead_recurs_again(send: Send, store
 # A calendar that was changed.
 
 
-def test_a_recurrence_whose_calendar_was_changed_is_planned_again(send: Send, store: Store, state: State) -> None:
+def test_changed_calendar_replans_its_recurrence(send: Send, store: Store, state: State) -> None:
     first, second = put(send, store, NOW, NOW + 10)
     dispatch(send, store, NOW)
     assert send(store.replan(NAME, now=NOW))
@@ -330,9 +324,7 @@ def test_a_recurrence_whose_calendar_was_changed_is_planned_again(send: Send, st
 
 
 @pytest.mark.parametrize("seen", [b"0", b"-1"])
-def test_a_dispatcher_that_has_read_the_old_calendar_does_not_move_a_recurrence_on(
-    send: Send, store: Store, state: State, seen: bytes
-) -> None:
+def test_outdated_calendar_does_not_advance_a_recurrence(send: Send, store: Store, state: State, seen: bytes) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', skip="holidays")))
     if seen == b"-1":
         send(store.replan(NAME, now=NOW))
@@ -343,9 +335,7 @@ def test_a_dispatcher_that_has_read_the_old_calendar_does_not_move_a_recurrence_
 
 
 @pytest.mark.parametrize("why", ["paused", "retired", "overdue", "gone"])
-def test_a_recurrence_that_does_not_recur_or_is_overdue_is_not_planned_again(
-    send: Send, store: Store, state: State, why: str
-) -> None:
+def test_stopped_or_overdue_recurrence_is_not_replanned(send: Send, store: Store, state: State, why: str) -> None:
     revision = send(store.register("app", "content", now=NOW)).revision
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}'), "app", revision))
     send(store.recur(NAME, b"0", [], next_=NOW + 60, now=NOW))
@@ -360,7 +350,7 @@ def test_a_recurrence_that_does_not_recur_or_is_overdue_is_not_planned_again(
     assert state() == before
 
 
-def test_a_recurrence_that_was_stopped_for_want_of_its_calendar_goes_on(send: Send, store: Store, state: State) -> None:
+def test_recurrence_stopped_for_a_missing_calendar_resumes(send: Send, store: Store, state: State) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', skip="holidays")))
     send(store.recur(NAME, b"0", [], next_=None, reason="there is no calendar holidays", now=NOW))
     assert send(store.replan(NAME, now=NOW))

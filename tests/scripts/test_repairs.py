@@ -1,4 +1,4 @@
-"""What the doctor calls repaired is repaired, and its remedies work, for each violation and each kind of id."""
+"""The doctor's repairs and remedies work for each violation and each kind of id."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def _with_each_id() -> list[Any]:
 
 
 @pytest.mark.parametrize(("at", "planted"), _with_each_id(), indirect=["at"])
-async def test_a_violation_ends_with_its_repair_or_by_its_remedy(
+async def test_violation_ends_by_its_repair_or_its_remedy(
     at: Planted, store: Store, sender: BatchingSender, state: State, planted: str
 ) -> None:
     code, plant = PLANTS[planted]
@@ -438,9 +438,7 @@ async def test_a_lost_job_with_an_id_that_is_not_valid_can_be_revived(
     assert (job.id, job.attempt, job.payload) == (kept_as(job_id), 1, PAYLOAD.encode())
 
 
-async def test_an_id_in_a_group_s_backlog_that_its_record_does_not_name_is_not_lost(
-    raw: Any, store: Store, sender: BatchingSender
-) -> None:
+async def test_id_in_the_backlog_of_another_group_is_not_lost(raw: Any, store: Store, sender: BatchingSender) -> None:
     at = Planted(raw, f"evsched:{{{store.queue}}}:".encode(), b"x1")
     raw.hset(at.key(b"limits"), mapping={"paused": 5})
     unparked(at)

@@ -44,7 +44,7 @@ def fetch(send: Send, store: Store, now: float = NOW) -> list[FetchedJob]:
 
 
 def run_all(send: Send, store: Store, now: float = NOW) -> list[str]:
-    """Run what there is to run, and return the ids in order; at most one at a time runs unless overlap is allowed."""
+    """Run all jobs, and return the ids in order; at most one runs at a time unless overlap is allowed."""
     ran = list[str]()
     while True:
         dispatch(send, store, now)
@@ -63,7 +63,7 @@ def waiting(state: State) -> list[str]:
 
 
 @pytest.mark.parametrize("overlap", ["skip", "wait", "allow"])
-def test_each_planned_time_runs_once_in_order_and_again_is_nothing(
+def test_each_planned_time_runs_once_in_order_and_a_repeat_adds_nothing(
     send: Send, store: Store, state: State, overlap: Overlap
 ) -> None:
     declare(send, store, overlap)
@@ -110,7 +110,7 @@ def test_with_overlap_a_hundred_are_under_way_at_a_time(send: Send, store: Store
     assert waiting(state) == []
 
 
-def test_future_times_and_times_left_to_a_dispatcher_are_not_requested(send: Send, store: Store, state: State) -> None:
+def test_backfill_leaves_out_future_and_still_pending_times(send: Send, store: Store, state: State) -> None:
     declare(send, store, "allow")
     assert backfill(send, store, f"{NOW - 1:.0f}", f"{NOW + 1:.0f}") == Backfilled(requested=1, later=1)
     # All dispatchers have been down for two days: they will judge by the misfire policy what they missed.
@@ -126,7 +126,7 @@ def test_a_planned_time_that_has_a_job_gets_no_other(send: Send, store: Store, s
     assert sorted(state()["schedule"]) == [f"{NAME}@{planned}" for planned in PAST[:2]]
 
 
-def test_the_rule_goes_on_beside_a_backfill_and_loses_no_occurrence(send: Send, store: Store, state: State) -> None:
+def test_rule_continues_beside_a_backfill_without_losing_occurrences(send: Send, store: Store, state: State) -> None:
     declare(send, store, "skip")
     backfill(send, store)
     dispatch(send, store)
@@ -153,9 +153,7 @@ def test_two_operators_at_once_get_one_run_of_each_planned_time(send: Send, stor
     assert sorted(run_all(send, store)) == sorted(f"{NAME}@{planned}" for planned in PAST)
 
 
-def test_a_backfill_waits_while_the_recurrence_is_paused_and_goes_on_when_it_is_resumed(
-    send: Send, store: Store, state: State
-) -> None:
+def test_backfill_waits_while_its_recurrence_is_paused(send: Send, store: Store, state: State) -> None:
     declare(send, store)
     send(store.hold(NAME, True, now=NOW))
     assert backfill(send, store) == Backfilled(requested=4, waiting=4)
@@ -222,7 +220,7 @@ def test_a_backfill_survives_a_deploy_and_the_rest_runs_with_the_new_code(
 
 
 @pytest.mark.parametrize("lost", ["cancelled", "deleted by a client"])
-def test_a_backfill_goes_on_when_the_job_whose_turn_it_is_vanishes(
+def test_backfill_continues_when_its_current_job_vanishes(
     send: Send, store: Store, state: State, raw: Any, lost: str
 ) -> None:
     declare(send, store)
@@ -239,7 +237,7 @@ def test_a_backfill_goes_on_when_the_job_whose_turn_it_is_vanishes(
     assert run_all(send, store) == [f"{NAME}@{planned}" for planned in PAST[1:]]
 
 
-def test_no_more_requests_wait_than_a_bound_and_the_rest_is_reported(send: Send, store: Store, raw: Any) -> None:
+def test_backfill_is_bounded_and_reports_the_omitted_times(send: Send, store: Store, raw: Any) -> None:
     declare(send, store)
     full = {f"{NOW - DAY - n:.0f}": NOW - DAY - n for n in range(19_998)}
     raw.zadd(f"evsched:{{{store.queue}}}:requests:{NAME}", full)
@@ -282,9 +280,7 @@ def test_a_trigger_keeps_priority_and_group_of_the_recurrence(send: Send, store:
     assert (job["priority"], job["group"]) == ("7", "g")
 
 
-def test_a_trigger_waits_for_the_run_that_it_must_not_overlap_with_and_goes_before_a_backfill(
-    send: Send, store: Store
-) -> None:
+def test_trigger_waits_for_the_current_run_and_precedes_a_backfill(send: Send, store: Store) -> None:
     declare(send, store)
     backfill(send, store)
     dispatch(send, store)
@@ -313,7 +309,7 @@ def test_a_paused_recurrence_can_be_triggered_and_stays_paused(send: Send, store
     assert state()["recurrences"] == {NAME: float("inf")}
 
 
-def test_a_missing_or_retired_recurrence_is_not_triggered(send: Send, store: Store, state: State) -> None:
+def test_missing_recurrence_is_not_triggered(send: Send, store: Store, state: State) -> None:
     with pytest.raises(JobMissing, match="is not a recurrence of queue"):
         trigger(send, store)
     assert state() == {}
@@ -333,9 +329,7 @@ def test_a_key_of_a_wrong_type_stops_no_occurrence(send: Send, store: Store, sta
     assert state().keys() == {"leases"}
 
 
-def test_the_end_of_a_run_is_written_whatever_the_recurrences_are(
-    send: Send, store: Store, state: State, raw: Any
-) -> None:
+def test_run_ends_beside_a_recurrences_key_of_a_wrong_type(send: Send, store: Store, state: State, raw: Any) -> None:
     declare(send, store)
     backfill(send, store)
     dispatch(send, store)
@@ -345,7 +339,7 @@ def test_the_end_of_a_run_is_written_whatever_the_recurrences_are(
     assert waiting(state) == PAST[1:]
 
 
-def test_a_member_that_is_not_a_time_is_left_out(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_malformed_requested_time_is_ignored(send: Send, store: Store, state: State, raw: Any) -> None:
     declare(send, store)
     raw.zadd(f"evsched:{{{store.queue}}}:requests:{NAME}", {"}:schedule": 1, "nan": 2, "": 3, PAST[0]: 4})
     trigger(send, store)

@@ -97,7 +97,7 @@ def test_each_step_may_be_repeated(send: SendCall, store: Store, other: Store, s
 
 
 @pytest.mark.parametrize("later", ["the same batch", "another batch"])
-def test_a_job_that_has_run_does_not_come_again_however_late_a_call_is(
+def test_late_call_does_not_bring_back_a_job_that_has_run(
     send: SendCall, store: Store, other: Store, there: State, later: str
 ) -> None:
     send(store.enqueue(new("a", "b"), now=NOW))
@@ -115,7 +115,7 @@ def test_a_job_that_has_run_does_not_come_again_however_late_a_call_is(
     assert there() == before
 
 
-def test_a_batch_that_is_repeated_before_it_arrived_does_not_lose_what_changed_meanwhile(
+def test_batch_repeated_before_its_arrival_keeps_changes_made_meanwhile(
     send: SendCall, store: Store, other: Store, raw: Any, there: State
 ) -> None:
     send(store.enqueue(new("a"), now=NOW))
@@ -127,7 +127,7 @@ def test_a_batch_that_is_repeated_before_it_arrived_does_not_lose_what_changed_m
     assert there()["job:a"]["payload"] == '{"task":"u"}'
 
 
-def test_a_batch_whose_number_is_too_low_since_the_clock_was_set_back_goes_back_and_then_moves(
+def test_batch_with_a_number_too_low_after_a_clock_set_back_moves_later(
     send: SendCall, store: Store, other: Store, state: State, there: State
 ) -> None:
     send(store.enqueue(new("a", "b"), now=NOW))
@@ -144,7 +144,7 @@ def test_a_batch_whose_number_is_too_low_since_the_clock_was_set_back_goes_back_
     assert there()["schedule"] == {"a": FAR, "b": FAR}
 
 
-def test_two_batches_of_one_number_are_distinguished(
+def test_two_batches_with_one_number_are_distinguished(
     send: SendCall, store: Store, other: Store, state: State, there: State
 ) -> None:
     send(store.enqueue(new("a", "b"), now=NOW))
@@ -161,7 +161,7 @@ def test_two_batches_of_one_number_are_distinguished(
 # What stays.
 
 
-def test_jobs_stay_that_do_not_only_wait_for_their_time(
+def test_only_jobs_that_wait_for_their_time_move(
     send: SendCall, store: Store, other: Store, raw: Any, state: State
 ) -> None:
     root = f"evsched:{{{store.queue}}}:"
@@ -200,7 +200,7 @@ def test_jobs_stay_that_do_not_only_wait_for_their_time(
     assert state() == before
 
 
-def test_a_job_whose_id_is_taken_there_goes_back(
+def test_job_whose_id_exists_at_the_destination_returns(
     send: SendCall, store: Store, other: Store, raw: Any, state: State, there: State
 ) -> None:
     inline = '{"task":"t","id":"inline"}'
@@ -300,7 +300,7 @@ def test_the_id_of_a_unique_job_is_taken_as_long_as_it_was(
         send(store.enqueue(new("a"), within=1.0))
 
 
-def test_a_job_that_waits_for_a_named_window_is_due_when_the_window_is_changed(
+def test_moved_job_is_due_when_its_named_window_changes(
     send: SendCall, store: Store, other: Store, there: State
 ) -> None:
     for part in (store, other):
@@ -313,7 +313,7 @@ def test_a_job_that_waits_for_a_named_window_is_due_when_the_window_is_changed(
     assert send(other.reopen("night", now=NOW)) == (1, 0)
 
 
-def test_an_old_reply_and_an_old_record_of_the_id_do_not_stay(
+def test_moving_a_job_replaces_an_old_reply_and_record_of_its_id(
     send: SendCall, store: Store, other: Store, there: State
 ) -> None:
     send(other.enqueue(new("a", due=NOW), now=NOW))
@@ -328,7 +328,7 @@ def test_an_old_reply_and_an_old_record_of_the_id_do_not_stay(
 # Other programs in the middle of a move.
 
 
-def test_a_job_that_moves_is_scheduled_for_who_looks_and_its_change_must_wait(
+def test_moving_job_is_shown_as_scheduled_and_its_changes_wait(
     send: SendCall, store: Store, other: Store, state: State
 ) -> None:
     send(store.enqueue(new("a"), now=NOW))
@@ -360,7 +360,7 @@ def test_a_job_that_moves_is_scheduled_for_who_looks_and_its_change_must_wait(
     assert send(store.look("a")) is send(other.look("a")) is None
 
 
-def test_an_id_that_a_foreign_client_schedules_again_meanwhile_keeps_its_record(
+def test_moving_id_scheduled_by_a_foreign_client_keeps_its_record(
     send: SendCall, store: Store, other: Store, raw: Any, state: State
 ) -> None:
     send(store.enqueue(new("a", "b"), now=NOW))
@@ -373,7 +373,7 @@ def test_an_id_that_a_foreign_client_schedules_again_meanwhile_keeps_its_record(
     assert [job.id for job in start(send, store, NOW + 5)] == ["b"]
 
 
-def test_the_dispatcher_meanwhile_moves_only_the_other_jobs(
+def test_dispatcher_leaves_departed_jobs_out_until_they_return(
     send: SendCall, store: Store, other: Store, state: State
 ) -> None:
     send(store.enqueue([*new("a"), *new("b", due=NOW + 100)], now=NOW))
@@ -397,7 +397,7 @@ def test_a_batch_is_bounded_by_its_bytes(send: SendCall, store: Store, other: St
 
 
 class Run:
-    """Performs an operation; `stop` is told of each call, and may end it there."""
+    """Performs an operation; `stop` is called with each call, and may end it there."""
 
     def __init__(self, send: SendCall) -> None:
         self._send = send
@@ -487,7 +487,7 @@ def test_a_pass_brings_each_job_to_its_home(
 
 @pytest.mark.extra
 @pytest.mark.parametrize("lose", [False, True], ids=["before a call", "its reply is lost"])
-def test_a_pass_may_end_anywhere_and_another_goes_on(
+def test_interrupted_pass_is_finished_by_another(
     send: SendCall, queue: str, raw: Any, filled: set[str], shards: Callable[[str, int], None], lose: bool
 ) -> None:
     shards(queue, 2)
@@ -542,7 +542,7 @@ def test_a_pass_that_only_counts_changes_nothing(send: SendCall, queue: str, sta
     assert state() == before
 
 
-def test_jobs_that_cannot_move_are_counted(
+def test_pass_counts_jobs_that_cannot_move(
     send: SendCall, queue: str, store: Store, raw: Any, shards: Callable[[str, int], None]
 ) -> None:
     now = send(server.clock())
@@ -557,9 +557,7 @@ def test_jobs_that_cannot_move_are_counted(
     assert (work.moved, work.stay) == (0, {"soon": 5, "recurrence": 1, "taken": 1})
 
 
-def test_who_looks_for_a_job_by_its_id_meets_it_though_it_moves_between_the_two_answers(
-    send: SendCall, store: Store, other: Store
-) -> None:
+def test_job_that_moves_between_two_lookups_is_still_found(send: SendCall, store: Store, other: Store) -> None:
     send(store.enqueue(new("a"), now=NOW))
     asked = list[str]()
 

@@ -1,4 +1,4 @@
-"""The revisions of what apps declare: an older one changes nothing; what the newest leaves out is stopped, not lost."""
+"""Revisions of declarations: an older one changes nothing; recurrences missing from the newest stop but are kept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_content_keeps_its_revision_and_a_new_one_gets_a_higher_one(send: Send
     assert register(send, store, "three", NOW + 9999) == Registered(third, third, [])
 
 
-def test_a_revision_that_the_app_gives_counts_whatever_the_content_is(send: Send, store: Store) -> None:
+def test_revision_given_by_the_app_counts_with_any_content(send: Send, store: Store) -> None:
     counted = register(send, store, "one").revision
     assert counted < 1
     assert register(send, store, "two", given=5) == Registered(5, 5, [])
@@ -115,7 +115,7 @@ def test_apps_and_queues_have_revisions_of_their_own(send: Send, store: Store) -
     assert send(store.declare(rule("s"))) == "made"
 
 
-def test_the_content_of_a_declaration_does_not_depend_on_its_order() -> None:
+def test_content_ignores_the_order_of_declarations() -> None:
     assert content_of([rule("a"), rule("b")]) == content_of([rule("b"), rule("a")])
     assert content_of([], {"rate": 5, "burst": 2}) == content_of([], {"burst": 2.0, "rate": 5.0})
     assert len({content_of([], limits) for limits in ({}, {"rate": 5}, {"rate": 6}, {"burst": 5})}) == 4
@@ -123,13 +123,13 @@ def test_the_content_of_a_declaration_does_not_depend_on_its_order() -> None:
     assert len({content_of(of) for of in ([], [rule("a")], [rule("b")], [rule("a", "@hourly")], [rule("ab")])}) == 5
 
 
-def test_an_option_of_a_later_release_changes_the_content_only_if_it_is_set() -> None:
+def test_option_of_a_later_release_changes_the_content_only_if_set() -> None:
     """The digest of an evsched without the option, so that an upgrade alone makes nothing the newest."""
     assert content_of([rule("a")]).startswith("7ba23416bb3cb5e8")
     assert content_of([rule("a")]) != content_of([msgspec.structs.replace(rule("a"), pause_after=3)])
 
 
-def test_a_revision_is_described_as_people_know_it() -> None:
+def test_revision_is_described_as_number_or_time() -> None:
     assert describe_revision(412) == "412"
     assert describe_revision(NOW - 1e11) == "2030-03-17T17:46:40Z"
     assert [describe_revision(value) for value in (INF, -INF, -1e300)] == ["inf", "-inf", "-1e+300"]
@@ -173,9 +173,7 @@ def test_records_of_an_evsched_without_revisions_are_older_than_any(
 # What the newest leaves out.
 
 
-def test_a_recurrence_that_is_no_longer_declared_stops_and_keeps_its_record(
-    send: Send, store: Store, state: State
-) -> None:
+def test_undeclared_recurrence_stops_and_keeps_its_record(send: Send, store: Store, state: State) -> None:
     old = deploy(send, store, "old", rule("r"), rule("kept"))
     job_id = put(send, store, "r")
     send(store.hold("r", True, now=NOW + 1))
@@ -194,9 +192,7 @@ def test_a_recurrence_that_is_no_longer_declared_stops_and_keeps_its_record(
     assert old < new
 
 
-def test_a_retired_recurrence_goes_on_when_a_newer_revision_declares_it_again(
-    send: Send, store: Store, state: State
-) -> None:
+def test_retired_recurrence_resumes_when_a_newer_revision_declares_it(send: Send, store: Store, state: State) -> None:
     deploy(send, store, "old", rule("r"))
     put(send, store, "r")
     deploy(send, store, "new")
@@ -206,9 +202,7 @@ def test_a_retired_recurrence_goes_on_when_a_newer_revision_declares_it_again(
 
 
 @pytest.mark.parametrize("taken_by", ["a user", "another app", "nobody"])
-def test_a_recurrence_that_another_app_has_taken_over_is_not_stopped(
-    send: Send, store: Store, state: State, taken_by: str
-) -> None:
+def test_recurrence_taken_over_or_removed_is_not_stopped(send: Send, store: Store, state: State, taken_by: str) -> None:
     deploy(send, store, "old", rule("r"))
     if taken_by == "nobody":
         send(store.remove("r"))
@@ -223,7 +217,7 @@ def test_a_recurrence_that_another_app_has_taken_over_is_not_stopped(
     assert register(send, store, "new").declared == []
 
 
-def test_prune_deletes_retired_recurrences_and_nothing_else(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_prune_deletes_only_retired_recurrences(send: Send, store: Store, state: State, raw: Any) -> None:
     deploy(send, store, "old", rule("retired"), rule("by hand"), rule("declared"), rule("paused"))
     deploy(send, store, "new", rule("declared"), rule("paused"))
     send(store.hold("paused", True))
@@ -258,7 +252,7 @@ def test_a_pause_outlives_a_time_in_which_the_recurrence_is_retired(send: Send, 
     assert "paused" in state()["recurrence:r"]
 
 
-def test_a_resume_does_not_start_a_retired_recurrence(send: Send, store: Store, state: State) -> None:
+def test_resume_does_not_start_a_retired_recurrence(send: Send, store: Store, state: State) -> None:
     deploy(send, store, "old", rule("r"))
     send(store.hold("r", True, now=NOW))
     deploy(send, store, "new")
@@ -268,7 +262,7 @@ def test_a_resume_does_not_start_a_retired_recurrence(send: Send, store: Store, 
     assert state()["recurrences"]["r"] == 0
 
 
-def test_a_clock_that_was_ahead_does_not_start_a_retired_recurrence(send: Send, store: Store, state: State) -> None:
+def test_rewind_does_not_start_a_retired_recurrence(send: Send, store: Store, state: State) -> None:
     deploy(send, store, "old", rule("r"))
     send(store.recur("r", b"0", [], next_=NOW + 7200, now=NOW + 3600))
     deploy(send, store, "new")
@@ -276,7 +270,7 @@ def test_a_clock_that_was_ahead_does_not_start_a_retired_recurrence(send: Send, 
     assert state()["recurrences"] == {"r": INF}
 
 
-def test_the_pause_of_a_record_that_a_client_has_left_behind_is_over(send: Send, store: Store, raw: Any) -> None:
+def test_recurrence_declared_again_after_its_removal_is_not_paused(send: Send, store: Store, raw: Any) -> None:
     deploy(send, store, "content", rule("r"))
     send(store.hold("r", True, now=NOW))
     raw.zrem(f"evsched:{{{store.queue}}}:recurrences", "r")  # how a client stops it, says the protocol
@@ -333,7 +327,7 @@ def test_a_revision_that_no_app_gives_is_read_and_forgotten(
     assert register(send, store, "content", given=1) == Registered(1, 1, ["r"])
 
 
-def test_a_heartbeat_tells_whether_the_declarations_are_there(send: Send, store: Store, raw: Any) -> None:
+def test_heartbeat_returns_whether_the_declarations_exist(send: Send, store: Store, raw: Any) -> None:
     register(send, store, "content")
     send(store.heartbeat("w", 15, fresh=True))
     assert send(store.heartbeat("w", 15, announced=Announced("app", "content"))).declared

@@ -106,7 +106,7 @@ def test_start_buries_a_job_without_a_record_and_says_why(send: Send, store: Sto
     assert "processing:w" not in state()
 
 
-def test_start_does_not_run_a_new_job_in_the_place_of_a_cancelled_one(
+def test_start_does_not_run_a_future_job_with_the_id_of_a_cancelled_one(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
@@ -128,7 +128,7 @@ def test_complete_keeps_the_record_for_its_retention(
     assert 299_000 < raw.pttl(f"evsched:{{{store.queue}}}:job:a") <= 300_000
 
 
-def test_complete_without_retention_keeps_nothing_but_the_reply(
+def test_complete_without_retention_keeps_only_the_reply(
     run: FetchedJob, send: Send, store: Store, state: State, raw: Any
 ) -> None:
     send(store.complete("w", [(run, Done(b"7", 0.0, True))], now=NOW))
@@ -138,7 +138,7 @@ def test_complete_without_retention_keeps_nothing_but_the_reply(
     assert raw.pttl(f"evsched:{{{store.queue}}}:reply:a") > 0
 
 
-def test_the_end_of_a_run_that_its_worker_no_longer_holds_is_lost_and_writes_nothing(
+def test_end_of_a_run_its_worker_no_longer_holds_writes_nothing(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     (lease,) = send(store.survey(now=NOW)).leases
@@ -215,7 +215,7 @@ def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state
     assert send(store.requeue("w", "it died", limit=2)) == PutBack("all", [], [])
 
 
-def test_requeue_ends_a_job_that_was_asked_to_stop_and_says_so(
+def test_requeue_ends_a_stopped_job_as_cancelled_and_reports_it(
     send: Send, store: Store, run: FetchedJob, state: State
 ) -> None:
     assert send(store.cancel("a", now=NOW)).place == "processing"
@@ -225,7 +225,7 @@ def test_requeue_ends_a_job_that_was_asked_to_stop_and_says_so(
     assert (after["job:a"]["outcome"], after["job:a"]["reason"]) == ("cancelled", "cancelled; worker w was stopped")
 
 
-def test_a_run_that_did_not_begin_leaves_the_reason_of_an_earlier_failure_and_no_start(
+def test_run_that_did_not_begin_keeps_the_reason_of_an_earlier_failure(
     send: Send, store: Store, run: FetchedJob, state: State
 ) -> None:
     send(store.requeue("w", "no process was free", now=NOW))
@@ -252,7 +252,7 @@ def test_a_job_in_two_lists_runs_in_one(run: FetchedJob, send: Send, store: Stor
     assert not {"schedule", "ready", "backlog"} & state().keys()
 
 
-def test_a_heartbeat_renews_a_lease_and_reports_when_there_is_none(send: Send, store: Store, state: State) -> None:
+def test_heartbeat_renews_a_lease_and_reports_a_missing_one(send: Send, store: Store, state: State) -> None:
     assert send(store.heartbeat("w", 15, now=NOW)) == Renewed(False, 0, [], True, False)
     assert state() == {}
     assert send(store.heartbeat("w", 15, fresh=True, now=NOW)) == Renewed(True, 0, [], True, False)
@@ -275,7 +275,7 @@ def test_a_dead_set_of_a_wrong_type_moves_nothing(
     assert state() == before
 
 
-def test_when_memory_is_full_work_goes_on_and_new_work_is_refused() -> None:
+def test_full_memory_refuses_new_jobs_and_lets_existing_ones_end() -> None:
 
     store = Store("full")
     with EmbeddedRedis() as own:

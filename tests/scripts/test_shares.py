@@ -1,4 +1,4 @@
-"""What `start` hands to each of several workers: an equal part of few jobs, and all that it asks for of many."""
+"""`start` gives each of several workers an equal part of few jobs, or its full request of many."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def begin(send: Send, store: Store, workers: str, jobs: int) -> None:
 
 
 def start(send: Send, store: Store, worker: str, hold: int = SLOTS) -> int:
-    """Return how many jobs a worker gets that may hold so many."""
+    """Return how many jobs a worker that may hold `hold` gets."""
     return len(send(store.start(worker, (), hold=hold, lease=15, now=NOW)).jobs)
 
 
@@ -47,7 +47,7 @@ def test_a_worker_that_asks_again_gets_all_that_others_leave(send: Send, store: 
     assert sum(taken) == 200
 
 
-def test_when_enough_jobs_wait_for_all_a_worker_gets_as_many_as_it_asks_for(send: Send, store: Store) -> None:
+def test_worker_gets_its_full_request_when_enough_jobs_wait(send: Send, store: Store) -> None:
     begin(send, store, "uv", 2 * SLOTS)
     assert start(send, store, "u") == SLOTS
 

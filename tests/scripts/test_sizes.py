@@ -22,9 +22,7 @@ def put(send: Send, store: Store, payload: bytes = LONG) -> None:
     send(store.dispatch(limit=500, cap=CAP, now=NOW))
 
 
-def test_start_hands_out_the_jobs_that_fit_in_a_reply_and_says_that_there_are_more(
-    send: Send, store: Store, state: State
-) -> None:
+def test_start_returns_the_jobs_that_fit_in_a_reply_and_reports_more(send: Send, store: Store, state: State) -> None:
     put(send, store)
     seen: list[str] = []
     while len(seen) < len(IDS):
@@ -69,9 +67,7 @@ def test_a_payload_that_grew_too_long_after_dispatch_is_not_read(
 
 
 @pytest.mark.parametrize("field", ["priority", "group", "worker", "awaited", "due", "parked", "recurrence"])
-def test_long_fields_of_some_jobs_leave_no_work_for_a_second_call_of_dispatch(
-    send: Send, store: Store, raw: Any, field: str
-) -> None:
+def test_long_fields_of_some_jobs_do_not_cost_a_second_dispatch(send: Send, store: Store, raw: Any, field: str) -> None:
     send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in IDS], now=NOW))
     for job_id in IDS[:8]:
         raw.hset(f"evsched:{{{store.queue}}}:job:{job_id}", field, b"x" * MOST)

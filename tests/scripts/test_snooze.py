@@ -16,7 +16,7 @@ WHY = "snoozed for at least 1m 00s: the report is not ready"
 
 
 def begin(send: Send, store: Store, now: float = NOW) -> FetchedJob:
-    """Dispatch what is due and start it."""
+    """Dispatch the due job and start it."""
     send(store.dispatch(limit=10, cap=1000, now=now))
     (run,) = send(store.start("w", (), hold=1, lease=15, now=now)).jobs
     return run
@@ -58,7 +58,7 @@ def test_a_moment_that_has_passed_means_now(run: FetchedJob, send: Send, store: 
     assert state()["schedule"] == {"a": NOW}
 
 
-def test_from_the_fifth_time_on_it_waits_for_a_second_and_each_time_is_counted(
+def test_snoozes_are_counted_and_wait_a_second_from_the_fifth_on(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     now, waits = NOW, list[float]()

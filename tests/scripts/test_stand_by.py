@@ -46,7 +46,7 @@ def test_a_ready_job_needs_one_process_of_several_parents(send: Send, store: Sto
 
 
 @pytest.mark.parametrize("lost", ["revisions:app", "program:digest", ""])
-def test_lost_declarations_need_a_process_that_writes_them_again(send: Send, store: Store, raw: Any, lost: str) -> None:
+def test_lost_declarations_need_a_process_that_declares_them(send: Send, store: Store, raw: Any, lost: str) -> None:
     announce(send, store)
     assert stand_by(send, store, announced=APP) == Stance("", False)
     if lost:
@@ -112,9 +112,7 @@ def test_a_task_is_known_while_a_worker_that_has_it_lives(send: Send, store: Sto
 
 
 @pytest.mark.parametrize("kind", ["worker", "parent"])
-def test_a_task_is_not_known_any_more_once_the_last_that_has_it_has_ended_in_order(
-    send: Send, store: Store, kind: str
-) -> None:
+def test_task_is_unknown_once_its_last_process_has_stopped(send: Send, store: Store, kind: str) -> None:
     announce(send, store)
     if kind == "worker":
         send(store.heartbeat("w", 100, fresh=True, announced=APP, now=NOW))

@@ -19,7 +19,7 @@ from tests.scripts.conftest import NOW, Send, State
 
 @pytest.fixture
 def fetch(send: Send, store: Store) -> Callable[[int], list[FetchedJob]]:
-    """Hand out so many jobs to worker "w"."""
+    """Return a function that hands out a number of jobs to worker "w"."""
 
     def fetch(count: int) -> list[FetchedJob]:
         send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(count)]))
@@ -82,7 +82,7 @@ def test_the_only_job_of_a_dead_worker_is_treated_like_any_other(
     assert suspicion(start_all(send, store)) == {"j0": (1, 2, 1)}
 
 
-def test_a_suspect_that_is_the_only_job_of_each_dead_worker_stays_a_suspect(
+def test_only_job_of_each_dead_worker_stays_a_suspect(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     fetch(2)
@@ -108,7 +108,7 @@ def test_a_job_that_is_buried_before_it_began_is_charged_no_attempt(
     assert state()["job:j0"]["attempt"] == "0"
 
 
-def test_a_job_that_ran_alone_in_its_worker_is_charged_and_the_others_are_suspects(
+def test_job_that_ran_alone_is_charged_and_others_become_suspects(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     fetch(2)
@@ -119,7 +119,7 @@ def test_a_job_that_ran_alone_in_its_worker_is_charged_and_the_others_are_suspec
     assert suspicion(start_all(send, store)) == {"j0": (3, 0, 0), "j1": (1, 2, 1)}
 
 
-def test_a_job_that_killed_its_isolated_process_is_charged_for_the_doubtful_runs(
+def test_job_that_killed_its_process_is_charged_for_its_doubtful_runs(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
     fetch(2)
@@ -187,7 +187,7 @@ def test_a_malformed_suspect_field_is_ignored(
     assert suspicion(start_all(send, store))["j0"] == (1, 0, 0)
 
 
-def test_a_field_of_a_record_which_a_producer_may_write_makes_no_suspect(
+def test_record_field_written_by_a_producer_does_not_make_a_suspect(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
 ) -> None:
     fetch(2)
@@ -204,7 +204,7 @@ def test_suspicions_are_forgotten_a_week_after_the_last_death(
     assert 0 < raw.ttl(f"evsched:{{{store.queue}}}:suspects") <= 7 * 86400
 
 
-def test_a_key_of_the_wrong_type_makes_no_suspects_and_stops_no_run_from_ending(
+def test_suspects_key_of_the_wrong_type_does_not_stop_the_end_of_a_run(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
 ) -> None:
     fetch(2)
@@ -218,7 +218,7 @@ def test_a_key_of_the_wrong_type_makes_no_suspects_and_stops_no_run_from_ending(
 @pytest.mark.parametrize("beside", [0, 1], ids=["by itself", "beside another"])
 @pytest.mark.parametrize("lasts", [False, True], ids=["at once", "after 25 ms"])
 @pytest.mark.parametrize("attempts", [2, 3, 4, 5, 10])
-def test_a_job_that_kills_its_whole_worker_each_time_is_given_up_after_exactly_its_attempts(
+def test_job_that_always_kills_its_worker_is_buried_after_its_attempts(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, attempts: int, lasts: bool, beside: int
 ) -> None:
     """The worker dies even when the job runs in a process of its own. Another job of the worker never begins."""
@@ -244,7 +244,7 @@ def test_a_job_that_kills_its_whole_worker_each_time_is_given_up_after_exactly_i
     assert ("counted that may not have begun)" in prepared.reason) is (not lasts)
 
 
-def test_the_count_of_runs_that_may_not_have_begun_is_known_until_the_job_has_ended(
+def test_count_of_doubtful_runs_is_kept_until_the_job_ends(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
 ) -> None:
     """It was lost when a run ended, and when the worker died in which the job ran alone."""

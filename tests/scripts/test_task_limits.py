@@ -33,9 +33,7 @@ def start(send: Send, store: Store, worker: str = "w") -> dict[str, Any]:
     return {job.id: job for job in send(store.start(worker, (), hold=99, lease=15, now=NOW)).jobs}
 
 
-def test_no_more_jobs_of_a_task_pass_than_its_concurrency_and_each_end_lets_one_more(
-    send: Send, store: Store, state: State
-) -> None:
+def test_task_concurrency_bounds_its_jobs_and_each_end_admits_one(send: Send, store: Store, state: State) -> None:
     send(store.limit({LIMIT: 2}, now=NOW))
     due(send, store, {f"s{n}": payload("slow") for n in range(5)} | {f"q{n}": payload("quick") for n in range(3)})
     jobs = start(send, store)
@@ -78,9 +76,7 @@ def test_a_job_counts_in_its_own_group_and_in_that_of_its_task(send: Send, store
     assert send(store.recount()) == []
 
 
-def test_whatever_ends_or_comes_first_all_jobs_of_limited_groups_and_tasks_run(
-    send: Send, store: Store, state: State
-) -> None:
+def test_all_jobs_of_limited_groups_and_tasks_run_in_any_order_of_ends(send: Send, store: Store, state: State) -> None:
     send(store.limit({LIMIT: 1, "concurrency:*": 2, "concurrency:task:slower": 1}, now=NOW))
     for group in "abc":
         for task in ("slow", "slower", "quick"):
@@ -114,9 +110,7 @@ def test_jobs_that_are_ready_or_run_count_when_a_task_gets_its_first_limit(send:
     assert send(store.recount()) == []
 
 
-def test_a_group_whose_jobs_have_another_group_by_now_is_open_when_a_task_gets_its_first_limit(
-    send: Send, store: Store, raw: Any
-) -> None:
+def test_group_is_open_when_its_jobs_moved_before_the_first_task_limit(send: Send, store: Store, raw: Any) -> None:
     send(store.limit({"concurrency:a": 1}, now=NOW))
     due(send, store, {"q0": payload("quick"), "q1": payload("quick")}, group="a")
     assert list(start(send, store)) == ["q0"]
@@ -171,7 +165,7 @@ def test_long_payloads_are_read_some_at_a_time(send: Send, store: Store, state: 
     assert len(state()["ready"]) == 12
 
 
-def test_what_tasks_have_limits_is_noted_for_the_gate(send: Send, store: Store, state: State) -> None:
+def test_tasks_with_limits_are_listed_for_the_gate(send: Send, store: Store, state: State) -> None:
     shown = send(store.limit({LIMIT: 2, "rate:task:slow": 5, "concurrency:task:b": 1, "burst:task:c": 2}, now=NOW))
     assert shown.groups["task:slow"] == {"concurrency": 2, "rate": 5}
     assert state()["limits"]["tasks"] == "slow}b"

@@ -79,7 +79,7 @@ def expire(send: Send, store: Store, run: FetchedJob) -> None:
 
 
 @pytest.mark.parametrize("between", [(), *((name,) for name in NOT_FAILED), ("snoozed", "outside its window")])
-def test_a_job_given_up_before_its_retry_begins_keeps_why_the_last_attempt_failed(
+def test_job_buried_before_its_retry_keeps_the_last_failure(
     send: Send, store: Store, start: Callable[[], FetchedJob], between: tuple[str, ...]
 ) -> None:
     fail(send, store, start())
@@ -104,7 +104,7 @@ def test_a_job_given_up_before_its_first_attempt_has_no_failure(
     assert status_of(send, store, "a").reason == "expired"
 
 
-def test_a_failure_is_forgotten_with_the_next_one_and_when_the_job_is_revived(
+def test_failure_is_replaced_by_the_next_and_cleared_by_a_revival(
     send: Send, store: Store, start: Callable[[], FetchedJob]
 ) -> None:
     fail(send, store, start())
@@ -120,7 +120,7 @@ def test_a_failure_is_forgotten_with_the_next_one_and_when_the_job_is_revived(
     assert status_of(send, store, "a").reason == "expired"
 
 
-def test_a_retry_whose_payload_is_gone_keeps_why_its_attempt_failed(
+def test_retry_with_an_invalid_payload_keeps_the_last_failure(
     send: Send, store: Store, start: Callable[[], FetchedJob], raw: Any
 ) -> None:
     fail(send, store, start())
@@ -142,7 +142,7 @@ def test_a_dead_job_keeps_its_traceback_until_it_is_revived(
     assert raised() == (None, None)
 
 
-def test_an_id_that_is_scheduled_again_while_it_fails_runs_without_a_traceback(
+def test_id_scheduled_again_while_failing_runs_without_a_traceback(
     send: Send,
     store: Store,
     start: Callable[[], FetchedJob],

@@ -1,4 +1,4 @@
-"""A call whose reply was lost is sent again: what each header says under TWICE is what happens."""
+"""A call whose reply was lost is sent again: it does what its header says under TWICE."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def test_a_second_requeue_finds_nothing(send: Send, store: Store, state: State) 
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_second_cancel_is_missing_and_a_second_reschedule_sets_the_same_due(
-    send: Send, store: Store, state: State
-) -> None:
+def test_second_cancel_is_missing_and_second_reschedule_changes_nothing(send: Send, store: Store, state: State) -> None:
     send(store.cancel("x"))
     send(store.reschedule("y", NOW + 9))
     before = state()

@@ -1,4 +1,4 @@
-"""Unique jobs: which ids are taken, by what, and for how long; and which are free although there is a record."""
+"""Unique jobs: which ids are taken, for how long, and which are free although they have a record."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ENDS = [Done(b"1", 300.0, False), Done(b"1", 0.0, False), Buried("x", False), Ab
 
 @pytest.mark.parametrize("outcome", ENDS, ids=["done", "done without retention", "dead", "cancelled"])
 @pytest.mark.parametrize("conflict", ["refuse", "keep", "replace"])
-def test_an_id_is_taken_within_the_time_whatever_became_of_its_job(
+def test_id_is_taken_within_the_time_after_any_outcome(
     send: Send, store: Store, state: State, end: Callable[[Outcome], None], outcome: Outcome, conflict: str
 ) -> None:
     send(store.enqueue(new(), within=WITHIN, now=NOW))
@@ -174,7 +174,7 @@ def test_a_dead_job_that_is_dropped_frees_its_id(
     assert send(store.enqueue(new(), within=WITHIN, now=NOW + 1)) == [NOW]
 
 
-def test_the_first_of_two_rows_with_one_id_is_kept_and_the_last_replaces(
+def test_keep_uses_the_first_and_replace_the_last_of_two_rows_with_one_id(
     send: Send, store: Store, state: State
 ) -> None:
     rows = [*new(FIRST), *new(SECOND, due=NOW + 5), *new(job_id="b")]
@@ -187,7 +187,7 @@ def test_the_first_of_two_rows_with_one_id_is_kept_and_the_last_replaces(
     assert (state()["schedule"], state()["job:a"]["payload"]) == ({"a": NOW + 5, "b": NOW}, SECOND.decode())
 
 
-def test_the_key_of_a_unique_job_expires(send: Send, store: Store, raw: Any, end: Callable[[Outcome], None]) -> None:
+def test_unique_key_of_an_ended_job_expires(send: Send, store: Store, raw: Any, end: Callable[[Outcome], None]) -> None:
     send(store.enqueue(new(), within=WITHIN))
     send(store.enqueue(new(job_id="b"), within=0.0))
     end(Done(b"1", 0.0, False))
@@ -240,7 +240,7 @@ def test_a_key_without_an_expiry_does_not_free_the_id_of_a_job_that_waits(send: 
 
 
 @pytest.mark.parametrize("how", ["cancel", "drop", "revive"])
-def test_a_dead_unique_job_that_another_client_schedules_again_frees_its_id_as_others_do(
+def test_dead_unique_job_scheduled_by_another_client_frees_its_id(
     send: Send, store: Store, state: State, raw: Any, end: Callable[[Outcome], None], how: str
 ) -> None:
     send(store.enqueue(new(), within=WITHIN, now=NOW))
@@ -263,7 +263,7 @@ def test_a_dead_unique_job_that_another_client_schedules_again_frees_its_id_as_o
     assert "dead" not in state()
 
 
-def test_a_dropped_job_whose_id_is_scheduled_again_frees_the_id_with_its_end(
+def test_dropped_job_scheduled_again_frees_its_id_when_it_ends(
     send: Send, store: Store, raw: Any, end: Callable[[Outcome], None]
 ) -> None:
     send(store.enqueue(new(), within=WITHIN, now=NOW))

@@ -1,4 +1,4 @@
-"""What the Lua files declare with USES is what their code uses, so each script carries just what it needs."""
+"""The Lua files declare with USES exactly the names they use, so each script carries only what it needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def code_of(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_declared_shared_names_equal_the_used_ones(name: str) -> None:
+def test_declared_shared_names_match_the_used_ones(name: str) -> None:
     part = PARTS[name]
     words = set(re.findall(r"(?<![.\w])\w+", code_of(part.text)))  # not fields: `rule.burst`
     assert sorted(part.uses) == sorted(words & shared().keys() - KEY_NAMES - set(part.names))

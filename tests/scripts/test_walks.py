@@ -103,14 +103,14 @@ class Walk:
         self.sender.close()
 
     def step(self) -> str:
-        """Do one thing, to Redis and to the model; return what."""
+        """Do one thing to Redis and to the model; return its name."""
         (name,) = self.pick.choices(list(WEIGHTS), list(WEIGHTS.values()))
         getattr(self, name)()
         self.done[name] += 1
         return name
 
     def recent(self) -> str:
-        """Return an id, most often one that was started lately: that is where two runs of one id meet."""
+        """Return an id, most often one started recently, so that two runs of one id meet."""
         runs = self.runs[-6:]
         return self.pick.choice(runs)[1].id if runs and self.pick.random() < 0.7 else self.pick.choice(IDS)
 
@@ -335,7 +335,7 @@ class Walk:
         self.done["arrive, taken"] += len(taken)
 
     def filter(self) -> None:
-        """Change those of some jobs that are of a group; and if the first is dead, that raised what it raised."""
+        """Change the jobs of one group; if the first is dead, only those with the same error."""
         dead = bool(self.model.dead) and self.pick.random() < 0.8
         verb = self.pick.choice(["revive", "drop"] if dead else ["cancel", "reschedule"])
         # The first is of the group that is asked for.
@@ -364,7 +364,7 @@ class Walk:
         self.done["dead jobs by filter" if verb in ("revive", "drop") else f"{verb} by filter"] += changed
 
     def error(self) -> str:
-        """Return what a run raises, "" = nothing."""
+        """Return the error class of a run; "" for none."""
         return ("E", "of.E", "")[int(self.now) % 3]
 
     def is_dead(self, job: str, group: str, error: str | None) -> bool:

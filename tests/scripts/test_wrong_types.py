@@ -203,7 +203,7 @@ def test_the_calls_cover_every_verb() -> None:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("verb", [*CALLS, *BY_FILTER])
-def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
+def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
     send: Send, store: Store, state: State, raw: Any, seeded: Seeded, verb: str
 ) -> None:
     """Either the verb is refused by the type and writes nothing, or it succeeds. After the repair every job runs."""
@@ -268,7 +268,7 @@ def bring_back(send: Send, store: Store) -> None:
 
 
 def run_all(send: Send, store: Store, name: str) -> None:
-    """Hand back what the workers hold, open all gates, and run everything."""
+    """Hand back the jobs of all workers, open all gates, and run everything."""
     send(store.limit({"concurrency": None, "rate": None, "concurrency:g": None, "rate:g": None}, now=NOW))
     send(store.resume(now=NOW))
     for worker in "wv":
@@ -345,9 +345,7 @@ def test_a_record_that_was_overwritten_does_not_stop_the_end_of_other_runs(
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_record_that_was_overwritten_is_dead_when_it_starts_again_and_the_others_run(
-    send: Send, store: Store, state: State
-) -> None:
+def test_overwritten_record_is_dead_at_its_next_start_and_others_run(send: Send, store: Store, state: State) -> None:
     assert send(store.requeue("w", "it died")) == PutBack("all", ["a", "b", "c"], [])
     reply = send(store.start("v", (), hold=9, lease=15, now=NOW))
     assert [job.id for job in reply.jobs] == ["a", "c"]

@@ -32,8 +32,8 @@ LATER = 4_000_000_000.0
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    return with_tokens(Cli(server.url, tmp_path))
+def cli(cli: Cli) -> Cli:
+    return with_tokens(cli)
 
 
 def with_tokens(cli: Cli) -> Cli:
@@ -48,14 +48,8 @@ def with_tokens(cli: Cli) -> Cli:
 @contextmanager
 def serving(cli: Cli, *flags: str) -> Generator[tuple[str, subprocess.Popen[str], Log]]:
     """Run `evsched api` on a free port; yield its URL, the process and its log."""
-    words = cli.command("api", "--port", "0", *flags)
-    child = subprocess.Popen(words, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
-    log = Log(child)
-    try:
+    with cli.started("api", "--port", "0", *flags) as (child, log):
         yield log.until("ApiStarted")["url"], child, log
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def caller(url: str) -> httpx.AsyncClient:
@@ -63,7 +57,7 @@ def caller(url: str) -> httpx.AsyncClient:
 
 
 @pytest.mark.extra
-async def test_it_serves_until_it_is_asked_to_stop(cli: Cli, queue: str) -> None:
+async def test_api_serves_until_it_is_asked_to_stop(cli: Cli, queue: str) -> None:
     with serving(cli) as (url, child, log):
         async with caller(url) as http:
             jobs = f"/v1/queues/{queue}/jobs"
@@ -131,7 +125,7 @@ async def test_a_request_that_is_under_way_is_answered_before_the_end(cli: Cli, 
 
 
 @pytest.mark.extra
-async def test_it_listens_while_redis_is_down(tmp_path: Path, queue: str) -> None:
+async def test_api_listens_while_redis_is_down(tmp_path: Path, queue: str) -> None:
     with EmbeddedRedis() as server:
         server.kill()
         with serving(with_tokens(Cli(server.url, tmp_path))) as (url, child, log):
@@ -150,7 +144,7 @@ async def test_it_listens_while_redis_is_down(tmp_path: Path, queue: str) -> Non
 
 
 @pytest.mark.extra
-def test_it_ends_while_redis_is_down(tmp_path: Path) -> None:
+def test_api_stops_while_redis_is_down(tmp_path: Path) -> None:
     with EmbeddedRedis() as server:
         server.kill()
         cli = with_tokens(Cli(server.url, tmp_path))
@@ -161,7 +155,7 @@ def test_it_ends_while_redis_is_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.extra
-def test_a_redis_that_refuses_ends_it(cli: Cli, server: EmbeddedRedis) -> None:
+def test_api_exits_when_redis_refuses_it(cli: Cli, server: EmbeddedRedis) -> None:
     done = cli.process("api", "--port", "0", "--url", f"{server.url}?db=99")
     assert done.returncode == 1
     assert "refuses" in done.stderr
@@ -195,7 +189,7 @@ async def test_an_upload_that_does_not_end_is_answered_when_it_stops(cli: Cli, q
 
 @pytest.mark.extra
 def test_a_caller_that_sends_all_before_it_reads_gets_the_response(cli: Cli, queue: str) -> None:
-    """As http.client of Python does, and what is built on it."""
+    """As Python's http.client does, and the libraries built on it."""
     long, short, json_type = b" " * 10_000_000, b" " * 1_000_000, "application/json"
     with serving(cli) as (url, _, _):
         for token, media, body, status in (
@@ -225,7 +219,7 @@ async def test_many_callers_on_many_connections(cli: Cli, queue: str, raw: Any) 
     assert raw.zcard(f"evsched:{{{queue}}}:schedule") == 300
 
 
-async def test_a_restart_of_redis_loses_and_doubles_no_request(tmp_path: Path, queue: str) -> None:
+async def test_restart_of_redis_neither_loses_nor_doubles_a_request(tmp_path: Path, queue: str) -> None:
     """Each request has an Idempotency-Key, and is repeated until it is answered with 201."""
     with EmbeddedRedis() as server, serving(with_tokens(Cli(server.url, tmp_path))) as (url, _, _):
         restarted, begun, path = asyncio.Event(), asyncio.Event(), f"/v1/queues/{queue}/jobs"
@@ -266,7 +260,7 @@ async def test_a_restart_of_redis_loses_and_doubles_no_request(tmp_path: Path, q
         ({}, ("--port", "70000"), "EVSCHED_API_PORT is 70000"),
     ],
 )
-def test_it_does_not_start_with_wrong_settings(
+def test_api_does_not_start_with_invalid_settings(
     cli: Cli, environment: dict[str, str], flags: tuple[str, ...], words: str
 ) -> None:
     done = cli.process("api", *flags, **environment)
@@ -275,7 +269,7 @@ def test_it_does_not_start_with_wrong_settings(
 
 
 @pytest.mark.extra
-def test_it_starts_without_tokens_only_with_the_flag(server: EmbeddedRedis, tmp_path: Path) -> None:
+def test_api_needs_tokens_unless_it_is_explicitly_open(server: EmbeddedRedis, tmp_path: Path) -> None:
     cli = Cli(server.url, tmp_path)
     done = cli.process("api")
     assert (done.returncode, done.stdout) == (2, "")
@@ -285,7 +279,7 @@ def test_it_starts_without_tokens_only_with_the_flag(server: EmbeddedRedis, tmp_
 
 
 @pytest.mark.extra
-def test_a_port_that_is_taken_is_said(cli: Cli) -> None:
+def test_occupied_port_is_reported(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = cli.process("api", "--port", port)
@@ -296,7 +290,7 @@ def test_a_port_that_is_taken_is_said(cli: Cli) -> None:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("library", ["starlette", "uvicorn"])
-def test_without_the_extra_it_says_what_to_install(cli: Cli, library: str) -> None:
+def test_api_without_its_extra_names_the_package_to_install(cli: Cli, library: str) -> None:
     cli.run_first(f"import sys; sys.modules[{library!r}] = None")
     done = cli.process("api")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -314,7 +308,7 @@ def test_without_the_extra_it_says_what_to_install(cli: Cli, library: str) -> No
     ],
     ids=["TLS", "long", "lengths"],
 )
-async def test_data_that_is_not_http_is_refused_and_hinders_nobody(cli: Cli, sent: bytes) -> None:
+async def test_non_http_input_is_refused_and_does_not_affect_others(cli: Cli, sent: bytes) -> None:
     with serving(cli) as (url, _, _):
         assert b" 400 " in (await ask(url, sent))[:20]
         async with caller(url) as http:

@@ -52,7 +52,7 @@ REFUSED = [
 
 
 async def taken(queue: AbstractQueue, count: int) -> list[AbstractIncomingMessage]:
-    """Return so many messages of a queue, and acknowledge them."""
+    """Take `count` messages from a queue, and acknowledge them."""
     found = list[AbstractIncomingMessage]()
     async with queue.iterator(timeout=PATIENCE) as messages:
         async for message in messages:

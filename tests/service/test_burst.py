@@ -1,9 +1,8 @@
-"""`worker --burst`: it recovers what killed workers left, and runs it, before it ends."""
+"""`worker --burst` recovers and runs the jobs of killed workers before it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,16 +20,15 @@ async def work() -> None: ...
 
 
 @pytest.fixture
-def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     return cli
 
 
 @pytest.fixture
 def held(queue: str, raw: Any) -> Callable[[float], str]:
-    """Leave a job with a worker whose lease ends in so many seconds."""
+    """Return a function that leaves a job with a worker whose lease ends in the given seconds."""
 
     def leave(left: float) -> str:
         root = f"evsched:{{{queue}}}:"
@@ -45,14 +43,14 @@ def held(queue: str, raw: Any) -> Callable[[float], str]:
 
 
 @pytest.mark.extra
-def test_a_burst_runs_the_jobs_of_a_dead_worker(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
+def test_burst_runs_jobs_of_a_dead_worker(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
     record = held(-1)
     assert cli.run("worker", "tasks:app", "--burst").returncode == 0
     assert raw.hget(record, "outcome") == b"done"
 
 
 @pytest.mark.extra
-def test_a_burst_does_not_run_the_jobs_of_a_live_worker(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
+def test_burst_does_not_run_jobs_of_a_live_worker(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
     record = held(60)
     assert cli.run("worker", "tasks:app", "--burst").returncode == 0
     assert raw.hget(record, "outcome") is None

@@ -1,4 +1,4 @@
-"""The commands: what they do and print. test_cli_mistakes.py has what they say when something is wrong."""
+"""The commands: their effects and output. test_cli_mistakes.py covers their error messages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_enqueue_takes_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue:
     assert [cli.json("show", job, *of)["result"] for job in ("named", "both")] == [5, 9]
 
 
-def test_cancel_reports_its_effect_on_a_run_and_on_the_next_one(cli: Cli, queue: str, raw: Any) -> None:
+def test_cancel_reports_its_effect_on_the_current_and_next_run(cli: Cli, queue: str, raw: Any) -> None:
     root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
     raw.hset(f"{root}job:a", mapping={"payload": '{"task":"add","args":[1]}', "due": 1, "worker": "w", "attempt": 1})
     raw.rpush(f"{root}processing:w", "a")
@@ -127,7 +127,7 @@ def test_enqueue_says_that_no_worker_serves_the_queue(cli: Cli, queue: str, raw:
     )
 
 
-def test_enqueue_of_a_request_without_a_queue_names_the_queue_of_its_workers(cli: Cli) -> None:
+def test_enqueue_of_a_request_names_the_queue_of_its_workers(cli: Cli) -> None:
     hint = "evsched.http: its workers serve queue targets unless they name another: give --queue targets"
     words = ("enqueue", "evsched.http", '"http://example.com"', "--in", "1h")
     assert hint in cli.run(*words).stderr
@@ -170,7 +170,7 @@ def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
 
 
 @pytest.mark.extra
-def test_a_job_that_waits_for_a_worker_that_knows_its_task_is_explained(cli: Cli, queue: str) -> None:
+def test_job_of_an_unknown_task_is_explained(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     cli.run("enqueue", "ad", "--id", "a", *of)
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
@@ -199,9 +199,7 @@ def test_the_start_and_end_of_each_job_are_logged_when_asked_for(
 
 
 @pytest.mark.extra
-def test_a_failure_is_shown_and_logged_with_its_traceback_wherever_the_handler_runs(
-    cli: Cli, folder: Path, queue: str
-) -> None:
+def test_failure_is_shown_and_logged_with_its_traceback_for_all_handlers(cli: Cli, folder: Path, queue: str) -> None:
     of = ("--queue", queue)
     (folder / "failing.py").write_text(
         "import json\n"
@@ -311,7 +309,7 @@ def test_every_kind_of_command_has_help_with_an_example(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", ["", "queues", "recurrences add", "dead list", "windows set"])
-def test_every_command_tells_the_version(cli: Cli, command: str) -> None:
+def test_every_command_prints_the_version(cli: Cli, command: str) -> None:
     assert cli.run(*command.split(), "--version").stdout == "0.1.0\n"
 
 

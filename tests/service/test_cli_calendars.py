@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 HOLIDAYS = """BEGIN:VCALENDAR
@@ -32,9 +30,9 @@ END:VCALENDAR
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    (tmp_path / "holidays.ics").write_text(HOLIDAYS)
-    return Cli(server.url, tmp_path)
+def cli(cli: Cli) -> Cli:
+    (cli.folder / "holidays.ics").write_text(HOLIDAYS)
+    return cli
 
 
 def set_calendar(cli: Cli, queue: str, *more: str) -> Any:
@@ -105,7 +103,7 @@ def test_a_calendar_that_is_over_or_not_valid_is_marked(cli: Cli, queue: str, ra
         ("from 1 to 50", ("set", "de", "nowhere.ics", "--years", "51")),
     ],
 )
-def test_an_impossible_command_is_refused_in_one_line(
+def test_invalid_calendar_command_is_refused_in_one_line(
     cli: Cli, queue: str, words: str, command: tuple[str, ...]
 ) -> None:
     done = cli.run("calendars", *command, "--queue", queue)
@@ -122,7 +120,7 @@ def test_a_file_without_whole_days_changes_nothing(cli: Cli, queue: str) -> None
     assert cli.json("calendars", "--queue", queue) == before
 
 
-def test_without_the_extra_the_command_says_what_to_install(
+def test_calendars_without_the_extra_names_the_package_to_install(
     cli: Cli, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "icalendar", None)

@@ -1,4 +1,4 @@
-"""The commands that are about all jobs that match a filter."""
+"""Commands that apply to all jobs that match a filter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +19,6 @@ from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 
 FAR = 2e9
-
-
-@pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    return Cli(server.url, tmp_path)
 
 
 @pytest.fixture
@@ -48,7 +42,7 @@ PAY = {f"j{n}" for n in range(0, 300, 3)}
 
 
 @pytest.mark.usefixtures("mixed")
-def test_jobs_lists_matching_jobs_the_next_to_run_first(cli: Cli, queue: str) -> None:
+def test_jobs_lists_matching_jobs_next_to_run_first(cli: Cli, queue: str) -> None:
     of = ("--queue", queue, "--task", "pay")
     rows = cli.json("jobs", *of, "--limit", "1000")
     assert [row["id"] for row in rows] == sorted(PAY, key=lambda job: int(job[1:]))
@@ -70,7 +64,7 @@ def test_jobs_lists_matching_jobs_the_next_to_run_first(cli: Cli, queue: str) ->
 
 
 @pytest.mark.usefixtures("mixed")
-def test_jobs_without_a_filter_tell_the_same_of_each_job(cli: Cli, queue: str) -> None:
+def test_jobs_lists_the_same_fields_without_a_filter(cli: Cli, queue: str) -> None:
     rows = cli.json("jobs", "--queue", queue, "--limit", "2")
     assert [(row["id"], row["task"], row["by"]) for row in rows] == [
         ("j0", "pay", "billing"),
@@ -92,7 +86,7 @@ def test_a_dry_run_counts_and_changes_nothing(cli: Cli, queue: str, schedule: An
 
 
 @pytest.mark.usefixtures("mixed")
-def test_cancel_by_a_filter(cli: Cli, queue: str, schedule: Any) -> None:
+def test_jobs_are_cancelled_by_a_filter(cli: Cli, queue: str, schedule: Any) -> None:
     before = schedule()
     done = cli.run("cancel", "--queue", queue, "--task", "pay")
     assert (done.returncode, done.stdout, done.stderr) == (0, "100 cancelled\n", "")
@@ -101,14 +95,14 @@ def test_cancel_by_a_filter(cli: Cli, queue: str, schedule: Any) -> None:
 
 
 @pytest.mark.usefixtures("mixed")
-def test_reschedule_by_a_filter(cli: Cli, queue: str, schedule: Any) -> None:
+def test_jobs_are_rescheduled_by_a_filter(cli: Cli, queue: str, schedule: Any) -> None:
     before = schedule()
     done = cli.run("reschedule", "--queue", queue, "--task", "pay", "--at", "1990000000")
     assert (done.returncode, done.stdout) == (0, "100 rescheduled\n")
     assert schedule() == {**before, **dict.fromkeys(PAY, 1.99e9)}
 
 
-def test_dead_jobs_of_a_span_by_exception(cli: Cli, queue: str, raw: Any) -> None:
+def test_dead_jobs_are_selected_by_time_and_error(cli: Cli, queue: str, raw: Any) -> None:
     root = f"evsched:{{{queue}}}:"
     for n in range(4):
         error = "ValueError" if n == 1 else "app.PayError"
@@ -130,7 +124,7 @@ def test_dead_jobs_of_a_span_by_exception(cli: Cli, queue: str, raw: Any) -> Non
 
 
 @pytest.mark.parametrize("verb", ["revive", "drop"])
-def test_dead_jobs_by_their_reason(cli: Cli, queue: str, raw: Any, schedule: Any, verb: str) -> None:
+def test_dead_jobs_are_selected_by_reason(cli: Cli, queue: str, raw: Any, schedule: Any, verb: str) -> None:
     root = f"evsched:{{{queue}}}:"
     for n in range(20):
         reason = "ConnectionError: refused" if n % 2 else "ValueError: no luck"
@@ -148,7 +142,7 @@ def test_dead_jobs_by_their_reason(cli: Cli, queue: str, raw: Any, schedule: Any
 @pytest.mark.extra
 @pytest.mark.one_server
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_command_after_its_slice_and_the_same_command_does_the_rest(
+def test_signal_ends_a_sweep_after_its_slice_and_a_repeat_does_the_rest(
     cli: Cli, server: EmbeddedRedis, queue: str, raw: Any, schedule: Any, number: int, code: int
 ) -> None:
     """A pause of Redis's writes makes it certain that the command is under way."""
@@ -179,7 +173,7 @@ def test_a_signal_ends_a_command_after_its_slice_and_the_same_command_does_the_r
 
 
 @pytest.mark.usefixtures("mixed")
-def test_show_and_explain_tell_when_a_job_was_created_and_by_whom(cli: Cli, queue: str) -> None:
+def test_show_and_explain_print_the_creation_time_and_user(cli: Cli, queue: str) -> None:
     shown = cli.json("show", "j0", "--queue", queue)
     assert (shown["by"], shown["created"] > 1e9) == ("billing", True)
     facts = cli.json("explain", "j0", "--queue", queue)["facts"]

@@ -1,4 +1,4 @@
-"""What commands say when something is wrong: one clear line, and an exit code."""
+"""Errors of commands: one clear line, and an exit code."""
 
 from __future__ import annotations
 
@@ -103,13 +103,15 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
 
 
 def mistake(row: tuple[int, str, tuple[str, ...]]) -> Any:
-    """Leave those of services, which take longer to start, to the whole suite, but for one."""
+    """Mark mistakes of services, which start slowly, as extra, except one."""
     slow = row[2][0] in ("worker", "dispatcher", "dev") and row[2] != ("worker", "broken:app")
     return pytest.param(*row, id=" ".join(row[2]), marks=pytest.mark.extra if slow else ())
 
 
 @pytest.mark.parametrize(("code", "words", "command"), [mistake(row) for row in MISTAKES])
-def test_a_mistake_gives_one_line_and_its_exit_code(cli: Cli, code: int, words: str, command: tuple[str, ...]) -> None:
+def test_usage_error_gives_one_line_and_its_exit_code(
+    cli: Cli, code: int, words: str, command: tuple[str, ...]
+) -> None:
     done = cli.run(*command)
     line = done.stderr.splitlines()[-1]
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (code, 1, ""), done.stderr
@@ -146,7 +148,7 @@ def test_a_queue_that_does_not_exist_is_named_with_the_nearest(cli: Cli, queue: 
         ),
     ],
 )
-def test_a_missing_item_of_a_missing_queue_is_reported_with_the_queue(cli: Cli, queue: str, command: str) -> None:
+def test_missing_item_in_a_missing_queue_is_reported_with_the_queue(cli: Cli, queue: str, command: str) -> None:
     cli.run("enqueue", "add", "1", "--id", "a", "--queue", queue)
     done = cli.run(*command.split(), "a", "--queue", f"{queue}x")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -168,14 +170,14 @@ def test_windows_alone_make_a_queue(cli: Cli, queue: str, raw: Any) -> None:
     assert (never["now"], never["opens"]) == ("does not open again", None)
 
 
-def test_the_name_that_neither_a_job_nor_a_recurrence_has_is_explained_with_its_queue(cli: Cli, queue: str) -> None:
+def test_explaining_an_unknown_name_reports_its_queue(cli: Cli, queue: str) -> None:
     cli.run("enqueue", "add", "1", "--queue", queue)
     done = cli.run("explain", "nightly", "--queue", queue)
     assert done.returncode == 1
     assert done.stderr.startswith(f"evsched: no job nightly in queue {queue}, and no recurrence of this name: ")
 
 
-def test_a_command_without_a_queue_that_finds_nothing_names_the_existing_ones(tmp_path: Path) -> None:
+def test_empty_command_without_a_queue_names_the_existing_queues(tmp_path: Path) -> None:
     with EmbeddedRedis() as own:
         cli = Cli(own.url, tmp_path)
         assert (cli.run("jobs").returncode, cli.run("jobs").stderr) == (0, "")
@@ -186,7 +188,7 @@ def test_a_command_without_a_queue_that_finds_nothing_names_the_existing_ones(tm
         assert done.stderr.endswith("; give --queue for another: there is mail\n")
 
 
-def test_an_empty_queue_that_redis_knows_is_not_a_mistake(cli: Cli, queue: str) -> None:
+def test_empty_known_queue_is_not_reported(cli: Cli, queue: str) -> None:
     cli.run("limit", queue, "--concurrency", "3", "--create")
     done = cli.run("jobs", "--queue", queue)
     assert (done.returncode, done.stderr) == (0, "")

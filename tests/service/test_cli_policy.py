@@ -1,4 +1,4 @@
-"""The commands that set what passes the gate of a queue, and those that show one job in detail."""
+"""Commands that set the limits and pauses of a queue, and commands that show one job in detail."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def climb(begun: str, goes_on: str) -> int:
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    return Cli(server.url, tmp_path)
+def cli(cli: Cli) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
+    return cli
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_paused_queue_starts_no_job_until_it_is_resumed(cli: Cli, queue: str) 
 
 
 @pytest.mark.extra
-def test_a_pause_with_an_end_and_a_reason_is_shown_wherever_one_looks(cli: Cli, queue: str) -> None:
+def test_pause_with_an_end_and_a_reason_is_shown_by_all_commands(cli: Cli, queue: str) -> None:
     until, why = "2099-01-31T09:00Z", "the provider is down"
     cli.run("enqueue", "noop", "--id", "a", "--queue", queue)
     done = cli.run("pause", "--queue", queue, "--until", until, "--why", why)
@@ -257,7 +257,7 @@ def test_on_conflict_keeps_or_replaces_a_waiting_job(cli: Cli, queue: str) -> No
     assert replaced["due"] - kept["due"] == pytest.approx(7200, abs=60)
 
 
-def test_a_unique_job_is_met_however_it_was_enqueued(cli: Cli, queue: str) -> None:
+def test_unique_job_is_recognized_from_every_way_to_enqueue(cli: Cli, queue: str) -> None:
     of = ("enqueue", "noop", "1", "--arg", 'b={"d":2,"c":[]}', "--queue", queue, "--in", "1h", "--unique")
     job = cli.run(*of, "--within", "5m").stdout.strip()
     assert job == id_of_arguments("noop", [1], {"b": {"c": [], "d": 2}})
@@ -333,7 +333,7 @@ def test_a_limit_that_is_not_valid_is_refused(cli: Cli, words: str, command: tup
         ("1e308", "due in more than 10,000 years", "in more than 10,000 years"),
     ],
 )
-def test_a_due_that_no_calendar_has_is_explained(
+def test_due_beyond_the_calendar_is_explained(
     cli: Cli, queue: str, raw: Any, score: str, sentence: str, due: str
 ) -> None:
     raw.hset(f"evsched:{{{queue}}}:job:far", "payload", '{"task":"add"}')

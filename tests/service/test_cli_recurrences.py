@@ -6,12 +6,10 @@ import json
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 TASKS = """
@@ -30,9 +28,9 @@ async def report() -> None: ...
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS.replace("QUEUE", queue))
-    return Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS.replace("QUEUE", queue))
+    return cli
 
 
 def listed(cli: Cli, *of: str) -> dict[str, Any]:
@@ -94,7 +92,7 @@ def test_next_lists_the_times_to_come(cli: Cli, queue: str) -> None:
     assert cli.run("recurrences", "next", "nobody", *of).returncode == 1
 
 
-def test_next_lists_what_runs_when_a_window_opens(cli: Cli, queue: str) -> None:
+def test_next_lists_the_runs_at_an_opening_of_the_window(cli: Cli, queue: str) -> None:
     """Two hours of planned times wait for an opening; a year of them would be too many to look at."""
     of, opens = ("--queue", queue), (int(time.time()) // 3600 + 3) * 3600
     window = "-".join(time.strftime("%H:%M", time.gmtime(opens + more)) for more in (0, 60)) + " UTC"
@@ -177,7 +175,7 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         ("after --from", ("recurrences", "next", "--rule", "@daily", "--from", "100", "--to", "50")),
     ],
 )
-def test_an_invalid_option_is_refused_in_one_line_that_names_it(cli: Cli, words: str, command: tuple[str, ...]) -> None:
+def test_invalid_recurrence_command_is_refused_in_one_line(cli: Cli, words: str, command: tuple[str, ...]) -> None:
     done = cli.run(*command)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
     assert words in done.stderr
@@ -194,9 +192,7 @@ def test_next_ends_when_the_count_of_a_recurrence_is_used_up(cli: Cli, queue: st
     assert cli.json("recurrences", "next", *span, *of)["times"] == []
 
 
-def test_all_commands_name_the_same_next_time_while_an_occurrence_is_on_the_schedule(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_all_commands_agree_on_the_next_time_of_a_scheduled_occurrence(cli: Cli, queue: str, raw: Any) -> None:
     of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
     planned = raw.time()[0] // 60 * 60 + 6000  # so far ahead that no pause of the machine reaches it
     rule = datetime.fromtimestamp(planned, UTC).strftime("%M %H * * *")
@@ -214,9 +210,7 @@ def test_all_commands_name_the_same_next_time_while_an_occurrence_is_on_the_sche
     assert "its next occurrence is planned in 1h" in cli.run("explain", "r", *of).stdout
 
 
-def test_times_that_are_counted_from_ends_begin_with_the_occurrence_on_the_schedule(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_times_counted_from_ends_begin_with_the_scheduled_occurrence(cli: Cli, queue: str, raw: Any) -> None:
     of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
     cli.run("recurrences", "add", "r", "tick", "--rule", "every 2000", "--after", "end", *of)
     planned = raw.time()[0] + 6000
@@ -251,7 +245,7 @@ def test_while_a_run_is_under_way_its_end_decides_the_next_time(cli: Cli, queue:
     assert "its next occurrence is planned in 2h" in cli.run("explain", "r", *of).stdout
 
 
-def test_a_recurrence_without_a_record_says_so_and_hinders_no_other(cli: Cli, queue: str, raw: Any) -> None:
+def test_recurrence_without_a_record_is_reported_and_others_are_listed(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     cli.run("recurrences", "add", "r", "tick", "--rule", "every 3600", *of)
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"ghost": 0})
@@ -264,7 +258,7 @@ def test_a_recurrence_without_a_record_says_so_and_hinders_no_other(cli: Cli, qu
     assert listed(cli, *of).keys() == {"r"}
 
 
-def test_a_window_that_does_not_exist_is_refused_and_one_in_use_is_not_removed(cli: Cli, queue: str, raw: Any) -> None:
+def test_missing_window_is_refused_and_one_in_use_is_not_removed(cli: Cli, queue: str, raw: Any) -> None:
     of, schedule = ("--queue", queue), f"evsched:{{{queue}}}:recurrences"
     add = ("recurrences", "add", "r", "tick", "--rule", "@daily", "--window", "nights", *of)
     refused = cli.run(*add)
@@ -293,7 +287,7 @@ def test_next_names_recurrences_that_cannot_recur_and_lists_the_others(cli: Cli,
     assert "unknown is left out, since it makes no jobs: recurrence unknown: " in done.stderr
 
 
-def test_a_named_window_counts_in_every_look_ahead(cli: Cli, queue: str) -> None:
+def test_next_respects_a_named_window(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     hour = int(time.strftime("%H", time.gmtime(time.time() + 3 * 3600)))
     window = f"{hour:02}:00-{(hour + 1) % 24:02}:00 UTC"
@@ -308,7 +302,7 @@ def test_a_named_window_counts_in_every_look_ahead(cli: Cli, queue: str) -> None
     assert min(row["due"] for row in cli.json("recurrences", "next", *of)["times"]) == named[0]
 
 
-def test_a_cancelled_occurrence_is_not_listed_as_next(cli: Cli, queue: str, raw: Any) -> None:
+def test_cancelled_occurrence_is_not_the_next_time(cli: Cli, queue: str, raw: Any) -> None:
     of, root, now = ("--queue", queue), f"evsched:{{{queue}}}:", raw.time()[0]
     cli.run("recurrences", "add", "r", "tick", "--rule", "every 60", *of)
     raw.hset(f"{root}job:r@{now + 30}", mapping={"payload": '{"task":"tick"}', "recurrence": "r"})
@@ -320,9 +314,7 @@ def test_a_cancelled_occurrence_is_not_listed_as_next(cli: Cli, queue: str, raw:
     assert listed(cli, *of)["r"]["next"] == now + 90
 
 
-def test_explain_says_that_no_dispatcher_is_connected_or_that_the_record_is_of_another_type(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_explain_reports_a_missing_dispatcher_and_a_record_of_a_wrong_type(cli: Cli, queue: str, raw: Any) -> None:
     of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
     cli.run("recurrences", "add", "r", "tick", "--rule", "every 60", *of)
     shown = cli.run("explain", "r", *of).stdout
@@ -335,7 +327,7 @@ def test_explain_says_that_no_dispatcher_is_connected_or_that_the_record_is_of_a
     assert "it makes no jobs: its key is not a hash" in cli.run("explain", "r", *of).stdout
 
 
-def test_the_doctor_names_the_command_that_creates_a_missing_calendar_or_window(cli: Cli, queue: str, raw: Any) -> None:
+def test_doctor_names_the_command_that_sets_a_missing_calendar(cli: Cli, queue: str, raw: Any) -> None:
     fields = {"rule": "every 60", "payload": '{"task":"t"}', "skip": "holidays"}
     raw.hset(f"evsched:{{{queue}}}:recurrence:a b", mapping=fields)
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"a b": 0})

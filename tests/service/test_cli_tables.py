@@ -102,9 +102,7 @@ def _words(command: str) -> list[str]:
 @pytest.mark.extra
 @pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_table_leaves_out_columns_that_do_not_fit_the_terminal_and_breaks_no_word(
-    cli: Cli, command: str, columns: int
-) -> None:
+def test_table_omits_columns_that_do_not_fit_and_breaks_no_word(cli: Cli, command: str, columns: int) -> None:
     piped, printed = cli.run(*_words(command)).stdout, cli.terminal(columns, *_words(command))
     shown = re.sub(r"\x1b\[[01]m", "", printed)
     assert "\x1b" not in shown, "the only escape sequences are those of bold text"
@@ -139,7 +137,7 @@ def test_a_table_in_a_pipe_has_a_header_and_one_line_for_each_row(cli: Cli, comm
     assert all(row.replace("\t", "").isprintable() for row in rows)
 
 
-def test_queues_shows_when_the_next_job_is_due_and_since_when_a_queue_is_paused_on_80_columns(cli: Cli) -> None:
+def test_queues_shows_next_due_and_paused_since_in_80_columns(cli: Cli) -> None:
     def header() -> str:
         return re.sub(r"\x1b\[[01]m", "", cli.terminal(80, "queues")).splitlines()[0]
 
@@ -151,7 +149,7 @@ def test_queues_shows_when_the_next_job_is_due_and_since_when_a_queue_is_paused_
 
 @pytest.mark.extra
 @pytest.mark.parametrize("command", [("jobs",), ("show", "a-job-with-a-long-name-of-fifty-characters-0123456")])
-def test_created_is_shown_in_the_whole_seconds_in_which_it_is_known(cli: Cli, command: tuple[str, ...]) -> None:
+def test_created_is_shown_in_whole_seconds(cli: Cli, command: tuple[str, ...]) -> None:
     lines = [line.split("\t") for line in cli.run(*command, "--queue", QUEUE).stdout.splitlines()]
     if command[0] == "jobs":
         (created,) = {row[lines[0].index("created")] for row in lines[1:] if "a-job-with" in row[1]}

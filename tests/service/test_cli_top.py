@@ -11,7 +11,6 @@ import struct
 import subprocess
 import termios
 import time
-from pathlib import Path
 from typing import Self
 
 import pytest
@@ -37,9 +36,8 @@ HOME = "\x1b[H"
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "0.2"  # the jobs hang: do not wait for them
     return cli
 

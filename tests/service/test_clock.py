@@ -43,13 +43,13 @@ def ticking(queue: str, ran: list[float]) -> App:
 
 
 async def more(running: System, ran: list[float], count: int, after: float) -> list[float]:
-    """Wait until so many more that were planned `after` a moment have run; return the planned times of these."""
+    """Wait until `count` more occurrences planned after the moment `after` have run; return their planned times."""
     before = len(ran)
     await running.recorder.until(lambda: len([at for at in ran[before:] if at >= after]) >= count)
     return [at for at in ran[before:] if at >= after]
 
 
-async def test_recurrences_follow_a_clock_that_is_set_an_hour_ahead_and_back(
+async def test_recurrences_follow_a_clock_set_an_hour_ahead_and_back(
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
     server, clock = clocked
@@ -71,7 +71,7 @@ async def test_recurrences_follow_a_clock_that_is_set_an_hour_ahead_and_back(
     assert len(running.recorder.of(events.ClockJumped)) == 2
 
 
-async def test_dispatchers_that_did_not_run_while_the_clock_was_ahead_move_recurrences_back(
+async def test_dispatchers_started_after_a_clock_set_back_rewind_recurrences(
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
     """All are started after the clock was set back, and find recurrences whose next time is an hour ahead."""
@@ -88,7 +88,7 @@ async def test_dispatchers_that_did_not_run_while_the_clock_was_ahead_move_recur
         assert running.recorder.of(events.ClockJumped) == []
 
 
-async def test_recurrences_that_were_not_moved_on_while_the_clock_was_ahead_stay_as_they_are(
+async def test_recurrences_not_advanced_by_a_clock_ahead_are_unchanged(
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
     server, clock = clocked

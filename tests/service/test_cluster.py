@@ -123,7 +123,7 @@ async def test_the_queues_of_all_primaries_are_dispatched_and_worked(cluster: Cl
     assert not scene.recorder.of(process_events.RedisFailed)
 
 
-async def test_hung_node_keeps_no_slots_from_other_queues(cluster: Cluster) -> None:
+async def test_hung_node_does_not_take_slots_from_other_queues(cluster: Cluster) -> None:
     healthy, lost, *_ = queues_of_all(cluster)
     app, held, go_on = App(cluster.url, queue=lost), Counter[str](), {name: asyncio.Event() for name in (healthy, lost)}
     changed = asyncio.Event()
@@ -163,7 +163,7 @@ async def test_hung_node_keeps_no_slots_from_other_queues(cluster: Cluster) -> N
 
 
 @pytest.mark.parametrize(("call", "slots"), [("read_window", 1), ("mark", 2)])
-async def test_run_that_waits_for_a_hung_node_keeps_no_other_queue_waiting(
+async def test_run_waiting_for_a_hung_node_does_not_delay_other_queues(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, call: str, slots: int
 ) -> None:
     healthy, lost, *_ = queues_of_all(cluster)
@@ -205,7 +205,7 @@ def at_rest(cluster: Cluster, queue: str) -> bool:
     return (node.llen(keys.ready(queue)), held) == (2, 0)
 
 
-async def test_tls_to_all_nodes(tmp_path: Path) -> None:
+async def test_system_runs_over_tls_to_all_nodes(tmp_path: Path) -> None:
     with tls_cluster(tmp_path) as cluster:
         await all_are_served(cluster, cluster.tls_url)
 
@@ -227,7 +227,7 @@ class SlowContexts:
 
 
 @pytest.mark.extra
-async def test_over_tls_the_death_of_a_primary_does_not_stop_the_queues_of_the_others(
+async def test_death_of_a_primary_over_tls_does_not_stop_other_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tls_cluster(tmp_path, replicas=3) as cluster:
@@ -257,7 +257,7 @@ async def test_a_certificate_that_has_changed_is_read_again(tmp_path: Path) -> N
         await sender.close()
 
 
-async def test_a_numbered_database_of_a_cluster_of_valkey() -> None:
+async def test_system_runs_in_a_numbered_database_of_a_valkey_cluster() -> None:
     """Valkey 9 has them: the same queue in another database is another queue."""
     with Cluster(find_server("valkey"), cluster_databases="16") as cluster:
         await all_are_served(cluster, f"{cluster.url}/3")
@@ -279,7 +279,7 @@ async def all_are_served(cluster: Cluster, url: str) -> None:
         assert not scene.recorder.of(process_events.RedisFailed)
 
 
-async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_found_on_its_node(cluster: Cluster) -> None:
+async def test_new_queue_is_found_on_its_node_by_a_running_dispatcher(cluster: Cluster) -> None:
     queues = queues_of_all(cluster)
     async with serving(cluster.url, queues, named=False) as scene:
         await scene.recorder.wait(process_events.NotificationsProven, count=3)
@@ -313,7 +313,7 @@ def atomically(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
 
 
 @pytest.mark.extra
-async def test_a_queue_whose_slot_moves_key_by_key_loses_no_job_and_runs_none_twice(cluster: Cluster) -> None:
+async def test_slot_move_key_by_key_runs_each_job_once(cluster: Cluster) -> None:
     await _move_to_and_fro(cluster, Cluster.move)
 
 
@@ -336,7 +336,7 @@ async def test_a_foreign_client_may_follow_ask_with_its_hset_and_zadd(cluster: C
 
 
 @pytest.mark.extra
-async def test_a_queue_whose_slot_moves_atomically_loses_no_job_and_runs_none_twice() -> None:
+async def test_atomic_slot_move_runs_each_job_once() -> None:
     with Cluster(find_server("valkey")) as cluster:
         await _move_to_and_fro(cluster, atomically)
 
@@ -367,7 +367,7 @@ def who_is_down(scene: Scene) -> set[str]:
     return down
 
 
-async def test_after_the_death_of_a_primary_its_replica_goes_on_and_the_other_queues_do_not_wait(
+async def test_replica_of_a_dead_primary_takes_over_without_delaying_others(
     server: EmbeddedRedis,
 ) -> None:
     with Cluster(server.server, replicas=3) as cluster:
@@ -406,7 +406,7 @@ async def runs_of_all(scene: Scene, queues: tuple[str, ...], number: int) -> Non
 
 @pytest.mark.extra
 @pytest.mark.parametrize("all_queues", [False, True])
-async def test_processes_that_start_while_a_slot_moves_serve_the_other_queues_and_then_that_one(
+async def test_processes_started_during_a_slot_move_serve_the_moving_queue_last(
     cluster: Cluster, *, all_queues: bool
 ) -> None:
     first, *others = queues_of_all(cluster)
@@ -432,7 +432,7 @@ async def test_processes_that_start_while_a_slot_moves_serve_the_other_queues_an
 
 @pytest.mark.extra
 @pytest.mark.parametrize("all_queues", [False, True])
-async def test_processes_that_start_while_a_primary_is_dead_serve_the_other_queues_and_then_those_of_that_one(
+async def test_processes_started_without_a_primary_serve_its_queues_later(
     server: EmbeddedRedis, *, all_queues: bool
 ) -> None:
     with Cluster(server.server) as cluster:
@@ -451,7 +451,7 @@ async def test_processes_that_start_while_a_primary_is_dead_serve_the_other_queu
 
 
 @pytest.mark.extra
-async def test_a_worker_keeps_its_leases_of_the_other_queues_while_a_primary_is_dead(server: EmbeddedRedis) -> None:
+async def test_worker_keeps_its_other_leases_while_a_primary_is_dead(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
         dead, other, _ = queues_of_all(cluster)
         app, gate = App(cluster.url, queue=other), asyncio.Event()
@@ -476,9 +476,7 @@ async def test_a_worker_keeps_its_leases_of_the_other_queues_while_a_primary_is_
 
 @pytest.mark.extra
 @pytest.mark.parametrize("number", range(3))
-async def test_a_process_that_must_have_redis_starts_whichever_primary_is_dead(
-    server: EmbeddedRedis, number: int
-) -> None:
+async def test_process_that_requires_redis_starts_without_any_one_primary(server: EmbeddedRedis, number: int) -> None:
     with Cluster(server.server) as cluster:
         cluster.nodes[number].kill()
         sender = BatchingSender(cluster.url)
@@ -511,7 +509,7 @@ async def test_each_role_works_as_its_own_user_on_all_nodes(cluster: Cluster) ->
         assert not refused, refused
 
 
-async def test_a_url_of_one_node_is_refused_with_the_form_of_the_url_of_a_cluster(cluster: Cluster) -> None:
+async def test_url_of_one_cluster_node_is_refused_with_the_cluster_url_form(cluster: Cluster) -> None:
     url = f"redis://127.0.0.1:{cluster.nodes[0].port}"
     sender = BatchingSender(url)
     with pytest.raises(CannotStart, match=r"redis\+cluster://"):

@@ -182,7 +182,7 @@ async def test_top_finds_the_queues_of_all_nodes(cluster: Cluster, queues: list[
         await top.close()
 
 
-async def test_a_message_published_at_one_node_is_received_at_all(cluster: Cluster, sender: BatchingSender) -> None:
+async def test_message_published_at_one_node_is_received_at_all(cluster: Cluster, sender: BatchingSender) -> None:
     """Progress, cancellations and requests for the status are published at the node of their queue."""
     for node in await sender.nodes():
         subscription = Subscription(cluster.url, node=node)
@@ -297,7 +297,7 @@ async def test_a_standstill_counts_the_dispatchers_of_the_queues_node(
     }
 
 
-def test_the_users_of_redis_conf_may_look_at_a_cluster_and_their_rights_are_checked_at_each_node(
+def test_users_of_redis_conf_may_view_a_cluster_and_are_checked_per_node(
     cluster: Cluster, queues: list[str], cli: Cli
 ) -> None:
     for queue, node in zip(queues, cluster.nodes, strict=True):

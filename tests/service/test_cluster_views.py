@@ -119,7 +119,7 @@ async def pages(config: Config, *, dispatch: bool) -> AsyncGenerator[tuple[Syste
 
 
 @pytest.mark.parametrize("dispatch", [False, True])
-async def test_a_process_is_not_ready_while_no_node_has_slots_and_its_metrics_are_served(
+async def test_process_is_not_ready_but_serves_metrics_while_no_node_has_slots(
     server: EmbeddedRedis, *, dispatch: bool
 ) -> None:
     with Cluster(server.server, primaries=1) as cluster:
@@ -188,7 +188,7 @@ def test_the_doctor_examines_the_cluster_as_a_whole(server: EmbeddedRedis, tmp_p
 
 
 def findings(url: str, folder: Path) -> dict[str, list[str]]:
-    """Return the levels of what the doctor finds, by check."""
+    """Return the levels of the doctor's findings, by check."""
     found = defaultdict[str, list[str]](list)
     for one in json.loads(Cli(url, folder).run("doctor", "--json").stdout):
         found[one["check"]].append(one["level"])

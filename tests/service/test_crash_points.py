@@ -88,7 +88,7 @@ begun."""
         (ALONE, "known to have begun", 2, "0 0 1"),
     ],
 )
-async def test_a_run_counts_only_if_it_has_begun_or_its_reason_says_that_it_may_not_have(
+async def test_interrupted_run_counts_if_it_began_or_its_reason_admits_doubt(
     server: Any,
     raw: Any,
     sender: BatchingSender,

@@ -79,7 +79,7 @@ def test_an_accepted_job_is_printed_though_another_node_does_not_answer(without_
     assert f"no worker serves queue {queue} now" in done.stderr
 
 
-def test_the_doctor_names_a_primary_that_does_not_answer_and_checks_the_others(
+def test_doctor_names_a_silent_primary_and_checks_the_others(
     without_one: tuple[Cluster, Cli],
 ) -> None:
     cluster, cli = without_one
@@ -118,7 +118,7 @@ def test_the_doctor_asks_a_node_that_knows_all_slots(server: EmbeddedRedis, tmp_
     assert f"of slots {slots[0]}-{slots[1]} does not answer" in down
 
 
-def test_the_doctor_checks_a_named_queue_though_another_node_does_not_answer(without_one: tuple[Cluster, Cli]) -> None:
+def test_doctor_checks_a_named_queue_beside_a_silent_node(without_one: tuple[Cluster, Cli]) -> None:
     cluster, cli = without_one
     schedule(cluster, healthy(cluster))
     lost = next(name for name in map("x{}".format, count()) if slot_of(name) > 2 * 16384 // 3 + 1)
@@ -166,7 +166,7 @@ def test_top_shows_the_queues_of_the_primaries_that_answer(without_one: tuple[Cl
     assert any(line.startswith(queue) for line in lines)
 
 
-async def test_top_names_queues_that_a_primary_stops_to_answer_for(server: EmbeddedRedis) -> None:
+async def test_top_names_queues_whose_primary_stops_answering(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
         queues = [queue_on(cluster, node) for node in cluster.nodes]
         for queue in queues:
@@ -227,7 +227,7 @@ def test_lists_show_the_shards_of_a_queue_that_can_be_read(server: EmbeddedRedis
         assert (row["schedule"], row["error"]) == (None, f"primary 127.0.0.1:{dead.port} does not answer")
 
 
-async def test_the_http_interface_lists_what_can_be_read(server: EmbeddedRedis) -> None:
+async def test_http_interface_lists_the_readable_queues(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
         name, other, dead = of_two_shards(cluster)
         async with calling(cluster.url) as api:
@@ -360,7 +360,7 @@ def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[C
         assert away in missing.stderr
 
 
-def test_a_job_is_found_in_a_shard_though_the_number_of_shards_is_not_known(without_one: tuple[Cluster, Cli]) -> None:
+def test_job_is_found_in_a_shard_though_their_number_is_unknown(without_one: tuple[Cluster, Cli]) -> None:
     cluster, cli = without_one
     queue = healthy(cluster)
     part = next(f"{queue}:{n}" for n in count() if cluster.primary(f"{queue}:{n}") in cluster.nodes[:2])
@@ -392,7 +392,7 @@ def test_optional_answers_are_asked_for_once(without_one: tuple[Cluster, Cli], m
     assert cli.run("queues").returncode == 1
 
 
-def test_a_change_of_a_whole_queue_is_refused_while_its_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
+def test_change_of_a_whole_queue_is_refused_while_its_shards_are_unknown(without_one: tuple[Cluster, Cli]) -> None:
     cluster, cli = without_one
     queue, node = healthy(cluster), cluster.client(cluster.nodes[0])
     schedule(cluster, queue)
@@ -417,7 +417,7 @@ def test_a_change_of_a_whole_queue_is_refused_while_its_shards_are_not_known(wit
     assert node.dbsize() == before
 
 
-def test_a_list_of_a_whole_queue_is_incomplete_while_its_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
+def test_list_of_a_whole_queue_is_incomplete_while_its_shards_are_unknown(without_one: tuple[Cluster, Cli]) -> None:
     cluster, cli = without_one
     queue, unused = healthy(cluster), queue_on(cluster, cluster.nodes[0], "unused")
     schedule(cluster, queue)
@@ -456,7 +456,7 @@ def test_a_queue_that_may_exist_on_another_node_is_not_surely_empty(without_one:
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
 
 
-def test_only_commands_about_a_whole_queue_say_that_its_shards_are_not_known(
+def test_only_commands_about_a_whole_queue_report_unknown_shards(
     without_one: tuple[Cluster, Cli],
 ) -> None:
     cluster, cli = without_one
@@ -479,7 +479,7 @@ def test_the_node_that_does_not_answer_comes_first(without_one: tuple[Cluster, C
             assert line.startswith(f"evsched: primary 127.0.0.1:{cluster.nodes[-1].port} does not answer"), line
 
 
-async def test_the_http_interface_refuses_what_needs_a_shard_that_is_not_known(
+async def test_http_interface_refuses_requests_that_need_an_unknown_shard(
     without_one: tuple[Cluster, Cli],
 ) -> None:
     cluster, _ = without_one
@@ -525,9 +525,7 @@ def test_a_job_with_an_id_is_refused_while_its_shard_is_not_known(without_one: t
 
 
 @pytest.mark.extra
-def test_an_enqueue_without_an_answer_names_the_job_that_may_have_been_accepted(
-    server: EmbeddedRedis, tmp_path: Path
-) -> None:
+def test_unanswered_enqueue_names_the_job_that_may_have_been_accepted(server: EmbeddedRedis, tmp_path: Path) -> None:
     with Cluster(server.server) as cluster:
         hung, queue = cluster.nodes[0], healthy(cluster)
         assert hung.pid
@@ -541,7 +539,7 @@ def test_an_enqueue_without_an_answer_names_the_job_that_may_have_been_accepted(
         assert cluster.client(hung).keys(f"{keys.root(queue)}job:*") in ([], [keys.job(queue, job)])
 
 
-def test_python_changes_nothing_of_a_whole_queue_whose_shards_are_not_known(without_one: tuple[Cluster, Cli]) -> None:
+def test_python_changes_nothing_of_a_whole_queue_with_unknown_shards(without_one: tuple[Cluster, Cli]) -> None:
     cluster, _ = without_one
     refused = pytest.raises(StoreDown, match="the numbers of shards of queues cannot be read, and nothing was done")
     with closing(SyncClient(cluster.url)) as client, refused:

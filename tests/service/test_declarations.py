@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Generator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
-from tests.support.cli import Cli, Log
-from tests.support.patience import PATIENCE
+from tests.support.cli import Cli
 
 TASKS = """
 from evsched import App, Retry
@@ -32,28 +26,12 @@ VERSIONS = {
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
+def cli(cli: Cli, queue: str) -> Cli:
     for version, rules in VERSIONS.items():
         declared = "".join(f'app.recurring("{rule}", name="{name}")(report)\n' for name, rule in rules.items())
-        (tmp_path / f"{version}.py").write_text(TASKS.replace("QUEUE", queue) + declared)
-    cli = Cli(server.url, tmp_path)
+        (cli.folder / f"{version}.py").write_text(TASKS.replace("QUEUE", queue) + declared)
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_TEST_IDLE_HEARTBEAT": "0.2", "EVSCHED_TEST_HEARTBEAT": "0.2"}
     return cli
-
-
-@contextmanager
-def started(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    """Start a service; at the end kill it with SIGKILL."""
-    child = subprocess.Popen(
-        cli.command(*words), env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stderr is not None
-    try:
-        yield child, Log(child)
-    finally:
-        child.kill()
-        child.wait(PATIENCE)
-        child.stderr.close()
 
 
 def states(cli: Cli, queue: str) -> dict[str, tuple[str, bool, bool]]:
@@ -71,14 +49,14 @@ AFTER_NEW = {
 
 def test_old_workers_that_restart_change_nothing_until_the_rollback(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
-    with started(cli, "worker", "old:app") as (_, log):
+    with cli.started("worker", "old:app") as (_, log):
         log.until("WorkerStarted")
         assert cli.run("recurrences", "pause", "changed", *of).returncode == 0
-        with started(cli, "worker", "new:app") as (_, new_log):
+        with cli.started("worker", "new:app") as (_, new_log):
             new_log.until("WorkerStarted")
             assert states(cli, queue) == AFTER_NEW
     # Both were killed -9; the supervisor restarts the old one.
-    with started(cli, "worker", "old:app") as (_, log):
+    with cli.started("worker", "old:app") as (_, log):
         assert "recurrences rollback" in log.until("RevisionOutdated")["message"]
         log.until("WorkerStarted")
         assert states(cli, queue) == AFTER_NEW
@@ -95,7 +73,7 @@ def test_old_workers_that_restart_change_nothing_until_the_rollback(cli: Cli, qu
 
 
 @pytest.mark.extra
-def test_prune_deletes_recurrences_that_the_newest_revision_does_not_declare(cli: Cli, queue: str) -> None:
+def test_prune_deletes_recurrences_missing_from_the_newest_revision(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     for version in ("old", "new"):
         assert cli.run("worker", f"{version}:app", "--burst").returncode == 0
@@ -126,8 +104,8 @@ def test_a_rollback_finds_the_app_although_all_its_recurrences_are_pruned(cli: C
     assert states(cli, queue).keys() == {"changed", "removed"}
 
 
-def test_after_a_flush_an_idle_worker_declares_again_and_its_recurrences_run(cli: Cli, queue: str, raw: Any) -> None:
-    with started(cli, "dispatcher") as (_, dispatcher), started(cli, "worker", "new:app", "--log-jobs") as (_, log):
+def test_idle_worker_declares_again_after_a_flush(cli: Cli, queue: str, raw: Any) -> None:
+    with cli.started("dispatcher") as (_, dispatcher), cli.started("worker", "new:app", "--log-jobs") as (_, log):
         dispatcher.until("NotificationsProven")
         log.until("WorkerStarted")
         raw.flushall()
@@ -186,9 +164,7 @@ def limits_in_force(cli: Cli, queue: str) -> dict[str, float]:
 
 
 @pytest.mark.extra
-def test_a_queue_that_the_app_no_longer_uses_is_pruned_when_no_worker_serves_it(
-    cli: Cli, queue: str, left: str, raw: Any
-) -> None:
+def test_abandoned_queue_is_pruned_when_no_worker_serves_it(cli: Cli, queue: str, left: str, raw: Any) -> None:
     prune, of_app = ("recurrences", "prune", "--queue", left), ("--all", "--app", queue)
     assert states(cli, left) == {"own": ("every 60", False, False)}
     found = cli.run(*prune).stdout
@@ -210,8 +186,8 @@ def test_a_queue_that_the_app_no_longer_uses_is_pruned_when_no_worker_serves_it(
 
 
 @pytest.mark.extra
-def test_recurrences_in_force_are_not_pruned_while_a_worker_serves_the_queue(cli: Cli, queue: str, left: str) -> None:
-    with started(cli, "worker", "before:app") as (_, log):
+def test_declarations_are_not_pruned_while_a_worker_serves_the_queue(cli: Cli, queue: str, left: str) -> None:
+    with cli.started("worker", "before:app") as (_, log):
         log.until("WorkerStarted")
         for more in ((), ("--dry-run",)):
             refused = cli.run("recurrences", "prune", "--queue", left, "--all", "--app", queue, *more)
@@ -222,9 +198,7 @@ def test_recurrences_in_force_are_not_pruned_while_a_worker_serves_the_queue(cli
 
 
 @pytest.mark.extra
-def test_one_burst_on_a_queue_that_the_app_has_left_stops_its_recurrences_there(
-    cli: Cli, queue: str, left: str
-) -> None:
+def test_burst_on_an_abandoned_queue_stops_its_declarations(cli: Cli, queue: str, left: str) -> None:
     cli.run("enqueue", "report", "--queue", left, "--id", "a")
     assert cli.run("worker", "after:app", "--queue", left, "--burst").returncode == 0
     assert cli.json("show", "a", "--queue", left)["place"] == "finished"

@@ -1,4 +1,4 @@
-"""A rolling deploy: two versions of an app serve one queue side by side, and each job runs on one that knows it."""
+"""A rolling deploy: two versions of an app serve one queue, and each job runs on a worker that knows its task."""
 
 from __future__ import annotations
 
@@ -54,16 +54,8 @@ class Deploy:
 
     def start(self, version: str) -> tuple[subprocess.Popen[str], Log]:
         """Start a worker of a version, and return it when it fetches jobs."""
-        child = subprocess.Popen(
-            self._cli.command("worker", f"{version}:app", "--concurrency", "8", "--log-jobs"),
-            env=self._cli.environment,
-            cwd=self._cli.folder,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._stack.enter_context(child)
-        self._stack.callback(child.kill)
-        log = Log(child)
+        words = ("worker", f"{version}:app", "--concurrency", "8", "--log-jobs")
+        child, log = self._stack.enter_context(self._cli.started(*words))
         log.until("WorkerStarted")
         return child, log
 
@@ -95,7 +87,7 @@ def schedule(raw: Any, queue: str, part: str) -> None:
 
 
 def outcomes(raw: Any, queue: str, part: str, task: str) -> set[str]:
-    """Wait for the jobs of a task; return what came of them."""
+    """Wait for the jobs of a task; return their outcomes."""
     found = set[str]()
     for n in range(JOBS):
         key, popped, until = f"evsched:{{{queue}}}:reply:{part}-{task}-{n}", None, time.monotonic() + PATIENCE
@@ -111,7 +103,7 @@ EXPECTED = {"work": {"worked"}, "quick": {"attempt 1"}, "slow": {"attempt 1"}}
 
 
 @pytest.mark.extra
-def test_a_deploy_and_its_reverse_lose_no_job_and_no_attempt(deploy: Deploy, queue: str, raw: Any) -> None:
+def test_deploy_and_rollback_lose_no_job_and_no_attempt(deploy: Deploy, queue: str, raw: Any) -> None:
     (one, log), (two, _) = deploy.start("old"), deploy.start("old")
     schedule(raw, queue, "forth")
     assert "this worker has 'work'" in log.until("TaskUnknown")["reason"]

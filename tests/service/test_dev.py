@@ -36,14 +36,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Cli]:
 @contextmanager
 def dev(cli: Cli, app: str = "tasks:app", **environment: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """Run `evsched dev` until the end of the block; yield it, and the URL of the line to export, empty without one."""
-    child = subprocess.Popen(
-        cli.command("dev", app),
-        env={**cli.environment, **environment},
-        cwd=cli.folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = cli.start("dev", app, environment=environment, stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stderr is not None
     url = ""
@@ -90,7 +83,7 @@ def test_two_devs_at_the_same_time_have_two_servers(cli: Cli) -> None:
 
 
 @pytest.mark.extra
-def test_an_exported_url_is_used_while_it_lasts_and_ignored_when_its_server_has_ended(cli: Cli) -> None:
+def test_exported_url_is_used_until_its_server_ends(cli: Cli) -> None:
     with dev(cli) as (_, first), dev(cli, EVSCHED_URL=first) as (_, url):
         assert url == "", "it works with the Redis that is there"
     with dev(cli, EVSCHED_URL=first) as (_, again):
@@ -119,7 +112,7 @@ def _folder() -> ProjectFolder | None:
         return folder
 
 
-def test_the_folder_of_a_private_redis_is_emptied_and_belongs_to_its_user_alone(cli: Cli) -> None:
+def test_folder_of_a_private_redis_is_emptied_and_private_to_its_user(cli: Cli) -> None:
     with project_folder("tasks:app") as folder:
         assert folder is not None
         assert folder.path.stat().st_mode & 0o777 == 0o700

@@ -14,12 +14,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 
-@pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    return Cli(server.url, tmp_path)
-
-
-def test_the_command_repairs_its_findings_and_then_finds_nothing(cli: Cli, queue: str, raw: Any, store: Store) -> None:
+def test_doctor_repairs_its_findings_and_then_finds_nothing(cli: Cli, queue: str, raw: Any, store: Store) -> None:
     of = ("doctor", "--queue", queue)
     raw.set(f"evsched:{{{queue}}}:arrival", 1)  # a queue that has been used
     done = cli.run(*of)

@@ -1,4 +1,4 @@
-"""The doctor checks the rights of Redis users, and those in redis.conf have what their roles need."""
+"""The doctor checks the rights of Redis users, and the users of redis.conf have the rights of their roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.service.test_rights import USERS, url, words_of
 from tests.support.examine import client, examine, problems
 
 
-def test_the_commands_that_the_doctor_checks_are_those_of_the_scripts() -> None:
+def test_doctor_checks_the_commands_of_the_scripts() -> None:
     def used(flag: str) -> set[str]:
         """Return the commands of the scripts with a flag, without those of the shared files."""
         texts = {path.stem: path.read_text() for path in folder().glob("*.lua")}
@@ -33,7 +33,7 @@ def test_the_commands_that_the_doctor_checks_are_those_of_the_scripts() -> None:
     assert used(" flags=no-writes") <= listed(server_checks.READS) | {"TIME"}
 
 
-async def test_the_users_of_redis_conf_may_do_what_their_roles_need() -> None:
+async def test_users_of_redis_conf_have_the_rights_of_their_roles() -> None:
     with EmbeddedRedis() as server:
         raw = client(server)
         for name, rules in USERS:

@@ -1,4 +1,4 @@
-"""The doctor finds each planted fault of a server, and repairs those that it can repair."""
+"""The doctor finds each planted fault of a server, and repairs the repairable ones."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_planted_fault_of_a_server_is_found_and_repaired(planted: str) -
 
 
 @pytest.mark.one_server
-async def test_an_embedded_server_has_no_fault_and_the_doctor_names_the_loss_of_a_crash(server: EmbeddedRedis) -> None:
+async def test_doctor_reports_only_appendfsync_for_an_embedded_server(server: EmbeddedRedis) -> None:
     found = await examine(server.url)
     assert problems(found) == []
     assert [finding.check for finding in found] == ["appendfsync"]

@@ -1,4 +1,4 @@
-"""`evsched doctor --watch`: what has changed is printed and counted, until it is asked to end."""
+"""`evsched doctor --watch` prints and counts changes until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -10,19 +10,12 @@ import threading
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
-
-
-@pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    return Cli(server.url, tmp_path)
 
 
 class Watch:
@@ -41,14 +34,7 @@ class Watch:
 
 @contextmanager
 def watching(cli: Cli, *words: str) -> Generator[Watch]:
-    child = subprocess.Popen(
-        cli.command("doctor", "--watch", "--every", "50ms", *words),
-        env=cli.environment,
-        cwd=cli.folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = cli.start("doctor", "--watch", "--every", "50ms", *words, stdout=subprocess.PIPE)
     limit = threading.Timer(PATIENCE, child.kill)
     limit.start()
     try:

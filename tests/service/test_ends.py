@@ -10,7 +10,6 @@ import subprocess
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,28 +74,11 @@ PARENT = ("worker", "tasks:app", "--processes", "1")
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    os.mkfifo(tmp_path / "pipe")
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
+    os.mkfifo(cli.folder / "pipe")
     cli.environment |= {"EVSCHED_SHUTDOWN_GRACE": "0.3", "EVSCHED_QUEUES": queue}
     return cli
-
-
-@contextmanager
-def started(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    with subprocess.Popen(
-        cli.command(*words),
-        env=cli.environment,
-        cwd=cli.folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        try:
-            yield child, Log(child)
-        finally:
-            child.kill()
 
 
 def schedule(raw: Any, queue: str, task: str, *ids: str, due: int = 0) -> None:
@@ -140,7 +122,7 @@ def test_a_signal_during_the_import_ends_the_service_silently(
     cli: Cli, words: tuple[str, ...], number: signal.Signals, code: int
 ) -> None:
     cli.run_first(HELD)
-    with started(cli, *words) as (child, _):
+    with cli.started(*words, stdout=subprocess.PIPE) as (child, _):
         wait_for(cli, "imports")
         child.send_signal(number)
         assert child.communicate(timeout=PATIENCE) == ("", "")
@@ -155,9 +137,9 @@ if "_EVSCHED_LINK_FD" in os.environ:
 
 
 @pytest.mark.extra
-def test_a_child_that_is_asked_to_end_while_python_starts_ends_in_order(cli: Cli) -> None:
+def test_child_stopped_while_python_starts_exits_cleanly(cli: Cli) -> None:
     cli.run_first(TERMINATED)
-    with started(cli, *PARENT) as (child, log):
+    with cli.started(*PARENT) as (child, log):
         assert log.until("ChildEnded")["code"] == 0
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=PATIENCE)
@@ -175,13 +157,13 @@ def refusing(cli: Cli) -> Generator[Cli]:
 @pytest.mark.extra
 @pytest.mark.parametrize("words", [*WORKERS, PARENT], ids=" ".join)
 def test_a_worker_whose_redis_refuses_ends_with_code_0_on_sigterm(refusing: Cli, words: tuple[str, ...]) -> None:
-    with started(refusing, *words) as (child, log):
+    with refusing.started(*words) as (child, log):
         log.until("RedisDown")
         assert terminate(child) == 0
 
 
 def test_a_child_whose_redis_refuses_ends_with_a_parent_that_is_killed(refusing: Cli) -> None:
-    with started(refusing, *PARENT) as (child, log):
+    with refusing.started(*PARENT) as (child, log):
         log.until("RedisDown")
         child.kill()
         child.communicate(timeout=PATIENCE)  # the child writes to the same pipe: it is closed when both have ended
@@ -191,7 +173,7 @@ def test_a_child_whose_redis_refuses_ends_with_a_parent_that_is_killed(refusing:
 @pytest.mark.parametrize("words", [("dispatcher",), PARENT], ids=" ".join)
 def test_a_service_that_waits_for_redis_ends_with_code_0_on_sigterm(cli: Cli, words: tuple[str, ...]) -> None:
     cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
-    with started(cli, *words) as (child, log):
+    with cli.started(*words) as (child, log):
         assert "start one, or name another" in log.until("RedisDown")["reason"]
         assert terminate(child) == 0
 
@@ -207,7 +189,7 @@ def test_a_service_begins_when_redis_answers(cli: Cli, words: tuple[str, ...]) -
     with EmbeddedRedis() as server:
         cli.environment["EVSCHED_URL"] = server.url
         server.stop()
-        with started(cli, *words) as (child, log):
+        with cli.started(*words) as (child, log):
             log.until("RedisDown")
             server.start()
             log.until("DispatcherStarted" if words == SERVICES[0] else "WorkerStarted")
@@ -228,7 +210,7 @@ def test_a_service_begins_when_redis_has_read_its_data(cli: Cli) -> None:
             server.stop()
             loading = threading.Thread(target=server.start)
             loading.start()
-            with started(cli, "dispatcher") as (child, log):
+            with cli.started("dispatcher") as (child, log):
                 assert "still reads its data" in log.until("RedisDown")["reason"]
                 client.config_set("key-load-delay", 0)
                 log.until("DispatcherStarted")
@@ -256,7 +238,7 @@ async def never(*_):
 app = App(lifespan=never)
 """
     (cli.folder / "tasks.py").write_text(TASKS + lifespan)
-    with started(cli, "worker", "tasks:app") as (child, _):
+    with cli.started("worker", "tasks:app") as (child, _):
         wait_for(cli, "begins")
         assert terminate(child) == 0
 
@@ -268,7 +250,7 @@ app = App(lifespan=never)
 def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli) -> None:
     with EmbeddedRedis() as server:
         cli.environment["EVSCHED_URL"] = server.url
-        with started(cli, "worker", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as admin:
+        with cli.started("worker", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as admin:
             log.until("WorkerStarted")
             admin.connect(str(server.socket))
             admin.sendall(b"CONFIG SET requirepass secret\r\nCLIENT KILL TYPE normal SKIPME yes\r\n")
@@ -277,8 +259,8 @@ def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli)
 
 
 @pytest.mark.extra
-def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue: str, raw: Any) -> None:
-    with cli.running("dispatcher", until="NotificationsProven"), started(cli, *PARENT) as (child, log):
+def test_handler_that_blocks_the_loop_does_not_delay_the_stop(cli: Cli, queue: str, raw: Any) -> None:
+    with cli.running("dispatcher", until="NotificationsProven"), cli.started(*PARENT) as (child, log):
         schedule(raw, queue, "hold", "other")
         schedule(raw, queue, "block", "one", due=1)
         wait_for(cli, "began")
@@ -296,11 +278,11 @@ def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue
 
 @contextmanager
 def holding(cli: Cli, queue: str, raw: Any) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    """Run a worker with a job that has attempts left, and one that has not."""
+    """Run a worker with one job that has attempts left and one that has none left."""
     cli.environment |= {"EVSCHED_TEST_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_TEST_HEARTBEAT": "0.5"}
     with (
         cli.running("dispatcher", until="NotificationsProven"),
-        started(cli, "worker", "tasks:app", "--log-jobs") as (child, log),
+        cli.started("worker", "tasks:app", "--log-jobs") as (child, log),
     ):
         schedule(raw, queue, "hold", "again")
         schedule(raw, queue, "once", "only")
@@ -309,7 +291,7 @@ def holding(cli: Cli, queue: str, raw: Any) -> Generator[tuple[subprocess.Popen[
 
 
 def ends(child: subprocess.Popen[str], log: Log) -> dict[str, dict[str, Any]]:
-    """Read the log of a worker to its end, which exits with code 70; return the line that says what became of each."""
+    """Read the log of a worker that exits with code 70; return the line with the outcome of each job."""
     assert child.stderr is not None
     log.lines += [json.loads(line) for line in child.stderr]
     assert child.wait(PATIENCE) == 70
@@ -320,9 +302,7 @@ def ends(child: subprocess.Popen[str], log: Log) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("task", ["block", "sleep"])
-def test_a_worker_that_ends_since_a_job_hangs_logs_the_fate_of_each_job(
-    cli: Cli, queue: str, raw: Any, task: str
-) -> None:
+def test_worker_ended_by_a_hanging_job_logs_the_outcome_of_each_job(cli: Cli, queue: str, raw: Any, task: str) -> None:
     (cli.folder / "pipe").unlink()  # so that `block` writes to a file
     with holding(cli, queue, raw) as (child, log):
         raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"{task}","id":"bad","timeout":0.2}}': 1})
@@ -343,9 +323,7 @@ def test_a_worker_that_ends_since_a_job_hangs_logs_the_fate_of_each_job(
 
 
 @pytest.mark.extra
-def test_the_job_that_blocks_the_loop_fails_and_not_one_whose_timeout_passes_meanwhile(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_blocking_job_fails_and_jobs_timing_out_meanwhile_do_not(cli: Cli, queue: str, raw: Any) -> None:
     (cli.folder / "pipe").unlink()
     with holding(cli, queue, raw) as (child, log):
         waits, bad = '{"task":"hold","id":"waits","timeout":1}', '{"task":"block","id":"bad"}'
@@ -358,9 +336,9 @@ def test_the_job_that_blocks_the_loop_fails_and_not_one_whose_timeout_passes_mea
 
 
 @pytest.mark.extra
-def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, queue: str, raw: Any) -> None:
+def test_worker_with_an_unread_log_still_ends_when_a_job_hangs(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment |= {"EVSCHED_TEST_KILL_GRACE": "0.2", "EVSCHED_LEASE": "60", "EVSCHED_TEST_HEARTBEAT": "0.5"}
-    with cli.running("dispatcher", until="NotificationsProven"), started(cli, "worker", "tasks:app") as (child, log):
+    with cli.running("dispatcher", until="NotificationsProven"), cli.started("worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
         assert child.stderr is not None
         # Opened again, so that the worker's own end stays one that waits for a reader.
@@ -376,7 +354,7 @@ def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, q
 
 @pytest.mark.extra
 @pytest.mark.parametrize(("task", "blocker"), [("block", "bad"), ("start", "")])
-def test_a_worker_that_is_stopped_while_a_job_blocks_it_logs_the_fate_of_each_job(
+def test_worker_stopped_while_blocked_logs_the_outcome_of_each_job(
     cli: Cli, queue: str, raw: Any, task: str, blocker: str
 ) -> None:
     with holding(cli, queue, raw) as (child, log):
@@ -405,7 +383,7 @@ async def endless(*_):
 app = App(lifespan=endless)
 """
     (cli.folder / "tasks.py").write_text(TASKS + lifespan)
-    with started(cli, "worker", "tasks:app") as (child, log):
+    with cli.started("worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
         child.send_signal(signal.SIGTERM)
         log.until("EndedByForce")
@@ -424,7 +402,7 @@ async def minding(*_):
 app = App(lifespan=minding)
 """
     (cli.folder / "tasks.py").write_text(TASKS + lifespan)
-    with started(cli, "worker", "tasks:app") as (child, log):
+    with cli.started("worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
         assert terminate(child) == 0
 
@@ -432,7 +410,7 @@ app = App(lifespan=minding)
 @pytest.mark.extra
 async def test_a_worker_that_drains_is_live_but_not_ready(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "30"
-    with started(cli, "dev", "tasks:app", "--metrics-port", "0") as (child, log):
+    with cli.started("dev", "tasks:app", "--metrics-port", "0") as (child, log):
         url = log.until("Listening")["url"]
         log.until("WorkerStarted")
         log.until("NotificationsProven")
@@ -451,10 +429,7 @@ def test_a_second_signal_ends_the_service_at_once(cli: Cli, words: tuple[str, ..
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "60"
     with (
         cli.running("dispatcher", until="NotificationsProven"),
-        started(cli, *words, "--concurrency", "1") as (
-            child,
-            log,
-        ),
+        cli.started(*words, "--concurrency", "1") as (child, log),
     ):
         schedule(raw, queue, "block", "one")
         wait_for(cli, "began")
@@ -475,7 +450,7 @@ def test_a_second_signal_ends_the_service_at_once(cli: Cli, words: tuple[str, ..
 
 @pytest.mark.extra
 def test_the_processes_of_a_pool_end_with_a_worker_that_is_killed(cli: Cli, queue: str, raw: Any) -> None:
-    with started(cli, "worker", "tasks:app", "--burst") as (child, _):
+    with cli.started("worker", "tasks:app", "--burst") as (child, _):
         schedule(raw, queue, "spin", "endless")
         with (cli.folder / "pipe").open() as pipe:
             assert pipe.readline() == "began\n"
@@ -484,9 +459,7 @@ def test_the_processes_of_a_pool_end_with_a_worker_that_is_killed(cli: Cli, queu
 
 
 @pytest.mark.extra
-def test_a_signal_to_the_whole_group_leaves_the_processes_of_a_pool_to_the_worker(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_signal_to_the_process_group_does_not_end_pool_processes(cli: Cli, queue: str, raw: Any) -> None:
     schedule(raw, queue, "signalled", "one")
     done = cli.run("worker", "tasks:app", "--burst")
     assert done.returncode == 0, done.stderr
@@ -497,7 +470,10 @@ def test_a_signal_to_the_whole_group_leaves_the_processes_of_a_pool_to_the_worke
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals) -> None:
     del cli.environment["EVSCHED_URL"]
-    with started(cli, "dev", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as redis:
+    with (
+        cli.started("dev", "tasks:app", stdout=subprocess.PIPE) as (child, log),
+        socket.socket(socket.AF_UNIX) as redis,
+    ):
         assert child.stdout is not None
         url = [child.stdout.readline() for _ in range(2)][1].removeprefix("export EVSCHED_URL=").strip()
         redis.connect(url.removeprefix("unix://").partition("?")[0])
@@ -509,7 +485,7 @@ def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals)
 
 
 @pytest.mark.extra
-def test_settings_of_redis_that_may_lose_jobs_are_reported_once_at_the_start(cli: Cli) -> None:
+def test_unsafe_settings_of_redis_are_reported_once_at_start(cli: Cli) -> None:
     with EmbeddedRedis(appendonly="no", maxmemory="100mb", maxmemory_policy="allkeys-lru") as unsafe:
         done = cli.run("worker", "tasks:app", "--burst", EVSCHED_URL=unsafe.url)
     assert done.returncode == 0, done.stderr
@@ -522,7 +498,8 @@ def test_settings_of_redis_that_may_lose_jobs_are_reported_once_at_the_start(cli
 @pytest.mark.one_server
 def test_the_processes_of_the_demo_end_with_it(cli: Cli, raw: Any) -> None:
     del cli.environment["EVSCHED_QUEUES"]
-    with started(cli, "demo", "--url", cli.environment["EVSCHED_URL"], "--seconds", "60") as (child, _):
+    words = ("demo", "--url", cli.environment["EVSCHED_URL"], "--seconds", "60")
+    with cli.started(*words, stdout=subprocess.PIPE) as (child, _):
         assert child.stdout is not None
         assert child.stdout.readline() == f"the demo uses {hide_password(cli.environment['EVSCHED_URL'])}\n"
         assert any("jobs scheduled" in line for line in child.stdout)

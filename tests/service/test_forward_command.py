@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 
@@ -17,8 +15,7 @@ APP = "evsched.targets:app"
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, queue: str, tmp_path: Path) -> Cli:
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_SHUTDOWN_GRACE": "1"}
     return cli
 
@@ -52,7 +49,7 @@ def test_a_destination_that_is_not_valid_is_named(cli: Cli, to: str, words: str)
 
 
 @pytest.mark.extra
-def test_without_its_library_it_says_what_to_install(cli: Cli) -> None:
+def test_forwarding_without_its_library_names_the_package_to_install(cli: Cli) -> None:
     cli.run_first("import sys; sys.modules['aiormq'] = None")
     rabbit = {"EVSCHED_FORWARD_URL_RABBIT": "amqp://localhost/"}
     done = cli.run("worker", APP, "--forward-destination", "queue@rabbit:orders", **rabbit)
@@ -62,9 +59,7 @@ def test_without_its_library_it_says_what_to_install(cli: Cli) -> None:
 
 @pytest.mark.extra
 @pytest.mark.one_server
-def test_a_message_is_forwarded_by_a_worker_without_the_libraries_of_other_targets(
-    cli: Cli, raw: Any, queue: str, news: str
-) -> None:
+def test_forwarding_to_a_stream_needs_no_libraries_of_other_targets(cli: Cli, raw: Any, queue: str, news: str) -> None:
     missing = ["aiormq", "aiohttp", "aiodns", "standardwebhooks"]
     cli.run_first(f"import sys; sys.modules.update(dict.fromkeys({missing}))")
     record = schedule(raw, queue, to=f"stream:{news}", message={"n": 1})
@@ -76,7 +71,7 @@ def test_a_message_is_forwarded_by_a_worker_without_the_libraries_of_other_targe
 
 @pytest.mark.extra
 @pytest.mark.one_server
-def test_a_process_for_one_run_may_forward_too(cli: Cli, raw: Any, queue: str, news: str) -> None:
+def test_isolated_process_can_forward_a_message(cli: Cli, raw: Any, queue: str, news: str) -> None:
     record = schedule(raw, queue, to=f"list:{news}", message=1, bare=True)
     raw.hset(f"evsched:{{{queue}}}:suspects", "one", "2 0")  # two workers have died that held it
     done = cli.run("worker", APP, "--burst", "--forward-destination", f"list:{queue}:*")

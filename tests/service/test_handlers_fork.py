@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,26 +77,17 @@ def fork_and_die():
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
     cli.environment |= {"EVSCHED_SHUTDOWN_GRACE": "0.3", "EVSCHED_QUEUES": queue}
     return cli
 
 
 @pytest.fixture
 def worker(cli: Cli) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    with subprocess.Popen(
-        cli.command("dev", "tasks:app", "--log-jobs"),
-        env=cli.environment,
-        cwd=cli.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        log = Log(child)
+    with cli.started("dev", "tasks:app", "--log-jobs") as (child, log):
         log.until("WorkerStarted")
         yield child, log
-        child.kill()
 
 
 def run(cli: Cli, log: Log, queue: str, task: str) -> Any:
@@ -115,7 +105,7 @@ def run(cli: Cli, log: Log, queue: str, task: str) -> Any:
         *(pytest.param(task, marks=pytest.mark.extra) for task in ("in_loop", "fork_in_thread", "fork_in_loop")),
     ],
 )
-def test_a_process_that_a_handler_starts_harms_neither_the_pool_nor_the_worker(
+def test_process_started_by_a_handler_harms_neither_pool_nor_worker(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str, task: str
 ) -> None:
     child, log = worker

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evsched import keys
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
-
-
-@pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    return Cli(server.url, tmp_path)
 
 
 def test_lease_is_shown_and_changed(cli: Cli, raw: Any) -> None:

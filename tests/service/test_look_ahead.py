@@ -39,7 +39,7 @@ def waiting(raw: Any, queue: str, until: float) -> bool:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("overlap", ["skip", "wait", "allow"])
-async def test_planned_times_that_wait_for_an_opening_run_as_the_commands_list_them(
+async def test_runs_at_an_opening_match_the_times_that_commands_list(
     tmp_path: Path, queue: str, overlap: Overlap
 ) -> None:
     opens = (int(time.time()) // 3600 + 2) * 3600

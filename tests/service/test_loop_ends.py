@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +26,8 @@ async def cancel_all() -> None:
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
     cli.environment["EVSCHED_QUEUES"] = queue
     return cli
 
@@ -54,7 +52,7 @@ def step_of_thread(*_): raise KeyError("a bug")
         (["worker", "tasks:app"], "evsched.worker.consumer", "QueueConsumer.exchange", "step", "queue"),
     ],
 )
-def test_a_loop_that_ends_ends_the_process_with_a_log_line_and_code_70(
+def test_process_exits_with_code_70_when_a_loop_ends(
     cli: Cli, words: list[str], module: str, name: str, function: str, loop: str
 ) -> None:
     cli.run_first(BROKEN.format(module=module, name=name, function=function))
@@ -75,7 +73,7 @@ def test_a_loop_that_ends_ends_the_process_with_a_log_line_and_code_70(
         ("cancel_all", "a handler cancelled tasks that are not its own"),
     ],
 )
-def test_a_handler_that_ends_the_event_loop_ends_the_worker_with_a_line_and_code_70(
+def test_handler_that_ends_the_event_loop_ends_the_worker_with_code_70(
     cli: Cli, queue: str, raw: Any, task: str, message: str
 ) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"{task}"}}': 0})

@@ -1,4 +1,4 @@
-"""`worker --processes 0:8` runs no process while there is nothing to do; what a killed process held starts at once."""
+"""`worker --processes 0:8` runs no process while there is no work; jobs of a killed process restart at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,10 +61,9 @@ async def short() -> None:
 
 
 @pytest.fixture
-def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    (tmp_path / "other.py").write_text(OTHER)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
+    (cli.folder / "other.py").write_text(OTHER)
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_LOG_JOBS": "true"}
     cli.environment["EVSCHED_TEST_SCALE_DOWN_AFTER"] = "0.5"
     return cli
@@ -80,16 +78,11 @@ def sender(server: Any) -> Generator[SyncSender]:
 
 @contextmanager
 def parent(cli: Cli, processes: str, app: str = "tasks:app") -> Generator[tuple[subprocess.Popen[str], Log]]:
-    command = cli.command("worker", app, "--processes", processes)
-    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            log = Log(child)
-            yield child, log
-            child.send_signal(signal.SIGTERM)
-            log.rest()
-            assert child.wait(PATIENCE) == 0
-        finally:
-            child.kill()
+    with cli.started("worker", app, "--processes", processes) as (child, log):
+        yield child, log
+        child.send_signal(signal.SIGTERM)
+        log.rest()
+        assert child.wait(PATIENCE) == 0
 
 
 def inline(task: str, job: str) -> dict[str, float]:
@@ -150,9 +143,7 @@ def assert_one_process_runs_a_job(cli: Cli, queue: str, raw: Any, until: str) ->
 
 
 @pytest.mark.extra
-def test_one_job_starts_one_process_of_two_parents_however_late_its_first_fetch_is(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_one_job_starts_one_process_of_two_parents_despite_a_late_fetch(cli: Cli, queue: str, raw: Any) -> None:
     cli.run_first(SLOW_FIRST_FETCH)  # longer than a process may be idle: it is not idle before
     assert_one_process_runs_a_job(cli, queue, raw, "ChildEnded")
 
@@ -184,7 +175,7 @@ def test_a_process_that_still_ends_does_not_end_the_claim_for_the_next_one(cli: 
 
 
 @pytest.mark.extra
-def test_a_reload_to_code_with_another_queue_has_the_parent_wait_for_that_one(cli: Cli, queue: str, raw: Any) -> None:
+def test_parent_waits_for_the_new_queue_after_a_reload(cli: Cli, queue: str, raw: Any) -> None:
     del cli.environment["EVSCHED_QUEUES"]
     (cli.folder / "tasks.py").write_text(ELSEWHERE.replace("QUEUE", queue))
     with (
@@ -221,7 +212,7 @@ def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: 
 
 
 @pytest.mark.extra
-def test_lost_declarations_are_written_again_although_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
+def test_lost_declarations_are_restored_though_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_TEST_IDLE_HEARTBEAT"] = "0.5"
     with parent(cli, "0:8") as (_, log):
         log.until("RecurrenceDeclared")
@@ -235,9 +226,7 @@ def test_lost_declarations_are_written_again_although_no_process_runs(cli: Cli, 
 
 
 @pytest.mark.extra
-def test_a_job_that_other_workers_do_not_know_wakes_the_parent_whose_app_has_its_task(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_job_unknown_to_running_workers_wakes_the_parent_with_its_task(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_UNKNOWN_TASK_GRACE"] = "0.1"
     with (
         cli.running("dispatcher", until="NotificationsProven"),
@@ -294,7 +283,7 @@ def test_jobs_of_a_killed_process_start_elsewhere_at_once(cli: Cli, queue: str, 
 
 
 @pytest.mark.extra
-def test_a_process_counts_jobs_put_back_for_the_one_before_it(cli: Cli, queue: str, raw: Any) -> None:
+def test_process_counts_jobs_requeued_for_its_predecessor(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_METRICS_PORT"] = "0"
     cli.run_first("from evsched.services import children\nchildren._COUNTED = 600.0\n")
     with (

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 
 @pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
     cli.run("recurrences", "add", "r", "t", "--rule", "0 9 * * *", "--queue", queue)
     return cli
 
@@ -55,14 +52,16 @@ def test_a_pause_shows_its_end_and_its_reason(cli: Cli, queue: str) -> None:
         ("--why has 501 characters: at most 500", ("--why", "x" * 501)),
     ],
 )
-def test_a_pause_that_cannot_be_is_refused_in_one_line(cli: Cli, queue: str, words: str, more: tuple[str, ...]) -> None:
+def test_invalid_pause_of_a_recurrence_is_refused_in_one_line(
+    cli: Cli, queue: str, words: str, more: tuple[str, ...]
+) -> None:
     done = cli.run("recurrences", "pause", "r", *more, "--queue", queue)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert words in done.stderr
     assert cli.json("recurrences", "--queue", queue)[0]["paused"] is None
 
 
-def test_explain_names_the_next_step_of_a_recurrence(cli: Cli, queue: str, raw: Any) -> None:
+def test_explain_describes_the_next_step_of_a_recurrence(cli: Cli, queue: str, raw: Any) -> None:
     root = f"evsched:{{{queue}}}:"
     now = float(raw.time()[0])
     assert "about to begin" in explained(cli, queue)
@@ -90,9 +89,7 @@ def test_explain_names_the_next_step_of_a_recurrence(cli: Cli, queue: str, raw: 
     assert "it makes no jobs: its key is not a hash" in explained(cli, queue)
 
 
-def test_a_recurrence_that_failures_have_paused_is_a_finding_until_it_is_resumed(
-    cli: Cli, queue: str, raw: Any
-) -> None:
+def test_recurrence_paused_by_failures_is_a_finding_until_resumed(cli: Cli, queue: str, raw: Any) -> None:
     of, key = ("--queue", queue), f"evsched:{{{queue}}}:recurrence:r"
     cli.run("recurrences", "add", "r", "t", "--rule", "0 9 * * *", "--pause-after", "3", *of)
     assert raw.hget(key, "pause_after") == b"3"

@@ -48,14 +48,11 @@ def cli(server: Any, folder: Path) -> Cli:
     return Cli(server.url, folder)
 
 
+QUICK = {"EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_TEST_SCALE_DOWN_AFTER": "0.5"}
+
+
 def start(cli: Cli, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        cli.command("worker", "tasks:app", *words),
-        env={**cli.environment, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_TEST_SCALE_DOWN_AFTER": "0.5"},
-        cwd=cli.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return cli.start("worker", "tasks:app", *words, environment=QUICK)
 
 
 def alive(pid: int) -> bool:
@@ -96,7 +93,7 @@ async def test_each_process_has_a_metrics_port_and_a_file_lists_the_ports(cli: C
 
 
 @pytest.mark.extra
-def test_another_process_starts_when_all_slots_are_in_use_and_ends_when_idle(
+def test_another_process_starts_when_slots_are_full_and_ends_when_idle(
     cli: Cli, queue: str, raw: Any, folder: Path
 ) -> None:
     targets = folder / "targets.json"
@@ -203,9 +200,7 @@ else:
 
 
 @pytest.mark.extra
-def test_the_death_of_a_child_is_noticed_while_a_process_that_it_started_holds_its_link(
-    cli: Cli, queue: str, folder: Path
-) -> None:
+def test_death_of_a_child_is_noticed_while_a_grandchild_holds_its_link(cli: Cli, queue: str, folder: Path) -> None:
     started = f"""
 import os, subprocess
 from pathlib import Path
@@ -227,7 +222,7 @@ Path({str(folder)!r}, f"{{sleeper.pid}}.pid").touch()
             os.kill(int(file.stem), signal.SIGKILL)
 
 
-def test_a_process_that_hangs_in_the_import_of_the_app_ends_with_its_parent(cli: Cli, queue: str, folder: Path) -> None:
+def test_process_that_hangs_in_an_import_ends_with_its_parent(cli: Cli, queue: str, folder: Path) -> None:
     hang = """import sys, time
 print('{"event": "Importing"}', file=sys.stderr, flush=True)
 time.sleep(1000)

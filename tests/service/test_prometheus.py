@@ -71,13 +71,7 @@ def redis() -> Generator[EmbeddedRedis]:
 
 def start(cli: Cli, *words: str, port: str = "0") -> tuple[subprocess.Popen[str], str]:
     """Start a service; return it, and the address of its metrics port."""
-    child = subprocess.Popen(
-        cli.command(*words, "--metrics-port", port),
-        env={**cli.environment, "EVSCHED_SHUTDOWN_GRACE": "0.5"},
-        cwd=cli.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = cli.start(*words, "--metrics-port", port, environment={"EVSCHED_SHUTDOWN_GRACE": "0.5"})
     url = Log(child).until("Listening")["url"]
     assert child.stderr is not None
     # Its further log must be read, or the pipe would fill up and block it.

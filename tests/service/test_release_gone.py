@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 
 import evsched
 from evsched.transport.call import folder
-from tests.support.cli import Cli, Log, terminate
+from tests.support.cli import Cli, terminate
 from tests.support.patience import PATIENCE
 
 TASKS = """
@@ -47,9 +45,8 @@ def release(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path, queue: str, release: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str, release: Path) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
     cli.environment |= {
         "PYTHONPATH": str(release.parent),
         "EVSCHED_SHUTDOWN_GRACE": "0.3",
@@ -59,16 +56,6 @@ def cli(server: Any, tmp_path: Path, queue: str, release: Path) -> Cli:
         "EVSCHED_QUEUES": queue,
     }
     return cli
-
-
-@contextmanager
-def started(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    command = cli.command(*words)
-    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            yield child, Log(child)
-        finally:
-            child.kill()
 
 
 @pytest.mark.extra
@@ -81,17 +68,14 @@ def test_services_whose_release_is_removed_lose_nothing_and_end_in_order(
         raw.zadd(f"{root}schedule", {f'{{"task":"{task}","id":"{job}"}}': 0})
 
     with (
-        started(cli, "worker", "tasks:app") as (doomed, its_log),
-        started(cli, "dispatcher") as (
-            dispatcher,
-            dispatched,
-        ),
+        cli.started("worker", "tasks:app") as (doomed, its_log),
+        cli.started("dispatcher") as (dispatcher, dispatched),
     ):
         its_log.until("WorkerStarted")
         dispatched.until("DispatcherStarted")
         schedule("hold", "held-by-the-killed")
         its_log.until("Started")
-        with started(cli, "worker", "tasks:app") as (worker, log):
+        with cli.started("worker", "tasks:app") as (worker, log):
             log.until("WorkerStarted")
             release.rename(release.with_name("removed"))
             doomed.kill()

@@ -35,8 +35,7 @@ async def version() -> None:
 
 
 @pytest.fixture
-def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_LOG_JOBS": "true"}
     write(cli, "one")
     return cli
@@ -52,17 +51,13 @@ def write(cli: Cli, version: str, text: str = TASKS) -> None:
 
 @contextmanager
 def parent(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    command = cli.command("worker", "tasks:app", *words)
-    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            yield child, Log(child)
-            assert terminate(child) == 0
-        finally:
-            child.kill()
+    with cli.started("worker", "tasks:app", *words) as (child, log):
+        yield child, log
+        assert terminate(child) == 0
 
 
 @pytest.mark.extra
-def test_a_reload_replaces_one_process_after_the_other_and_each_is_ready_before_the_old_one_ends(cli: Cli) -> None:
+def test_reload_replaces_each_process_only_after_its_successor_is_ready(cli: Cli) -> None:
     with parent(cli, "--processes", "2") as (child, log):
         log.until("WorkerStarted", count=2)
         write(cli, "second")
@@ -76,7 +71,7 @@ def test_a_reload_replaces_one_process_after_the_other_and_each_is_ready_before_
         assert all(line["code"] == 0 for line in log.lines if line.get("event") == "ChildEnded")
 
 
-def test_jobs_that_run_during_a_reload_are_handed_back_and_none_is_lost(cli: Cli, queue: str, raw: Any) -> None:
+def test_jobs_running_during_a_reload_are_handed_back(cli: Cli, queue: str, raw: Any) -> None:
     schedule = f"evsched:{{{queue}}}:schedule"
     with (
         cli.running("dispatcher", until="NotificationsProven"),
@@ -91,7 +86,7 @@ def test_jobs_that_run_during_a_reload_are_handed_back_and_none_is_lost(cli: Cli
 
 
 @pytest.mark.extra
-def test_broken_code_leaves_the_old_processes_running_until_it_is_corrected(cli: Cli) -> None:
+def test_old_processes_keep_running_until_broken_code_is_corrected(cli: Cli) -> None:
     with parent(cli, "--processes", "2") as (child, log):
         log.until("WorkerStarted", count=2)
         write(cli, "", "this is no Python")
@@ -117,7 +112,7 @@ async def lifespan():
 
 
 @pytest.mark.extra
-def test_a_second_sighup_begins_again_if_the_new_process_does_not_become_ready(cli: Cli) -> None:
+def test_second_sighup_replaces_a_new_process_that_never_becomes_ready(cli: Cli) -> None:
     with parent(cli, "--processes", "1") as (child, log):
         log.until("WorkerStarted")
         write(cli, "second", HANGS + TASKS.replace("App()", "App(lifespan=lifespan)"))
@@ -160,9 +155,8 @@ def hang_up() -> Generator[None]:
 @pytest.mark.extra
 @pytest.mark.usefixtures("hang_up")
 def test_sighup_ends_a_worker_without_a_parent(cli: Cli) -> None:
-    command = cli.command("worker", "tasks:app")
-    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        Log(child).until("WorkerStarted")
+    with cli.started("worker", "tasks:app") as (child, log):
+        log.until("WorkerStarted")
         child.send_signal(signal.SIGHUP)
         child.communicate(timeout=PATIENCE)
         assert child.returncode == -signal.SIGHUP
@@ -171,12 +165,8 @@ def test_sighup_ends_a_worker_without_a_parent(cli: Cli) -> None:
 @pytest.mark.extra
 def test_sighup_ends_a_parent_whose_terminal_has_hung_up(cli: Cli) -> None:
     ours, its = os.openpty()
-    command = cli.command("worker", "tasks:app", "--processes", "1")
-    with subprocess.Popen(
-        command, env=cli.environment, cwd=cli.folder, stdin=its, stderr=subprocess.PIPE, text=True
-    ) as child:
+    with cli.started("worker", "tasks:app", "--processes", "1", stdin=its) as (child, log):
         os.close(its)
-        log = Log(child)
         log.until("WorkerStarted")
         os.close(ours)
         child.send_signal(signal.SIGHUP)
@@ -194,12 +184,10 @@ signal.signal(signal.SIGUSR1, lambda *_: print('{"event": "User"}', file=sys.std
 @pytest.mark.extra
 def test_a_signal_that_the_app_handles_does_not_end_its_worker(cli: Cli, queue: str, raw: Any) -> None:
     write(cli, "one", HANDLES + TASKS)
-    command = cli.command("worker", "tasks:app")
     with (
         cli.running("dispatcher", until="NotificationsProven"),
-        subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child,
+        cli.started("worker", "tasks:app") as (child, log),
     ):
-        log = Log(child)
         log.until("WorkerStarted")
         child.send_signal(signal.SIGUSR1)
         log.until("User")

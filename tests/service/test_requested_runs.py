@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
-
-
-@pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    return Cli(server.url, tmp_path)
 
 
 def test_a_dry_run_lists_the_planned_times_in_the_zone_that_is_given(cli: Cli, queue: str, raw: Any) -> None:
@@ -30,7 +23,7 @@ def test_a_dry_run_lists_the_planned_times_in_the_zone_that_is_given(cli: Cli, q
     assert not raw.exists(f"evsched:{{{queue}}}:requested:r", f"evsched:{{{queue}}}:schedule")
 
 
-def test_a_recurrence_counted_from_the_end_has_no_times_to_backfill(cli: Cli, queue: str) -> None:
+def test_recurrence_counted_from_ends_cannot_be_backfilled(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     cli.run("recurrences", "add", "r", "t", "--rule", "every 60", "--after", "end", *of)
     done = cli.run("recurrences", "backfill", "r", "--from", "0", *of)
@@ -59,7 +52,7 @@ def test_a_recurrence_that_no_worker_could_run_is_not_triggered(
     assert not raw.exists(f"{root}schedule", f"{root}requests:r")
 
 
-def test_the_output_of_a_backfill(cli: Cli, queue: str, raw: Any) -> None:
+def test_backfill_reports_its_runs_and_when_they_begin(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     backfill = ("recurrences", "backfill", "r", *of, "--from")
     cli.run("recurrences", "add", "r", "t", "--rule", "every 60", *of)
@@ -99,7 +92,7 @@ def test_the_output_of_a_backfill(cli: Cli, queue: str, raw: Any) -> None:
         (2, "more than 10000 planned times of r: backfill a shorter span", ("backfill", "r", "--from", "0")),
     ],
 )
-def test_an_impossible_command_is_refused_in_one_line(
+def test_invalid_trigger_or_backfill_is_refused_in_one_line(
     cli: Cli, queue: str, raw: Any, code: int, words: str, command: tuple[str, ...]
 ) -> None:
     cli.run("recurrences", "add", "r", "t", "--rule", "every 60", "--queue", queue)

@@ -110,9 +110,7 @@ class Service:
 
     def _start(self, *words: str, until: str) -> subprocess.Popen[str]:
         cli = self._cli
-        child = subprocess.Popen(
-            cli.command(*words), env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True
-        )
+        child = cli.start(*words)
         if words[0] != "worker":
             self._stack.callback(terminate, child)
         Log(child).until(until)
@@ -194,7 +192,7 @@ def _job(name: str) -> New:
     return New(name, b'{"task":"note","args":["%s"]}' % name.encode(), delay=FAR)
 
 
-def test_a_dispatcher_finishes_the_batch_of_an_interrupted_command(cli: Cli, url: str, raw: Any) -> None:
+def test_dispatcher_finishes_an_interrupted_reshard(cli: Cli, url: str, raw: Any) -> None:
     source, to = Store("mail"), Store("mail:1")
     client = SyncClient(url)
     client.enqueue("mail", [_job("a"), _job("b")])
@@ -202,13 +200,7 @@ def test_a_dispatcher_finishes_the_batch_of_an_interrupted_command(cli: Cli, url
     batch = client.send(source.depart("mail:1", "t", [b"a", b"b"], now=now - 90.0)).batch
     assert batch is not None
     with ExitStack() as stack:
-        child = subprocess.Popen(
-            cli.command("dispatcher", "--metrics-port", "0"),
-            env=cli.environment,
-            cwd=cli.folder,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        child = cli.start("dispatcher", "--metrics-port", "0")
         stack.callback(terminate, child)
         found = Log(child).until("MoveFinished")
     assert (found["queue"], found["to"], found["moved"], found["back"]) == ("mail", to.queue, 2, 0)
@@ -218,7 +210,7 @@ def test_a_dispatcher_finishes_the_batch_of_an_interrupted_command(cli: Cli, url
 
 
 @pytest.mark.extra
-def test_no_job_moves_to_a_shard_that_a_dispatcher_of_named_queues_does_not_know(cli: Cli, url: str, raw: Any) -> None:
+def test_no_job_moves_to_a_shard_unknown_to_a_named_dispatcher(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
     client.close()
@@ -234,7 +226,7 @@ def test_no_job_moves_to_a_shard_that_a_dispatcher_of_named_queues_does_not_know
 
 
 @pytest.mark.extra
-def test_the_command_ends_between_two_steps_when_it_is_asked_to(cli: Cli, url: str, raw: Any) -> None:
+def test_reshard_stops_between_two_steps_on_request(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job(f"j{number}") for number in range(3000)])
     child = subprocess.Popen(
@@ -258,7 +250,7 @@ def test_the_command_ends_between_two_steps_when_it_is_asked_to(cli: Cli, url: s
     client.close()
 
 
-def test_the_command_names_its_steps_and_its_obstacles(cli: Cli, url: str, raw: Any) -> None:
+def test_dry_run_of_a_reshard_reports_moves_and_obstacles(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job(f"j{number}") for number in range(30)])
     would = cli.run("queues", "shard", "mail", "3", "--dry-run")
@@ -360,7 +352,7 @@ def deploy(cli: Cli, count: int) -> None:
 
 
 @pytest.mark.extra
-def test_the_limits_of_the_code_are_whole_again_at_an_earlier_number(cli: Cli, url: str, raw: Any) -> None:
+def test_declared_limits_are_whole_at_an_earlier_number_of_shards(cli: Cli, url: str, raw: Any) -> None:
     (cli.folder / "grown.py").write_text(GROWN)
     for count in (3, 7, 3):
         deploy(cli, count)
@@ -373,7 +365,7 @@ def test_the_limits_of_the_code_are_whole_again_at_an_earlier_number(cli: Cli, u
 
 
 @pytest.mark.extra
-def test_a_limit_that_was_changed_by_hand_is_kept_whatever_the_number(cli: Cli, url: str, raw: Any) -> None:
+def test_manual_limit_is_kept_at_any_number_of_shards(cli: Cli, url: str, raw: Any) -> None:
     (cli.folder / "grown.py").write_text(GROWN)
     deploy(cli, 3)
     cli.run("limit", "mail", "--concurrency", "50")
@@ -388,7 +380,7 @@ def test_a_limit_that_was_changed_by_hand_is_kept_whatever_the_number(cli: Cli, 
 
 
 @pytest.mark.extra
-def test_a_shard_that_was_there_before_gets_the_policy_of_the_queue(cli: Cli, url: str, raw: Any) -> None:
+def test_reopened_shard_takes_over_limits_and_pause_of_the_queue(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
     assert cli.run("queues", "shard", "mail", "6").returncode == 0
@@ -409,7 +401,7 @@ def test_a_shard_that_was_there_before_gets_the_policy_of_the_queue(cli: Cli, ur
     client.close()
 
 
-def test_a_new_shard_is_paused_since_the_queue_is(cli: Cli, url: str, raw: Any) -> None:
+def test_new_shard_of_a_paused_queue_is_paused(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
     client.send(Store("mail").pause(now=1e9))
@@ -419,7 +411,7 @@ def test_a_new_shard_is_paused_since_the_queue_is(cli: Cli, url: str, raw: Any) 
 
 
 @pytest.mark.parametrize("count", ["2.5", "0x3", "1_0", "two"])
-def test_a_count_that_is_not_a_whole_number_is_refused(cli: Cli, url: str, raw: Any, count: str) -> None:
+def test_shard_count_that_is_not_a_whole_number_is_refused(cli: Cli, url: str, raw: Any, count: str) -> None:
     refused = cli.run("queues", "shard", "mail", count)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert "whole number" in refused.stderr

@@ -232,7 +232,7 @@ def test_a_user_can_do_nothing_beyond_its_role(own: EmbeddedRedis, queue: str, u
 
 
 @pytest.mark.parametrize("user", DENIED)
-def test_a_user_may_send_the_commands_of_clients_that_connect(own: EmbeddedRedis, queue: str, user: str) -> None:
+def test_user_may_send_the_commands_of_connecting_clients(own: EmbeddedRedis, queue: str, user: str) -> None:
     with as_user(own, user) as client:
         for words in commands(CONNECT, queue):
             assert outcome(client, words) == "done", words

@@ -100,7 +100,7 @@ def test_batch_stays_until_a_replica_of_its_destination_has_it(cluster: Cluster,
 
 
 @pytest.mark.extra
-async def test_dispatcher_keeps_a_batch_until_a_replica_of_its_destination_has_it(
+async def test_dispatcher_keeps_a_batch_until_a_destination_replica_has_it(
     cluster: Cluster, client: SyncClient, recorder: Recorder
 ) -> None:
     replica, _ = replica_of(cluster, TO), depart(client)

@@ -101,7 +101,7 @@ def order(sentinels: Sentinels, primary: EmbeddedRedis) -> None:
 
 
 @pytest.mark.parametrize("lose", [kill, order, pytest.param(freeze, marks=pytest.mark.extra)])
-async def test_after_a_failover_the_work_goes_on_at_the_new_primary(
+async def test_work_continues_at_the_new_primary_after_a_failover(
     sentinels: Sentinels, queue: str, lose: Callable[[Sentinels, EmbeddedRedis], None]
 ) -> None:
     async with serving(sentinels.url, queue) as (recorder, app, handle, handled):
@@ -283,7 +283,7 @@ async def test_a_stale_sentinel_cuts_no_connection(sentinels: Sentinels) -> None
     await waiting.close()
 
 
-async def test_a_connection_to_an_old_primary_that_answers_no_more_is_cut_when_another_finds_the_new_one(
+async def test_connection_to_a_hung_old_primary_is_cut_once_the_new_one_is_found(
     sentinels: Sentinels,
 ) -> None:
     waiting, other = BlockingSender(sentinels.url, reply_timeout=60), DirectSender(sentinels.url, reply_timeout=0.2)
@@ -303,7 +303,7 @@ async def test_a_connection_to_an_old_primary_that_answers_no_more_is_cut_when_a
         await other.close()
 
 
-async def test_a_failover_is_heard_from_the_sentinels_also_by_a_connection_that_only_waits(
+async def test_waiting_connection_learns_of_a_failover_from_the_sentinels(
     sentinels: Sentinels,
 ) -> None:
     waiting = BlockingSender(sentinels.url, reply_timeout=60)
@@ -320,7 +320,7 @@ async def test_a_failover_is_heard_from_the_sentinels_also_by_a_connection_that_
     await waiting.close()
 
 
-async def test_open_connections_work_without_sentinels_and_new_ones_report_that_none_answers(
+async def test_only_new_connections_fail_when_no_sentinel_answers(
     sentinels: Sentinels,
 ) -> None:
     sender, late = BatchingSender(sentinels.url), BatchingSender(sentinels.url)
@@ -334,7 +334,7 @@ async def test_open_connections_work_without_sentinels_and_new_ones_report_that_
     await sender.close()
 
 
-async def test_one_sentinel_that_lives_is_enough(sentinels: Sentinels) -> None:
+async def test_one_live_sentinel_is_enough(sentinels: Sentinels) -> None:
     for process in sentinels.processes[:2]:
         process.kill()
         process.wait()
@@ -345,7 +345,7 @@ async def test_one_sentinel_that_lives_is_enough(sentinels: Sentinels) -> None:
         assert client.now()
 
 
-async def test_passwords_of_redis_and_of_the_sentinels(server: EmbeddedRedis, queue: str) -> None:
+async def test_system_runs_with_passwords_of_redis_and_sentinels(server: EmbeddedRedis, queue: str) -> None:
     with Sentinels(server.server, replicas=1, password="secret", login=("asker", "hidden")) as sentinels:
         async with serving(sentinels.url, queue) as (_, _, handle, handled):
             await handle.enqueue(1)
@@ -357,7 +357,7 @@ async def test_passwords_of_redis_and_of_the_sentinels(server: EmbeddedRedis, qu
 
 
 @pytest.mark.extra
-async def test_tls_to_redis_and_to_the_sentinels(queue: str, tmp_path: Path) -> None:
+async def test_system_runs_over_tls_to_redis_and_sentinels(queue: str, tmp_path: Path) -> None:
     make_certificates(tmp_path, "DNS:localhost,IP:127.0.0.1")
     try:
         sentinels = Sentinels(replicas=1, certificates=tmp_path).__enter__()

@@ -113,7 +113,7 @@ def test_a_job_is_enqueued_at_its_home_unless_a_shard_is_named(redis: SyncClient
     assert where == {"a": [SHARDS.home("mail", "a")], "b": [SHARDS.home("mail", "b")], "c": ["mail:2"]}
 
 
-def test_who_enqueues_hears_that_no_worker_serves_the_shard(redis: SyncClient, cli: Cli) -> None:
+def test_enqueue_warns_that_no_worker_serves_the_shard(redis: SyncClient, cli: Cli) -> None:
     redis.send(Store("mail").heartbeat("w", 60, fresh=True))
     home = SHARDS.home("mail", "a")
     said = cli.run("enqueue", "t", "--id", "a", "--queue", "mail").stderr
@@ -125,7 +125,7 @@ def test_who_enqueues_hears_that_no_worker_serves_the_shard(redis: SyncClient, c
 
 @pytest.mark.extra
 @pytest.mark.parametrize("at_home", [True, False])
-def test_a_job_is_found_in_whichever_shard_it_is(redis: SyncClient, cli: Cli, at_home: bool) -> None:
+def test_job_is_found_in_any_shard(redis: SyncClient, cli: Cli, at_home: bool) -> None:
     shard = SHARDS.home("mail", "a") if at_home else elsewhere("a")
     put(redis, shard, "a")
     assert cli.json("show", "a", "--queue", "mail")["queue"] == shard
@@ -160,7 +160,7 @@ def test_a_named_shard_is_that_shard_alone(redis: SyncClient, cli: Cli) -> None:
     assert [row["schedule"] for row in cli.json("queues", "--queue", "mail:0")] == [1]
 
 
-def test_jobs_of_another_queue_are_not_taken_for_those_of_a_shard(redis: SyncClient, cli: Cli) -> None:
+def test_jobs_of_other_queues_are_not_mistaken_for_shard_jobs(redis: SyncClient, cli: Cli) -> None:
     put(redis, "post:1", "a")
     put(redis, "mail:9", "b")  # mail has three shards
     put(redis, "orders:1", "a")  # orders has none
@@ -245,7 +245,7 @@ def test_dead_jobs_of_all_shards_are_listed_the_newest_first(redis: SyncClient, 
 # Many jobs.
 
 
-def test_a_filter_is_about_all_shards_and_no_other_queue(redis: SyncClient, cli: Cli) -> None:
+def test_filter_covers_all_shards_and_no_other_queue(redis: SyncClient, cli: Cli) -> None:
     for shard in (*MAIL, "post:0", "mail:3"):
         put(redis, shard, "a", group="g")
         put(redis, shard, "b", group="h")
@@ -269,7 +269,7 @@ def test_dead_jobs_of_all_shards_are_revived_and_dropped_by_a_filter(redis: Sync
 
 
 @pytest.mark.parametrize("verb", ["revive", "drop"])
-def test_dead_jobs_are_named_wherever_they_are_and_all_or_none_is_done(redis: SyncClient, cli: Cli, verb: str) -> None:
+def test_dead_jobs_of_several_shards_are_changed_together_or_not_at_all(redis: SyncClient, cli: Cli, verb: str) -> None:
     die(redis, SHARDS.home("mail", "a"), "a")
     die(redis, elsewhere("b"), "b")
     put(redis, SHARDS.home("mail", "b"), "b")  # the same id waits at its home
@@ -359,9 +359,7 @@ def test_a_limit_is_divided_among_the_shards_and_shown_as_their_sum(redis: SyncC
 
 
 @pytest.mark.parametrize("asked", [("--concurrency", "3"), ("--rate", "0.00002"), ("--burst", "2", "--rate", "5")])
-def test_a_limit_that_cannot_be_divided_is_refused_and_none_is_set(
-    redis: SyncClient, cli: Cli, asked: tuple[str, ...]
-) -> None:
+def test_indivisible_limit_is_refused_and_nothing_is_set(redis: SyncClient, cli: Cli, asked: tuple[str, ...]) -> None:
     refused = cli.run("limit", "mail", *asked, "--create")
     assert refused.returncode == 2
     assert f"{asked[0].lstrip('-')} " in refused.stderr
@@ -403,7 +401,7 @@ def test_a_pause_holds_for_all_shards(redis: SyncClient, cli: Cli) -> None:
     assert "it was not paused" in cli.run("resume", "mail").stdout
 
 
-def test_declarations_of_an_app_are_rolled_back_and_pruned_in_all_shards(redis: SyncClient, cli: Cli) -> None:
+def test_declarations_are_rolled_back_and_pruned_in_all_shards(redis: SyncClient, cli: Cli) -> None:
     for shard in MAIL:
         redis.send(Store(shard).declare_limits("app", None, SHARDS.divide({"concurrency": 10}, shard)))
     dry = cli.run("recurrences", "prune", "--all", "--app", "app", "--queue", "mail", "--dry-run")
@@ -511,7 +509,7 @@ def test_a_queue_that_others_serve_is_not_taken_for_a_shard(redis: SyncClient, c
     assert place(redis, "mail:7", "a") == "schedule"
 
 
-def test_a_shard_that_is_gone_is_listed_while_it_holds_jobs(redis: SyncClient, cli: Cli) -> None:
+def test_removed_shard_is_listed_while_it_holds_jobs(redis: SyncClient, cli: Cli) -> None:
     put(redis, "mail", "a")
     put(redis, "mail:7", "b")
     redis.send(about.add_queues(["mail:7", "mail:8"]))
@@ -528,7 +526,7 @@ def test_limits_of_single_shards_are_counted(redis: SyncClient, cli: Cli) -> Non
     assert [row["limits"] for row in cli.json("queues", "--queue", "mail")] == [1]
 
 
-def test_a_filter_sees_the_jobs_that_are_on_their_way(redis: SyncClient, cli: Cli) -> None:
+def test_filter_includes_jobs_that_are_moving(redis: SyncClient, cli: Cli) -> None:
     put(redis, "mail", "a", "b", group="g")
     assert redis.send(Store("mail").depart("mail:1", "t", [b"a", b"b"])).batch is not None
     assert cli.run("cancel", "--group", "g", "--queue", "mail").stdout == "2 cancelled\n"
@@ -537,7 +535,7 @@ def test_a_filter_sees_the_jobs_that_are_on_their_way(redis: SyncClient, cli: Cl
     assert redis.cancel_matching("mail", Filter(group="g")).changed == 2
 
 
-def test_jobs_that_leave_during_a_sweep_have_it_repeated(
+def test_sweep_is_repeated_when_jobs_leave_during_it(
     redis: SyncClient, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(redis, "mail", "a", group="g")
@@ -554,7 +552,7 @@ def test_jobs_that_leave_during_a_sweep_have_it_repeated(
     assert cli.run("cancel", "--group", "g", "--queue", "mail").stdout == "1 cancelled\n"
 
 
-def test_the_remedy_for_a_queue_with_the_name_of_a_shard_is_read_back_as_that_queue(
+def test_remedy_for_a_queue_named_like_a_shard_serves_that_queue(
     redis: SyncClient, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standstill.Standstill.__init__, "__kwdefaults__", {"watch": 0.05})

@@ -18,9 +18,7 @@ from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE
 
 
-def test_commands_of_the_plan_give_each_primary_as_many_shards_and_lose_no_job(
-    server: EmbeddedRedis, tmp_path: Path
-) -> None:
+def test_plan_spreads_shards_evenly_over_primaries_and_loses_no_job(server: EmbeddedRedis, tmp_path: Path) -> None:
     parts = Shards({"big": 5}).all_of("big")
     with Cluster(server.server) as cluster, closing(SyncClient(cluster.url)) as client:
         crowd = cluster.nodes[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, contextmanager
@@ -90,9 +89,7 @@ def serving(cli: Cli, workers: int = 1) -> Generator[list[Log]]:
     with ExitStack() as stack:
         logs = list[Log]()
         for words in [("dispatcher", "--metrics-port", "0"), *[("worker", "tasks:app")] * workers]:
-            child = subprocess.Popen(
-                cli.command(*words), env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True
-            )
+            child = cli.start(*words)
             stack.callback(terminate, child)
             logs.append(Log(child))
             logs[-1].until("DispatcherStarted", "WorkerStarted")
@@ -158,7 +155,7 @@ async def test_a_limit_holds_over_all_shards_and_all_workers(cli: Cli, program: 
 
 
 @pytest.mark.extra
-async def test_a_limit_that_cannot_be_divided_is_a_message_at_the_start(cli: Cli) -> None:
+async def test_indivisible_limit_is_reported_at_start(cli: Cli) -> None:
     text = TASKS.replace("concurrency=26", "concurrency=12")
     (cli.folder / "tasks.py").write_text(text)
     done = cli.process("worker", "tasks:app")
@@ -167,9 +164,7 @@ async def test_a_limit_that_cannot_be_divided_is_a_message_at_the_start(cli: Cli
 
 
 @pytest.mark.extra
-async def test_a_job_runs_in_whichever_shard_a_client_chose_and_is_found_there(
-    cli: Cli, raw: Any, program: Program
-) -> None:
+async def test_job_runs_and_is_found_in_a_shard_chosen_by_a_client(cli: Cli, raw: Any, program: Program) -> None:
     app, job_id = program.app, "order-1"
     home = Shards(COUNTS).home("mail", job_id)
     others = [name for name in Shards(COUNTS).all_of("mail") if name != home]
@@ -190,7 +185,7 @@ async def test_a_job_runs_in_whichever_shard_a_client_chose_and_is_found_there(
 
 
 @pytest.mark.extra
-async def test_a_recurrence_lives_in_the_queue_itself_and_each_of_its_runs_is_one(cli: Cli, program: Program) -> None:
+async def test_recurrence_of_a_sharded_queue_runs_each_time_once(cli: Cli, program: Program) -> None:
     ticks = list[list[str]]()
     with serving(cli, workers=2):
         while len(ticks) < 3:
@@ -202,7 +197,7 @@ async def test_a_recurrence_lives_in_the_queue_itself_and_each_of_its_runs_is_on
 
 
 @pytest.mark.extra
-async def test_shards_have_no_series_of_their_own(cli: Cli, program: Program) -> None:
+async def test_metrics_have_no_separate_series_for_shards(cli: Cli, program: Program) -> None:
     with serving(cli) as (log, _):
         for job in [*await enqueue(program.send, 60), *await enqueue(program.text, 20)]:
             await job.result()

@@ -15,7 +15,7 @@ from tests.support.siege import siege
 
 @pytest.mark.extra
 @pytest.mark.one_server
-def test_each_known_attack_costs_one_job_only(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
+def test_each_known_attack_costs_only_one_job(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
     with siege(Cli(server.url, tmp_path), queue, raw, server.url) as besieged:
         for write in hostile.WAYS.values():
             besieged.round(write(queue))
@@ -23,8 +23,6 @@ def test_each_known_attack_costs_one_job_only(server: EmbeddedRedis, tmp_path: P
 
 @pytest.mark.extra
 @pytest.mark.one_server
-def test_hostile_input_of_a_producer_costs_one_job_only(
-    server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any
-) -> None:
+def test_hostile_producer_input_costs_only_one_job(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
     with siege(Cli(server.url, tmp_path), queue, raw, server.url) as besieged:
         besieged.fuzz(25, largest=20_000, start=None)

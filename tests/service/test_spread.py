@@ -40,9 +40,9 @@ async def wait(path: str) -> None:
 
 
 @pytest.fixture
-def cli(server: Any, tmp_path: Path) -> Cli:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    return Cli(server.url, tmp_path)
+def cli(cli: Cli) -> Cli:
+    (cli.folder / "tasks.py").write_text(TASKS)
+    return cli
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def shares(raw: Any, queue: str) -> list[int]:
 
 
 async def until_waiting(raw: Any, workers: int) -> None:
-    """Wait until so many workers wait for a job: one that has just started takes nothing yet."""
+    """Wait until `workers` workers wait for a job: one that has just started takes nothing yet."""
     async with asyncio.timeout(PATIENCE):
         waiting = 0
         while waiting < workers:

@@ -218,7 +218,7 @@ async def test_each_kind_of_standstill_is_reported_with_its_remedy(
         assert mend.format(q=queue) in finding.mend
 
 
-async def test_a_recurrence_without_a_record_neither_stands_still_nor_hides_one_that_does(
+async def test_recurrence_without_a_record_does_not_hide_a_standstill(
     sender: BatchingSender, queue: str, raw: Any
 ) -> None:
     seed = Seed(raw, queue)
@@ -231,7 +231,7 @@ async def test_a_recurrence_without_a_record_neither_stands_still_nor_hides_one_
 
 
 @pytest.mark.one_server
-async def test_a_dispatcher_that_serves_only_other_queues_is_not_mistaken_for_none(
+async def test_dispatcher_of_other_queues_is_mentioned_in_the_finding(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
     Seed(raw, queue).due()
@@ -243,7 +243,7 @@ async def test_a_dispatcher_that_serves_only_other_queues_is_not_mistaken_for_no
 
 
 @pytest.mark.one_server
-async def test_the_finding_about_recurrences_without_memory_does_not_blame_the_dispatcher(
+async def test_finding_about_full_memory_does_not_blame_the_dispatcher(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
     Seed(raw, queue).recurrence()
@@ -300,7 +300,7 @@ async def test_a_key_of_the_wrong_type_is_left_to_the_audit(sender: BatchingSend
 
 
 @pytest.mark.extra
-def test_the_command_reports_a_standstill_and_nothing_once_the_system_works(
+def test_command_reports_a_standstill_only_until_the_system_works(
     server: EmbeddedRedis, queue: str, raw: Any, tmp_path: Path
 ) -> None:
     cli = Cli(server.url, tmp_path)

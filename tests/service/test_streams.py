@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
-
-
-@pytest.fixture
-def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
-    return Cli(server.url, tmp_path)
 
 
 @pytest.mark.extra
@@ -37,7 +30,7 @@ def test_help_is_drawn_on_a_terminal_of_two_columns(cli: Cli) -> None:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:strict"])
-def test_characters_that_the_encoding_lacks_are_printed_as_escapes(cli: Cli, queue: str, encoding: str) -> None:
+def test_unencodable_character_is_printed_as_an_escape(cli: Cli, queue: str, encoding: str) -> None:
     of = ("--queue", queue)
     done = cli.process("enqueue", "t", '"\N{EURO SIGN}"', "--id", "a", *of, PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stdout) == (0, "a\n")
@@ -53,7 +46,7 @@ def test_characters_that_the_encoding_lacks_are_printed_as_escapes(cli: Cli, que
 @pytest.mark.parametrize(
     "words", [("--help",), ("completion", "bash"), ("limit", "--help"), ("queues",), ("queues", "--json"), ("top",)]
 )
-def test_a_reader_that_has_ended_is_not_a_failure(cli: Cli, words: tuple[str, ...]) -> None:
+def test_closed_output_pipe_is_not_a_failure(cli: Cli, words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:

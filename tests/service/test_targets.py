@@ -1,4 +1,4 @@
-"""The worker of evsched.targets as a command: what it needs to start, and that each of its processes has its flags."""
+"""The worker of evsched.targets as a command: its required settings, and the flags of its processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ NODE = Path(__file__).parent / "node"
 
 
 @pytest.fixture
-def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
-    cli = Cli(server.url, tmp_path)
+def cli(cli: Cli, queue: str) -> Cli:
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_SHUTDOWN_GRACE": "1"}
     return cli
 
@@ -47,7 +46,7 @@ def schedule(raw: Any, queue: str, job: str = "one", **kwargs: Any) -> str:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("words", [(), ("--burst",), ("--processes", "1")], ids=" ".join)
-def test_without_an_allowed_host_it_does_not_start(cli: Cli, words: tuple[str, ...]) -> None:
+def test_http_worker_does_not_start_without_an_allowed_host(cli: Cli, words: tuple[str, ...]) -> None:
     done = cli.run("worker", APP, *words, "--http-network", "10.0.0.0/8")
     assert done.returncode == 2
     line = next(line for line in done.stderr.splitlines() if line.startswith("evsched: "))
@@ -80,7 +79,7 @@ def test_a_secret_that_is_not_valid_is_named_and_not_shown(cli: Cli) -> None:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("missing", ["aiohttp", "aiodns", "standardwebhooks"])
-def test_without_its_libraries_it_says_what_to_install(cli: Cli, missing: str) -> None:
+def test_http_target_without_its_libraries_names_the_package_to_install(cli: Cli, missing: str) -> None:
     cli.run_first(f"import sys; sys.modules[{missing!r}] = None")
     done = cli.run("worker", APP, "--http-host", "a")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -96,7 +95,7 @@ async def test_a_request_is_sent(cli: Cli, raw: Any, queue: str, endpoint: Endpo
 
 
 @pytest.mark.extra
-async def test_more_hosts_than_files(cli: Cli, raw: Any, queue: str) -> None:
+async def test_requests_to_more_hosts_than_open_files_all_succeed(cli: Cli, raw: Any, queue: str) -> None:
     cli.run_first("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))")
     hosts = tuple(f"127.0.1.{n}" for n in range(1, 251))
     async with Endpoint(hosts=hosts) as endpoint:
@@ -109,7 +108,7 @@ async def test_more_hosts_than_files(cli: Cli, raw: Any, queue: str) -> None:
 
 
 @pytest.mark.extra
-async def test_a_process_for_one_run_may_send_it_too(cli: Cli, raw: Any, queue: str, endpoint: Endpoint) -> None:
+async def test_isolated_process_can_send_a_request(cli: Cli, raw: Any, queue: str, endpoint: Endpoint) -> None:
     record = schedule(raw, queue, url=endpoint.url, response=True)
     raw.hset(f"evsched:{{{queue}}}:suspects", "one", "2 0")  # two workers have died that held it
     done = await asyncio.to_thread(cli.run, "worker", APP, "--burst", *allowed(endpoint))

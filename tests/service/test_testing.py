@@ -157,7 +157,7 @@ def tasks_of(runs: list[Ran]) -> list[str]:
     return [f"{run.task} {datetime.fromtimestamp(run.at, UTC):%d %H}" for run in runs]
 
 
-async def test_a_recurrence_without_its_calendar_stands_still_and_the_log_says_what_to_do(
+async def test_missing_calendar_stops_a_recurrence_and_the_log_names_the_remedy(
     office: tuple[App, Clock], caplog: pytest.LogCaptureFixture
 ) -> None:
     app, clock = office
@@ -240,7 +240,7 @@ async def test_an_answer_of_the_wrong_type_is_an_error_of_the_run(clock: Clock) 
 
 
 @pytest.mark.parametrize("year", [2020, 2040])
-async def test_a_test_starts_when_it_says(clock: Clock, year: int) -> None:
+async def test_clock_starts_at_the_chosen_time(clock: Clock, year: int) -> None:
     begin = datetime(year, 3, 31, 0, 59, 59, tzinfo=UTC)
     clock.start(begin)
     clock.start(begin)
@@ -256,7 +256,7 @@ async def test_a_test_starts_when_it_says(clock: Clock, year: int) -> None:
 
 
 @pytest.mark.parametrize("at", [datetime(2030, 1, 1), "tomorrow"])  # noqa: DTZ001 - it has no zone
-def test_a_start_that_is_not_a_moment_is_refused(clock: Clock, at: Any) -> None:
+def test_start_that_is_not_a_time_is_refused(clock: Clock, at: Any) -> None:
     with pytest.raises(ConfigError, match="start"):
         clock.start(at)
 
@@ -396,7 +396,7 @@ async def test_the_clock_ends_the_time_in_which_a_job_is_unique(clock: Clock) ->
     assert len(await clock.advance()) == 1
 
 
-async def test_a_message_is_sent_when_its_job_ends_and_a_refused_one_is_tried_again(
+async def test_message_is_sent_at_the_end_of_its_job_and_retried_if_refused(
     clock: Clock, evsched_server: EmbeddedRedis
 ) -> None:
     raw = plain_client(evsched_server.url)

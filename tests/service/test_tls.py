@@ -1,4 +1,4 @@
-"""TLS to a real server: the CA is named in the URL, the host's name is checked, and a failure says what to write."""
+"""TLS to a real server: the CA is named in the URL, the host's name is checked, and a failure names the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An upgrade and its reverse: one release fills every place and is killed, and the other goes on with what it left."""
+"""Upgrade and downgrade: one release fills every place and is killed, and the other continues its jobs."""
 
 from __future__ import annotations
 
@@ -104,14 +104,9 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def service(cli: Cli, *words: str, ready: str, **environment: str) -> Generator[Log]:
     """Run a service; kill it if it has not been ended."""
-    command, environment = cli.command(*words), {**cli.environment, **environment}
-    with subprocess.Popen(command, env=environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            log = Log(child)
-            log.until(ready)
-            yield log
-        finally:
-            child.kill()
+    with cli.started(*words, environment=environment) as (_, log):
+        log.until(ready)
+        yield log
 
 
 def json_of(cli: Cli, *words: str) -> Any:
@@ -134,7 +129,7 @@ def run(cli: Cli, script: str) -> None:
 @pytest.mark.extra
 @pytest.mark.one_server
 @pytest.mark.parametrize("upgrade", [True, False], ids=["upgrade", "downgrade"])
-def test_the_other_release_goes_on_with_every_job(
+def test_other_release_continues_every_job(
     own: EmbeddedRedis, client: Any, previous: Path, tmp_path: Path, *, upgrade: bool
 ) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)

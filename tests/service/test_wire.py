@@ -1,4 +1,4 @@
-"""The wire protocol, spoken by clients that are not ours: redis-cli, and Node's `redis`."""
+"""The wire protocol, spoken by foreign clients: redis-cli, and Node's `redis`."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def producer(raw: Any, server: EmbeddedRedis) -> Any:
 
 @pytest.mark.one_server
 @pytest.mark.parametrize("within", [0, 3600])
-async def test_one_of_many_clients_enqueues_and_ours_meets_its_job(
+async def test_one_of_many_clients_enqueues_a_unique_job_and_ours_finds_it(
     producer: Any, server: EmbeddedRedis, queue: str, within: int
 ) -> None:
     app, ran = App(queue=queue), list[int]()

@@ -32,7 +32,7 @@ class Caller:
     async def ask(
         self, method: str, path: str, body: Any = None, *, token: str | None = WRITE, **options: Any
     ) -> httpx.Response:
-        """Send a request, and check that the document has what comes back."""
+        """Send a request, and check the response against the document."""
         headers: dict[str, str] = {} if token is None else {"Authorization": f"Bearer {token}"}
         headers |= options.pop("headers", {})
         if body is not None:

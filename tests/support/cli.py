@@ -10,12 +10,12 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TextIO
 from unittest.mock import patch
 
@@ -73,7 +73,7 @@ class Cli:
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
     def terminal(self, columns: int, *words: str) -> str:
-        """Run a command whose stdout is a terminal of so many columns; return what it printed there."""
+        """Run a command whose stdout is a terminal with `columns` columns; return its output."""
         environment = {**self.environment, "TERM": "xterm"}
         environment.pop("COLUMNS", None)  # that of the terminal in which the tests run
         with ThreadPoolExecutor(1) as thread, Terminal(columns) as terminal:
@@ -98,17 +98,47 @@ class Cli:
         return json.loads(done.stdout)
 
     def findings(self, *words: str) -> list[dict[str, Any]]:
-        """Return what the doctor finds."""
+        """Return the doctor's findings."""
         return json.loads(self.run("doctor", *words, "--json").stdout)
+
+    def start(
+        self,
+        *words: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        stdin: int | None = None,
+        stdout: int | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start a service whose stderr a test reads, most often as a `Log`."""
+        return subprocess.Popen(
+            self.command(*words),
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @contextmanager
+    def started(
+        self,
+        *words: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        stdin: int | None = None,
+        stdout: int | None = None,
+    ) -> Generator[tuple[subprocess.Popen[str], Log]]:
+        """Start a service and yield it with its log; at the end kill it if it still runs."""
+        with self.start(*words, environment=environment, stdin=stdin, stdout=stdout) as child:
+            try:
+                yield child, Log(child)
+            finally:
+                child.kill()
 
     @contextmanager
     def running(self, *words: str, until: str) -> Generator[subprocess.Popen[str]]:
         """Run a service and yield it when its log contains `until`; then end it with SIGTERM and expect exit code 0."""
-        child = subprocess.Popen(
-            self.command(*words), env=self.environment, cwd=self.folder, stderr=subprocess.PIPE, text=True
-        )
-        assert child.stderr is not None
-        try:
+        with self.started(*words) as (child, _):
+            assert child.stderr is not None
             log = ""
             for line in child.stderr:
                 log += line
@@ -119,14 +149,10 @@ class Cli:
             yield child
             child.send_signal(signal.SIGTERM)
             assert child.wait(PATIENCE) == 0, child.stderr.read()
-        finally:
-            child.kill()
-            child.wait()
-            child.stderr.close()
 
 
 class Terminal:
-    """A pseudo-terminal of so many columns, to which a command of this process prints."""
+    """A pseudo-terminal with `columns` columns, to which a command of this process prints."""
 
     def __init__(self, columns: int) -> None:
         self._ours, its = os.openpty()
@@ -171,7 +197,7 @@ class Log:
         self.lines: list[dict[str, Any]] = []
 
     def rest(self) -> None:
-        """Read what is left of the log of a service that has ended."""
+        """Read the rest of the log of a service that has ended."""
         assert self._child.stderr is not None
         self.lines += map(_read_line, self._child.stderr)
 

@@ -1,4 +1,4 @@
-"""Run the doctor on a server, and sort what it finds."""
+"""Run the doctor on a server, and sort its findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def client(server: EmbeddedRedis) -> Any:
 async def examine(
     address: str, role: Role | None = None, *, repair: bool = False, skew: float = 0.0, event_timeout: float = 3.0
 ) -> list[Finding]:
-    """Run the doctor and return what it finds."""
+    """Run the doctor and return its findings."""
     sender = BatchingSender(address)
     try:
         doctor = Doctor(

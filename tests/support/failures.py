@@ -1,4 +1,4 @@
-"""Tasks that fail in many ways while they hold something; `alive` knows what is still held."""
+"""Tasks that fail in many ways while they hold an object; `alive` has the objects still referenced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ app = App()
 
 
 class Blob:
-    """What a handler holds."""
+    """An object that a handler holds."""
 
 
 alive = weakref.WeakSet[Blob]()

@@ -45,7 +45,7 @@ class Record:
 
 @dataclass
 class Rule:
-    """What a group's own limits leave room for, as one script sees it."""
+    """The room that a group's own limits leave, as one script sees it."""
 
     room: float
     rate: float | None
@@ -145,7 +145,7 @@ class Gate:
         return self.rules[group]
 
     def refund(self, groups: str, now: float) -> None:
-        """Give back what a job that does not begin took off the rates."""
+        """Refund the rates that a job which does not begin was charged."""
         if rate := self.limits.get("rate"):
             self.spend("", rate, self.limits.get("burst"), -1, now)
         for group in split(groups) if self.grouped and groups else ():

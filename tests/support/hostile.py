@@ -1,4 +1,4 @@
-"""What a bad producer writes: records that once stopped a queue, and a grammar of all that its rights allow.
+"""Hostile writes: records that once stopped a queue, and a grammar of all that a producer's rights allow.
 
 Each command is one that the ACL user `producer` of redis.conf may send: `producer` makes a client under that user, so a
 test that sends them through it shows that they are allowed. The queue is a parameter, so the same grammar serves tests

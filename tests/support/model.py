@@ -1,4 +1,4 @@
-"""The state machine in plain Python: a second version of what the scripts do, to compare them with."""
+"""The state machine in plain Python: a second version of the scripts, to compare them with."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ class Model(Gate):
         return place
 
     def matching(self, jobs: list[str], group: str) -> list[str]:
-        """Return those of the jobs that wait and are of a group."""
+        """Return the waiting jobs of a group."""
         return [
             job
             for job in jobs

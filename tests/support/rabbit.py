@@ -100,7 +100,7 @@ class Rabbit:
         self._control("set_vm_memory_high_watermark", *(["0.0000001"] if low else ["absolute", "512MB"]))
 
     def add_user(self, name: str, *, writes: str) -> str:
-        """Add a user who may only write to exchanges whose names match; return the URL."""
+        """Add a user that may only write to exchanges with matching names; return its URL."""
         self._control("add_user", name, self.password)
         self._control("set_permissions", name, "^$", writes, "^$")
         return self.url.replace(self.user, name)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -36,13 +35,7 @@ class Service:
     """One process, its log, and whether it is ready."""
 
     def __init__(self, cli: Cli, *words: str) -> None:
-        self.child = subprocess.Popen(
-            cli.command(*words, "--metrics-port", "0"),
-            env=cli.environment,
-            cwd=cli.folder,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.child = cli.start(*words, "--metrics-port", "0")
         self.lines: list[str] = []
         self._address: str = ""
         self._listens = threading.Event()
@@ -116,7 +109,7 @@ class Siege:
         assert json.loads(reply[1])["outcome"] == "done"
 
     def round(self, commands: Sequence[hostile.Command]) -> None:
-        """Send what a bad producer writes; then check that a harmless job runs and that both processes are ready."""
+        """Send hostile writes; then check that a harmless job runs and that both processes are ready."""
         for command in commands:
             try:
                 self._producer.execute_command(*command)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def snapshot(raw: Any, queue: str) -> dict[str, Any]:
-    """Return all keys of a queue, by their names after the root, with what they hold as text."""
+    """Return the content of all keys of a queue as text, by their names after the root."""
     root = f"evsched:{{{queue}}}:"
     keys = sorted(raw.scan_iter(match=f"{root}*", count=1000))
     pipe = raw.pipeline(transaction=False)

@@ -1,4 +1,4 @@
-"""What sentinels and clusters of the tests share: servers that start and end together, ports, and pauses."""
+"""The parts that sentinels and clusters of tests share: servers that start and end together, ports, and pauses."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def free_port() -> int:
 
 
 def tls_settings(certificates: Path) -> dict[str, str]:
-    """Return the settings of a server for TLS, on a port of its own, with what `make_certificates` has made."""
+    """Return the settings of a server for TLS, on a port of its own, with the files of `make_certificates`."""
     files = {"tls_ca_cert_file": "ca.crt", "tls_cert_file": "server.crt", "tls_key_file": "server.key"}
     return {
         "tls_port": str(free_port()),
@@ -80,5 +80,5 @@ def tls_settings(certificates: Path) -> dict[str, str]:
 
 
 def pause() -> None:
-    """Wait a moment before the next look: neither Sentinel nor a cluster tells when it is ready."""
+    """Wait a moment before the next look: neither Sentinel nor a cluster reports when it is ready."""
     time.sleep(0.02)  # noqa: TID251 - what is waited for has a time limit

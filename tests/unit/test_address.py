@@ -1,4 +1,4 @@
-"""The URL of Redis: what is read from it, what is refused, and that no part of a password is ever shown."""
+"""The URL of Redis: its parts, refused forms, and that no part of a password is ever shown."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_url_gives_the_database_and_the_options(url: str, db: int, options: di
         ("redis+cluster://h1/hunter2", "not a whole number"),
     ],
 )
-def test_the_error_for_a_malformed_url_says_what_to_write_and_does_not_quote_it(url: str, words: str) -> None:
+def test_malformed_url_is_refused_with_advice_and_without_quoting_it(url: str, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse(url)
     assert words in str(raised.value)

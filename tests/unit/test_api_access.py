@@ -46,7 +46,7 @@ def admit(access: Access, header: str | None, needs: Scope = "read", now: float 
         ("Bearer \udcff\x00", 401, 401),
     ],
 )
-def test_a_token_gives_its_rights_only(header: str | None, read: int, write: int) -> None:
+def test_token_allows_only_its_own_scope(header: str | None, read: int, write: int) -> None:
     access = Access(config())
     assert (admit(access, header, "read"), admit(access, header, "write")) == (read, write)
 
@@ -57,7 +57,7 @@ def test_an_open_api_needs_no_token() -> None:
     assert admit(access, f"Bearer {WRITE}", "write") == 429, "all callers share one bucket"
 
 
-def test_a_token_has_a_limit_of_requests_a_second() -> None:
+def test_requests_of_a_token_are_rate_limited() -> None:
     access = Access(config(rate=2))
     assert [admit(access, f"Bearer {READ}", now=10.0) for _ in range(3)] == [200, 200, 429]
     assert admit(access, f"Bearer {WRITE}", now=10.0) == 200, "each has its own"
@@ -67,7 +67,7 @@ def test_a_token_has_a_limit_of_requests_a_second() -> None:
     assert refused.value.headers == {"Retry-After": "1"}
 
 
-def test_guessing_tokens_is_slow_and_costs_callers_with_a_token_nothing() -> None:
+def test_token_guessing_is_limited_without_affecting_valid_tokens() -> None:
     access = Access(config(rate=2, unknown=3))
     guesses = [admit(access, f"Bearer guess-{n}-------------", now=5.0) for n in range(10)]
     assert guesses == [401] * 3 + [429] * 7

@@ -114,9 +114,7 @@ _VALUES = st.one_of(
 
 
 @given(st.lists(_VALUES, max_size=4), st.dictionaries(st.sampled_from(["number", "ratio", "id", "x"]), _VALUES))
-def test_the_check_passes_exactly_the_arguments_that_the_worker_accepts(
-    args: list[Any], kwargs: dict[str, Any]
-) -> None:
+def test_check_accepts_exactly_the_arguments_the_worker_accepts(args: list[Any], kwargs: dict[str, Any]) -> None:
     for handler in (measure, mail, anything):
         task = define(handler)
         try:

@@ -1,4 +1,4 @@
-"""The limit of jobs in a call adapts to what calls cost."""
+"""The limit of jobs in a call adapts to the cost of calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_limit_settles_near_the_number_of_jobs_that_fit_the_budget(fits: int
     assert min(settled) >= max(LEAST, fits * 3 // 4)
 
 
-def test_it_rises_again_when_calls_are_quick() -> None:
+def test_limit_rises_again_when_calls_are_quick() -> None:
     batch = BatchLimit(250)
     calls(batch, 50, BUDGET / 20)
     assert calls(batch, 40, BUDGET / 300)[-1] == 250

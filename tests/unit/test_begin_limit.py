@@ -5,7 +5,7 @@ from __future__ import annotations
 from evsched.worker.slots import BeginLimit
 
 
-def test_it_begins_with_one_job_and_grows_fourfold_while_jobs_begin_at_once() -> None:
+def test_limit_starts_at_one_job_and_grows_fourfold_with_quick_jobs() -> None:
     limit, rooms = BeginLimit(), list[int]()
     for now in range(5):
         rooms.append(limit.room(now))
@@ -14,7 +14,7 @@ def test_it_begins_with_one_job_and_grows_fourfold_while_jobs_begin_at_once() ->
     assert rooms == [1, 4, 16, 64, 256]
 
 
-def test_few_quick_jobs_do_not_lower_it() -> None:
+def test_few_quick_jobs_do_not_lower_the_limit() -> None:
     limit = BeginLimit()
     for count in (100, 1):
         limit.handed_out()
@@ -22,7 +22,7 @@ def test_few_quick_jobs_do_not_lower_it() -> None:
     assert limit.room(0.0) == 400
 
 
-def test_it_is_as_many_jobs_as_begin_in_a_hundredth_of_a_second() -> None:
+def test_limit_is_the_number_of_jobs_that_begin_in_10_ms() -> None:
     limit = BeginLimit()
     for count, seconds, room in ((1, 0.001, 4), (4, 0.004, 10), (10, 0.02, 5), (5, 1.0, 1)):
         limit.handed_out()
@@ -39,7 +39,7 @@ def test_the_next_jobs_wait_until_slow_or_unknown_ones_have_begun() -> None:
         assert not limit.waits
 
 
-def test_after_a_second_it_knows_nothing() -> None:
+def test_measurement_expires_after_a_second() -> None:
     limit = BeginLimit()
     limit.handed_out()
     limit.begun(100, 0.001, 5.0)
@@ -48,7 +48,7 @@ def test_after_a_second_it_knows_nothing() -> None:
     assert limit.waits
 
 
-def test_it_is_slow_for_a_second_after_jobs_that_took_long_to_begin() -> None:
+def test_limit_is_slow_for_a_second_after_slow_beginnings() -> None:
     limit = BeginLimit()
     assert not limit.is_slow(0.0)
     limit.handed_out()
@@ -56,7 +56,7 @@ def test_it_is_slow_for_a_second_after_jobs_that_took_long_to_begin() -> None:
     assert (limit.is_slow(6.0), limit.is_slow(6.1)) == (True, False)
 
 
-def test_it_can_be_lowered() -> None:
+def test_limit_can_be_lowered() -> None:
     limit = BeginLimit()
     limit.handed_out()
     limit.begun(100, 0.001, 0.0)

@@ -125,7 +125,7 @@ def without_calendar(rule: str, zone: str) -> list[float]:
 @pytest.mark.extra
 @settings(max_examples=8, deadline=None)
 @given(st.sampled_from(RULES), st.sampled_from(ZONES), CLOSED)
-def test_any_rule_leaves_out_the_times_on_closed_days_and_no_other(
+def test_every_rule_skips_exactly_its_times_on_closed_days(
     rule: str, zone: str, closed: list[tuple[date, int]]
 ) -> None:
     """Clocks are set at midnight in some of these zones."""
@@ -140,7 +140,7 @@ def test_any_rule_leaves_out_the_times_on_closed_days_and_no_other(
 
 @pytest.mark.extra
 @pytest.mark.parametrize("zone", ["America/St_Johns", "Pacific/Apia", "America/Havana"])
-def test_days_that_begin_twice_or_never_are_left_out_once(zone: str) -> None:
+def test_closed_days_that_begin_twice_or_never_are_skipped_once(zone: str) -> None:
     """In St. John's, clocks were set back at 00:01, into the day before; Apia has no 30 December 2011."""
     first = datetime(2011, 1, 1, tzinfo=UTC).timestamp()
     span = first, first + 366 * 86400
@@ -157,7 +157,7 @@ def test_a_range_of_closed_days_is_passed_over_in_one_step() -> None:
     assert next(found) == datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
-def test_a_planned_time_on_a_day_that_was_closed_meanwhile_makes_no_job_and_is_not_missed() -> None:
+def test_planned_time_on_a_newly_closed_day_is_neither_run_nor_missed() -> None:
     planned = datetime(2026, 12, 24, 9, tzinfo=UTC).timestamp()
     plan = recurrence("0 9 * * *", "UTC", "2026-12-24..2026-12-26").plan(planned, planned - 5, 15)
     assert (plan.put, plan.next, plan.missed) == ([], planned + 3 * 86400, 0)
@@ -181,7 +181,7 @@ def test_the_days_of_several_calendars_are_closed() -> None:
         ("a b", {"a b": ""}, "skip is the name of a calendar"),
     ],
 )
-def test_an_invalid_calendar_is_named(skip: str, calendars: dict[str, str], words: str) -> None:
+def test_invalid_skip_or_calendar_is_named(skip: str, calendars: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_recurrence(Declared(name="r", rule="@daily", payload=b"{}", skip=skip), calendars)
 

@@ -1,4 +1,4 @@
-"""A call as a value: what is sent first, what is sent when Redis has forgotten the script, how replies are read."""
+"""A call as a value: its words before and after Redis has forgotten the script, and how replies are read."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_store_needs_a_valid_queue_name(name: str) -> None:
         (ClusterDownError("CLUSTERDOWN Hash slot not served"), "clusterdown"),
     ],
 )
-def test_keys_that_a_cluster_node_does_not_serve_now_are_waited_for(error: ResponseError, kind: str) -> None:
+def test_errors_of_an_unavailable_slot_are_retryable(error: ResponseError, kind: str) -> None:
     found = translate(error)
     assert isinstance(found, StoreDown)
     assert found.kind == kind
@@ -111,7 +111,7 @@ def test_an_error_of_a_connection_names_the_node_of_a_cluster_once(problem: str,
         assert str(link_error(error, None)) == f"Redis: {problem}"
 
 
-def test_keys_of_several_slots_are_refused_with_the_form_of_the_url_of_a_cluster() -> None:
+def test_crossslot_error_suggests_the_cluster_url_form() -> None:
     found = translate(ResponseError("CROSSSLOT Keys in request don't hash to the same slot"))
     assert isinstance(found, StoreRefused)
     assert "redis+cluster://" in str(found)

@@ -1,4 +1,4 @@
-"""EventChannels: what a dispatcher subscribes to, and how it reads a channel's name."""
+"""EventChannels: the subscriptions of a dispatcher, and how it reads a channel's name."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def test_all_queues_need_patterns_and_named_queues_do_not() -> None:
         (f"{EVENTS}{{no name}}:schedule", ("foreign", "")),
     ],
 )
-def test_the_name_of_a_channel_says_what_changed_and_in_which_queue(channel: str, read: tuple[str, str]) -> None:
+def test_channel_name_gives_the_changed_place_and_queue(channel: str, read: tuple[str, str]) -> None:
     assert EventChannels(Config(url="redis://localhost/3"), "d").read(channel.encode()) == read

@@ -64,12 +64,12 @@ def stop_waiting_for_jobs(url: str) -> Use:
 
 
 def descriptors() -> set[int]:
-    """Return those of all connections to Redis."""
+    """Return the descriptors of all connections to Redis."""
     return {one for holder in forks._holders for one in holder.descriptors()}  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("prepare", [exchange, subscribe, stop_waiting_for_jobs])
-async def test_connection_that_is_being_opened_is_closed_when_its_task_is_cancelled(
+async def test_connection_being_opened_is_closed_when_its_task_is_cancelled(
     prepare: Callable[[str], Use],
 ) -> None:
     silent = Silent()

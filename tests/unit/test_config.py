@@ -14,7 +14,7 @@ def test_without_variables_the_settings_are_the_defaults() -> None:
     assert load({"PATH": "/bin", "EVSCHED_TEST_SERVER": "valkey"}) == Config()
 
 
-def test_a_given_flag_wins_over_the_environment() -> None:
+def test_flag_overrides_the_environment_unless_it_is_none() -> None:
     environment = {"EVSCHED_URL": "redis://a:1/2", "EVSCHED_CONCURRENCY": "10"}
     found = load(environment, url="redis://b:1/0", concurrency=None)
     assert (found.url, found.concurrency) == ("redis://b:1/0", 10)

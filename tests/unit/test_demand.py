@@ -9,7 +9,7 @@ from evsched.worker.slots import Demand, Slots
 
 
 def demand(slots: int, quick: int = 999) -> Demand:
-    """Return the demand of a worker in which so many jobs have begun at once."""
+    """Return the demand of a worker in which `quick` jobs have begun at once."""
     wanted = Demand(Slots(slots).join(1.0, lambda: None), Executor(Program(Tasks()), slots, processes=1))
     begin(wanted, quick, 0.0)
     return wanted
@@ -20,7 +20,7 @@ def begin(wanted: Demand, count: int, seconds: float) -> bool:
     return wanted.begun(count, seconds)
 
 
-async def test_it_asks_for_the_free_slots_until_ready_is_empty_and_then_blocks() -> None:
+async def test_demand_is_the_free_slots_until_ready_is_empty_and_then_blocks() -> None:
     wanted = demand(4)
     assert not wanted.blocks
     assert wanted.reserve(3) == 3
@@ -29,7 +29,7 @@ async def test_it_asks_for_the_free_slots_until_ready_is_empty_and_then_blocks()
     assert (wanted.asks_again(), wanted.blocks, wanted.reserve(3)) == (False, True, 0)
 
 
-async def test_it_blocks_only_when_a_slot_is_free() -> None:
+async def test_demand_blocks_only_when_a_slot_is_free() -> None:
     wanted = demand(2)
     assert wanted.reserve(9) == 2
     wanted.more = False
@@ -46,7 +46,7 @@ async def test_a_closed_demand_asks_for_nothing() -> None:
     assert not wanted.blocks
 
 
-async def test_after_jobs_came_back_it_asks_for_few_and_then_for_more_each_time() -> None:
+async def test_demand_grows_step_by_step_after_jobs_came_back() -> None:
     wanted = demand(32)
     wanted.narrow()
     for count in (1, 4, 16):
@@ -54,7 +54,7 @@ async def test_after_jobs_came_back_it_asks_for_few_and_then_for_more_each_time(
         begin(wanted, count, 0.0)
 
 
-async def test_it_asks_for_as_many_jobs_as_begin_in_a_hundredth_of_a_second() -> None:
+async def test_demand_is_the_number_of_jobs_that_begin_in_10_ms() -> None:
     wanted = demand(100)
     begin(wanted, 100, 0.5)
     assert wanted.reserve(99) == 2
@@ -62,11 +62,11 @@ async def test_it_asks_for_as_many_jobs_as_begin_in_a_hundredth_of_a_second() ->
     assert wanted.reserve(99) == 1
 
 
-async def test_a_fetched_job_counts_among_the_jobs_that_begin_together() -> None:
+async def test_fetched_jobs_count_towards_the_begin_limit() -> None:
     assert (demand(8, quick=1).reserve(9, fetched=1), demand(8, quick=1).reserve(9, fetched=5)) == (3, 0)
 
 
-async def test_while_jobs_of_unknown_length_begin_nothing_is_asked_for_and_then_it_is() -> None:
+async def test_demand_is_zero_until_jobs_of_unknown_length_have_begun() -> None:
     wanted = Demand(Slots(8).join(1.0, lambda: None), Executor(Program(Tasks()), 8))
     assert wanted.reserve(9) == 1
     wanted.handed_out()
@@ -78,11 +78,11 @@ async def test_while_jobs_of_unknown_length_begin_nothing_is_asked_for_and_then_
     assert not wanted.begun(4, 0.001)
 
 
-async def test_it_leaves_half_of_many_slots_for_the_next_start() -> None:
+async def test_demand_leaves_half_of_many_slots_for_the_next_start() -> None:
     assert [demand(slots).reserve(999) for slots in (1, 64, 100, 256, 500)] == [1, 64, 64, 128, 250]
 
 
-async def test_it_says_why_it_fetches_nothing() -> None:
+async def test_demand_gives_the_reason_for_fetching_nothing() -> None:
     executor = Executor(Program(Tasks()), 8, processes=0)
     wanted = Demand(Slots(8).join(1.0, lambda: None), executor)
     assert wanted.not_fetching is None

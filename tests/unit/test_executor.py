@@ -56,7 +56,7 @@ ODD = [
 
 @pytest.mark.parametrize("error", ODD, ids=[type(error).__name__ for error in ODD])
 @pytest.mark.parametrize("on", ["loop", "thread"])
-async def test_whatever_a_handler_raises_is_a_failed_attempt(error: BaseException, on: str) -> None:
+async def test_any_exception_of_a_handler_is_a_failed_attempt(error: BaseException, on: str) -> None:
     async def in_loop() -> None:
         raise error
 
@@ -111,7 +111,7 @@ CLASSES = {
 @pytest.mark.extra
 @pytest.mark.parametrize(("how", "policy", "refused"), BY_EXCEPTION)
 @pytest.mark.parametrize("on", ["loop", "thread", "process"])
-async def test_a_policy_retries_or_gives_up_by_the_exception(on: Any, how: str, policy: Retry, refused: str) -> None:
+async def test_policy_retries_or_buries_by_exception(on: Any, how: str, policy: Retry, refused: str) -> None:
     handler = charge_card_in_loop if on == "loop" else charge_card
     payload = encode({"task": "t", "args": [how], "retry": {"attempts": 5}})
     outcome = await run(handler, payload, on=None if on == "loop" else on, retry=policy)
@@ -124,7 +124,7 @@ async def test_a_policy_retries_or_gives_up_by_the_exception(on: Any, how: str, 
 
 
 @pytest.mark.parametrize("policy", [Retry(retry_on=()), Retry(give_up_on=(BaseException,))])
-async def test_a_policy_by_exception_does_not_decide_about_timeouts_and_requested_retries(policy: Retry) -> None:
+async def test_policy_by_exception_does_not_apply_to_timeouts_and_retry_later(policy: Retry) -> None:
     async def wait() -> None:
         await asyncio.Event().wait()
 
@@ -257,7 +257,7 @@ async def test_a_handler_that_blocked_the_loop_past_its_timeout_has_failed() -> 
 @pytest.mark.parametrize(
     ("asked", "delay"), [(2.5, 2.5), (0, 0.0), (-1.0, 0.0), (math.nan, 0.0), (timedelta(minutes=1), 60.0)]
 )
-async def test_a_delay_that_a_handler_asks_for_is_clamped_to_what_redis_accepts(asked: Any, delay: float) -> None:
+async def test_requested_delay_is_clamped_to_the_range_of_redis(asked: Any, delay: float) -> None:
     async def later() -> None:
         raise RetryLater(asked)
 
@@ -340,7 +340,7 @@ def charge() -> Any:
     return json.loads("{")
 
 
-async def test_the_reason_names_the_handlers_own_frame_and_comes_with_the_traceback() -> None:
+async def test_reason_names_the_handlers_frame_and_has_the_traceback() -> None:
     async def on_loop() -> None:
         charge()
 
@@ -357,7 +357,7 @@ async def test_the_reason_names_the_handlers_own_frame_and_comes_with_the_traceb
 
 
 @pytest.mark.parametrize("on", ["loop", "thread"])
-async def test_the_stack_of_a_handler_begins_with_the_users_code_and_ends_where_it_is(on: str) -> None:
+async def test_stack_of_a_handler_begins_with_the_users_code(on: str) -> None:
     found = list[Stack]()
 
     def deeper() -> None:
@@ -474,7 +474,7 @@ async def test_a_result_may_have_none_and_finite_numbers() -> None:
 
 
 @pytest.mark.parametrize("raised", [GiveUp, GiveUp(), GiveUp("")], ids=["the class", "an instance", "no text"])
-async def test_a_handler_that_gives_up_without_a_reason_is_said_to_have_none(raised: Any) -> None:
+async def test_give_up_without_a_reason_is_reported_as_such(raised: Any) -> None:
     async def give_up() -> None:
         raise raised
 

@@ -56,12 +56,12 @@ async def fail(running: Executor, task: str) -> None:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("task", IN_WORKER)
-async def test_nothing_is_left_of_a_handler_that_fails_in_the_worker(task: str) -> None:
+async def test_failed_handler_in_the_worker_leaves_no_reference(task: str) -> None:
     await fail(executor(), task)
     assert len(alive) <= 1  # its thread may need a moment more to forget the last one
 
 
-async def test_nothing_is_left_of_a_handler_whose_failure_a_middleware_swallows() -> None:
+async def test_failure_swallowed_by_a_middleware_leaves_no_reference() -> None:
     async def swallow(_: CurrentJob, proceed: Callable[[], Awaitable[Any]]) -> Any:
         try:
             await proceed()
@@ -75,7 +75,7 @@ async def test_nothing_is_left_of_a_handler_whose_failure_a_middleware_swallows(
     assert len(alive) <= 1
 
 
-async def test_nothing_is_left_of_a_handler_that_fails_through_a_middleware_which_keeps_the_error() -> None:
+async def test_middleware_that_chains_the_error_leaves_no_handler_alive() -> None:
     async def keep(_: CurrentJob, proceed: Callable[[], Awaitable[Any]]) -> Any:
         kept: Exception | None = None
         try:
@@ -91,7 +91,7 @@ async def test_nothing_is_left_of_a_handler_that_fails_through_a_middleware_whic
 
 @pytest.mark.extra
 @pytest.mark.parametrize("handler", PLAIN, ids=[one.__name__ for one in PLAIN])
-async def test_nothing_is_left_of_a_handler_that_fails_in_a_process(handler: Callable[[], None]) -> None:
+async def test_failed_handler_in_a_process_leaves_no_reference(handler: Callable[[], None]) -> None:
     async with executor() as running:
         await outcome_of(running, "collector_off")
         await fail(running, f"{handler.__name__} process")
@@ -101,7 +101,7 @@ async def test_nothing_is_left_of_a_handler_that_fails_in_a_process(handler: Cal
 
 
 @pytest.mark.extra
-async def test_nothing_is_left_of_a_handler_that_fails_in_isolation(tmp_path: Path) -> None:
+async def test_failed_isolated_handler_leaves_no_reference(tmp_path: Path) -> None:
     async with executor() as running:
         for _ in range(4):  # one after the other in one process of the pool
             await outcome_of(running, "reports what is left", str(tmp_path / "left"), deaths=2)

@@ -47,7 +47,7 @@ def test_a_handler_in_an_installed_package_counts_as_the_users_code() -> None:
     assert f"({__file__}:" in failure_of(caught.value, "other").reason
 
 
-def test_the_reason_has_the_causes_and_the_traceback_has_them_in_pythons_order() -> None:
+def test_reason_lists_the_causes_and_traceback_keeps_pythons_order() -> None:
     def pay() -> None:
         try:
             library()
@@ -63,7 +63,7 @@ def test_the_reason_has_the_causes_and_the_traceback_has_them_in_pythons_order()
     assert second.splitlines()[-1] == "RuntimeError: no payment"
 
 
-def test_the_exception_that_was_being_handled_is_named_unless_it_is_suppressed() -> None:
+def test_exception_being_handled_is_named_unless_suppressed() -> None:
     def during() -> None:
         try:
             library()

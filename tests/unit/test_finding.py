@@ -17,7 +17,7 @@ def test_a_finding_is_new_once_and_gone_once() -> None:
     assert changes([LATE], []) == ([], [LATE])
 
 
-def test_other_figures_make_no_other_finding_but_another_level_does() -> None:
+def test_finding_changes_with_its_level_but_not_with_its_figures() -> None:
     assert changes([LOST], [replace(LOST, what="a lost job, due 9 s ago")]) == ([], [])
     worse = replace(LATE, level="fault")
     assert changes([LATE], [worse]) == ([worse], [LATE])

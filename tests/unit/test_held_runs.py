@@ -1,4 +1,4 @@
-"""What a worker knows of the jobs in its list, without Redis and without a loop."""
+"""A worker's knowledge of the jobs in its list, without Redis and without a loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_run_is_held_until_its_end_is_written() -> None:
     assert not held.busy
 
 
-def test_unwritten_ends_of_an_exchange_are_kept_in_order() -> None:
+def test_unfinished_work_of_an_exchange_is_kept_in_order() -> None:
     held = HeldRuns()
     (run,) = add(held, "a")
     end(held, run)
@@ -71,7 +71,7 @@ def test_a_newer_run_of_an_id_is_not_forgotten_for_the_older_one() -> None:
     assert held.runs == {"a": newer}
 
 
-def test_a_cancellation_stops_a_run_once_and_reaches_one_that_is_on_its_way() -> None:
+def test_cancellation_stops_a_run_once_even_before_it_is_added() -> None:
     held = HeldRuns()
     (run,) = add(held, "a")
     assert [held.cancel("a"), held.cancel("a"), held.cancel("b")] == [True, False, False]
@@ -119,7 +119,7 @@ def test_a_run_on_its_only_attempt_and_a_stuck_run_are_not_repeated() -> None:
     assert held.give_up("it was stopped") == []
 
 
-def test_a_run_that_blocks_the_loop_on_its_only_attempt_says_where_and_one_that_has_more_is_handed_back() -> None:
+def test_blocking_run_without_more_attempts_is_buried_with_its_location() -> None:
     held = HeldRuns()
     only, more = add(held, "only", "more")
     begin(only, 1)

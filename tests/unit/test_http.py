@@ -1,4 +1,4 @@
-"""The HTTP server by itself: it answers valid requests, whatever other clients do."""
+"""The HTTP server by itself: it answers valid requests beside misbehaving clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Sick:
-    """What the HTTP server reports on, with a Redis that does not answer until `well` is set."""
+    """The state that the HTTP server reports, with a Redis that does not answer until `well` is set."""
 
     def __init__(self) -> None:
         self.well = asyncio.Event()
@@ -71,7 +71,7 @@ async def connected(url: str, count: int, request: bytes) -> AsyncGenerator[list
 
 
 @pytest.mark.parametrize("request_", [b"", b"GET /metrics HTTP/1.1\r\nx: "])
-async def test_probes_and_scrapes_are_answered_beside_two_hundred_unfinished_requests(request_: bytes) -> None:
+async def test_probes_and_scrapes_are_answered_beside_200_unfinished_requests(request_: bytes) -> None:
     sick = Sick()
     sick.well.set()
     async with listening(sick) as url, connected(url, 200, request_) as readers:
@@ -95,7 +95,7 @@ async def test_probes_are_answered_beside_many_scrapes_that_wait_for_redis() -> 
         assert (await get(f"{url}/metrics"))[0] == 200
 
 
-async def test_probes_are_answered_beside_many_clients_that_do_not_read_their_answer() -> None:
+async def test_probes_are_answered_beside_clients_that_do_not_read() -> None:
     sick = Sick()
     sick.well.set()
     async with listening(sick, size=200_000) as url, AsyncExitStack() as stack:
@@ -111,7 +111,7 @@ async def test_probes_are_answered_beside_many_clients_that_do_not_read_their_an
 @pytest.mark.parametrize(
     "version", ["x", "1.x", "", "1.0.0.x", "2.0.0", "0.0.4", "99999999999999999999", "1.0.0;escaping=y"]
 )
-async def test_a_request_for_an_unknown_format_gets_one_that_every_client_can_read(version: str) -> None:
+async def test_request_for_an_unknown_format_gets_a_plain_page(version: str) -> None:
     sick = Sick()
     sick.well.set()
     async with listening(sick) as url:
@@ -123,7 +123,7 @@ async def test_a_request_for_an_unknown_format_gets_one_that_every_client_can_re
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_a_reserved_port_refuses_clients_until_a_process_listens_and_after_that_has_ended(host: str) -> None:
+async def test_reserved_port_refuses_clients_unless_a_process_listens(host: str) -> None:
     sick = Sick()
     sick.well.set()
     with reserve(host, 0) as reserved:

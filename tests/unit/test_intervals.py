@@ -51,7 +51,7 @@ def test_an_interval_shorter_than_the_retries_is_refused(rule: str, worst: str |
         (b"\xff", False),
     ],
 )
-def test_the_payload_overrides_the_policy_and_unknown_policies_are_not_checked(payload: bytes, refused: bool) -> None:
+def test_payload_overrides_the_policy_and_unknown_values_are_not_checked(payload: bytes, refused: bool) -> None:
     if refused:
         with pytest.raises(ConfigError):
             check("every 60", payload)
@@ -60,9 +60,9 @@ def test_the_payload_overrides_the_policy_and_unknown_policies_are_not_checked(p
 
 
 @pytest.mark.parametrize("more", [{"overlap": "allow"}, {"after": "end"}])
-def test_an_interval_may_be_short_where_the_runs_do_not_get_in_each_others_way(more: dict[str, Any]) -> None:
+def test_interval_may_be_short_where_runs_cannot_collide(more: dict[str, Any]) -> None:
     check("every 60", **more)
 
 
-def test_the_task_of_a_payload() -> None:
+def test_task_of_a_payload_is_read() -> None:
     assert [task_of(text) for text in (b'{"task":"t"}', b"{}", b"[", b"\xff\xfe")] == ["t", None, None, None]

@@ -1,4 +1,4 @@
-"""Handles of jobs: what they show, and how one is made for a known id."""
+"""Handles of jobs: their representation, and how one is made for a known id."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def test_each_run_receives_only_its_own_reports() -> None:
         assert set(two.answers) == {Reported(Progress(1))}
 
 
-async def test_reports_to_a_worker_that_is_gone_raise_nothing() -> None:
+async def test_reports_to_a_vanished_worker_raise_nothing() -> None:
     with linked() as (worker, link):
         asyncio.get_running_loop().remove_reader(worker.own)
         worker.own.close()

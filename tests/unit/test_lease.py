@@ -24,11 +24,11 @@ def test_lease_is_read_as_it_was_written(lease: LeaseLength) -> None:
 @pytest.mark.parametrize(
     "text", [None, b"", b"soon", b"nan", b"0", b"-3", b"1e9", b"14 15", b"14 0 5", b"1 2 3 4", b"\xff"]
 )
-def test_stored_text_that_is_not_a_lease_is_ignored(text: bytes | None) -> None:
+def test_malformed_stored_lease_is_read_as_none(text: bytes | None) -> None:
     assert parse_lease(text) is None
 
 
-def test_workers_use_the_shorter_lease_and_janitors_expect_the_longer_until_a_change_has_settled() -> None:
+def test_both_leases_apply_until_a_change_has_settled() -> None:
     for lease in (LeaseLength(60.0, 14.0, 1000.0), LeaseLength(14.0, 60.0, 1000.0)):
         assert lease.span(1000.0) == (14.0, 60.0)
         assert lease.span(1000.0 + SETTLING - 1) == (14.0, 60.0)
@@ -68,7 +68,7 @@ def test_a_time_that_a_test_fixes_stays_when_the_lease_changes() -> None:
     assert (times.lease, times.heartbeat) == (28.0, 0.2)
 
 
-def test_listeners_are_called_after_a_change() -> None:
+def test_listeners_are_called_after_a_change_of_the_lease() -> None:
     times, heard = Times(Config()), list[float]()
     times.listen(lambda: heard.append(times.lease))
     times.follow(28.0, 28.0)

@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(params=[True, False], ids=["terminal", "pipe"])
 def out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[Terminal]:
-    """Yield what the log writes; afterwards restore the program's own logging."""
+    """Yield the output of the log; afterwards restore the program's own logging."""
     logger = logging.getLogger("evsched")
     before = logger.handlers, logger.level, logger.propagate
     out = Terminal(request.param)
@@ -164,9 +164,7 @@ def test_a_line_that_a_handler_logs_names_its_run(out: Terminal) -> None:
         assert "job_id" not in json.loads(outside)
 
 
-def test_a_line_of_a_library_has_the_form_of_the_log_when_the_program_sets_none(
-    out: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_library_log_lines_have_the_default_form_of_the_log(out: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("a_library"), "propagate", False)  # pytest has a handler on the root logger
     logging.getLogger("a_library").info("not this")
     try:
@@ -184,7 +182,7 @@ def test_a_line_of_a_library_has_the_form_of_the_log_when_the_program_sets_none(
         assert "ValueError: no luck" in line["traceback"]
 
 
-async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_threads() -> None:
+async def test_job_log_filter_knows_the_run_in_tasks_and_threads() -> None:
     lines = io.StringIO()
     handler = logging.StreamHandler(lines)
     handler.addFilter(JobLogFilter())
@@ -217,7 +215,7 @@ async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_t
     ]
 
 
-def test_a_failure_is_logged_with_its_traceback_which_cannot_control_the_terminal(out: Terminal) -> None:
+def test_logged_traceback_cannot_control_the_terminal(out: Terminal) -> None:
     traceback = 'Traceback (most recent call last):\n  File "t.py", line 1, in pay\nValueError: no\x1b[31m\n'
     log.Log().on_event(
         events.JobBuried(
@@ -288,7 +286,7 @@ def test_a_node_that_is_given_up_is_not_said_to_be_back(out: Terminal) -> None:
     assert "Redis is down" in again
 
 
-def test_a_full_redis_is_logged_once_with_what_to_do(out: Terminal) -> None:
+def test_full_redis_is_logged_once_with_its_remedy(out: Terminal) -> None:
     writer = log.Log()
     for queue in ("a", "b"):
         writer.on_event(
@@ -302,7 +300,7 @@ def test_a_full_redis_is_logged_once_with_what_to_do(out: Terminal) -> None:
     assert "Redis's memory is not full any more, after 2.0 s" in over
 
 
-def test_a_redis_that_cannot_serve_and_a_refused_call_are_not_logged_as_redis_down(out: Terminal) -> None:
+def test_misconf_and_refused_calls_are_not_logged_as_redis_down(out: Terminal) -> None:
     writer = log.Log()
     writer.on_event(process_events.RedisDown(who="worker", reason="start: MISCONF ...", kind="misconf"))
     writer.on_event(process_events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))

@@ -37,7 +37,7 @@ def ahead(standing: Standing, count: int | None, after: float = NOW) -> list[flo
         (Standing(math.inf, paused=True, until=NOW - 99), None, [10, 20, 30, 40, 50]),
     ],
 )
-def test_it_lists_as_many_times_as_the_count_leaves(
+def test_listed_times_end_with_the_remaining_count(
     standing: Standing, count: int | None, expected: list[float]
 ) -> None:
     assert ahead(standing, count) == expected
@@ -66,7 +66,7 @@ def test_a_standing_is_read_from_score_and_record() -> None:
         (Standing(NOW + 60, ahead=(NOW - 5,), under_way=True), None),
     ],
 )
-def test_the_next_time_is_that_of_the_first_occurrence_on_the_schedule_else_the_score(
+def test_next_time_is_the_first_scheduled_occurrence_or_else_the_score(
     standing: Standing, expected: float | None
 ) -> None:
     assert next_time(standing, NOW) == expected
@@ -94,7 +94,7 @@ def test_an_occurrence_that_has_ended_before_its_time_is_not_ahead() -> None:
         (Standing(math.inf, paused=True, until=NOW + 30), None, [40, 50, 60]),
     ],
 )
-def test_times_that_are_counted_from_ends_are_those_of_runs_that_take_no_time(
+def test_times_counted_from_ends_assume_runs_that_take_no_time(
     standing: Standing, count: int | None, expected: list[float]
 ) -> None:
     recurrence = read_recurrence(Declared(name="r", rule="every 10", payload=b"{}", after="end", count=count))
@@ -141,12 +141,12 @@ def test_one_of_the_planned_times_runs_that_wait_for_an_opening(overlap: Overlap
     assert runs(windowed("* * * * *", overlap=overlap, count=721), OPENS, OPENS + 120) == [(FIRST, 0), (60, 60)]
 
 
-def test_all_planned_times_since_a_recurrence_was_made_run_at_the_opening_if_they_may_overlap() -> None:
+def test_all_planned_times_run_at_the_opening_if_they_may_overlap() -> None:
     found = runs(windowed("* * * * *", overlap="allow"), OPENS - 120, OPENS)
     assert found == [(FIRST + 60 * n, 0) for n in range(12 * 60)]
 
 
-def test_occurrences_on_the_schedule_run_and_those_planned_before_them_never_did() -> None:
+def test_times_planned_before_the_scheduled_occurrences_are_not_listed() -> None:
     recurrence = windowed("* * * * *")
     ahead = Standing(MADE + 90, made=3, ahead=(MADE - 90, MADE - 30, MADE + 30))
     assert runs(recurrence, OPENS, OPENS, ahead) == [(FIRST - 120, 0)]
@@ -154,14 +154,14 @@ def test_occurrences_on_the_schedule_run_and_those_planned_before_them_never_did
 
 
 @pytest.mark.parametrize("monday", [OPENS, OPENS + 53 * 7 * 86400])
-def test_few_planned_times_are_looked_at_however_many_wait_for_an_opening(monday: float) -> None:
+def test_number_of_examined_times_does_not_grow_with_waiting_ones(monday: float) -> None:
     recurrence = windowed("every 15", "mon 09:00-09:01 UTC; not 2030-07-01..2030-12-31")
     looked = runs_ahead(recurrence, Standing(0.0), MADE, monday - 3600)
     found = [one.due for one in islice(looked, 10) if one.runs]
     assert found[:4] == [monday, monday + 15, monday + 30, monday + 45]
 
 
-def test_a_daily_rule_with_a_weekly_window_runs_once_for_the_days_before_and_once_in_it() -> None:
+def test_daily_rule_with_a_weekly_window_runs_at_the_opening_and_within() -> None:
     recurrence = windowed("0 12 * * *", "mon 09:00-17:00 UTC")
     week = at("2030-06-17 00:00")
     tuesday = at("2030-06-11 12:00") - OPENS
@@ -175,7 +175,7 @@ def test_occurrences_that_are_delayed_into_an_opening_overlap_there_too() -> Non
     assert len(set(dues)) == len(dues) > 10
 
 
-def test_times_that_are_counted_from_ends_begin_again_after_an_opening() -> None:
+def test_times_counted_from_ends_restart_after_an_opening() -> None:
     recurrence = windowed("every 1000", after="end")
     begun = runs(recurrence, OPENS - 120, OPENS + 2500)
     assert begun == [(MADE + 1000 - OPENS, 0), (1000, 1000), (2000, 2000)]

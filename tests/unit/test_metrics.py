@@ -1,4 +1,4 @@
-"""Events as metrics: what is counted, and that clients cannot make up an unlimited number of series."""
+"""Events are counted as metrics, and clients cannot create an unlimited number of series."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_runs_are_counted_by_queue_task_and_outcome() -> None:
     assert scraped("start_lateness_seconds_count", queue="q") == 3
 
 
-def test_the_work_of_dispatchers_and_janitors_is_counted() -> None:
+def test_actions_of_dispatchers_and_janitors_are_counted() -> None:
     metrics = Metrics("1.2")
     metrics.on_event(events.Woken(queue="q", reason="event", found=2))
     metrics.on_event(events.Woken(queue="q", reason="safety", found=0))
@@ -204,7 +204,7 @@ def test_a_refused_call_does_not_mean_that_redis_is_down() -> None:
     assert (scraped("redis_up"), scraped("redis_errors_total", kind="wrongtype")) == (1, 1)
 
 
-def test_names_that_clients_make_up_have_no_series_of_their_own() -> None:
+def test_names_invented_by_clients_share_one_series() -> None:
     metrics = with_worker("mail")
     for n in range(5000):
         metrics.on_event(events.Started(queue="q", worker="w", ids=["a"], tasks=[f"evil{n}"], lateness=[0.1]))
@@ -228,7 +228,7 @@ def test_queues_beyond_the_limit_share_one_series() -> None:
     assert scraped("jobs_dispatched_total", queue="__other__") == 5000 - QUEUES
 
 
-def test_the_findings_of_the_doctor_are_those_of_its_last_check() -> None:
+def test_findings_metric_shows_the_last_check_of_the_doctor() -> None:
     metrics = with_worker("mail")
     metrics.on_event(
         process_events.Examined(checks=["orphan", "clock", "orphan"], levels=["fault", "warning", "fault"])

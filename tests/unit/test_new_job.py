@@ -145,7 +145,7 @@ def test_an_option_that_does_not_exist_is_refused_with_the_nearest_name(call: st
 
 
 @pytest.mark.parametrize("revision", [0, -1, 1.5, "7", True, 2**53 + 1])
-def test_a_revision_that_is_not_valid_is_refused_with_what_to_give(revision: Any) -> None:
+def test_invalid_revision_is_refused_with_the_valid_range(revision: Any) -> None:
     with pytest.raises(ConfigError, match=r"revision is .*: give a whole number from 1 to 2\*\*53"):
         App("redis://localhost:1/0", revision=revision)
 

@@ -1,4 +1,4 @@
-"""The operations of a client: what is sent, when it is sent again, and what becomes of the replies. Without Redis."""
+"""The operations of a client: their calls, repetitions and results, without Redis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(operation: Operation[Any], replies: Iterable[Any]) -> tuple[Any, list[St
 
 
 def kinds(steps: list[Step]) -> list[str]:
-    """Name each step: the verb or command, or what it is, such as `sleep`."""
+    """Name each step: the verb or command, or its kind, such as `sleep`."""
     return [step.call.name if isinstance(step, Send | Wait) else type(step).__name__.lower() for step in steps]
 
 
@@ -81,7 +81,7 @@ def test_a_result_is_waited_for_in_redis() -> None:
     assert 4 < steps[1].block <= 5
 
 
-def test_no_wait_is_longer_than_its_cap_and_then_the_job_is_asked_for_again() -> None:
+def test_capped_wait_is_followed_by_another_question() -> None:
     value, steps = run(operations.result(STORE, "a", 1e6), [RUNNING, None, ("done", b"1", "")])
     assert value == 1
     assert kinds(steps) == ["ask", "BLMOVE", "ask"]
@@ -89,7 +89,7 @@ def test_no_wait_is_longer_than_its_cap_and_then_the_job_is_asked_for_again() ->
     assert steps[1].block == 10
 
 
-def test_a_wait_whose_connection_is_lost_asks_again_since_the_reply_may_have_come() -> None:
+def test_wait_with_a_lost_connection_asks_again() -> None:
     value, steps = run(operations.result(STORE, "a", 5), [RUNNING, StoreDown(), ("done", b"1", "")])
     assert value == 1
     assert kinds(steps) == ["ask", "BLMOVE", "sleep", "ask"]

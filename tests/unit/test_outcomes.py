@@ -84,7 +84,7 @@ def test_an_outcome_has_a_verb_and_an_event(outcome: Outcome, verb: str, event: 
     assert events_of("q", "w", ended) == [event]
 
 
-def test_runs_of_one_kind_share_a_call_and_progress_goes_first() -> None:
+def test_runs_of_one_kind_share_a_call_and_progress_precedes_it() -> None:
     first, second, failed = ended_run(DONE, "a"), ended_run(DONE, "b"), ended_run(RETRIED, "c")
     second.progress = Progress(1, 2)
     calls = Store("q").end_runs("w", [first, failed, second, ended_run(None, "d")])
@@ -96,7 +96,7 @@ def test_runs_of_one_kind_share_a_call_and_progress_goes_first() -> None:
     assert calls[0][0].read(1) == NotEnded([])
 
 
-def test_the_reply_names_the_runs_whose_message_was_refused_and_they_end_in_the_other_way() -> None:
+def test_runs_with_a_refused_message_end_with_their_alternative_outcome() -> None:
     run = ended_run(FORWARDED)
     ((call, _),) = Store("q").end_runs("w", [run])
     assert call.read([[b"b"], [b"a", b"WRONGTYPE x"]]) == NotEnded(["b"], {"a": "WRONGTYPE x"})
@@ -122,7 +122,7 @@ def test_runs_share_a_call_if_their_ends_call_the_same_hook() -> None:
     ]
 
 
-def test_runs_that_succeeded_share_an_event_and_lost_ones_are_reported_alone() -> None:
+def test_successful_runs_share_an_event_and_lost_ones_have_their_own() -> None:
     ended = [ended_run(DONE, "a"), ended_run(DONE, "b"), ended_run(DONE, "c")]
     assert events_of("q", "w", ended, ["b"]) == [
         events.RunLost(queue="q", worker="w", id="b", task="t", attempt=3),

@@ -1,4 +1,4 @@
-"""From a payload to what can be run, or to the reason why it cannot."""
+"""A payload becomes a prepared run, or the reason why it cannot run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_retry_that_expires_says_for_which_attempt_it_waited() -> None:
     assert outcome.reason == "expired 3 s before a worker could start it, while it waited for attempt 2"
 
 
-def test_an_unknown_task_is_not_a_fault_of_the_job() -> None:
+def test_unknown_task_does_not_fail_the_job() -> None:
     outcome = prepared(b'{"task":"pya","args":["x"],"timeout":0,"retention":9}', attempt=7)
     assert isinstance(outcome, NoTask)
     assert (outcome.payload.task, outcome.retention) == ("pya", 9.0)

@@ -23,7 +23,7 @@ def test_a_malformed_number_of_processes_is_refused(text: str) -> None:
         read_process_range(text)
 
 
-def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_maximum() -> None:
+def test_overloaded_processes_get_one_more_at_a_time_up_to_the_maximum() -> None:
     count = ProcessCount(ProcessRange(1, 3))
     assert count.decide(Behind(), 1, 0.0) == "add"
     assert count.decide(Behind(), 2, 1.0) is None  # the newest one has had no time to fetch
@@ -31,7 +31,7 @@ def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_maximum() ->
     assert count.decide(Behind(), 3, 9.0) is None
 
 
-def test_a_process_that_starts_for_a_sought_task_waits_for_the_next_offers_of_its_jobs() -> None:
+def test_process_started_for_a_sought_task_is_not_ended_as_idle() -> None:
     count = ProcessCount(ProcessRange(0, 3))
     count.keep(100.0)
     assert count.decide(Idle(), 1, 110.0) is None

@@ -1,4 +1,4 @@
-"""When a canary is wanted, and what each message that arrives proves."""
+"""When a canary is wanted, and the proof that each message gives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_without_a_subscription_no_canary_is_wanted(proof: Proof) -> None:
     assert proof.at() == NEVER
 
 
-async def test_a_new_subscription_wants_a_canary_at_once_even_if_it_has_received_messages(proof: Proof) -> None:
+async def test_new_subscription_wants_a_canary_even_after_messages(proof: Proof) -> None:
     proof.begin(Pulse("subscription"), Silence())
     proof.received()
     assert proof.at() == 0
@@ -73,9 +73,7 @@ async def test_after_a_proof_the_next_canary_is_wanted_after_a_silence(proof: Pr
     assert before + Times(config).probe_interval <= proof.at() <= time.monotonic() + Times(config).probe_interval
 
 
-async def test_a_canary_that_may_not_have_been_sent_is_tried_again_after_a_silence(
-    proof: Proof, config: Config
-) -> None:
+async def test_possibly_unsent_canary_is_tried_again_after_a_silence(proof: Proof, config: Config) -> None:
     silence = Silence()
     proof.begin(Pulse("subscription"), silence)
     proof.expect()

@@ -135,7 +135,7 @@ async def test_resets_all_links_and_accepts_new_ones() -> None:
         assert proxy.accepted == 2
 
 
-async def test_cuts_once_after_a_number_of_bytes() -> None:
+async def test_cuts_once_after_a_given_number_of_bytes() -> None:
     async with echoing() as proxy:
         async with link(proxy) as (reader, writer):
             proxy.cut_after(4, "up")

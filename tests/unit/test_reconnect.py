@@ -42,7 +42,7 @@ def test_the_end_of_a_refusal_is_reported_at_the_first_pass_that_succeeds() -> N
     assert loop.reported == [("CallRefused", 0), ("CallAccepted", 3), ("CallRefused", 16), ("CallAccepted", 17)]
 
 
-def test_refusals_that_come_and_go_are_reported_twice_and_their_end_when_it_has_lasted() -> None:
+def test_intermittent_refusals_are_reported_twice_and_their_end_once() -> None:
     loop = Loop()
     for _ in range(500):
         loop.refused()

@@ -95,7 +95,7 @@ def clock_is_set(zone: str, first: float, last: float) -> bool:
 
 @pytest.mark.extra
 @given(RULES, st.sampled_from(ZONES), MOMENTS)
-def test_the_next_occurrence_is_the_one_that_a_search_minute_by_minute_finds(text: str, zone: str, after: int) -> None:
+def test_next_occurrence_matches_a_minute_by_minute_search(text: str, zone: str, after: int) -> None:
     found, most = parse_rule(text, zone).next(after), 3 * 24 * 60
     if clock_is_set(zone, after, after + most * 60):
         return
@@ -117,7 +117,7 @@ DAYS: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "day", "expected"), DAYS)
-def test_occurrences_on_the_days_of_a_clock_change(text: str, day: str, expected: list[str]) -> None:
+def test_occurrences_follow_a_clock_change(text: str, day: str, expected: list[str]) -> None:
     zone = ZoneInfo("Europe/Berlin")
     midnight = datetime.fromisoformat(day).replace(tzinfo=zone)
     rule, moment, found = parse_rule(text, "Europe/Berlin"), midnight.timestamp() - 1, list[str]()
@@ -260,7 +260,7 @@ def test_an_interval_that_is_counted_from_the_end_begins_now() -> None:
     assert after_end(start=5000).plan(0, 1000.5, 15).next == pytest.approx(5030)
 
 
-def test_a_recurrence_counted_from_the_end_plans_one_time_and_misses_none() -> None:
+def test_recurrence_counted_from_ends_plans_one_and_misses_none() -> None:
     assert after_end().plan(1030.0, 1000.0, 15) == Plan([], 1030.0, 0)
     plan = after_end().plan(1030.0, 1020.0, 15)
     assert ([one.id for one in plan.put], plan.next, plan.missed) == (["r@1030"], 1090.0, 0)
@@ -274,7 +274,7 @@ def test_a_recurrence_counted_from_the_end_plans_one_time_and_misses_none() -> N
 
 
 @pytest.mark.parametrize("more", [{"rule": "@daily"}, {"overlap": "allow"}])
-def test_options_that_cannot_be_counted_from_the_end_are_refused(more: dict[str, Any]) -> None:
+def test_invalid_options_with_after_end_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="after='end' needs every="):
         after_end(**more)
 
@@ -309,7 +309,7 @@ def test_a_field_of_a_declaration_that_is_not_valid_is_refused(field: str, value
 
 
 @pytest.mark.parametrize("overlap", ["skip", "wait"])
-def test_missed_occurrences_that_are_all_due_at_once_must_be_allowed_to_overlap(overlap: Any) -> None:
+def test_running_all_missed_occurrences_at_once_needs_allowed_overlap(overlap: Any) -> None:
     with pytest.raises(ConfigError, match="recurrence report: misfire='all' needs overlap='allow'"):
         next(declare(Store("q"), msgspec.structs.replace(REPORT, misfire="all", overlap=overlap)))
     with pytest.raises(ConfigError, match="misfire='all' needs overlap='allow'"):

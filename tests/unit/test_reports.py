@@ -1,4 +1,4 @@
-"""What passes between a parent and its worker processes."""
+"""Reports between a parent and its worker processes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_a_delay_doubles_up_to_its_bound_with_jitter_on_top() -> None:
         {"give_up_on": None},
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(field: dict[str, Any]) -> None:
+def test_invalid_policy_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(field))):
         Retry(**field)
 
@@ -59,5 +59,5 @@ def test_a_class_on_which_the_policy_gives_up_cannot_be_retried() -> None:
         (Retry(attempts=1000, interval=1, factor=1, jitter=0), 1000),
     ],
 )
-def test_the_worst_case_of_a_policy(policy: Retry, worst: float) -> None:
+def test_worst_case_duration_of_a_policy_is_computed(policy: Retry, worst: float) -> None:
     assert policy.worst_case() == pytest.approx(worst)

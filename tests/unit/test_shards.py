@@ -12,11 +12,11 @@ from evsched.errors import ConfigError
 from evsched.shards import MOST, NONE, Shards
 
 
-def test_a_queue_without_shards_is_all_there_is_of_it() -> None:
+def test_queue_without_shards_consists_of_itself() -> None:
     assert (NONE.all_of("mail"), NONE.home("mail", "a"), NONE.whole("mail:3")) == (["mail"], "mail", "mail:3")
 
 
-def test_a_queue_with_shards_is_these_and_itself() -> None:
+def test_queue_with_shards_consists_of_them_and_itself() -> None:
     shards = Shards({"mail": 3})
     assert shards.all_of("mail") == ["mail:0", "mail:1", "mail:2", "mail"]
     assert [shards.whole(name) for name in ("mail", "mail:0", "mail:2", "mail:3", "other:0")] == [
@@ -34,7 +34,7 @@ def test_the_home_of_a_job_is_the_shard_that_the_crc_32_of_its_id_names() -> Non
     assert max(spread.values()) < 1.2 * min(spread.values())
 
 
-def test_known_numbers_of_shards_only_grow() -> None:
+def test_known_shard_counts_only_grow() -> None:
     shards = Shards({"mail": 4})
     assert shards.may_lack("mail:7")
     shards.grow({"mail": 8, "sms": 2})
@@ -70,7 +70,7 @@ def test_a_limit_that_is_too_small_to_be_divided_is_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize("count", [-1, MOST + 1, 1.5, "12", True, None])
-def test_an_invalid_number_of_shards_is_refused(count: object) -> None:
+def test_invalid_number_of_shards_is_refused(count: object) -> None:
     with pytest.raises(ConfigError, match="shards is"):
         App(queue="mail", shards=count)  # type: ignore[arg-type]
 
@@ -93,7 +93,7 @@ def test_a_name_that_is_that_of_a_shard_cannot_have_shards() -> None:
     App(queue="ord", shards={"ord": 0, "ord:1": 2})
 
 
-def test_a_queue_that_had_shards_has_some_beyond_their_number() -> None:
+def test_shards_beyond_the_present_number_are_recognized() -> None:
     shards = Shards({"mail": 3, "sms": 0})
     names = ["mail:2", "mail:10", "mail:3", "mail:03", "mail:x", "mail", "mail:9999", "sms:0", "post:1"]
     assert shards.beyond("mail", names) == ["mail:3", "mail:10"]

@@ -24,6 +24,6 @@ sys.exit(70)
 """
 
 
-def test_a_second_signal_decides_the_exit_code_although_the_event_loop_ends_at_once() -> None:
+def test_second_signal_decides_the_exit_code_when_the_loop_ends_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", SECOND_SIGNAL], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")

@@ -1,4 +1,4 @@
-"""Single flight: callers share one attempt, unless it began before what they want to know."""
+"""Single flight: callers share one attempt, unless it began before the state they ask about."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Attempts:
-    """Attempts that go on until `go` is set; their values are 1, 2, 3, ..."""
+    """Attempts that last until `go` is set; their values are 1, 2, 3, ..."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -41,7 +41,7 @@ async def test_callers_at_the_same_time_share_an_attempt_and_later_ones_do_not()
     assert await flight.run(attempt) == 2
 
 
-async def test_a_caller_who_knows_more_waits_for_the_attempt_and_does_not_share_it() -> None:
+async def test_caller_after_an_outdate_waits_for_an_attempt_of_its_own() -> None:
     flight, attempt = SingleFlight[int](), Attempts()
     first = asyncio.create_task(flight.run(attempt))
     await attempt.begins.wait()
@@ -74,7 +74,7 @@ async def test_an_error_is_shared_and_the_next_caller_tries_again() -> None:
         assert len(tried) == count
 
 
-async def test_attempts_follow_each_other_more_and_more_slowly_until_one_brings_news() -> None:
+async def test_attempts_slow_down_until_one_brings_news() -> None:
     flight, begun = SingleFlight[float]((0.01, 2 * PATIENCE)), list[float]()  # it forgets its pace after the longest
 
     async def attempt() -> float:

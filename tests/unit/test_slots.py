@@ -45,7 +45,7 @@ def test_slot_seconds_are_proportional_to_the_weights(
     assert sum(used.values()) == pytest.approx(length * total, rel=0.05)  # no slot was left free
 
 
-def test_a_queue_alone_gets_all_slots_and_another_gets_its_turn_when_it_has_work() -> None:
+def test_lone_queue_gets_all_slots_until_another_has_work() -> None:
     slots, woken = Slots(4), list[str]()
     a, b = slots.join(1.0, lambda: woken.append("a")), slots.join(1.0, lambda: woken.append("b"))
     a.want(True)
@@ -94,7 +94,7 @@ def test_a_job_that_was_fetched_takes_a_free_slot_out_of_turn() -> None:
     assert b.reserve_one()
 
 
-def test_a_queue_without_a_slot_blocks_for_jobs_only_if_others_hold_the_slots() -> None:
+def test_queue_without_a_slot_blocks_only_if_others_hold_the_slots() -> None:
     """Otherwise nothing would wake it when it has a turn; a queue alone is woken by the ends of its own runs."""
     slots = Slots(1)
     a = slots.join(1.0, lambda: None)
@@ -128,7 +128,7 @@ def test_many_queues_share_many_slots_with_little_work(monkeypatch: pytest.Monke
     assert sum(share.reserve(999) for share in shares) == 200
 
 
-def test_a_queue_that_has_looked_for_a_slot_in_vain_is_woken_by_the_next_that_is_free() -> None:
+def test_queue_refused_a_slot_is_woken_by_the_next_free_one() -> None:
     slots, woken = Slots(2), list[str]()
     a, b = slots.join(1.0, lambda: woken.append("a")), slots.join(1.0, lambda: woken.append("b"))
     a.want(True)

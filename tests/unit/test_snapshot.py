@@ -1,4 +1,4 @@
-"""The page of `evsched top`: what is computed from two looks, and how it is drawn."""
+"""The page of `evsched top`: its figures from two looks, and how it is drawn."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_paused_queue_has_the_end_and_the_reason_of_its_pause() -> None:
     assert (row.paused, row.paused_until, row.paused_why) == (990.0, 1060.0, "a deploy")
 
 
-def test_rates_and_lateness_count_only_jobs_since_the_last_look() -> None:
+def test_rates_and_lateness_count_jobs_since_the_previous_look() -> None:
     _, history = compose(look(10.0, status("w", 100, [9.0, 9.0])), History())
     page, history = compose(look(12.0, status("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
     assert page.rates == page.queues[0].rates == Rates(started=1.5, done=1.0, failed=0.0)
@@ -132,7 +132,7 @@ def test_bars_are_steps_of_half_a_decade() -> None:
     assert sparkline([-0.001]) == "▁"
 
 
-def test_rates_and_dues() -> None:
+def test_rates_and_due_times_are_shown_briefly() -> None:
     assert [rate(value) for value in (None, 0.0, 9.94, 9.96, 1234.5)] == ["-", "0.0", "9.9", "10", "1234"]
     assert [due(at, 100.0) for at in (None, 102.5, 90.0, 0.0, -math.inf, math.inf)] == [
         "-",
@@ -213,7 +213,7 @@ def test_a_narrow_terminal_leaves_whole_columns_out_and_names_them(width: int) -
     assert {"busy", "job"} <= {*header.split()}
 
 
-def test_an_empty_page_says_what_to_do() -> None:
+def test_empty_page_shows_the_next_steps() -> None:
     text = "\n".join(drawn(Page(None, [], None, [], [])))
     assert "nothing has been scheduled yet" in text
     assert "start one: evsched worker MODULE:APP" in text
@@ -287,6 +287,6 @@ def test_shards_are_one_row_and_their_worker_is_one_worker() -> None:
     assert [run.queue for run in worker.runs] == ["q"] * 4
 
 
-def test_a_queue_of_which_nothing_could_be_read_has_no_row() -> None:
+def test_unreadable_queue_has_no_row() -> None:
     page, _ = compose(Look(10.0, {"p": STATS}, {}, [], {"q": "refused"}, rows={"p": ["p"], "q": []}), History())
     assert [row.queue for row in page.queues] == ["p"]

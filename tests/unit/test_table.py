@@ -14,7 +14,7 @@ SetWidth = Callable[[int], None]
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> SetWidth:
-    """Return a function that makes stdout a terminal of so many columns."""
+    """Return a function that makes stdout a terminal of a given width."""
 
     def set_width(columns: int) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -28,7 +28,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> SetWidth:
     ("width", "kept"),
     [(34, [0, 1, 2]), (33, [0, 2]), (22, [0, 2]), (21, [0]), (10, [0]), (1, [0])],
 )
-def test_rank_zero_is_always_shown_and_the_others_by_rank_while_there_is_room(width: int, kept: list[int]) -> None:
+def test_rank_zero_is_always_shown_and_others_by_rank_as_space_allows(width: int, kept: list[int]) -> None:
     assert fit([10, 10, 10], [0, 2, 1], width) == kept
 
 

@@ -35,7 +35,7 @@ def test_a_public_address_is_allowed(text: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in NOT_PUBLIC.items() for text in texts])
-def test_any_other_address_is_not(kind: str, text: str) -> None:
+def test_private_or_special_address_is_refused(kind: str, text: str) -> None:
     assert not may_connect(ip_address(text), [])
     assert not may_connect(ip_address(text), [ip_network("192.168.77.0/24"), ip_network("fd77::/32")])
 

@@ -1,4 +1,4 @@
-"""What an answer means for the job."""
+"""The outcome of the job for each answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_some_failures_are_tried_again(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [101, 300, 302, 304, 400, 401, 403, 404, 409, 418, 451, 499, 600, 999])
-def test_all_others_are_not(status: int) -> None:
+def test_other_failures_are_not_tried_again(status: int) -> None:
     with pytest.raises(GiveUp, match=f"^http://a answered {status}.*not tried again: correct the request"):
         judge(answer(status), "http://a", NOW)
 
@@ -58,7 +58,7 @@ def test_all_others_are_not(status: int) -> None:
         ("", DATE, None),
     ],
 )
-def test_retry_after(after: str, date: str | None, delay: float | None) -> None:
+def test_retry_after_header_sets_the_delay(after: str, date: str | None, delay: float | None) -> None:
     headers = [("retry-after", after), *([] if date is None else [("date", date)])]
     with pytest.raises(RetryLater) as error:
         judge(Answer(503, headers, b"", True), "http://a", NOW)
@@ -75,7 +75,7 @@ def test_retry_after(after: str, date: str | None, delay: float | None) -> None:
         (b"", True, ""),
     ],
 )
-def test_a_body_is_decoded_whatever_it_is(body: bytes, whole: bool, text: str) -> None:
+def test_any_body_is_decoded(body: bytes, whole: bool, text: str) -> None:
     found = as_result(answer(200, body, whole=whole, content_type="text/plain; charset=zlib"))
     assert (found.body, found.cut) == (text, not whole)
 

@@ -1,4 +1,4 @@
-"""A program that schedules a request or a message is refused what no worker could send."""
+"""Scheduling a request or message that no worker could send is refused."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.support.patience import PATIENCE
 
 
 @pytest.mark.parametrize("with_tls", [False, True])
-async def test_connections_beyond_half_of_the_files_are_closed_after_their_answer(
+async def test_connections_beyond_half_of_the_file_limit_are_not_kept(
     tls: Tls, monkeypatch: pytest.MonkeyPatch, with_tls: bool
 ) -> None:
     monkeypatch.setattr(connector, "_KEPT", 3600.0)

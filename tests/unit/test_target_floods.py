@@ -130,7 +130,7 @@ LINE = b"x-a: " + b"a" * 900 + b"\r\n"
 
 
 def head_of(blocks: int) -> bytes:
-    """Return the head of an answer with so many times 16 KiB of headers."""
+    """Return the head of an answer with `blocks` times 16 KiB of headers."""
     return b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + LINE * 18 * blocks + b"\r\n"
 
 
@@ -141,13 +141,13 @@ async def test_the_first_64_kib_of_headers_are_kept(tls: Tls) -> None:
     assert 60_000 < sum(len(name) + len(value) for name, value in answer.headers) <= 65_536
 
 
-async def test_a_head_that_is_too_large_is_refused(tls: Tls) -> None:
+async def test_too_large_head_fails_the_request(tls: Tls) -> None:
     async with flood(tls, head_of(30), b"", 0) as server, new_session() as session:
         with pytest.raises(RetryLater, match="sent more than 256 KiB of headers in one answer"):
             await send(session, server.url)
 
 
-async def test_a_head_of_too_many_lines_is_refused(tls: Tls) -> None:
+async def test_head_with_too_many_lines_fails_the_request(tls: Tls) -> None:
     async with flood(tls, b"HTTP/1.1 200 OK\r\n", b"a:\r\n", 5000, b"\r\n") as server, new_session() as session:
         with pytest.raises(RetryLater, match="sent an answer that is not valid HTTP"):
             await send(session, server.url)

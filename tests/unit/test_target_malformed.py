@@ -1,4 +1,4 @@
-"""Answers that are not valid: without a valid head there is none, and a body that is not valid is cut."""
+"""Malformed answers: an invalid head fails the request, and an invalid body is cut."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def answer_to(parts: Sequence[bytes]) -> Answer:
         OK + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
-async def test_a_head_that_is_not_valid_is_refused(head: bytes) -> None:
+async def test_malformed_head_fails_the_request(head: bytes) -> None:
     with pytest.raises(RetryLater, match="sent an answer that is not valid HTTP"):
         await answer_to([head])
 

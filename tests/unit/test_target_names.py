@@ -1,4 +1,4 @@
-"""Names are looked up once at a time, in the file of hosts and in the DNS; one that is not found delays no other."""
+"""Names are looked up once at a time, in the hosts file and in DNS; an unanswered one delays no other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.patience import PATIENCE
 CLOSING = always(Reply(headers={"connection": "close"}))
 
 
-async def test_a_name_is_looked_up_once_for_all_who_ask_at_one_time() -> None:
+async def test_simultaneous_requests_share_one_lookup() -> None:
     asked, begun, go = Counter[str](), asyncio.Event(), asyncio.Event()
 
     async def find(host: str) -> Sequence[str]:
@@ -43,7 +43,7 @@ async def test_a_name_is_looked_up_once_for_all_who_ask_at_one_time() -> None:
         assert asked["slow.test"] == 2  # nothing is remembered
 
 
-async def test_names_without_an_answer_delay_no_other() -> None:
+async def test_unanswered_lookups_do_not_delay_others() -> None:
     async with dns("127.0.0.1") as (server, names), Session([], names=names) as session:
         dead = list[asyncio.Task[int]]()
         for n in range(600):
@@ -98,13 +98,13 @@ async def test_a_name_that_does_not_exist_is_looked_up_again() -> None:
                 await send(session, "http://shop.test/")
 
 
-async def test_a_name_without_an_address_is_said_to_have_none() -> None:
+async def test_name_without_an_address_is_reported() -> None:
     async with dns() as (_, names), Session([], names=names) as session:
         with pytest.raises(RetryLater, match=r"the address of shop.test cannot be found: "):
             await send(session, "http://shop.test/")
 
 
-async def test_a_request_names_the_step_that_it_waits_for() -> None:
+async def test_unfinished_request_names_the_step_it_waits_for() -> None:
     async with dns() as (server, names), Session([], names=names) as session:
         request = read_request("http://n.dead.test/", "GET", {}, None)
         transfer = Transfer(request.target)

@@ -1,4 +1,4 @@
-"""The parts of a request that a payload describes, what becomes of them after a redirect, and its signature."""
+"""The parts of a request that a payload describes, before and after a redirect, and its signature."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_redirect_keeps_headers_for_the_same_origin_alone(location: str, path:
         (303, "DELETE", "GET"),
     ],
 )
-def test_the_method_after_a_redirect(status: int, method: str, then: str) -> None:
+def test_method_changes_after_a_redirect_as_specified(status: int, method: str, then: str) -> None:
     after = redirected(read(method, body="a", X="y"), status, "/d")
     assert after.method == then
     assert after.content == (b"a" if method == then else b"")

@@ -155,7 +155,7 @@ async def test_addresses_that_are_not_allowed_are_left_out() -> None:
         assert (inside.connections, outside.connections) == (0, 1)
 
 
-async def test_a_host_with_one_allowed_address_that_does_not_answer_is_tried_again() -> None:
+async def test_host_whose_only_allowed_address_is_silent_is_tried_again() -> None:
     async with Endpoint(hosts=("127.0.0.1",)) as inside:
         async with new_session(lambda host: ["127.0.0.1", "127.0.0.3"], "127.0.0.3/32") as session:
             with pytest.raises(RetryLater, match="cannot be connected to"):

@@ -1,4 +1,4 @@
-"""A connection of HTTP/1.1 is not used again if anything arrived on it that nobody asked for."""
+"""An HTTP/1.1 connection is not used again after unrequested data arrived on it."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ async def test_surplus_after_an_answer_is_not_the_next_answer(
 
 @pytest.mark.parametrize("with_tls", [False, True])
 @pytest.mark.parametrize("said", [FINE, b""])
-async def test_data_between_two_requests_is_not_an_answer(tls: Tls, with_tls: bool, said: bytes) -> None:
-    """An answer, or the end of the connection. It is in the socket still: nobody has read since."""
+async def test_bytes_between_two_requests_are_not_an_answer(tls: Tls, with_tls: bool, said: bytes) -> None:
+    """An answer, or the end of the connection, which is still unread in the socket."""
     async with talker(FINE, tls=tls if with_tls else None) as server, new_session() as session:
         assert await send(session, server.url) == 200
         assert server.writer is not None
@@ -111,7 +111,7 @@ async def test_a_connection_on_which_a_surplus_arrives_is_closed(monkeypatch: py
 
 @pytest.mark.parametrize("with_tls", [False, True])
 async def test_a_request_that_crosses_the_end_of_its_connection_is_sent_again(tls: Tls, with_tls: bool) -> None:
-    """Many servers close a connection a little after the last answer. Nobody has looked at such a request."""
+    """Many servers close a connection shortly after the last answer and never read such a request."""
     async with talker(FINE, b"CLOSE", tls=tls if with_tls else None) as server, new_session() as session:
         assert await send(session, server.url) == 200
         assert await send(session, server.url) == 404

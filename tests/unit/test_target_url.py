@@ -95,7 +95,7 @@ def allows(url: str, *hosts: str) -> bool:
         ("http://127.0.0.1/", "127.0.0.1"),
     ],
 )
-def test_an_allowed_host(url: str, host: str) -> None:
+def test_host_on_the_allow_list_is_accepted(url: str, host: str) -> None:
     assert allows(url, "other.example", host)
 
 
@@ -114,5 +114,5 @@ def test_an_allowed_host(url: str, host: str) -> None:
         ("https://any/", "*.any"),
     ],
 )
-def test_a_host_that_is_not_allowed(url: str, host: str) -> None:
+def test_host_outside_the_allow_list_is_refused(url: str, host: str) -> None:
     assert not allows(url, host)

@@ -1,4 +1,4 @@
-"""A task: what is read from its function's signature, and what a payload may override."""
+"""A task: the parts read from its function's signature, and the overrides of a payload."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_signature_is_read_once() -> None:
     assert define(anything).on == "thread"
 
 
-def test_arguments_are_converted_to_their_annotated_types() -> None:
+def test_arguments_are_bound_as_annotated_types() -> None:
     assert bind(deliver, {"street": "s", "numbers": [1]}, weight=2, express=True) == (
         [Address("s", [1])],
         {"weight": 2.0, "express": True},

@@ -11,7 +11,7 @@ from evsched.cli.commands import UsageError
 from evsched.cli.options import parse_future, parse_length, parse_past, parse_time
 
 
-def test_lengths_and_times_as_people_write_them() -> None:
+def test_lengths_and_times_are_read_in_common_notations() -> None:
     assert [parse_length(text) for text in ("10s", "250ms", "1.5h", "2", "7d")] == [10, 0.25, 5400, 2, 604800]
     assert parse_time("1900000000.5") == 1900000000.5
     assert parse_time("2030-01-31T09:00+01:00") == datetime(2030, 1, 31, 8, tzinfo=UTC).timestamp()

@@ -44,7 +44,7 @@ def test_a_moment_is_only_brought_forward() -> None:
     assert drain(table, 10.0) == ["a"]
 
 
-def test_it_agrees_with_a_walk_over_all_items() -> None:
+def test_timetable_agrees_with_a_search_over_all_items() -> None:
     rng, table, moments = random.Random(1), Timetable[str](), dict[str, float]()
     for _ in range(3000):
         name, at = str(rng.randrange(20)), float(rng.randrange(50))

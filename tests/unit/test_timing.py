@@ -50,7 +50,7 @@ def reserve(timer: QueueTimer) -> QueueTimer:
     return timer
 
 
-def test_step_is_due_with_the_next_job_counted_from_when_the_last_step_was_sent(timer: QueueTimer) -> None:
+def test_step_is_due_with_the_next_job_from_the_sending_of_the_last(timer: QueueTimer) -> None:
     step(timer, 2.0, sleep=5.0)
     assert (timer.next_step.at, timer.next_step.reason, timer.next()) == (7.0, "timer", 7.0)
 
@@ -100,7 +100,7 @@ def test_look_that_finds_a_nearer_due_sets_the_timer(timer: QueueTimer) -> None:
     assert (timer.next_step.at, timer.next_step.reason) == (pytest.approx(7.5), "timer")
 
 
-def test_events_that_all_bring_due_jobs_are_answered_by_steps_a_short_gap_apart(timer: QueueTimer) -> None:
+def test_events_of_due_jobs_cause_steps_a_short_gap_apart(timer: QueueTimer) -> None:
     for n in range(2):
         step(timer, 2.0 + 0.1 * n, moved=1)
     timer.changed(2.1003)
@@ -110,7 +110,7 @@ def test_events_that_all_bring_due_jobs_are_answered_by_steps_a_short_gap_apart(
     assert timer.next_look.at == 2.2
 
 
-def test_dispatcher_that_twice_comes_too_late_becomes_a_reserve_and_looks_later_than_the_other(
+def test_dispatcher_that_is_late_twice_becomes_a_reserve(
     timer: QueueTimer,
 ) -> None:
     step(timer, 2.0, sleep=0.5)
@@ -126,28 +126,28 @@ def test_dispatcher_that_twice_comes_too_late_becomes_a_reserve_and_looks_later_
     assert 4.004 <= timer.next_look.at <= 4.008
 
 
-def test_step_that_no_longer_finds_the_jobs_of_the_last_look_came_too_late(timer: QueueTimer) -> None:
+def test_step_that_finds_no_job_after_a_look_counts_as_late(timer: QueueTimer) -> None:
     for now in (2.0, 3.0):
         look(timer, now, now - 0.001)
         step(timer, now + 0.001)
     assert not timer.leads
 
 
-def test_steps_that_come_too_early_make_no_reserve(timer: QueueTimer) -> None:
+def test_early_steps_do_not_make_a_reserve(timer: QueueTimer) -> None:
     step(timer, 1.5, sleep=0.5)
     for n in range(5):
         step(timer, 1.9999 + n * 1e-6, sleep=0.0001 - n * 1e-6, reason="timer")
     assert timer.leads
 
 
-def test_events_of_far_jobs_make_no_reserve(timer: QueueTimer) -> None:
+def test_events_of_far_jobs_do_not_make_a_reserve(timer: QueueTimer) -> None:
     step(timer, 2.0, sleep=9.0)
     for n in range(1, 6):
         step(timer, 2.0 + n, sleep=9.0 - n)
     assert timer.leads
 
 
-def test_jobs_that_are_all_cancelled_before_they_are_due_make_no_reserve(timer: QueueTimer) -> None:
+def test_jobs_cancelled_before_they_are_due_do_not_make_a_reserve(timer: QueueTimer) -> None:
     step(timer, 2.0, sleep=1.0)
     for due in (3.0, 4.0, 5.0):
         timer.removed(due - 0.5)
@@ -155,7 +155,7 @@ def test_jobs_that_are_all_cancelled_before_they_are_due_make_no_reserve(timer: 
     assert timer.leads
 
 
-def test_a_job_that_is_cancelled_when_it_is_due_makes_no_reserve(timer: QueueTimer) -> None:
+def test_job_cancelled_when_due_does_not_make_a_reserve(timer: QueueTimer) -> None:
     for due in (3.0, 4.0, 5.0):
         step(timer, due - 0.5, sleep=0.5)
         timer.removed(due - 0.001)
@@ -164,7 +164,7 @@ def test_a_job_that_is_cancelled_when_it_is_due_makes_no_reserve(timer: QueueTim
     assert timer.leads
 
 
-def test_a_job_that_waits_for_its_record_makes_no_reserve(timer: QueueTimer) -> None:
+def test_job_waiting_for_its_record_does_not_make_a_reserve(timer: QueueTimer) -> None:
     timer.changed(2.0)
     look(timer, 2.0, 1.999)
     step(timer, 2.0002, sleep=0.01)
@@ -228,7 +228,7 @@ def test_reserve_takes_the_queue_of_a_leader_that_acts_but_is_late(reserve: Queu
     assert now <= 2.11
 
 
-def test_reserve_leaves_a_job_that_has_just_become_due_to_the_leader_and_looks_again(reserve: QueueTimer) -> None:
+def test_reserve_leaves_a_newly_due_job_to_the_leader_and_looks_again(reserve: QueueTimer) -> None:
     look(reserve, 5.0, 4.9999)
     assert reserve.next_step.at == 1.0 + CAP
     assert 5.05 <= reserve.next_look.at <= 5.1
@@ -269,7 +269,7 @@ def test_reserve_steps_a_little_after_the_gate_opens(reserve: QueueTimer) -> Non
     assert 3.004 <= reserve.next_step.at <= 3.008
 
 
-def test_opening_of_the_gate_that_moves_nothing_makes_no_reserve(timer: QueueTimer) -> None:
+def test_gate_opening_that_moves_nothing_does_not_make_a_reserve(timer: QueueTimer) -> None:
     for n in range(5):
         step(timer, 2.0 + n, sleep=9.0, opens=1.0, reason="timer")
     assert timer.leads
@@ -287,7 +287,7 @@ def test_leader_without_events_looks_as_often_as_in_a_flood_of_them(timer: Queue
     assert timer.next_step.at == pytest.approx(2.0 + CAP)
 
 
-def test_reserve_without_events_looks_seldom_even_if_it_knows_when_a_job_is_due(reserve: QueueTimer) -> None:
+def test_reserve_without_events_looks_seldom_despite_a_known_due_time(reserve: QueueTimer) -> None:
     look(reserve, 2.0, 2.01)
     reserve.changed(2.0)
     assert 2.05 <= reserve.next() <= 2.1

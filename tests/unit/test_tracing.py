@@ -54,7 +54,7 @@ def test_only_evsched_tracing_imports_opentelemetry() -> None:
 
 @pytest.mark.extra
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.trace"])
-def test_the_error_for_a_missing_package_says_what_to_install(missing: str) -> None:
+def test_missing_opentelemetry_is_reported_with_the_package_to_install(missing: str) -> None:
     done = python(
         f"import sys\nsys.modules[{missing!r}] = None\nfrom evsched import ConfigError\n"
         "try:\n import evsched.tracing\nexcept ConfigError as error:\n print(error)"

@@ -145,7 +145,7 @@ def test_an_id_and_uniqueness_exclude_each_other() -> None:
 
 
 async def test_arguments_are_checked_before_the_key_is_made() -> None:
-    """So that a wrong argument is said, and not what the function raised because of it."""
+    """The error names the wrong argument, not the exception that the function raised because of it."""
     called = list[Any]()
     with pytest.raises(BadArguments, match="argument 'lang'"):
         await index.using(unique=Unique(by=lambda *call: called.append(call))).enqueue(1, 2)  # pyright: ignore[reportArgumentType]

@@ -69,7 +69,7 @@ def test_the_grace_does_not_count_while_another_worker_has_the_task() -> None:
     assert now > began + 0.9 * GRACE
 
 
-def test_a_crowd_comes_back_in_batches_that_are_spread() -> None:
+def test_crowd_of_unknown_jobs_returns_in_spread_batches() -> None:
     for waited in (0.0, 10.0, 100.0):
         crowd = [judged(1e9 + waited, 1e9, 1e9 + waited + n / 1e4) for n in range(10_000)]
         dues = Counter(job.due for job in crowd if isinstance(job, Deferred))

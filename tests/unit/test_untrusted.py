@@ -1,4 +1,4 @@
-"""Text that anybody may have written is read in bounded time; what cannot be read is ignored or refused."""
+"""Untrusted text is read in bounded time; unreadable text is ignored or refused."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ FIELDS_OF_A_RECURRENCE = "rule zone start end count spread misfire most overlap 
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS_OF_A_RECURRENCE.split(" ")), values(2000)))
-def test_a_recurrence_that_anybody_wrote_is_planned_or_refused(fields: dict[str, bytes]) -> None:
+def test_recurrence_with_any_content_is_planned_or_refused(fields: dict[str, bytes]) -> None:
     record = {"rule": b"* * * * *", "payload": b'{"task":"t"}', **fields}
     for next_planned in (0.0, -1e308, 1.9e9):
         try:
@@ -128,13 +128,13 @@ def test_a_recurrence_that_anybody_wrote_is_planned_or_refused(fields: dict[str,
     st.sampled_from(["schedule", "dead", "finished", "processing"]),
     st.sampled_from(["", "inf", "-inf", "1e308", "1.5"]),
 )
-def test_a_record_is_shown_whatever_is_in_it(fields: dict[str, bytes], payload: bytes, place: Any, score: str) -> None:
+def test_record_with_any_content_is_shown(fields: dict[str, bytes], payload: bytes, place: Any, score: str) -> None:
     status = read_status("q", "a", place, score, {"payload": payload, **fields})
     assert json.loads(msgspec.json.encode(status))["id"] == "a"
     assert 0 <= status.priority <= 9
 
 
-def test_text_that_is_not_a_number_is_read_as_none_or_zero() -> None:
+def test_malformed_number_is_read_as_none_or_zero() -> None:
     assert [number(text) for text in (None, b"", b"abc", b"0x10", b"nan", b"1.5", b"-inf")] == [
         *[None] * 5,
         1.5,
@@ -165,7 +165,7 @@ def test_attempts_are_bounded_and_later_ones_have_a_least_delay() -> None:
     ],
     ids=range(4),
 )
-def test_a_line_of_the_log_is_bounded_whatever_is_in_it(
+def test_log_line_with_any_content_is_bounded(
     event: events.Event, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logger = logging.getLogger("evsched")

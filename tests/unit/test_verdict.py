@@ -1,4 +1,4 @@
-"""The verdict on a run: its outcome follows from what its handler did and from why it was stopped."""
+"""The verdict on a run: its outcome follows from its handler's result and its stop reason."""
 
 from __future__ import annotations
 

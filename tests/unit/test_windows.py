@@ -77,7 +77,7 @@ MINUTE, HOUR = 60, 3600
 @pytest.mark.extra
 @pytest.mark.parametrize("zone", CHANGES)
 @pytest.mark.parametrize("span", SPANS.values(), ids=SPANS)
-def test_on_the_days_of_a_clock_change_a_window_opens_at_its_first_open_minute(span: str, zone: str) -> None:
+def test_window_opens_at_its_first_open_minute_on_a_clock_change(span: str, zone: str) -> None:
     first, *rest = span.split(";")
     window = parse_window(";".join([f"{first} {zone}", *rest]))
     for moment in CHANGES[zone]:
@@ -107,9 +107,7 @@ def test_on_the_days_of_a_clock_change_a_window_opens_at_its_first_open_minute(s
         ("04:00-05:00", 60, 60),
     ],
 )
-def test_a_window_is_an_hour_shorter_or_longer_on_the_days_of_a_clock_change(
-    span: str, spring: int, autumn: int
-) -> None:
+def test_window_is_an_hour_shorter_or_longer_on_a_clock_change(span: str, spring: int, autumn: int) -> None:
     window = parse_window(f"{span} Europe/Berlin")
     for day, minutes in (("2026-03-29", spring), ("2026-10-25", autumn)):
         begin, end = int(berlin(day)), int(berlin(day)) + (23 if day == "2026-03-29" else 25) * HOUR

@@ -1,4 +1,4 @@
-"""`evsched schema`: what it allows is what the readers of payloads and records accept."""
+"""`evsched schema` allows exactly the payloads and records that their readers accept."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def errors(of: Written, value: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("of", ["payload", "inline", "recurrence", None])
-def test_each_is_a_schema(of: Written | None) -> None:
+def test_each_document_is_a_valid_json_schema(of: Written | None) -> None:
     schema = wire_schema(of)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert set(schema["$defs"]) == {"JobPayload", "InlineJob", "RetryPolicy", "RecurrenceRecord"}
 
 
-def test_it_has_the_fields_that_are_read() -> None:
+def test_schema_has_the_fields_that_are_read() -> None:
     fields = {name: set(schema["properties"]) for name, schema in wire_schema()["$defs"].items()}
     assert fields["JobPayload"] == fields["InlineJob"] == set(Payload.__struct_fields__)
     assert fields["RetryPolicy"] == set(RetryFields.__struct_fields__)
@@ -150,7 +150,7 @@ def is_read(written: Any) -> bool:
 
 
 @given(st.fixed_dictionaries({"task": st.sampled_from(["t", "", 5])}, optional=FIELDS))
-def test_the_schema_allows_payloads_that_workers_accept(written: dict[str, Any]) -> None:
+def test_payload_schema_allows_exactly_what_workers_accept(written: dict[str, Any]) -> None:
     assert (errors("payload", written) == []) is is_read(written)
 
 
@@ -168,7 +168,7 @@ RECORD: dict[str, Any] = {
 
 
 def recurs(fields: dict[str, str]) -> Recurrence | None:
-    """Return what a dispatcher reads of a record, None if it refuses it."""
+    """Return the recurrence that a dispatcher reads from a record; None if it refuses it."""
     try:
         return read_recurrence(read_declared("r", {name: text.encode() for name, text in fields.items()}))
     except ConfigError:
@@ -176,7 +176,7 @@ def recurs(fields: dict[str, str]) -> Recurrence | None:
 
 
 @given(st.fixed_dictionaries({}, optional=RECORD))
-def test_the_schema_allows_records_that_dispatchers_accept(more: dict[str, str]) -> None:
+def test_recurrence_schema_allows_exactly_what_dispatchers_accept(more: dict[str, str]) -> None:
     assert (errors("recurrence", REPORT | more) == []) is (recurs(REPORT | more) is not None)
 
 

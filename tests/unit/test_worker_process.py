@@ -13,7 +13,7 @@ from tests.support.recorder import Recorder
 
 @pytest.mark.extra
 @pytest.mark.anyio
-async def test_a_process_that_the_system_cannot_start_is_reported_and_does_not_end_its_parent(
+async def test_process_that_cannot_start_is_reported_and_its_parent_continues(
     recorder: Recorder, tmp_path: Path
 ) -> None:
     gone = str(tmp_path / "gone")
