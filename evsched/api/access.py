@@ -57,6 +57,12 @@ class _Caller:
         self.bucket = Bucket(rate)
 
 
+_HOST: Final = re.compile(r"\*|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+_NO_HOSTS: Final = {"true", "false", "yes", "no", "on", "off", "0", "1"}
+"""Words that say whether, and not for which hosts: `false` must not open the API."""
+
+
 class Access:
     """Knows the tokens.
 
@@ -71,6 +77,12 @@ class Access:
         )
         if read & write:
             raise ConfigError("the same API token is given for reading and for writing: give it for writing only")
+        for name in config.api_open_hosts:
+            if not _HOST.fullmatch(name) or name.lower() in _NO_HOSTS:
+                raise ConfigError(
+                    f"EVSCHED_API_OPEN_HOSTS: {name!r} is not the name of a host: write it without scheme and port, as "
+                    "api.example.com, or *; leave it out if callers need a token"
+                )
         if config.api_open_hosts and (read or write):
             raise ConfigError("the API has tokens, and is open to callers without one: leave out one of both")
         if not (config.api_open_hosts or read or write):

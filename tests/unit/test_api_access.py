@@ -93,6 +93,9 @@ def test_a_bucket_fills_up_to_one_second_of_its_rate() -> None:
         (Config(api_write_tokens=("",)), "the API has no token"),
         (Config(api_read_tokens=(READ,), api_write_tokens=(READ,)), "the same API token"),
         (Config(api_write_tokens=(WRITE,), api_open_hosts=("localhost",)), "leave out one of both"),
+        (Config(api_open_hosts=("false",)), "'false' is not the name of a host"),
+        (Config(api_open_hosts=("http://x",)), "'http://x' is not the name of a host"),
+        (Config(api_open_hosts=("a:80",)), "'a:80' is not the name of a host"),
         (Config(api_write_tokens=("file:/nowhere/at/all",)), "/nowhere/at/all cannot be read: No such file"),
     ],
 )
