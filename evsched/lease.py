@@ -6,13 +6,14 @@ dispatchers and workers read it again every five minutes.
 
 While it changes, some processes have the old lease and some the new one. A worker with the longer one would look dead
 to a dispatcher with the shorter one. So for `SETTLING` seconds after a change, workers use the shorter of the two, and
-dispatchers expect the longer.
+dispatchers expect the longer. The same holds when Redis has lost the lease: until it has settled again, dispatchers
+expect that a worker may have any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, isfinite
 from typing import Final
 
 from msgspec import Struct
@@ -32,7 +33,7 @@ class LeaseLength(Struct, frozen=True):
 
     seconds: float
     before: float | None = None
-    """None = it was never changed."""
+    """None = it was never changed; inf = it is not known, since Redis lost it."""
     since: float = 0.0
     """When it was changed, Unix seconds."""
 
@@ -42,11 +43,12 @@ class LeaseLength(Struct, frozen=True):
             return 0.0
         return max(0.0, min(self.since + SETTLING - now, SETTLING))  # a clock that was set back delays it no further
 
-    def span(self, now: float) -> tuple[float, float]:
-        """Return the lease for workers, and the longest that one of them may have."""
+    def span(self, now: float) -> tuple[float, float | None]:
+        """Return the lease for workers, and the longest that one of them may have; None = not known."""
         if self.before is None or not self.settles_in(now):
             return self.seconds, self.seconds
-        return min(self.seconds, self.before), max(self.seconds, self.before)
+        longest = max(self.seconds, self.before)
+        return min(self.seconds, self.before), longest if isfinite(longest) else None
 
     def text(self) -> str:
         return f"{self.seconds:g}" if self.before is None else f"{self.seconds:g} {self.before:g} {self.since:.0f}"
@@ -60,7 +62,11 @@ def parse_lease(text: bytes | None) -> LeaseLength | None:
     except (ValueError, TypeError):
         return None
     least, most = RANGES["lease"]
-    return found if all(least <= one <= most for one in (seconds, *rest[:1])) and len(rest) in (0, 2) else None
+    if len(rest) not in (0, 2) or not least <= seconds <= most:
+        return None
+    if rest and not ((least <= rest[0] <= most or rest[0] == inf) and isfinite(rest[1])):
+        return None
+    return found
 
 
 class Times:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Final
 
 from msgspec import structs
@@ -25,7 +26,7 @@ _PAUSE: Final = 0.01
 
 async def learn(runtime: Runtime) -> bool:
     """Read how many shards queues have, and the lease; return False if one of them cannot be read now."""
-    return all(await asyncio.gather(_learn_shards(runtime), _learn_lease(runtime)))
+    return all(await asyncio.gather(_learn_shards(runtime), learn_lease(runtime)))
 
 
 async def _learn_shards(runtime: Runtime) -> bool:
@@ -48,14 +49,21 @@ async def _learn_shards(runtime: Runtime) -> bool:
     return True
 
 
-async def _learn_lease(runtime: Runtime) -> bool:
-    """Use the lease that Redis has; if it has none, write this process's."""
+async def learn_lease(runtime: Runtime) -> bool:
+    """Use the lease that Redis has; if it has none, write the one that was read last, or this process's.
+
+    Return False if it cannot be read now.
+    """
     times, given = runtime.times, runtime.config.lease
     try:
-        found = await runtime.sender.send(server.lease())
+        found, now = await runtime.sender.send(server.lease()), 0.0
+        if found is None or found.before is not None:
+            now = await runtime.sender.send(server.clock(keys.LEASE))
         if found is None:
-            found = await runtime.sender.send(server.declare_lease(LeaseLength(times.lease)))
-        now = 0.0 if found.before is None else await runtime.sender.send(server.clock(keys.LEASE))
+            # Redis lost it, so running workers may have any lease; or this is a new deployment.
+            is_new = await runtime.sender.send(server.count_queues()) == 0
+            mine = LeaseLength(times.lease) if is_new else LeaseLength(times.lease, inf, now)
+            found = await runtime.sender.send(server.declare_lease(times.read or mine))
     except StoreError as error:
         runtime.emit(process_events.RedisFailed(kind=error.kind))
         if times.read is None:
@@ -65,7 +73,7 @@ async def _learn_lease(runtime: Runtime) -> bool:
     if first and given is not None and given != found.seconds:
         runtime.emit(process_events.LeaseDiffers(given=given, lease=found.seconds))
     shortest, longest = found.span(now)
-    if (shortest, longest) != (times.lease, times.longest_lease) or first:
+    if (shortest, inf if longest is None else longest) != (times.lease, times.longest_lease) or first:
         times.follow(shortest, longest)
         if not first:
             runtime.emit(process_events.LeaseChanged(lease=found.seconds, settles_in=found.settles_in(now)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from math import inf
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -277,17 +278,24 @@ def lease(
         found, now = redis.send(server.lease()), redis.send(server.clock(keys.LEASE))
         left = 0.0 if found is None else found.settles_in(now)
         if seconds is not None and (found is None or seconds != found.seconds):
-            if left:
+            if left and found is not None and found.before != inf and found.since <= now:
                 raise EvschedError(
                     f"some processes may still have the lease before the last change: repeat the command in "
                     f"{format_duration(left)}"
                 )
-            found = LeaseLength(seconds) if found is None else LeaseLength(seconds, found.seconds, now)
+            if found is None:  # running workers may have any lease
+                is_new = redis.send(server.count_queues()) == 0
+                found = LeaseLength(seconds) if is_new else LeaseLength(seconds, inf, now)
+            else:
+                found = LeaseLength(seconds, inf if left else found.seconds, now)
             redis.send(server.set_lease(found))
             left = found.settles_in(now)
     value, before = (DEFAULT, None) if found is None else (found.seconds, found.before)
     if json:
         output.as_json({"lease": value, "before": before if left else None, "settles_in": left})
         return
-    rest = f"; the change from {before:g} s settles in {format_duration(left)}" if left else ""
+    rest = ""
+    if left and before is not None:
+        was = f"{before:g} s" if before < inf else "an unknown lease"
+        rest = f"; the change from {was} settles in {format_duration(left)}"
     print(f"the lease is {value:g} s{rest}")

@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched import events
+from evsched import events, shard_map
 from evsched.dispatcher.mover import ABANDONED, Mover
 from evsched.dispatcher.queue_rounds import QueueRounds, ServedQueues
 from evsched.events import Dispatched, Event, QueueFound, Woken
@@ -86,6 +86,8 @@ class Janitor:
         """
         store = Store(queue)
         survey, waits = await self._runtime.sender.send_all([store.survey(), store.waits()])
+        if any(lease.held and lease.left > self._runtime.times.longest_lease for lease in survey.leases):
+            await shard_map.learn_lease(self._runtime)  # it may have changed: no worker is judged by an old one
         now = time.monotonic()
         # Jobs that wait may be fetched at any time, and no step announces it: a worker starts, or a slot becomes free.
         rest = self._runtime.times.idle_lease if survey.leases else float("inf")

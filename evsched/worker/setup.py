@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from evsched import events, process_events
+from evsched import events, process_events, shard_map
 from evsched.errors import CannotStart, ConfigError, StoreError, StoreRefused
 from evsched.execution.handlers import Handlers
 from evsched.execution.program import Program
@@ -271,6 +271,8 @@ class QueueSetup:
             if self._done:
                 with contextlib.suppress(StoreError):  # the other loops report it
                     await self._try(server.add_queues(sorted(self._done)), server.set_may_wait)
+            if self._undeclared:
+                await shard_map.learn(self._runtime)  # Redis may have lost the lease too
             with contextlib.suppress(StoreError):
                 await self._restore_shards()
             waits = [await self._declare_lost(queue) for queue in sorted(self._undeclared)]

@@ -68,6 +68,30 @@ async def test_first_process_without_a_lease_setting_writes_the_default(
     assert raw.get(keys.LEASE) == b"30", "a running process restores what Redis has lost"
 
 
+async def test_janitor_reads_the_lease_again_before_it_judges_a_worker_by_it(
+    config: Config, queue: str, sender: BatchingSender, recorder: Recorder, raw: Any
+) -> None:
+    runtime, store = await learn(replace(config, lease=0.5), sender, recorder), Store(queue)
+    assert runtime.times.longest_lease == 0.5
+    await sender.send_all([store.heartbeat("slow", 60.0, fresh=True), store.enqueue([New("a", b'{"task":"t"}')])])
+    await sender.send(store.dispatch(limit=1, cap=1000))
+    raw.lmove(keys.ready(queue), keys.processing(queue, "slow"))
+    await sender.send(redis_server.set_lease(LeaseLength(60.0, inf, await sender.send(redis_server.clock(keys.LEASE)))))
+    await Janitor(runtime, OneQueue(queue)).step(queue)
+    assert (runtime.times.lease, runtime.times.longest_lease) == (60.0, inf)
+
+
+@pytest.mark.parametrize("left", [None, b"garbage"])
+async def test_process_that_finds_no_lease_beside_others_judges_no_worker_by_its_own(
+    config: Config, sender: BatchingSender, recorder: Recorder, raw: Any, left: bytes | None
+) -> None:
+    raw.sadd(keys.QUEUES, "mail")  # as processes that ran before have left it
+    if left is not None:
+        raw.set(keys.LEASE, left)
+    runtime = await learn(replace(config, lease=20.0), sender, recorder)
+    assert (runtime.times.lease, runtime.times.longest_lease) == (20.0, inf)
+
+
 @pytest.mark.parametrize(("seconds", "before"), [(60.0, 14.0), (14.0, 60.0)])
 async def test_process_that_starts_during_a_change_works_with_both_leases(
     config: Config, sender: BatchingSender, recorder: Recorder, seconds: float, before: float

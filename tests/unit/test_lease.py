@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -16,13 +17,31 @@ def shown(times: Times) -> dict[str, Any]:
     return {name: pytest.approx(getattr(times, name)) for name in NAMES}
 
 
-@pytest.mark.parametrize("lease", [LeaseLength(14.0), LeaseLength(0.5), LeaseLength(60.0, 14.0, 1_900_000_000.0)])
+@pytest.mark.parametrize(
+    "lease",
+    [LeaseLength(14.0), LeaseLength(0.5), LeaseLength(60.0, 14.0, 1_900_000_000.0), LeaseLength(14.0, inf, 1.0)],
+)
 def test_lease_is_read_as_it_was_written(lease: LeaseLength) -> None:
     assert parse_lease(lease.text().encode()) == lease
 
 
 @pytest.mark.parametrize(
-    "text", [None, b"", b"soon", b"nan", b"0", b"-3", b"1e9", b"14 15", b"14 0 5", b"1 2 3 4", b"\xff"]
+    "text",
+    [
+        None,
+        b"",
+        b"soon",
+        b"nan",
+        b"0",
+        b"-3",
+        b"1e9",
+        b"14 15",
+        b"14 0 5",
+        b"14 60 nan",
+        b"14 60 inf",
+        b"1 2 3 4",
+        b"\xff",
+    ],
 )
 def test_malformed_stored_lease_is_read_as_none(text: bytes | None) -> None:
     assert parse_lease(text) is None
@@ -34,6 +53,11 @@ def test_both_leases_apply_until_a_change_has_settled() -> None:
         assert lease.span(1000.0 + SETTLING - 1) == (14.0, 60.0)
         assert lease.span(1000.0 + SETTLING) == (lease.seconds, lease.seconds)
     assert LeaseLength(60.0).span(0.0) == (60.0, 60.0)
+
+
+def test_workers_may_have_any_lease_while_the_one_before_is_not_known() -> None:
+    lost = LeaseLength(14.0, inf, 1000.0)
+    assert (lost.span(1000.0), lost.span(1000.0 + SETTLING)) == ((14.0, None), (14.0, 14.0))
 
 
 def test_clock_that_was_set_back_delays_a_change_no_further() -> None:
