@@ -278,7 +278,8 @@ def lease(
         found, now = redis.send(server.lease()), redis.send(server.clock(keys.LEASE))
         left = 0.0 if found is None else found.settles_in(now)
         if seconds is not None and (found is None or seconds != found.seconds):
-            if left and found is not None and found.before != inf and found.since <= now:
+            # A time to come is a malformed one, or the clock was set back. It is stored in whole seconds.
+            if left and found is not None and found.before != inf and found.since <= now + 1:
                 raise EvschedError(
                     f"some processes may still have the lease before the last change: repeat the command in "
                     f"{format_duration(left)}"
