@@ -8,10 +8,15 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from collections.abc import Iterable
 from textwrap import fill
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import evsched
 from evsched.errors import EvschedError
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 
 class UsageError(EvschedError):
@@ -233,3 +238,17 @@ def unknown(name: str) -> UsageError:
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f", did you mean {near[0]}?" if near else ""
     return UsageError(f"there is no command {name!r}{hint} (see evsched --help)")
+
+
+def build(names: Iterable[str] = COMMANDS) -> App:
+    """Return the command `evsched` with the commands of these names.
+
+    A command's module is imported when that command is used: each imports what it needs of Redis, terminals and
+    calendars, which takes longer than most commands run.
+    """
+    from cyclopts import App
+
+    root = App(name="evsched", version=evsched.__version__, suppress_keyboard_interrupt=False, help_format="markdown")
+    for name in names:
+        root.command(f"evsched.cli.{COMMANDS[name].where}", name=name)
+    return root

@@ -15,8 +15,7 @@ from io import TextIOWrapper
 from typing import Final
 
 import evsched
-from evsched.cli import commands
-from evsched.cli.commands import COMMANDS, UsageError
+from evsched.cli.commands import COMMANDS, UsageError, build, overview, unknown, width
 from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded, StoreError
 from evsched.runtime import garbage
 
@@ -82,24 +81,19 @@ def _command(words: list[str]) -> int:
         print(evsched.__version__)
         return 0
     if not words or words[0] in ("--help", "-h"):
-        from evsched.cli.commands import overview
-
         print(overview())
         return 0
     if words[0] not in COMMANDS:
-        from evsched.cli.commands import unknown
-
         raise unknown(words[0])
     from cyclopts import CycloptsError
 
     from evsched.cli import options
-    from evsched.cli.root import build
 
     root = build(words[:1])
     if {"--help", "-h"} & {*words}:
         from evsched.cli.mistakes import PipeConsole
 
-        root.console = PipeConsole(width=commands.width())
+        root.console = PipeConsole(width=width())
     options.incomplete.clear()
     try:
         code = root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")

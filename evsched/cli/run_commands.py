@@ -15,9 +15,8 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from evsched.cli import output
-from evsched.cli.commands import UsageError
+from evsched.cli.commands import UsageError, build
 from evsched.cli.options import Url, UrlOrPrivate, settings, takes_settings, whole
-from evsched.cli.root import build
 from evsched.client.wire_schema import Written, wire_schema
 from evsched.config import Config, variable
 from evsched.environment import as_environment

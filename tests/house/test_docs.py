@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from evsched.cli.root import build
+from evsched.cli.commands import build
 from evsched.jobs.record import FIELDS
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evsched.cli.commands import COMMANDS, Command
-from evsched.cli.root import build
+from evsched.cli.commands import COMMANDS, Command, build
 from tests.support.patience import PATIENCE
 
 RUN = """
@@ -49,7 +48,7 @@ def test_a_call_without_a_command_imports_no_library(words: tuple[str, ...]) -> 
     assert "evsched.cli.main" in imported
     assert foreign(imported) == set()
     assert families(imported) == set()
-    assert not imported & {"asyncio", "inspect", "logging", "evsched.cli.root", "evsched.config"}
+    assert not imported & {"asyncio", "inspect", "logging", "cyclopts", "evsched.config"}
 
 
 def test_a_mistyped_command_imports_no_command() -> None:

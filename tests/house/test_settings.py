@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from evsched.cli.commands import build
 from evsched.cli.options import default, flag
-from evsched.cli.root import build
 from evsched.config import SETTINGS, Setting, variable
 
 TABLE = Path(__file__).parents[2] / "docs" / "settings.md"

@@ -8,9 +8,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 from cyclopts import App, Parameter
 
-from evsched.cli.commands import COMMANDS
+from evsched.cli.commands import COMMANDS, build
 from evsched.cli.options import whole
-from evsched.cli.root import build
 
 
 def _functions(app: App) -> list[Callable[..., Any]]:
