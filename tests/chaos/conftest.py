@@ -31,7 +31,8 @@ class Fleet:
         return child
 
     def lines(self) -> list[tuple[str, str, int, int, float]]:
-        rows = [line.split() for line in self.oracle.read_text().splitlines()]
+        whole, _, _ = self.oracle.read_text().rpartition("\n")  # the last line may be half written
+        rows = [line.split() for line in whole.splitlines()]
         return [(what, job, int(attempt), int(pid), float(at)) for what, job, attempt, pid, at in rows]
 
     def stop(self) -> None:
