@@ -63,7 +63,11 @@ async def learn_lease(runtime: Runtime) -> bool:
             # Redis lost it, so running workers may have any lease; or this is a new deployment.
             is_new = await runtime.sender.send(server.count_queues()) == 0
             mine = LeaseLength(times.lease) if is_new else LeaseLength(times.lease, inf, now)
-            found = await runtime.sender.send(server.declare_lease(times.read or mine))
+            mine = times.read or mine
+            found = await runtime.sender.send(server.declare_lease(mine))
+            if found is None:  # the stored value is not valid
+                await runtime.sender.send(server.set_lease(mine))
+                found = mine
     except StoreError as error:
         runtime.emit(process_events.RedisFailed(kind=error.kind))
         if times.read is None:

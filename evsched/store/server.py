@@ -135,11 +135,11 @@ def lease() -> Call[LeaseLength | None]:
     return Call(("GET", keys.LEASE), parse_lease, near=keys.LEASE)
 
 
-def declare_lease(lease: LeaseLength) -> Call[LeaseLength]:
-    """Write the lease of the deployment if Redis has none; the reply is the one that Redis has then."""
+def declare_lease(lease: LeaseLength) -> Call[LeaseLength | None]:
+    """Write the lease of the deployment if Redis has none; the reply is the one that Redis has then, if it is valid."""
 
-    def read(reply: bytes | None) -> LeaseLength:
-        return parse_lease(reply) or lease
+    def read(reply: bytes | None) -> LeaseLength | None:
+        return lease if reply is None else parse_lease(reply)
 
     return Call(("SET", keys.LEASE, lease.text(), "NX", "GET"), read, near=keys.LEASE)
 

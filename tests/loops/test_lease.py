@@ -90,6 +90,7 @@ async def test_process_that_finds_no_lease_beside_others_judges_no_worker_by_its
         raw.set(keys.LEASE, left)
     runtime = await learn(replace(config, lease=20.0), sender, recorder)
     assert (runtime.times.lease, runtime.times.longest_lease) == (20.0, inf)
+    assert raw.get(keys.LEASE).startswith(b"20 inf ")
 
 
 @pytest.mark.parametrize(("seconds", "before"), [(60.0, 14.0), (14.0, 60.0)])
