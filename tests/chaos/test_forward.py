@@ -46,8 +46,9 @@ class Producer(Thread):
         self._stopping = Event()
 
     def run(self) -> None:
+        waiting = [f"evsched:{{{QUEUE}}}:{place}" for place in ("schedule", "backlog", "backlog:origin:rabbit")]
         while not self._stopping.wait(0.02):
-            if sum(self._raw.zcard(f"evsched:{{{QUEUE}}}:{place}") for place in ("schedule", "backlog")) < BATCH:
+            if sum(map(self._raw.zcard, waiting)) < BATCH:
                 ids = [f"m{n}" for n in range(len(self.ids), len(self.ids) + BATCH)]
                 options = [JobOptions(id=job_id, retention=3600, retry=FAST) for job_id in ids]
                 self._client.enqueue(QUEUE, [new_job("evsched.forward", (self._to, 1), {}, one) for one in options])
