@@ -79,6 +79,9 @@ class BadResult(JobError):
     """The job is done, but its result is not of the type that its task returns."""
 
 
+WRONG_TYPE: Final = "wrongtype"
+"""The kind of a refusal because a key has the wrong type."""
+
 FULL: Final = "oom"
 """The kind of a StoreDown that says that Redis's memory is full. It serves, but refuses what needs memory."""
 

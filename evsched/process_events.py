@@ -33,13 +33,11 @@ class LeaseDiffers(Event, frozen=True, kw_only=True):
 
 
 class LeaseChanged(Event, frozen=True, kw_only=True):
-    """A process has read a new lease, or no longer reckons with the one before."""
+    """A process has read a new lease."""
 
-    line = "the lease in Redis is {lease:g} s; for {settles_in:.0f} s from now some processes may have the one before"
+    line = "the lease in Redis is {lease:g} s now"
 
     lease: float
-    settles_in: float
-    """Seconds during which other processes may still have the one before; 0 = no process has it any more."""
 
 
 class RedisFailed(Event, frozen=True, kw_only=True):

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Final
 
 from msgspec import structs
 
-from evsched import keys, process_events
+from evsched import process_events
 from evsched.config import Config
-from evsched.errors import StoreError, StoreRefused
-from evsched.lease import LeaseLength
+from evsched.errors import WRONG_TYPE, StoreError, StoreRefused
 from evsched.runtime.loops import Runtime
 from evsched.store import server
 from evsched.transport.address import Host
@@ -50,38 +48,37 @@ async def _learn_shards(runtime: Runtime) -> bool:
 
 
 async def learn_lease(runtime: Runtime) -> bool:
-    """Use the lease that Redis has; if it has none, write the one that was read last, or this process's.
+    """Use the lease that Redis has; if it has none that is valid, write the one that was read last, or this process's.
 
     Return False if it cannot be read now.
     """
     times, given = runtime.times, runtime.config.lease
+    first, mine = times.read is None, times.read or times.lease
     try:
-        found, now = await runtime.sender.send(server.lease()), 0.0
-        if found is None or found.before is not None:
-            now = await runtime.sender.send(server.clock(keys.LEASE))
+        found = await _stored_lease(runtime)
         if found is None:
-            # Redis lost it, so running workers may have any lease; or this is a new deployment.
-            is_new = await runtime.sender.send(server.count_queues()) == 0
-            mine = LeaseLength(times.lease) if is_new else LeaseLength(times.lease, inf, now)
-            mine = times.read or mine
-            found = await runtime.sender.send(server.declare_lease(mine))
-            if found is None:  # the stored value is not valid
-                await runtime.sender.send(server.set_lease(mine))
-                found = mine
+            await runtime.sender.send(server.set_lease(mine))
+            found = mine
     except StoreError as error:
         runtime.emit(process_events.RedisFailed(kind=error.kind))
-        if times.read is None:
-            times.follow(times.lease, None)
         return isinstance(error, StoreRefused)  # a right is missing: it would be refused again
-    first, times.read = times.read is None, found
-    if first and given is not None and given != found.seconds:
-        runtime.emit(process_events.LeaseDiffers(given=given, lease=found.seconds))
-    shortest, longest = found.span(now)
-    if (shortest, inf if longest is None else longest) != (times.lease, times.longest_lease) or first:
-        times.follow(shortest, longest)
+    times.read = found
+    if first and given is not None and given != found:
+        runtime.emit(process_events.LeaseDiffers(given=given, lease=found))
+    if first or found != times.lease:
+        times.follow(found)
         if not first:
-            runtime.emit(process_events.LeaseChanged(lease=found.seconds, settles_in=found.settles_in(now)))
+            runtime.emit(process_events.LeaseChanged(lease=found))
     return True
+
+
+async def _stored_lease(runtime: Runtime) -> float | None:
+    try:
+        return await runtime.sender.send(server.lease())
+    except StoreRefused as error:
+        if error.kind != WRONG_TYPE:
+            raise
+        return None
 
 
 async def find(runtime: Runtime, node: Host, found: Callable[[], None]) -> None:

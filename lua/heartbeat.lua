@@ -6,6 +6,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    whose lease
 --        lease     seconds from now to its end
+--        busy      seconds of the lease that the worker has while it holds jobs, '' = not said
 --        fresh     '1' = begin a lease, '' = renew one
 --        owner     the app whose declarations the worker has written, '' = none
 --        content   digest of all that it declares in this queue
@@ -16,9 +17,9 @@
 -- FAILS  none
 -- TWICE  the second call renews once more
 -- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search,
---        idle
+--        idle, busy_leases
 
-local now, worker, lease, fresh, owner, content, program = unpack(ARGV, 1, 7)
+local now, worker, lease, busy, fresh, owner, content, program = unpack(ARGV, 1, 8)
 now = clock(now)
 local ends = now + tonumber(lease)
 
@@ -33,6 +34,9 @@ end
 local kept = fresh == '1' or redis.call('ZSCORE', leases, worker)
 if kept then
   redis.call('ZADD', leases, seconds(ends), worker)
+  if busy ~= '' then
+    redis.pcall('HSET', busy_leases, worker, busy) -- pcall: the dispatchers then judge the worker by their own lease
+  end
 end
 local known = register_program(program, ends)
 register_member(worker, program, now, ends)

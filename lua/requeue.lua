@@ -15,7 +15,7 @@
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter,
---        return_to_backlog, admit, fields_of, keep_failure, call_idle, decline
+--        return_to_backlog, admit, fields_of, keep_failure, call_idle, decline, busy_leases
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -139,6 +139,7 @@ if redis.call('EXISTS', list) == 1 then
 end
 if all then
   redis.call('ZREM', leases, worker)
+  redis.pcall('HDEL', busy_leases, worker)
   decline(worker)
 end
 return { 'all', put, ended }

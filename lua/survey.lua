@@ -6,10 +6,11 @@
 -- ARGV   now       seconds, '' = Redis's clock
 -- REPLY  seconds since a batch of jobs began to move to another shard, '' = none moves; the id of the first job in
 --        ready if workers wait for a message all the same, '' = none; '1' = a part of a limit is reserved; and for each
---        worker: its id; its lease end as it is stored; seconds until then; how many jobs its list holds
+--        worker: its id; its lease end as it is stored; seconds until then; how many jobs its list holds; the
+--        seconds of its lease while it holds jobs, '' = it does not say
 -- FAILS  none
 -- TWICE  it only reads
--- USES   clock, seconds, size_of, processing, moving_batch, idle, limits
+-- USES   clock, seconds, size_of, processing, moving_batch, idle, limits, busy_leases
 --
 -- O(n) in the workers of the queue, about 1 us each.
 
@@ -26,5 +27,7 @@ for i = 1, #found, 2 do
   reply[at + 1], reply[at + 2] = found[i], found[i + 1]
   reply[at + 3] = seconds(tonumber(found[i + 1]) - now)
   reply[at + 4] = size_of('LLEN', processing(found[i]))
+  local busy = redis.pcall('HGET', busy_leases, found[i])
+  reply[at + 5] = type(busy) == 'string' and busy or ''
 end
 return reply

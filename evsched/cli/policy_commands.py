@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from math import inf
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -20,10 +19,9 @@ from evsched.cli.unknown_queues import missing, note_unknown
 from evsched.client import gate
 from evsched.client.client import SyncClient
 from evsched.config import RANGES, out_of_range
-from evsched.display import format_duration
 from evsched.errors import ConfigError, EvschedError
 from evsched.keys import check_queue
-from evsched.lease import DEFAULT, LeaseLength
+from evsched.lease import DEFAULT
 from evsched.store import server
 from evsched.store.gate_limits import Limits, merged, own, shown
 from evsched.store.server import clock
@@ -275,28 +273,12 @@ def lease(
     if seconds is not None and not RANGES["lease"].least <= seconds <= RANGES["lease"].most:
         raise UsageError(out_of_range("lease", seconds).removeprefix("EVSCHED_"))
     with client(url) as redis:
-        found, now = redis.send(server.lease()), redis.send(server.clock(keys.LEASE))
-        left = 0.0 if found is None else found.settles_in(now)
-        if seconds is not None and (found is None or seconds != found.seconds):
-            # A time to come is a malformed one, or the clock was set back. It is stored in whole seconds.
-            if left and found is not None and found.before != inf and found.since <= now + 1:
-                raise EvschedError(
-                    f"some processes may still have the lease before the last change: repeat the command in "
-                    f"{format_duration(left)}"
-                )
-            if found is None:  # running workers may have any lease
-                is_new = redis.send(server.count_queues()) == 0
-                found = LeaseLength(seconds) if is_new else LeaseLength(seconds, inf, now)
-            else:
-                found = LeaseLength(seconds, inf if left else found.seconds, now)
-            redis.send(server.set_lease(found))
-            left = found.settles_in(now)
-    value, before = (DEFAULT, None) if found is None else (found.seconds, found.before)
+        if seconds is not None:
+            redis.send(server.set_lease(seconds))
+        found = redis.send(server.lease())
     if json:
-        output.as_json({"lease": value, "before": before if left else None, "settles_in": left})
-        return
-    rest = ""
-    if left and before is not None:
-        was = f"{before:g} s" if before < inf else "an unknown lease"
-        rest = f"; the change from {was} settles in {format_duration(left)}"
-    print(f"the lease is {value:g} s{rest}")
+        output.as_json({"lease": DEFAULT if found is None else found})
+    elif found is None:
+        print(f"no valid lease is stored: the next process that starts stores its --lease, or {DEFAULT:g} s")
+    else:
+        print(f"the lease is {found:g} s")

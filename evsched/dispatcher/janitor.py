@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched import events, shard_map
+from evsched import events
 from evsched.dispatcher.mover import ABANDONED, Mover
 from evsched.dispatcher.queue_rounds import QueueRounds, ServedQueues
 from evsched.events import Dispatched, Event, QueueFound, Woken
@@ -86,8 +86,6 @@ class Janitor:
         """
         store = Store(queue)
         survey, waits = await self._runtime.sender.send_all([store.survey(), store.waits()])
-        if any(lease.held and lease.left > self._runtime.times.longest_lease for lease in survey.leases):
-            await shard_map.learn_lease(self._runtime)  # it may have changed: no worker is judged by an old one
         now = time.monotonic()
         # Jobs that wait may be fetched at any time, and no step announces it: a worker starts, or a slot becomes free.
         rest = self._runtime.times.idle_lease if survey.leases else float("inf")
@@ -114,7 +112,8 @@ class Janitor:
             wait = self._wait(lease, now - seen.since)
             if wait <= 0:
                 await self._requeue(store, lease.worker, lease.end)
-                self._judged_dead[key] = now + self._runtime.times.longest_block + self._runtime.times.longest_heartbeat
+                times, busy = self._runtime.times, self._busy_lease(lease)
+                self._judged_dead[key] = now + times.probe_of(busy) + times.heartbeat_of(busy)
             else:
                 alive.add(key)
                 rest = min(rest, wait)
@@ -135,14 +134,19 @@ class Janitor:
 
     def _wait(self, lease: Lease, unchanged: float) -> float:
         """Return the seconds after which to look at this lease again; 0 or less = the worker is dead."""
-        longest, heartbeat = self._runtime.times.longest_lease, self._runtime.times.longest_heartbeat
+        busy = self._busy_lease(lease)
+        heartbeat = self._runtime.times.heartbeat_of(busy)
         if lease.left <= 0:
             return heartbeat - unchanged
-        if lease.held and lease.left > longest:
+        if lease.held and lease.left > busy:
             # It fetched a job and never started it, or Redis's clock was set back: the end of its lease says nothing.
-            return min(longest - heartbeat - unchanged, heartbeat)
+            return min(busy - heartbeat - unchanged, heartbeat)
         # Look a heartbeat before the lease ends: it has then been watched for long enough when it does.
         return max(lease.left - heartbeat, min(lease.left, heartbeat))
+
+    def _busy_lease(self, lease: Lease) -> float:
+        """Return the lease that a worker has while it holds jobs, as the worker says."""
+        return lease.busy or self._runtime.times.lease
 
     async def _requeue(self, store: Store, worker: str, lease: bytes) -> bool:
         """Put back the jobs of a worker. If its lease has changed since it was judged, stop and return False."""

@@ -16,7 +16,7 @@ from typing import Final
 from evsched import events
 from evsched.dispatcher.queue_rounds import QueueRounds, ServedQueues
 from evsched.dispatcher.timing import RedisClock
-from evsched.errors import ConfigError, StoreRefused
+from evsched.errors import WRONG_TYPE, ConfigError, StoreRefused
 from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import Plan, read_declared, read_recurrence, window_names
 from evsched.runtime.loops import Runtime
@@ -80,9 +80,6 @@ _SLICE: Final = 25
 
 _REWIND_SLICE: Final = 250
 """Recurrences that one call of `rewind` reads: under 1 ms."""
-
-_WRONG_TYPE: Final = "wrongtype"
-"""The kind of a refusal that concerns the key of the calendars, or of the windows, alone."""
 
 _UNREADABLE: Final = (ConfigError, ValueError, ArithmeticError, OSError)
 """Raised for a record that is not valid; all but ConfigError: by numbers that are too large for a date."""
@@ -172,7 +169,7 @@ class Occurrences:
         try:
             return await self._runtime.sender.send(call)
         except StoreRefused as error:
-            if error.kind != _WRONG_TYPE:
+            if error.kind != WRONG_TYPE:
                 raise
             return {}  # only these recurrences are affected, and are reported
 

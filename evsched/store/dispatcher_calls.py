@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.record import number
+from evsched.lease import parse_lease
 from evsched.recurrence.calendars import names_of
 from evsched.store.queue import Queue, as_bool, as_fields, as_optional, as_pairs, as_tuple
 from evsched.transport.call import Call, Word, text, texts
@@ -64,6 +65,8 @@ class Lease(Struct, frozen=True):
     """Seconds until its end; negative if it has ended."""
     held: int
     """Jobs in the worker's list."""
+    busy: float | None = None
+    """The seconds of its lease while it holds jobs, as it says; None = it does not say, or nothing valid."""
 
 
 class Survey(Struct, frozen=True):
@@ -201,7 +204,8 @@ class DispatcherCalls(Queue):
         def read(reply: list[Any]) -> Survey:
             since, beside, reserved, *flat = reply
             leases = [
-                Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3]) for i in range(0, len(flat), 4)
+                Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3], parse_lease(flat[i + 4]))
+                for i in range(0, len(flat), 5)
             ]
             moving = float(since) if since else None
             return Survey(leases, moving, text(beside) if beside else None, reserved == b"1")

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
-from evsched.lease import LeaseLength, parse_lease
+from evsched.lease import parse_lease
 from evsched.shards import MOST
 from evsched.transport.address import Host
 from evsched.transport.call import Call, Word, raw, text
@@ -130,22 +130,13 @@ def layout() -> Call[int]:
     return Call(("SET", keys.LAYOUT_KEY, keys.LAYOUT, "NX", "GET"), read, near=keys.LAYOUT_KEY)
 
 
-def lease() -> Call[LeaseLength | None]:
-    """Read the lease of the deployment; None = Redis has none, or it is not valid."""
+def lease() -> Call[float | None]:
+    """Read the lease, in seconds; None = Redis has none, or it is not valid."""
     return Call(("GET", keys.LEASE), parse_lease, near=keys.LEASE)
 
 
-def declare_lease(lease: LeaseLength) -> Call[LeaseLength | None]:
-    """Write the lease of the deployment if Redis has none; the reply is the one that Redis has then, if it is valid."""
-
-    def read(reply: bytes | None) -> LeaseLength | None:
-        return lease if reply is None else parse_lease(reply)
-
-    return Call(("SET", keys.LEASE, lease.text(), "NX", "GET"), read, near=keys.LEASE)
-
-
-def set_lease(lease: LeaseLength) -> Call[Any]:
-    return Call(("SET", keys.LEASE, lease.text()), raw, near=keys.LEASE)
+def set_lease(seconds: float) -> Call[Any]:
+    return Call(("SET", keys.LEASE, f"{seconds:g}"), raw, near=keys.LEASE)
 
 
 def size() -> Call[int]:

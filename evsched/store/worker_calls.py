@@ -141,14 +141,21 @@ class WorkerCalls(Queue):
         worker: str,
         lease: float,
         *,
+        busy: float | None = None,
         fresh: bool = False,
         announced: Announced = Announced(),  # noqa: B008 - it is frozen
         now: float | None = None,
     ) -> Call[Renewed]:
-        """Renew a lease, or begin one. `announced`: the declarations of its app that the worker has written."""
+        """Renew a lease, or begin one.
+
+        `busy`: the seconds of the lease that the worker has while it holds jobs. `announced`: the declarations of its
+        app that the worker has written.
+        """
         renewed = as_struct(Renewed, as_bool, int, texts, as_bool, as_bool)
         words = announced.owner, announced.content, announced.program
-        return self._verb("heartbeat", renewed, self._stamp(now), worker, lease, "1" if fresh else "", *words)
+        return self._verb(
+            "heartbeat", renewed, self._stamp(now), worker, lease, busy or "", "1" if fresh else "", *words
+        )
 
     def set_program(self, program: str, tasks: Sequence[str]) -> Call[int]:
         """Write the names of the tasks of an app, one at least, under their digest."""

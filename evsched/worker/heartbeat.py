@@ -268,12 +268,13 @@ class Heartbeat(threading.Thread):
         Raises:
             StoreDown, StoreRefused
         """
-        lease = self._times.lease if self._short else self._times.idle_lease
+        busy = self._times.lease
+        lease = busy if self._short else self._times.idle_lease
         announced = self._listener.announced(store.queue)
-        found = self._sender.send(store.heartbeat(self._worker, lease, announced=announced))
+        found = self._sender.send(store.heartbeat(self._worker, lease, busy=busy, announced=announced))
         if not found.kept:
             self._listener.lease_lost(store.queue)
-            self._sender.send(store.heartbeat(self._worker, lease, fresh=True))
+            self._sender.send(store.heartbeat(self._worker, lease, busy=busy, fresh=True))
         if not found.declared:
             self._listener.undeclared(store.queue)
         self._listener.counted(store.queue, found.held, waits=found.waits)

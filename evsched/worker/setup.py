@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from evsched import events, process_events, shard_map
-from evsched.errors import CannotStart, ConfigError, StoreError, StoreRefused
+from evsched.errors import WRONG_TYPE, CannotStart, ConfigError, StoreError, StoreRefused
 from evsched.execution.handlers import Handlers
 from evsched.execution.program import Program
 from evsched.jobs.retry import write_policy
@@ -30,9 +30,6 @@ from evsched.store.queue import Announced
 from evsched.store.recurrence_calls import Registered
 from evsched.store.store import Store
 from evsched.transport.call import Call
-
-_WRONG_TYPE: Final = "wrongtype"
-"""The kind of a refusal that concerns one recurrence, since `register` has checked the keys of the queue."""
 
 
 class Declarations:
@@ -125,7 +122,7 @@ class Declarations:
             if done != "older":
                 await self._check_names(store, one)
         except StoreRefused as error:
-            if error.kind != _WRONG_TYPE:
+            if error.kind != WRONG_TYPE:  # of one recurrence: `register` has checked the keys of the queue
                 raise
             self._runtime.emit(events.RecurrenceBroken(queue=store.queue, name=one.name, reason=str(error)))
             return True
@@ -201,8 +198,9 @@ class QueueSetup:
         """Try to set up a queue; return 0, or the seconds after which to try again."""
         if self.is_done(store):
             return 0.0
-        lease, announced = self._runtime.times.idle_lease, self._announced(store.queue)
-        wait = await self._write(store, store.heartbeat(self._worker, lease, fresh=True, announced=announced))
+        times, announced = self._runtime.times, self._announced(store.queue)
+        begin = store.heartbeat(self._worker, times.idle_lease, busy=times.lease, fresh=True, announced=announced)
+        wait = await self._write(store, begin)
         if not wait:
             self._done.add(store.queue)
         return wait

@@ -11,26 +11,17 @@ from tests.support.cli import Cli
 
 
 def test_lease_is_shown_and_changed(cli: Cli, raw: Any) -> None:
-    assert cli.run("lease").stdout == "the lease is 14 s\n"
+    assert cli.run("lease").stdout == (
+        "no valid lease is stored: the next process that starts stores its --lease, or 14 s\n"
+    )
+    assert cli.json("lease") == {"lease": 14}
     assert not raw.exists(keys.LEASE), "to look changes nothing"
     assert cli.run("lease", "20").stdout == "the lease is 20 s\n"
-    assert cli.run("lease", "30").stdout == "the lease is 30 s; the change from 20 s settles in 15m 00s\n"
-    found = cli.json("lease")
-    assert (found["lease"], found["before"], found["settles_in"] > 600) == (30, 20, True)
-    assert cli.run("lease", "30").returncode == 0, "nothing changes"
-
-
-def test_second_change_has_to_wait_for_the_first(cli: Cli, raw: Any) -> None:
-    cli.run("lease", "20")
-    cli.run("lease", "30")
-    before = raw.get(keys.LEASE)
-    done = cli.run("lease", "40")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "some processes may still have the lease before the last change: repeat the command in 1" in done.stderr
-    assert raw.get(keys.LEASE) == before
-    raw.set(keys.LEASE, "30 20 1000")
-    assert cli.json("lease") == {"lease": 30, "before": None, "settles_in": 0}
-    assert cli.run("lease", "40").returncode == 0
+    assert cli.run("lease", "30").stdout == "the lease is 30 s\n"
+    assert cli.json("lease") == {"lease": 30}
+    raw.delete(keys.LEASE)
+    raw.rpush(keys.LEASE, "no", "string")
+    assert cli.run("lease", "40").stdout == "the lease is 40 s\n"
 
 
 @pytest.mark.parametrize("value", ["0", "nan", "100000", "soon"])
