@@ -215,10 +215,7 @@ def set_calendar(
         raise UsageError(f"--years is {years}: from 1 to {_YEARS_MOST}")
     with client(url) as redis:
         year = _today(redis).year
-        try:
-            found = read_file(file, date(year - 1, 1, 1), date(year + years, 12, 31))
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
+        found = read_file(file, date(year - 1, 1, 1), date(year + years, 12, 31))
         if not found.days:
             raise UsageError(f"{file} has no event that lasts whole days, from {year - 1} to {year + years}")
         planned = redis.set_calendar(queue, name, format_calendar(found.days))
@@ -292,10 +289,7 @@ def set_window(
     Example: evsched windows set nights '22:00-06:00 Europe/Berlin'
     """
     with client(url, changes_queue=True) as redis:
-        try:
-            back = redis.set_window(queue, name, window)
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
+        back = redis.set_window(queue, name, window)
     print(f"{name} is {window}" + (f"; {back} jobs that waited for it are checked again" if back else ""))
 
 

@@ -43,7 +43,7 @@ from evsched.client.sweeps import Sweeps
 from evsched.client.target_tasks import QUEUE, is_target
 from evsched.config import DEFAULT_QUEUE
 from evsched.display import escape
-from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
+from evsched.errors import JobDead, JobMissing, StoreDown
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus
@@ -106,12 +106,9 @@ def enqueue(
     if timeout is not None:
         options["timeout"] = parse_length(timeout)
     args, kwargs = [argument(text) for text in arguments or ()], keyword_arguments(arg or ())
-    try:
-        options["unique"] = _unique(unique, within)
-        check_job_options(options)
-        job = new_job(task, args, kwargs, options)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    options["unique"] = _unique(unique, within)
+    check_job_options(options)
+    job = new_job(task, args, kwargs, options)
     if unique:
         job = replace(job, id=id_of_arguments(task, args, kwargs))
     with client(url, changes_queue=id is not None or unique) as redis:  # an id has one home among the shards

@@ -27,7 +27,7 @@ from evsched.client.operations import Operation, once
 from evsched.client.spread import answering, queue_stats, read_all_shards, read_shards
 from evsched.config import LISTS, SETTINGS, Config, variable
 from evsched.display import escape
-from evsched.errors import ConfigError, StoreDown
+from evsched.errors import StoreDown
 from evsched.keys import check_queue
 from evsched.lease import DEFAULT
 from evsched.shards import Shards, unread
@@ -83,27 +83,21 @@ def check_queues(names: Sequence[str] | None) -> None:
     """Refuse a --queue that is not a queue's name. It has no weight.
 
     Raises:
-        UsageError
+        ConfigError
     """
-    try:
-        for name in names or ():
-            check_queue(name)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    for name in names or ():
+        check_queue(name)
 
 
 def settings(url: str | None = None, **flags: Any) -> Config:
     """Return the settings of this process.
 
     Raises:
-        UsageError: one of them is not valid.
+        ConfigError: one of them is not valid.
     """
     _warn()
-    try:
-        found = environment.load(os.environ, url=url, **flags)
-        address.parse(found.url)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    found = environment.load(os.environ, url=url, **flags)
+    address.parse(found.url)
     return found
 
 

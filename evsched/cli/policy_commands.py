@@ -108,15 +108,13 @@ def _queue(command: str, first: str | None, flag: str | None) -> str:
     """Return the queue that a command names, as its first argument or with --queue.
 
     Raises:
-        UsageError: it names none, or two, or the name is not valid.
+        UsageError: it names none, or two.
+        ConfigError: the name is not valid.
     """
     queue = first or flag
     if queue is None or (first and flag):
         raise UsageError(f"{command}: name one queue: evsched {command} mail")
-    try:
-        return check_queue(queue)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    return check_queue(queue)
 
 
 def pause(
@@ -215,10 +213,7 @@ def limit(
             if not present.queue and not present.groups:
                 raise EvschedError(f"{unknown}; --create sets limits before its first job")
         stores = redis.stores(queue)
-        try:
-            parts = redis.run(gate.set_limits(stores, fields))
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
+        parts = redis.run(gate.set_limits(stores, fields))
         unknown = 0 if fields else note_unknown(redis, [queue])
     found = by_part(stores, parts)
     if json:
@@ -237,13 +232,10 @@ def _fields(group: str | None, task: str | None, asked: Mapping[str, str | None]
     """Return the limits that are to be set, by their fields; None removes one.
 
     Raises:
-        UsageError: a value is not valid.
+        UsageError, ConfigError: a value is not valid.
     """
-    try:
-        given = {name: _number(name, text) for name, text in asked.items() if text is not None}
-        return gate.limit_fields(group, task, given)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    given = {name: _number(name, text) for name, text in asked.items() if text is not None}
+    return gate.limit_fields(group, task, given)
 
 
 def _number(name: str, text: str) -> float | None:

@@ -61,10 +61,7 @@ def shard(
 
     Example: evsched queues shard mail 12
     """
-    try:
-        check_count(check_queue(queue), count)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    check_count(check_queue(queue), count)
     with client(url, changes_queue=True) as redis:
         counts = redis.send(server.shards())
         if (whole := Shards(counts).whole(queue)) != queue:

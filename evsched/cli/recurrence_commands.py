@@ -110,10 +110,7 @@ def pause(
 
     Example: evsched recurrences pause nightly --until 2030-01-31T09:00 --why "the warehouse moves"
     """
-    try:
-        at = None if until is None else parse_future(until, zone)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    at = None if until is None else parse_future(until, zone)
     with client_of(url, queue) as redis:
         ends = end_of_pause(redis, queue, at)
         try:
@@ -166,19 +163,16 @@ def backfill(
 
     Example: evsched recurrences backfill nightly --from 2030-01-01 --to 2030-02-01
     """
-    try:
-        first = parse_time(since, zone)
-        last = float("inf") if until is None else parse_time(until, zone)
-        if last <= first:
-            raise UsageError("--to: after --from")
-        with client_of(url, queue) as redis:
-            if dry_run:
-                _list(redis.run(recurrence_operations.planned_between(Store(queue), name, first, last)), zone, json)
-                return
-            found = redis.run(recurrence_operations.backfill(Store(queue), name, first, last))
-            paused = "paused" in redis.send(Store(queue).recurrence(name))
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    first = parse_time(since, zone)
+    last = float("inf") if until is None else parse_time(until, zone)
+    if last <= first:
+        raise UsageError("--to: after --from")
+    with client_of(url, queue) as redis:
+        if dry_run:
+            _list(redis.run(recurrence_operations.planned_between(Store(queue), name, first, last)), zone, json)
+            return
+        found = redis.run(recurrence_operations.backfill(Store(queue), name, first, last))
+        paused = "paused" in redis.send(Store(queue).recurrence(name))
     if json:
         output.as_json(found)
     else:
@@ -292,19 +286,16 @@ def next_times(
     if rule and name is not None:
         raise UsageError("give the name of a recurrence, or --rule, not both")
     unknown = 0
-    try:
-        shown_in = find_zone("UTC" if zone is None else zone)
-        first = None if since is None else parse_time(since, zone)
-        last = None if until is None else parse_time(until, zone)
-        if rule:
-            ahead, now = _given(rule, shown_in.key), time.time()
-        else:
-            with client_of(url, queue) as redis:
-                now = redis.now(queue)
-                ahead = _kept(redis, queue, now) if name is None else [_named(redis, queue, name, now)]
-                unknown = note_if_unknown(redis, queue, ahead) if name is None else 0
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    shown_in = find_zone("UTC" if zone is None else zone)
+    first = None if since is None else parse_time(since, zone)
+    last = None if until is None else parse_time(until, zone)
+    if rule:
+        ahead, now = _given(rule, shown_in.key), time.time()
+    else:
+        with client_of(url, queue) as redis:
+            now = redis.now(queue)
+            ahead = _kept(redis, queue, now) if name is None else [_named(redis, queue, name, now)]
+            unknown = note_if_unknown(redis, queue, ahead) if name is None else 0
     first = now if first is None else first
     if last is None and by == "hour":
         last = first + 86400
@@ -476,32 +467,29 @@ def add(
 
     Example: evsched recurrences add nightly report '"sales"' --rule '0 2 * * *' --zone Europe/Berlin
     """
-    try:
-        options = JobOptions(priority=priority, group=group, window=window)
-        check_job_options(options)
-        declared = Declared(
-            name=name,
-            rule=rule,
-            payload=new_job(task, [argument(text) for text in arguments or ()], {}, options).payload,
-            zone="UTC" if zone is None else zone,
-            priority=priority,
-            group=group,
-            start=None if start is None else parse_time(start, zone),
-            end=None if end is None else parse_time(end, zone),
-            count=count,
-            spread=spread,
-            misfire=misfire,
-            overlap=overlap,
-            window=window,
-            after=after,
-            skip=skip,
-            pause_after=pause_after,
-        )
-        with client(url) as redis:
-            done, paused = redis.run(recurrence_operations.add(Store(queue), declared))
-        print(f"{name} {done}" + (", and stays paused" if paused else ""))
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    options = JobOptions(priority=priority, group=group, window=window)
+    check_job_options(options)
+    declared = Declared(
+        name=name,
+        rule=rule,
+        payload=new_job(task, [argument(text) for text in arguments or ()], {}, options).payload,
+        zone="UTC" if zone is None else zone,
+        priority=priority,
+        group=group,
+        start=None if start is None else parse_time(start, zone),
+        end=None if end is None else parse_time(end, zone),
+        count=count,
+        spread=spread,
+        misfire=misfire,
+        overlap=overlap,
+        window=window,
+        after=after,
+        skip=skip,
+        pause_after=pause_after,
+    )
+    with client(url) as redis:
+        done, paused = redis.run(recurrence_operations.add(Store(queue), declared))
+    print(f"{name} {done}" + (", and stays paused" if paused else ""))
 
 
 @app.command
