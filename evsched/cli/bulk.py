@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from evsched.cli import output
+from evsched.cli.command_client import client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import parse_length, parse_past
 from evsched.cli.output import Column, Moment, asked_to_end, progress_bar, table
-from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.client.client import SyncClient
 from evsched.client.reshard import finish_moves
 from evsched.client.sweep import Filter, Sweep

@@ -16,10 +16,10 @@ from msgspec import Struct
 
 import evsched
 from evsched.cli import output
+from evsched.cli.command_client import client, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queue, Url, client, whole
+from evsched.cli.options import Json, Queue, Url, whole
 from evsched.cli.output import Column, Moment, table
-from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError

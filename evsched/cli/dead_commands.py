@@ -11,9 +11,9 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, BulkFlags, by_filter, change
+from evsched.cli.command_client import client_of, client_of_job, note_if_unknown
 from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, whole
 from evsched.cli.output import Column, Moment, table
-from evsched.cli.unknown_queues import client_of, client_of_job, note_if_unknown
 from evsched.client.client import SyncClient
 from evsched.client.sweep import dropping, reviving
 from evsched.config import DEFAULT_QUEUE

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from evsched.cli.command_client import client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Queue, Url
-from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.client import spread
 from evsched.client.client import SyncClient
 from evsched.client.recurrence_operations import is_retired, kept

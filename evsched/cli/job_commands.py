@@ -16,21 +16,10 @@ from msgspec.structs import replace
 from evsched import keys
 from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show_matches
+from evsched.cli.command_client import client, client_of_job, no_window, not_served, note_if_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import (
-    Json,
-    Queue,
-    QueueOfJob,
-    Url,
-    check_limit,
-    client,
-    parse_due,
-    parse_length,
-    settings,
-    whole,
-)
+from evsched.cli.options import Json, Queue, QueueOfJob, Url, check_limit, parse_due, parse_length, settings, whole
 from evsched.cli.output import Moment
-from evsched.cli.unknown_queues import client_of_job, no_window, not_served, note_if_unknown
 from evsched.client import spread
 from evsched.client.client import Client, SyncClient
 from evsched.client.explain import Explanation, missing, no_explanation, opening

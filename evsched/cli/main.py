@@ -87,17 +87,13 @@ def _command(words: list[str]) -> int:
         raise unknown(words[0])
     from cyclopts import CycloptsError
 
-    from evsched.cli import options
-
     root = build(words[:1])
     if {"--help", "-h"} & {*words}:
         from evsched.cli.mistakes import PipeConsole
 
         root.console = PipeConsole(width=width())
-    options.incomplete.clear()
     try:
-        code = root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
-        return code or int(options.incomplete.is_set())
+        return root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
     except CycloptsError as error:
         from evsched.cli.mistakes import mistake
 

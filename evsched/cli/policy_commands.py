@@ -12,11 +12,11 @@ from cyclopts import Parameter
 
 from evsched import keys
 from evsched.cli import output
+from evsched.cli.command_client import client, missing, note_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, client, parse_future
+from evsched.cli.options import Json, Queues, Url, parse_future
 from evsched.cli.output import Column, Moment, table
 from evsched.cli.queue_commands import each, read_limits, report
-from evsched.cli.unknown_queues import missing, note_unknown
 from evsched.client import gate
 from evsched.client.client import SyncClient
 from evsched.config import RANGES, out_of_range

@@ -9,10 +9,10 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
+from evsched.cli.command_client import client, missing, note_unknown, shards_unread
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, check_queues, client, shards_unread, whole
+from evsched.cli.options import Json, Queues, Url, check_queues, whole
 from evsched.cli.output import Column, Moment, asked_to_end, progress_bar, table
-from evsched.cli.unknown_queues import missing, note_unknown
 from evsched.client import new_shards, reshard, spread
 from evsched.client.client import SyncClient
 from evsched.client.new_shards import Gates

@@ -13,13 +13,13 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
+from evsched.cli.command_client import client, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.deploy_commands import prune, rollback
 from evsched.cli.job_commands import argument
-from evsched.cli.options import Json, Queue, RecurrenceName, Url, client, parse_future, parse_time, whole
+from evsched.cli.options import Json, Queue, RecurrenceName, Url, parse_future, parse_time, whole
 from evsched.cli.output import Column, Moment, sentence, table
 from evsched.cli.policy_commands import end_of_pause
-from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.client import recurrence_operations
 from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, check_job_options, new_job

@@ -20,10 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, check_queues, client, settings
+from evsched.cli.command_client import client, note_unknown
+from evsched.cli.options import Json, Queues, Url, check_queues, settings
 from evsched.cli.output import Column, fit, moment
 from evsched.cli.queue_commands import report
-from evsched.cli.unknown_queues import note_unknown
 from evsched.display import escape, format_duration
 from evsched.errors import StoreDown, StoreRefused
 from evsched.top.collector import Top
