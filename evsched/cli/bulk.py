@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
@@ -12,7 +12,7 @@ from evsched.cli import output
 from evsched.cli.command_client import client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import parse_length, parse_past
-from evsched.cli.output import Column, Moment, asked_to_end, progress_bar, table
+from evsched.cli.output import Column, Moment, asked_to_end, listing, progress_bar
 from evsched.client.client import SyncClient
 from evsched.client.reshard import finish_moves
 from evsched.client.sweep import Filter, Sweep
@@ -119,7 +119,10 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
         sweep = Sweeps(map(plan, stores))
         if bulk is not None and bulk.dry_run:
             found = search(redis, sweep.without_change())
-            _list(found, done, bulk.json)
+            if not bulk.json:
+                print(f"{len(found)} would be {done}" + (", among them:" if len(found) > _EXAMPLES else ""))
+            if found or bulk.json:
+                list_matches(found if bulk.json else found[:_EXAMPLES], bulk.json, "")
             return note_if_unknown(redis, queue, found)
         _finish_moves(redis, stores)
         try:
@@ -169,39 +172,17 @@ def _run(redis: SyncClient, sweep: Sweeps, done: str) -> int:
     return 0
 
 
-def _list(found: Sequence[Match], done: str, json: bool) -> None:
-    if json:
-        output.as_json([describe(job) for job in found])
-        return
-    print(f"{len(found)} would be {done}" + (", among them:" if len(found) > _EXAMPLES else ""))
-    if found:
-        show_matches(found[:_EXAMPLES], "")
+_COLUMNS: Final = (
+    Column("place", 1),
+    Column("job"),
+    Column("due / died", 2),
+    Column("task", 3),
+    Column("created", 4),
+    Column("by", 5),
+)
 
 
-def describe(job: Match) -> dict[str, Any]:
-    """Return a job as JSON has it."""
-    return {
-        "place": job.place,
-        "id": job.id,
-        "at": job.at,
-        "task": job.task,
-        "group": job.group,
-        "created": job.created,
-        "by": job.by,
-        "reason": job.reason,
-        "error": job.error,
-    }
-
-
-def show_matches(jobs: Sequence[Match], empty: str) -> None:
-    """Print jobs as a table, or the sentence `empty` without any."""
-    columns = (
-        Column("place", 1),
-        Column("job"),
-        Column("due / died", 2),
-        Column("task", 3),
-        Column("created", 4),
-        Column("by", 5),
-    )
-    rows = [(job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by) for job in jobs]
-    table(columns, rows, empty)
+def list_matches(jobs: Sequence[Match], json: bool, empty: str) -> None:
+    """Print jobs as JSON or as a table; the sentence `empty` without any."""
+    rows = ((job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by) for job in jobs)
+    listing(json, jobs, _COLUMNS, rows, empty)

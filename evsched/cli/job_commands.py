@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.cli import ledger_rows, output
-from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show_matches
+from evsched.cli.bulk import Bulk, Only, by_filter, change, list_matches, read, search
 from evsched.cli.command_client import client, client_of_job, no_window, not_served, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queue, QueueOfJob, Url, check_limit, parse_due, parse_length, settings, whole
@@ -263,10 +263,7 @@ def jobs(
     for name, listed in Counter(job.place for job in rows).items():
         if there[name] > listed:
             output.note(f"{listed} of {there[name]} jobs in {name}: --limit {there[name]} lists them all")
-    if json:
-        output.as_json([describe(job) for job in rows])
-    else:
-        show_matches(rows, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"))
+    list_matches(rows, json, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"))
     return unknown
 
 

@@ -15,10 +15,11 @@ from evsched.cli import output
 from evsched.cli.command_client import client, missing, note_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, parse_future
-from evsched.cli.output import Column, Moment, table
+from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, read_limits, report
 from evsched.client import gate
 from evsched.client.client import SyncClient
+from evsched.client.operations import Operation
 from evsched.config import RANGES, out_of_range
 from evsched.display import format_duration
 from evsched.errors import ConfigError, EvschedError
@@ -37,6 +38,10 @@ def by_part(stores: Sequence[Store], parts: Sequence[Limits]) -> list[tuple[str 
     whole = merged(parts)
     alone = [(store.queue, own(part, whole)) for store, part in zip(stores, parts, strict=True)]
     return [(None, whole), *(alone if len(parts) > 1 else ())]
+
+
+def _read_parts(stores: Sequence[Store]) -> Operation[list[tuple[str | None, Limits]]]:
+    return by_part(stores, (yield from read_limits(stores)))
 
 
 def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
@@ -72,7 +77,7 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """
     rows, listed = list[tuple[str, str, str, object, str]](), list[dict[str, Any]]()
     with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: by_part(stores, read_limits(redis, stores)))
+        read, down = each(redis, queue, _read_parts)
         for one in read:
             name = one.queue
             for part, limited in one.found or ():
@@ -84,10 +89,7 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                     row |= {"declared": declared and declared.value, "app": declared and declared.app}
                     listed.append(row | ({} if part is None else {"alone": part}))
         unknown = note_unknown(redis, queue or ())
-    if json:
-        output.as_json(listed)
-    else:
-        table((Column("queue"), *COLUMNS), rows, "no limits")
+    listing(json, listed, (Column("queue"), *COLUMNS), rows, "no limits")
     return report((one.problem for one in read), down) or unknown
 
 
@@ -216,15 +218,12 @@ def limit(
         parts = redis.run(gate.set_limits(stores, fields))
         unknown = 0 if fields else note_unknown(redis, [queue])
     found = by_part(stores, parts)
-    if json:
-        output.as_json(found[0][1])
-        return unknown
     rows = [
         (group if part is None else f"{group} in {part} alone".lstrip(), *rest)
         for part, limited in found
         for group, *rest in rows_of(limited)
     ]
-    table(COLUMNS, rows, f"queue {queue} has no limits")
+    listing(json, found[0][1], COLUMNS, rows, f"queue {queue} has no limits")
     return unknown
 
 

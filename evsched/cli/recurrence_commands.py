@@ -18,7 +18,7 @@ from evsched.cli.commands import UsageError
 from evsched.cli.deploy_commands import prune, rollback
 from evsched.cli.job_commands import argument
 from evsched.cli.options import Json, Queue, RecurrenceName, Url, parse_future, parse_time, whole
-from evsched.cli.output import Column, Moment, sentence, table
+from evsched.cli.output import Column, Moment, listing, sentence, table
 from evsched.cli.policy_commands import end_of_pause
 from evsched.client import recurrence_operations
 from evsched.client.client import SyncClient
@@ -57,10 +57,7 @@ def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: U
     with client_of(url, queue) as redis:
         rows = redis.run(list_statuses(Store(queue)))
         unknown = note_if_unknown(redis, queue, rows)
-    if json:
-        output.as_json(rows)
-    else:
-        table(_COLUMNS, map(_cells, rows), f"queue {queue} has no recurrences")
+    listing(json, rows, _COLUMNS, map(_cells, rows), f"queue {queue} has no recurrences")
     return unknown
 
 
