@@ -129,7 +129,7 @@ def default(name: str) -> str:
 
 
 def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a service a flag for each setting that it has, in place of its parameter `config`.
+    """Give a service a flag for each setting that it has, in place of its parameter `config`, and configure the log.
 
     A flag that the service declares by itself is a setting too: it also gets the given value.
     """
@@ -151,8 +151,12 @@ def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
     ]
 
     def with_flags(*args: object, **given: Any) -> R:
+        from evsched.telemetry import log  # other commands do without it
+
         flags = {name: given.pop(name, None) for name in names} | {name: given.get(name) for name in declared}
-        return command(*args, **given, config=settings(**flags))
+        config = settings(**flags)
+        log.configure(config.log_level)
+        return command(*args, **given, config=config)
 
     with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
     with_flags.__annotations__ = {one.name: one.annotation for one in (*own, *made)}

@@ -166,7 +166,13 @@ def backfill(
         raise UsageError("--to: after --from")
     with client_of(url, queue) as redis:
         if dry_run:
-            _list(redis.run(recurrence_operations.planned_between(Store(queue), name, first, last)), zone, json)
+            times = redis.run(recurrence_operations.planned_between(Store(queue), name, first, last))
+            shown_in = None if zone is None else find_zone(zone)
+            if json:
+                output.as_json(times)
+                return
+            for planned in times:
+                print(in_zone(planned, shown_in))
             return
         found = redis.run(recurrence_operations.backfill(Store(queue), name, first, last))
         paused = "paused" in redis.send(Store(queue).recurrence(name))
@@ -174,17 +180,6 @@ def backfill(
         output.as_json(found)
     else:
         print(f"{name}: {_describe(found, paused)}")
-
-
-def _list(times: list[float], zone: str | None, json: bool) -> None:
-    if json:
-        output.as_json(times)
-        return
-    from evsched.recurrence.cron import find_zone
-
-    local = None if zone is None else find_zone(zone)
-    for planned in times:
-        print(datetime.fromtimestamp(planned, local).astimezone(local).isoformat(" ", "seconds"))
 
 
 def _describe(found: Backfilled, paused: bool) -> str:
@@ -410,9 +405,9 @@ def _clock_is_set(hour: float, zone: ZoneInfo) -> str | None:
     return f"clock set {'forward' if after > before else 'back'}"
 
 
-def in_zone(moment: float, zone: ZoneInfo) -> str:
-    """Return a moment as the clock on a zone's wall shows it."""
-    return datetime.fromtimestamp(moment, zone).isoformat(" ", "seconds")
+def in_zone(moment: float, zone: ZoneInfo | None) -> str:
+    """Return a moment as the clock on a zone's wall shows it; None: the zone of this machine."""
+    return datetime.fromtimestamp(moment, zone).astimezone(zone).isoformat(" ", "seconds")
 
 
 @app.command
