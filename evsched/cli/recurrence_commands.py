@@ -294,6 +294,8 @@ def next_times(
     if last is not None and not 0 < last - first <= _SPAN_MOST:
         raise UsageError("--to: after --from, by 400 days at the most")
     times = _times(ahead, first, last, count or (5 if last is None else None))
+    if name is not None and not times:
+        output.note(f"{name} {'does not recur any more' if last is None else 'does not run in this time'}")
     if json:
         words = {one.recurrence.declared.name: one.recurrence.words() for one in ahead}
         output.as_json({"words": words, "times": [one._asdict() for one in times]})
@@ -312,7 +314,7 @@ def next_times(
     ]
     columns = (Column("name"), Column(f"in {shown_in.key}", 1), Column("here", 2), Column("due"))
     if single:
-        table(columns[1:], [row[1:] for row in rows], "it does not recur any more")
+        table(columns[1:], [row[1:] for row in rows], "nothing will run")
     else:
         table(columns, rows, "nothing will run")
     if single and (declared := single.declared).window and declared.overlap != "allow" and declared.after is None:
@@ -326,7 +328,7 @@ def _given(rules: list[str], zone: str) -> list[_Ahead]:
 
 
 def _named(redis: SyncClient, queue: str, name: str, now: float) -> _Ahead:
-    """Return one recurrence, also if it is paused.
+    """Return one recurrence. If it is paused or stopped, a line on stderr says so.
 
     Raises:
         JobMissing
@@ -338,9 +340,13 @@ def _named(redis: SyncClient, queue: str, name: str, now: float) -> _Ahead:
         raise JobMissing(f"{name} is not a recurrence of queue {queue}")
     standing = redis.run(find_standing(store, next_ or 0.0, fields))
     try:
-        return _Ahead(redis.run(read_stored(store, name, fields)), standing, now)
+        ahead = _Ahead(redis.run(read_stored(store, name, fields)), standing, now)
     except ConfigError as error:  # the record in Redis is not valid, not the command line
         raise EvschedError(str(error)) from None
+    status = redis.run(recurrence_operations.recurrence_status(store, name))
+    if status.paused or status.retired:
+        output.note(f"{name} is {_state(status)}; listed are the times at which it would run")
+    return ahead
 
 
 def _kept(redis: SyncClient, queue: str, now: float) -> list[_Ahead]:
