@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
@@ -294,11 +295,15 @@ def next_times(
     if last is not None and not 0 < last - first <= _SPAN_MOST:
         raise UsageError("--to: after --from, by 400 days at the most")
     times = _times(ahead, first, last, count or (5 if last is None else None))
-    if name is not None and not times:
-        output.note(f"{name} {'does not recur any more' if last is None else 'does not run in this time'}")
+    nothing = "does not recur any more" if last is None else "does not run in this time"
+    if name is not None and not times and (json or by == "hour" or not sys.stdout.isatty()):
+        output.note(f"{name} {nothing}")
     if json:
         words = {one.recurrence.declared.name: one.recurrence.words() for one in ahead}
-        output.as_json({"words": words, "times": [one._asdict() for one in times]})
+        listed = {"words": words, "times": [one._asdict() for one in times]}
+        if by == "hour":
+            listed["hours"] = [{"hour": hour, "runs": names.total(), "of": names} for hour, names in _by_hour(times)]
+        output.as_json(listed)
         return unknown
     single = ahead[0].recurrence if name is not None or (rule and len(rule) == 1) else None
     if single is not None:
@@ -314,7 +319,7 @@ def next_times(
     ]
     columns = (Column("name"), Column(f"in {shown_in.key}", 1), Column("here", 2), Column("due"))
     if single:
-        table(columns[1:], [row[1:] for row in rows], "nothing will run")
+        table(columns[1:], [row[1:] for row in rows], f"it {nothing}")
     else:
         table(columns, rows, "nothing will run")
     if single and (declared := single.declared).window and declared.overlap != "allow" and declared.after is None:
@@ -390,13 +395,18 @@ def _times(ahead: list[_Ahead], first: float, last: float | None, count: int | N
     return found[:count]
 
 
-def _show_hours(times: list[_Time], zone: ZoneInfo) -> None:
+def _by_hour(times: list[_Time]) -> list[tuple[float, Counter[str]]]:
+    """Return the hours in which something runs, each with the number of runs by recurrence."""
     by_hour = defaultdict[float, Counter[str]](Counter)
     for one in times:
         if one.due is not None:
             by_hour[one.due // 3600 * 3600][one.name] += 1
+    return sorted(by_hour.items())
+
+
+def _show_hours(times: list[_Time], zone: ZoneInfo) -> None:
     rows = list[tuple[str, int, str | None, str]]()
-    for hour, names in sorted(by_hour.items()):
+    for hour, names in _by_hour(times):
         counts = ", ".join(f"{name} {count}" for name, count in names.most_common(5))
         rows.append((in_zone(hour, zone), names.total(), _clock_is_set(hour, zone), counts))
     table((Column("hour"), Column("runs", 1), Column("DST", 3), Column("of", 2, prose=True)), rows, "nothing will run")

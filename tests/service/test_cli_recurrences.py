@@ -143,6 +143,14 @@ def test_next_with_rules_on_the_command_line_needs_no_redis(cli: Cli) -> None:
     assert shown.count("clock set forward") == 4  # there is no 2 o'clock
     assert "2026-03-29 03:00:00+02:00" in shown
     assert len(cli.json("recurrences", "next", "--rule", "*/30 * * * *", *span)["times"]) == 8
+    by_hour = cli.json("recurrences", "next", "--by", "hour", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *span)
+    assert [(row["hour"], row["runs"], row["of"]) for row in by_hour["hours"]] == [
+        (1774738800.0, 2, {"rule-1": 2}),
+        (1774742400.0, 2, {"rule-1": 2}),
+        (1774746000.0, 3, {"rule-1": 2, "rule-2": 1}),
+        (1774749600.0, 2, {"rule-1": 2}),
+    ]
+    assert sum(row["runs"] for row in by_hour["hours"]) == len(by_hour["times"])
     local = ("--from", "2026-03-29T00:00:00", "--to", "2026-03-29T04:30:00", "--zone", "Europe/Berlin")
     assert (
         cli.run("recurrences", "next", "--by", "hour", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *local).stdout
