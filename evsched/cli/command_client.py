@@ -21,7 +21,7 @@ from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, Stor
 from evsched.shards import Shards, unread
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.transport.address import Host
+from evsched.transport.address import Host, hide_password
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import nodes_down, reason, topology
 
@@ -33,6 +33,10 @@ _AT_ONCE: Final = 500
 
 _SLICES: Final = 100
 """Thousands of keys that are read to find queues while no dispatcher keeps their set: 30 ms of Redis's time."""
+
+
+_TIMEOUT: Final = "Timeout reading from socket"
+"""The words of redis-py for a Redis that does not answer."""
 
 
 class CommandClient(SyncClient):
@@ -105,6 +109,10 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
                 found.unread = f"{reason(error)}, so the numbers of shards cannot be read"
                 found.shards = unread()
         yield found
+    except StoreDown as error:
+        silent = f"{hide_password(found.url)} is connected, but does not answer: see if it hangs, and try again"
+        error.args = (str(error).replace(_TIMEOUT, silent),)
+        raise
     finally:
         found.close()
 
