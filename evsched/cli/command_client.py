@@ -15,7 +15,7 @@ from evsched.cli import output
 from evsched.cli.options import settings
 from evsched.client import spread
 from evsched.client.client import SyncClient
-from evsched.client.operations import Operation, find_queues, find_queues_once, once
+from evsched.client.operations import find_queues, find_queues_once, once
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
 from evsched.shards import Shards, unread
@@ -63,23 +63,17 @@ class CommandClient(SyncClient):
         stores = self.stores(queue)
         if len(stores) == 1 or topology(self.url) is None:
             return stores
-        found, lost = self.run(spread.answering(stores, _ask, set()))
+        _, lost = self.run(spread.answering(stores, lambda there: once(spread.queue_stats(there)), set()))
         if lost:
             output.note(shards_unread(lost))
             self.incomplete = True
-        return found
+        return [store for store in stores if store.queue not in lost]
 
     def note_incomplete(self, lacking: str) -> None:
         """Warn, once, that the numbers of shards cannot be read."""
         if not self.incomplete:
             output.note(f"{self.unread}: {lacking}")
             self.incomplete = True
-
-
-def _ask(stores: Sequence[Store]) -> Operation[Sequence[Store]]:
-    """Ask each store something, once, to see whether its primary answers."""
-    yield from once(spread.queue_stats(stores))
-    return stores
 
 
 def shards_unread(lost: Mapping[str, Host]) -> str:

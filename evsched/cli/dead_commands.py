@@ -58,7 +58,7 @@ def list_dead(
         front = sorted(front, key=lambda entry: -entry[2])[:limit]
         rows = [_row_of(redis, *entry) for entry in front]
         unknown = note_if_unknown(redis, queue, there)
-    if lost := ledger_rows.ask(url, lambda lost, database, redis: lost.count_lost_dead(database, redis, queue), 0):
+    if lost := ledger_rows.ask(url, 0, "count_lost_dead", queue):
         count = "1,000 or more" if lost >= 1000 else lost
         output.note(
             f"{count} more are dead in the ledger, and Redis does not have them: evsched dead revive ID, or --all"
@@ -144,9 +144,7 @@ def _change_all_lost(url: str | None, queue: str, what: Change, bulk: BulkFlags 
     """Change all dead jobs of a queue that Redis does not have, or with --dry-run, count them; return how many."""
     if not bulk or not bulk.dry_run:
         return len(_change_lost(url, queue, what, None))
-    count = ledger_rows.ask(
-        url, lambda lost, database, redis: lost.count_lost_dead(database, redis, queue, math.inf), 0
-    )
+    count = ledger_rows.ask(url, 0, "count_lost_dead", queue, math.inf)
     if count:
         say = output.note if bulk.json else print
         say(f"{count} would be {_DONE[what]} by the ledger, because Redis does not have them")
@@ -154,9 +152,7 @@ def _change_all_lost(url: str | None, queue: str, what: Change, bulk: BulkFlags 
 
 
 def _change_lost(url: str | None, queue: str | None, what: Change, ids: Sequence[str] | None) -> list[str]:
-    changed = ledger_rows.ask(
-        url, lambda lost, database, redis: lost.change_lost_dead(database, redis, what, queue, ids), list[str]()
-    )
+    changed = ledger_rows.ask(url, list[str](), "change_lost_dead", what, queue, ids)
     if changed:
         then = ": a relay schedules them" if what == "revive" else ""
         print(f"{len(changed)} {_DONE[what]} by the ledger, because Redis does not have them{then}")

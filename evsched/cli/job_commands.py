@@ -44,6 +44,11 @@ At = Annotated[
     str | None, Parameter(name="--at", help="When it is due: 2030-01-31T09:00, in your time zone, or Unix seconds.")
 ]
 In = Annotated[str | None, Parameter(name="--in", help="How long from now it is due: 250ms, 10s, 5m, 1.5h or 7d.")]
+Priority = Annotated[
+    int | None, Parameter(converter=whole, help="The priority, 0 to 9; higher runs first. Default: 5.")
+]
+Group = Annotated[str | None, Parameter(help="The group. Groups get equal shares of the queue.")]
+Window = Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")]
 Arg = Annotated[list[str] | None, Parameter(help="A keyword argument, as NAME=JSON. You can repeat it.", negative="")]
 Timeout = Annotated[
     str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h. Default: the timeout of the task.")
@@ -69,11 +74,9 @@ def enqueue(
     at: At = None,
     queue: Queue = DEFAULT_QUEUE,
     id: Annotated[str | None, Parameter(help="The id of the job. Default: a random id.")] = None,  # noqa: A002
-    priority: Annotated[
-        int | None, Parameter(converter=whole, help="The priority of the job, 0 to 9; higher runs first. Default: 5.")
-    ] = None,
-    group: Annotated[str | None, Parameter(help="The group of the job. Groups get equal shares of the queue.")] = None,
-    window: Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")] = None,
+    priority: Priority = None,
+    group: Group = None,
+    window: Window = None,
     timeout: Timeout = None,
     on_conflict: Annotated[
         OnConflict | None, Parameter(help="What to do if a job of this id has not ended. Default: refuse.")
@@ -95,7 +98,9 @@ def enqueue(
     if timeout is not None:
         options["timeout"] = parse_length(timeout)
     args, kwargs = [argument(text) for text in arguments or ()], keyword_arguments(arg or ())
-    options["unique"] = _unique(unique, within)
+    if within is not None and not unique:
+        raise UsageError("--within needs --unique")
+    options["unique"] = Unique(within=None if within is None else parse_length(within)) if unique else None
     check_job_options(options)
     job = new_job(task, args, kwargs, options)
     if unique:
@@ -120,14 +125,6 @@ def enqueue(
         for note in (no_window(redis, queue, window), not_served(redis, queue, job.id)):
             if note:
                 output.note(note)
-
-
-def _unique(asked: bool, within: str | None) -> Unique | None:
-    if within is None:
-        return Unique() if asked else None
-    if not asked:
-        raise UsageError("--within needs --unique")
-    return Unique(within=parse_length(within))
 
 
 def argument(text: str) -> Any:
@@ -298,7 +295,11 @@ def show(
         if status is None:
             if (row := ledger_rows.find(url, named, job)) is None:
                 raise JobMissing(missing(job, named))
-            _show_row(ledger_rows.fields(row), json)
+            of_row = ledger_rows.fields(row)
+            if json:
+                output.as_json(of_row)
+            else:
+                output.fields((name, Moment(at) if isinstance(at, float) else at) for name, at in of_row.items())
             return
         if status.window is not None:
             opens = opening(status, redis.run(window_of(redis.shards, status)), redis.now(status.queue))
@@ -327,14 +328,6 @@ def show(
     output.fields(fields.items())
     if traceback:
         print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
-
-
-def _show_row(fields: dict[str, Any], json: bool) -> None:
-    """Show a job of the ledger that Redis does not have."""
-    if json:
-        output.as_json(fields)
-        return
-    output.fields((name, Moment(value) if isinstance(value, float) else value) for name, value in fields.items())
 
 
 def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Url = None) -> None:

@@ -75,8 +75,10 @@ def _command(words: list[str]) -> int:
         UsageError: the command line is not valid.
     """
     for word in words:
-        if not _is_text(word):
-            raise UsageError(f"argument {word!r} is not UTF-8")
+        try:
+            word.encode()
+        except UnicodeEncodeError:  # Python decodes bytes that are not UTF-8 to lone surrogates
+            raise UsageError(f"argument {word!r} is not UTF-8") from None
     if words[:1] == ["--version"]:
         print(evsched.__version__)
         return 0
@@ -98,15 +100,6 @@ def _command(words: list[str]) -> int:
         from evsched.cli.mistakes import mistake
 
         raise mistake(error, root, words) from None
-
-
-def _is_text(word: str) -> bool:
-    """Return whether an argument can be sent to Redis. Python decodes bytes that are not UTF-8 to lone surrogates."""
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _not_written(error: OSError) -> str:

@@ -95,6 +95,14 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
 
 Q = Annotated[str | None, Parameter(help="The queue.")]
 Flag = Annotated[str | None, Parameter(name="--queue", help="The queue, if it is not the first argument.")]
+Until = Annotated[
+    str | None,
+    Parameter(
+        help="When the pause ends by itself: 10m for ten minutes from now, 17:00 for the next 17:00, 2030-01-31T09:00, "
+        "in your time zone, or Unix seconds. Default: when you resume it."
+    ),
+]
+Why = Annotated[str, Parameter(help="A sentence for people who look at it later.")]
 Create = Annotated[bool, Parameter(negative="", help="Do it even if the queue has never been used.")]
 _LIFT = "'none' removes the limit."
 
@@ -123,14 +131,8 @@ def pause(
     queue: Q = None,
     /,
     *,
-    until: Annotated[
-        str | None,
-        Parameter(
-            help="When the pause ends by itself: 10m for ten minutes from now, 17:00 for the next 17:00, "
-            "2030-01-31T09:00, in your time zone, or Unix seconds. Default: when you resume the queue."
-        ),
-    ] = None,
-    why: Annotated[str, Parameter(help="A sentence for people who look at it later.")] = "",
+    until: Until = None,
+    why: Why = "",
     create: Create = False,
     named: Flag = None,
     url: Url = None,

@@ -17,10 +17,10 @@ from evsched.cli import output
 from evsched.cli.command_client import client, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.deploy_commands import prune, rollback
-from evsched.cli.job_commands import argument
+from evsched.cli.job_commands import Group, Priority, Window, argument
 from evsched.cli.options import Json, Queue, RecurrenceName, Url, parse_future, parse_time, whole
 from evsched.cli.output import Column, Moment, listing, sentence, table
-from evsched.cli.policy_commands import end_of_pause
+from evsched.cli.policy_commands import Until, Why, end_of_pause
 from evsched.client import recurrence_operations
 from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, check_job_options, new_job
@@ -48,6 +48,11 @@ _COLUMNS = (
     Column("skip", 10),
     Column("state", 2, prose=True),
 )
+
+
+ZoneOfTimes = Annotated[
+    str | None, Parameter(help="The time zone of times that have no offset. Default: this machine's.")
+]
 
 
 def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
@@ -90,17 +95,9 @@ def pause(
     name: RecurrenceName,
     /,
     *,
-    until: Annotated[
-        str | None,
-        Parameter(
-            help="When the pause ends by itself: 10m for ten minutes from now, 17:00 for the next 17:00, or "
-            "2030-01-31T09:00. Default: when you resume it."
-        ),
-    ] = None,
-    why: Annotated[str, Parameter(help="A sentence for operators: why it is paused.")] = "",
-    zone: Annotated[
-        str | None, Parameter(help="The time zone of --until, if it has no offset. Default: this machine's.")
-    ] = None,
+    until: Until = None,
+    why: Why = "",
+    zone: ZoneOfTimes = None,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
@@ -147,9 +144,7 @@ def backfill(
     *,
     since: Annotated[str, Parameter(name="--from", help="The first planned time: 2030-01-31T09:00.")],
     until: Annotated[str | None, Parameter(name="--to", help="Only planned times before this. Default: now.")] = None,
-    zone: Annotated[
-        str | None, Parameter(help="The time zone of times that have no offset. Default: this machine's.")
-    ] = None,
+    zone: ZoneOfTimes = None,
     dry_run: Annotated[bool, Parameter(negative="", help="List the planned times, and run nothing.")] = False,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
@@ -453,7 +448,7 @@ def add(
     overlap: Annotated[
         Overlap, Parameter(help="What to do with an occurrence that is due while the one before it runs.")
     ] = "skip",
-    window: Annotated[str | None, Parameter(help="When its jobs may start: a window, or the name of one.")] = None,
+    window: Window = None,
     after: Annotated[
         Literal["end"] | None, Parameter(help="Count the interval of --rule 'every ...' from the end of each run.")
     ] = None,
@@ -464,10 +459,8 @@ def add(
     pause_after: Annotated[
         int | None, Parameter(converter=whole, help="Pause it after this many failures in a row.")
     ] = None,
-    priority: Annotated[
-        int | None, Parameter(converter=whole, help="The priority of its jobs, 0 to 9; higher runs first. Default: 5.")
-    ] = None,
-    group: Annotated[str | None, Parameter(help="The group of its jobs. Groups get equal shares of the queue.")] = None,
+    priority: Priority = None,
+    group: Group = None,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
