@@ -6,9 +6,9 @@ If none is named, that is the queue that has the job. A queue of which Redis has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from evsched import keys
 from evsched.cli import output
@@ -24,6 +24,10 @@ from evsched.store.store import Store
 from evsched.transport.address import Host, hide_password
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import nodes_down, reason, topology
+
+if TYPE_CHECKING:
+    from evsched.client.reshard import Reshard
+    from evsched.client.sweeps import Sweeps
 
 _ASKED_MOST: Final = 10_000
 """Queues that are asked for a job: three commands each, together about 30 ms of Redis's time."""
@@ -74,6 +78,26 @@ class CommandClient(SyncClient):
         if not self.incomplete:
             output.note(f"{self.unread}: {lacking}")
             self.incomplete = True
+
+    def work_off(self, work: Sweeps | Reshard, label: str, changed: Callable[[], str] | None = None) -> int:
+        """Do all steps of a long work, or until a signal asks the process to end.
+
+        Return the signal's number, 0 = none came. `changed`: says what was changed, for a failure in the middle.
+        """
+        try:
+            with output.progress_bar(label) as show, output.asked_to_end() as asked:
+                while self.run(work.step()):
+                    show(work.examined, work.total)
+                    if number := asked():
+                        return number
+        except EvschedError as error:
+            if changed is not None:
+                rest = ""
+                if isinstance(error, StoreDown):
+                    rest, error.unsure = ": the same command does the rest", False
+                output.note(f"{changed()} before this failed{rest}")
+            raise
+        return 0
 
 
 def shards_unread(lost: Mapping[str, Host]) -> str:

@@ -85,13 +85,7 @@ def _row_of(redis: SyncClient, store: Store, job: str, died: float) -> dict[str,
 
 @app.command
 def revive(
-    ids: Ids = None,
-    /,
-    *,
-    all_: All = False,
-    bulk: Bulk = None,
-    queue: QueueOfJob = None,
-    url: Url = None,
+    ids: Ids = None, /, *, all_: All = False, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None
 ) -> int:
     """Schedule dead jobs again, due now: by id, by a filter, or all. Their attempts are counted from 1 again.
 
@@ -103,15 +97,7 @@ def revive(
 
 
 @app.command
-def drop(
-    ids: Ids = None,
-    /,
-    *,
-    all_: All = False,
-    bulk: Bulk = None,
-    queue: QueueOfJob = None,
-    url: Url = None,
-) -> int:
+def drop(ids: Ids = None, /, *, all_: All = False, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None) -> int:
     """Delete dead jobs: by id, by a filter, or all.
 
     With EVSCHED_LEDGER_URL, an id or --all also drops dead jobs of the ledger that Redis does not have.

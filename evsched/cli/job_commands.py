@@ -158,14 +158,7 @@ def keyword_arguments(texts: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def cancel(
-    job: OneId = None,
-    /,
-    *,
-    bulk: Bulk = None,
-    queue: QueueOfJob = None,
-    url: Url = None,
-) -> int:
+def cancel(job: OneId = None, /, *, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None) -> int:
     """Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.
 
     If a running job was scheduled again, its next run is cancelled too.

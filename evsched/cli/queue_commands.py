@@ -10,10 +10,10 @@ from cyclopts import App, Parameter
 import evsched
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.command_client import client, missing, note_unknown, shards_unread
+from evsched.cli.command_client import CommandClient, client, missing, note_unknown, shards_unread
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, check_queues, whole
-from evsched.cli.output import Column, Moment, asked_to_end, listing, progress_bar, table
+from evsched.cli.output import Column, Moment, listing, table
 from evsched.client import new_shards, reshard, spread
 from evsched.client.client import SyncClient
 from evsched.client.new_shards import Gates
@@ -185,21 +185,10 @@ def _is_dispatched(redis: SyncClient, queue: str, count: int) -> bool:
     return True
 
 
-def _move(redis: SyncClient, work: Reshard, was: int, strays: Sequence[str]) -> int:
+def _move(redis: CommandClient, work: Reshard, was: int, strays: Sequence[str]) -> int:
     """Move the jobs, and retire shards; return the exit code."""
-    queue, count, dry_run, stopped_by = work.queue, work.count, work.only_count, 0
-    try:
-        with progress_bar("jobs examined") as show, asked_to_end() as asked:
-            while redis.run(work.step()) and not (stopped_by := asked()):
-                show(work.examined, work.total)
-    except EvschedError as error:
-        if not dry_run:
-            rest = ""
-            if isinstance(error, StoreDown):
-                rest, error.unsure = ": the same command does the rest", False
-            output.note(f"{work.moved} moved before this failed{rest}")
-        raise
-    if dry_run:
+    stopped_by = redis.work_off(work, "jobs examined", None if work.only_count else lambda: f"{work.moved} moved")
+    if work.only_count:
         print(f"{work.moved} of {work.total} jobs on the schedules are not in their homes, and would move if they can")
         return 128 + stopped_by if stopped_by else 0
     print(f"{work.moved} moved" + (", then stopped: the same command does the rest" if stopped_by else ""))
@@ -207,7 +196,7 @@ def _move(redis: SyncClient, work: Reshard, was: int, strays: Sequence[str]) -> 
         print(f"{number} {_STAY[why]}")
     if stopped_by:
         return 128 + stopped_by
-    return _retire(redis, queue, count, was, strays)
+    return _retire(redis, work.queue, work.count, was, strays)
 
 
 def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequence[str]) -> int:
