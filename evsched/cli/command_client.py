@@ -82,7 +82,7 @@ class CommandClient(SyncClient):
     def work_off(self, work: Sweeps | Reshard, label: str, changed: Callable[[], str] | None = None) -> int:
         """Do all steps of a long work, or until a signal asks the process to end.
 
-        Return the signal's number, 0 = none came. `changed`: says what was changed, for a failure in the middle.
+        Return the signal's number, 0 = none came. `changed` describes the changes made so far, for a failure.
         """
         try:
             with output.progress_bar(label) as show, output.asked_to_end() as asked:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, time, timedelta
-from functools import cache
+from functools import cache, wraps
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter, Token
@@ -150,6 +150,7 @@ def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
         for name in names
     ]
 
+    @wraps(command)
     def with_flags(*args: object, **given: Any) -> R:
         from evsched.telemetry import log  # other commands do without it
 
@@ -158,7 +159,6 @@ def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
         log.configure(config.log_level)
         return command(*args, **given, config=config)
 
-    with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
     with_flags.__annotations__ = {one.name: one.annotation for one in (*own, *made)}
     setattr(with_flags, "__signature__", inspect.Signature([*own, *made]))  # noqa: B010 - pyright knows no such field
     return with_flags

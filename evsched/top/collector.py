@@ -129,24 +129,21 @@ class Top:
         """Return the stats, leases and expected replies of each queue, and the errors of queues that cannot be read."""
         answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
         read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
-        refused: dict[str, str] = {}
+        refused, unreachable = dict[str, str](), dict[str, str]()
         for queue, answer in zip(self._stores, answers, strict=True):
             if isinstance(answer, StoreRefused):
                 refused[queue] = str(answer)
             elif isinstance(answer, BaseException):
-                self._note_down(answer)
+                unreachable[queue] = self._note_down(answer)
             else:
                 read[queue] = answer
         if refused and not read:
             queue, why = next(iter(refused.items()))
             raise StoreRefused(f"queue {queue}: {why}")
-        for queue, answer in zip(self._stores, answers, strict=True):
-            if isinstance(answer, StoreDown):
-                refused[queue] = reason(answer)
-        return read, refused
+        return read, refused | unreachable
 
-    def _note_down(self, error: BaseException) -> None:
-        """Note the primary of a cluster that does not answer: the page shows the others.
+    def _note_down(self, error: BaseException) -> str:
+        """Note the primary of a cluster that does not answer, and return the reason: the page shows the others.
 
         Raises:
             BaseException: the error, if it is another one.
@@ -154,6 +151,7 @@ class Top:
         if not isinstance(error, StoreDown) or error.node is None:
             raise error
         self._down.add(error.node)
+        return reason(error)
 
     async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
         node = await self._sender.node_of(keys.root(store.queue))
@@ -169,7 +167,7 @@ class Top:
     async def _find(self) -> None:
         """Read how many shards queues have and, unless queues are named, which queues there are.
 
-        These are in the set that dispatchers keep. A slice of the keys of each node has those that none has found yet.
+        The set that dispatchers keep names them. A slice of the keys of each node shows queues not found by them yet.
         """
         nodes = [] if self._named else await self._sender.nodes()
         sets = [server.shards()] if self._named else [server.shards(), server.queue_names()]

@@ -161,7 +161,7 @@ def test_a_warning_names_every_variable() -> None:
         ("EVSCHED_ORIGIN_CONCURRENCY", "evsched limit targets --group 'origin:*' --concurrency N"),
     ],
 )
-def test_a_warning_says_what_has_replaced_a_setting(variable: str, instead: str) -> None:
+def test_a_warning_names_the_replacement_of_a_setting(variable: str, instead: str) -> None:
     shown = warning({variable: "5"})
     assert shown is not None
     assert instead in shown
