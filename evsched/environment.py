@@ -24,8 +24,32 @@ SECRET: Final = "EVSCHED_SECRET_"  # noqa: S105 - the name of a variable
 FORWARD_URL: Final = "EVSCHED_FORWARD_URL_"
 """The prefix of the variables with the URLs of the servers to which evsched.targets forwards messages."""
 
-_NAMED_MOST: Final = 8
-"""The most variables that a warning names."""
+_BY_LEASE: Final = "it follows from the lease: evsched lease SECONDS"
+_FIXED_NOW: Final = "it cannot be set any more"
+
+_FORMER: Final = {
+    "heartbeat": _BY_LEASE,
+    "idle_lease": _BY_LEASE,
+    "idle_heartbeat": _BY_LEASE,
+    "probe_interval": _BY_LEASE,
+    "reply_timeout": _BY_LEASE,
+    "safety_cap": _BY_LEASE,
+    "batch": _FIXED_NOW,
+    "kill_grace": _FIXED_NOW,
+    "scale_down_after": _FIXED_NOW,
+    "unknown_rate": _FIXED_NOW,
+    "body_cap": _FIXED_NOW,
+    "jobs_cap": _FIXED_NOW,
+    "list_cap": _FIXED_NOW,
+    "waiting_cap": _FIXED_NOW,
+    "http_nat64": "write --http-network nat64:PREFIX",
+    "open": "write --open-host localhost",
+    "allowed_host": "write --open-host NAME",
+    "read_tokens_file": "write EVSCHED_API_READ_TOKENS=file:PATH",
+    "write_tokens_file": "write EVSCHED_API_WRITE_TOKENS=file:PATH",
+    "origin_concurrency": "write evsched limit targets --group 'origin:*' --concurrency N",
+}
+"""The settings that are gone, and what to do instead."""
 
 _AT: Final = re.compile(r"(.*) - at `\$\.(\w+).*`", re.DOTALL)
 """A message of msgspec: the error, and its field."""
@@ -87,12 +111,17 @@ def warning(environment: Mapping[str, str]) -> str | None:
             linked += 1
             continue
         near = difflib.get_close_matches(name.lower(), SETTINGS, n=1)
-        named.append(f"EVSCHED_{name}" + (f" (did you mean {variable(near[0])}?)" if near else ""))
-    if len(named) > _NAMED_MOST:
-        named[_NAMED_MOST:] = [f"{len(named) - _NAMED_MOST} more"]
+        hint = former(name) or (near and f"did you mean {variable(near[0])}?")
+        named.append(f"EVSCHED_{name}" + (f" ({hint})" if hint else ""))
     if linked:
         named.append(f"{linked} that Kubernetes sets for a Service (enableServiceLinks: false leaves them out)")
     return f"these variables are not settings of evsched, and are ignored: {', '.join(named)}"
+
+
+def former(name: str) -> str | None:
+    """Return what to do in place of a setting that is gone, by its name, flag or variable without EVSCHED_."""
+    name = name.strip("-").replace("-", "_").lower().removeprefix("api_")
+    return _FORMER.get(name) or _FORMER.get(name.removesuffix("s"))
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,5 @@
-"""The commands `evsched ...`: one small module for each family of them.
+"""The commands `evsched ...`: one module for each family of them.
 
-Start with `root.py`, which lists them all; `options.py` holds their common options, `main.py` how each of them ends.
+Start with `commands.py`, which lists them all; `options.py` holds their common options, `command_client.py` the client
+with which they use Redis, `main.py` how each of them ends.
 """

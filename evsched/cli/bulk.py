@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
 from evsched.cli import output
+from evsched.cli.command_client import CommandClient, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import parse_length, parse_past
-from evsched.cli.output import Column, Moment, asked_to_end, progress_bar, table
-from evsched.cli.unknown_queues import client_of, note_if_unknown
+from evsched.cli.output import Column, Moment, listing
 from evsched.client.client import SyncClient
 from evsched.client.reshard import finish_moves
 from evsched.client.sweep import Filter, Sweep
 from evsched.client.sweeps import Sweeps
-from evsched.errors import ConfigError, EvschedError, StoreDown
+from evsched.errors import ConfigError
 from evsched.store.operator_calls import Match
 from evsched.store.store import Store
 
@@ -119,17 +119,13 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
         sweep = Sweeps(map(plan, stores))
         if bulk is not None and bulk.dry_run:
             found = search(redis, sweep.without_change())
-            _list(found, done, bulk.json)
+            if not bulk.json:
+                print(f"{len(found)} would be {done}" + (", among them:" if len(found) > _EXAMPLES else ""))
+            if found or bulk.json:
+                list_matches(found if bulk.json else found[:_EXAMPLES], bulk.json, "")
             return note_if_unknown(redis, queue, found)
         _finish_moves(redis, stores)
-        try:
-            stopped_by = _run(redis, sweep, done)
-        except EvschedError as error:
-            rest = ""
-            if isinstance(error, StoreDown):
-                rest, error.unsure = ": the same command does the rest", False
-            output.note(f"{sweep.changed} {done} before this failed{rest}")
-            raise
+        stopped_by = redis.work_off(sweep, f"jobs examined, to be {done}", lambda: f"{sweep.changed} {done}")
         swept = sweep.swept
         code = note_if_unknown(redis, queue, swept.matched)
         moved = _finish_moves(redis, stores)
@@ -150,58 +146,26 @@ def _finish_moves(redis: SyncClient, stores: Sequence[Store]) -> int:
     return redis.run(finish_moves(redis.store, stores)) if len(stores) > 1 else 0
 
 
-def search(redis: SyncClient, sweep: Sweeps) -> list[Match]:
+def search(redis: CommandClient, sweep: Sweeps) -> list[Match]:
     """Find all jobs that match, the next to run and the latest to die first."""
-    if number := _run(redis, sweep, "found"):
+    if number := redis.work_off(sweep, "jobs examined, to be found"):
         output.note(f"stopped after {sweep.examined} of {sweep.total} jobs")
         raise SystemExit(128 + number)
     order = {place: rank for rank, place in enumerate(("schedule", "backlog", "ready", "dead"))}
     return sorted(sweep.found, key=lambda job: (order[job.place], job.at or 0.0, job.id))
 
 
-def _run(redis: SyncClient, sweep: Sweeps, done: str) -> int:
-    """Do a sweep to its end, or until a signal asks the process to end; return the signal's number, 0 = none came."""
-    with progress_bar(f"jobs examined, to be {done}") as show, asked_to_end() as asked:
-        while redis.run(sweep.step()):
-            show(sweep.examined, sweep.total)
-            if number := asked():
-                return number
-    return 0
+_COLUMNS: Final = (
+    Column("place", 1),
+    Column("job"),
+    Column("due / died", 2),
+    Column("task", 3),
+    Column("created", 4),
+    Column("by", 5),
+)
 
 
-def _list(found: Sequence[Match], done: str, json: bool) -> None:
-    if json:
-        output.as_json([describe(job) for job in found])
-        return
-    print(f"{len(found)} would be {done}" + (", among them:" if len(found) > _EXAMPLES else ""))
-    if found:
-        show_matches(found[:_EXAMPLES], "")
-
-
-def describe(job: Match) -> dict[str, Any]:
-    """Return a job as JSON has it."""
-    return {
-        "place": job.place,
-        "id": job.id,
-        "at": job.at,
-        "task": job.task,
-        "group": job.group,
-        "created": job.created,
-        "by": job.by,
-        "reason": job.reason,
-        "error": job.error,
-    }
-
-
-def show_matches(jobs: Sequence[Match], empty: str) -> None:
-    """Print jobs as a table, or the sentence `empty` without any."""
-    columns = (
-        Column("place", 1),
-        Column("job"),
-        Column("due / died", 2),
-        Column("task", 3),
-        Column("created", 4),
-        Column("by", 5),
-    )
-    rows = [(job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by) for job in jobs]
-    table(columns, rows, empty)
+def list_matches(jobs: Sequence[Match], json: bool, empty: str) -> None:
+    """Print jobs as JSON or as a table; the sentence `empty` without any."""
+    rows = ((job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by) for job in jobs)
+    listing(json, jobs, _COLUMNS, rows, empty)

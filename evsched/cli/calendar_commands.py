@@ -15,11 +15,10 @@ from cyclopts import App, Parameter
 from msgspec import Struct
 
 import evsched
-from evsched.cli import output
+from evsched.cli.command_client import client, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queue, Url, client, whole
-from evsched.cli.output import Column, Moment, table
-from evsched.cli.unknown_queues import client_of, note_if_unknown
+from evsched.cli.options import Json, Queue, Url, whole
+from evsched.cli.output import Column, Moment, listing
 from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
@@ -162,12 +161,9 @@ def list_calendars(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url
         found, today = redis.send(Store(queue).all_calendars()), _today(redis)
         unknown = note_if_unknown(redis, queue, found)
     rows = [_row(name, text, today) for name, text in sorted(found.items())]
-    if json:
-        output.as_json(rows)
-        return unknown
     columns = (Column("name"), Column("days", 3), Column("next", 1), Column("last", 2), Column("note", 4, prose=True))
-    shown = [(row["name"], row["days"], row["next"], row["last"], row["note"]) for row in rows]
-    table(columns, shown, f"queue {queue} has no calendars")
+    shown = ((row["name"], row["days"], row["next"], row["last"], row["note"]) for row in rows)
+    listing(json, rows, columns, shown, f"queue {queue} has no calendars")
     return unknown
 
 
@@ -215,10 +211,7 @@ def set_calendar(
         raise UsageError(f"--years is {years}: from 1 to {_YEARS_MOST}")
     with client(url) as redis:
         year = _today(redis).year
-        try:
-            found = read_file(file, date(year - 1, 1, 1), date(year + years, 12, 31))
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
+        found = read_file(file, date(year - 1, 1, 1), date(year + years, 12, 31))
         if not found.days:
             raise UsageError(f"{file} has no event that lasts whole days, from {year - 1} to {year + years}")
         planned = redis.set_calendar(queue, name, format_calendar(found.days))
@@ -257,12 +250,9 @@ def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url =
         found, now = redis.send(Store(queue).windows()), redis.now(queue)
         unknown = note_if_unknown(redis, queue, found)
     rows = [_window_row(name, text, now) for name, text in sorted(found.items())]
-    if json:
-        output.as_json(rows)
-        return unknown
     columns = (Column("name"), Column("now", 2), Column("opens", 3), Column("window", 1, prose=True))
-    shown = [(row["name"], row["now"], Moment(row["opens"]), row["window"]) for row in rows]
-    table(columns, shown, f"queue {queue} has no named windows")
+    shown = ((row["name"], row["now"], Moment(row["opens"]), row["window"]) for row in rows)
+    listing(json, rows, columns, shown, f"queue {queue} has no named windows")
     return unknown
 
 
@@ -292,10 +282,7 @@ def set_window(
     Example: evsched windows set nights '22:00-06:00 Europe/Berlin'
     """
     with client(url, changes_queue=True) as redis:
-        try:
-            back = redis.set_window(queue, name, window)
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
+        back = redis.set_window(queue, name, window)
     print(f"{name} is {window}" + (f"; {back} jobs that waited for it are checked again" if back else ""))
 
 

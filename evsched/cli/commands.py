@@ -1,4 +1,4 @@
-"""The commands of `evsched`: their names, where they are, their summaries, and the help that lists them.
+"""The commands of `evsched`: their names, where they are, and the help that lists them.
 
 Imported at no cost: no library is needed before a command runs, so the help appears at once.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import evsched
 from evsched.errors import EvschedError
@@ -29,7 +31,7 @@ endless time and memory for it."""
 
 
 def width() -> int:
-    """Return its columns: the variable COLUMNS if it is set, else the terminal's width; 80 without a terminal."""
+    """Return the columns of the terminal: the variable COLUMNS if it is set, else its width; 80 without a terminal."""
     if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
         return max(_LEAST, int(asked))
     try:
@@ -43,160 +45,63 @@ def bold(text: str) -> str:
     return text if os.environ.get("TERM", "dumb") == "dumb" else f"\x1b[1m{text}\x1b[0m"
 
 
-class Command(NamedTuple):
-    """A command: its name, its function or App below evsched.cli, and its summary, the first line of its help."""
-
-    name: str
-    where: str
-    summary: str
-
-
-FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
-    "Run": (
-        Command(
-            "dev",
-            "run_commands:dev",
-            "Run a dispatcher and a worker in one process, for development. It starts a private Redis if no URL is "
-            "set.",
-        ),
-        Command(
-            "dispatcher",
-            "run_commands:dispatcher",
-            "Run a dispatcher: it moves due jobs to the workers, and recovers the jobs of workers that died.",
-        ),
-        Command(
-            "worker",
-            "run_commands:worker",
-            "Run a worker: it runs the jobs of your app. Start any number of workers, on any machines.",
-        ),
-        Command(
-            "api",
-            "run_commands:api",
-            "Serve the HTTP interface: schedule, look up and change jobs and recurrences with JSON. It needs tokens.",
-        ),
-        Command(
-            "demo",
-            "run_commands:demo",
-            "Schedule jobs in three ways, run them with a dispatcher and a worker, and print how late they started.",
-        ),
-    ),
-    "Jobs": (
-        Command(
-            "enqueue",
-            "job_commands:enqueue",
-            "Schedule a job, and print its id. Without --in or --at, it is due now.",
-        ),
-        Command(
-            "jobs",
-            "job_commands:jobs",
-            "List the waiting and the dead jobs of a queue, the next to run first; with a filter, only matching jobs.",
-        ),
-        Command(
-            "show", "job_commands:show", "Show a job: where it is, when it ran, its arguments, result and last error."
-        ),
-        Command(
-            "explain",
-            "job_commands:explain",
-            "Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.",
-        ),
-        Command(
-            "cancel",
-            "job_commands:cancel",
-            "Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.",
-        ),
-        Command(
-            "reschedule",
-            "job_commands:reschedule",
-            "Give a waiting job another due time, or with a filter all waiting jobs that match.",
-        ),
-        Command("run-now", "job_commands:run_now", "Make a waiting job due now."),
-        Command(
-            "dead", "dead_commands:app", "List, revive or drop dead jobs: jobs that failed and will not be tried again."
-        ),
-    ),
-    "Queues and workers": (
-        Command(
-            "queues",
-            "queue_commands:app",
-            "Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.",
-        ),
-        Command(
-            "workers",
-            "queue_commands:workers",
-            "List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.",
-        ),
-        Command(
-            "top",
-            "top_commands:top",
-            "Show queues, workers, throughput, lateness and running jobs, refreshed each second. q or Ctrl-C quits.",
-        ),
-        Command(
-            "pause",
-            "policy_commands:pause",
-            "Pause a queue: running jobs finish, and no other job starts until you resume the queue.",
-        ),
-        Command("resume", "policy_commands:resume", "Resume a paused queue."),
-        Command(
-            "limit",
-            "policy_commands:limit",
-            "Set limits of a queue, a group or a task, and show all limits of the queue. They apply at once, to all "
-            "workers.",
-        ),
-        Command(
-            "limits",
-            "policy_commands:limits",
-            "List the limits of each queue, and the limits that apps declare. Exit code 1: as `evsched queues`.",
-        ),
-    ),
-    "Recurrences and windows": (
-        Command(
-            "recurrences",
-            "recurrence_commands:app",
-            "List, add, pause or remove recurrences: rules that make jobs again and again.",
-        ),
-        Command(
-            "windows",
-            "calendar_commands:windows",
-            "List, set or remove named windows: the hours in which jobs may start.",
-        ),
-        Command(
-            "calendars",
-            "calendar_commands:app",
-            "List, set or remove calendars: days on which recurrences make no jobs.",
-        ),
-    ),
-    "Ledger": (
-        Command(
-            "ledger",
-            "ledger_commands:app",
-            "Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose: migrate, run, status.",
-        ),
-    ),
-    "Upkeep": (
-        Command(
-            "doctor", "doctor_commands:doctor", "Check Redis and every queue for problems, and print how to fix each."
-        ),
-        Command(
-            "lease",
-            "policy_commands:lease",
-            "Show or change the lease: the seconds without a heartbeat after which a worker's jobs start elsewhere.",
-        ),
-        Command(
-            "schema",
-            "run_commands:schema",
-            "Print the JSON Schema of the records that clients write to Redis: payloads, inline jobs, recurrences.",
-        ),
-        Command(
-            "completion",
-            "run_commands:completion",
-            "Print a script for tab completion of commands, flags and their choices. Save it where your shell looks "
-            "for it.",
-        ),
-    ),
+FAMILIES: Final = {
+    "Run": {
+        "dev": "run_commands:dev",
+        "dispatcher": "run_commands:dispatcher",
+        "worker": "run_commands:worker",
+        "api": "run_commands:api",
+        "demo": "run_commands:demo",
+    },
+    "Jobs": {
+        "enqueue": "job_commands:enqueue",
+        "jobs": "job_commands:jobs",
+        "show": "job_commands:show",
+        "explain": "job_commands:explain",
+        "cancel": "job_commands:cancel",
+        "reschedule": "job_commands:reschedule",
+        "run-now": "job_commands:run_now",
+        "dead": "dead_commands:app",
+    },
+    "Queues and workers": {
+        "queues": "queue_commands:app",
+        "workers": "queue_commands:workers",
+        "top": "top_commands:top",
+        "pause": "policy_commands:pause",
+        "resume": "policy_commands:resume",
+        "limit": "policy_commands:limit",
+        "limits": "policy_commands:limits",
+    },
+    "Recurrences and windows": {
+        "recurrences": "recurrence_commands:app",
+        "windows": "calendar_commands:windows",
+        "calendars": "calendar_commands:app",
+    },
+    "Ledger": {"ledger": "ledger_commands:app"},
+    "Upkeep": {
+        "doctor": "doctor_commands:doctor",
+        "lease": "policy_commands:lease",
+        "schema": "run_commands:schema",
+        "completion": "run_commands:completion",
+    },
 }
+"""The commands by family: the name of each, and its function or App below evsched.cli."""
 
-COMMANDS: Final = {command.name: command for commands in FAMILIES.values() for command in commands}
+COMMANDS: Final = {name: where for commands in FAMILIES.values() for name, where in commands.items()}
 """All commands by name."""
+
+
+def summary(where: str) -> str:
+    """Return the first paragraph of a command's help, from its source: an import would take far longer."""
+    module, name = where.split(":")
+    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    app, function = (
+        rf'^{name} = App\([^)]*help="([^"]*)"',
+        rf'^(?:def {name}\(|@{name}\.default$).*?"""(.*?)(?:"""|\n\n)',
+    )
+    found = re.search(f"{app}|{function}", source, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return " ".join((found[1] or found[2]).split())
 
 
 _WIDEST: Final = 100
@@ -222,12 +127,12 @@ def overview() -> str:
     for family, commands in FAMILIES.items():
         lines = [
             fill(
-                command.summary,
+                summary(where),
                 max(columns, 2 * _NAME),
-                initial_indent=f"  {command.name:{_NAME}}  ",
+                initial_indent=f"  {name:{_NAME}}  ",
                 subsequent_indent=" " * (_NAME + 4),
             )
-            for command in commands
+            for name, where in commands.items()
         ]
         parts.append("\n".join([heading(family), *lines]))
     return "\n\n".join(parts)
@@ -250,5 +155,5 @@ def build(names: Iterable[str] = COMMANDS) -> App:
 
     root = App(name="evsched", version=evsched.__version__, suppress_keyboard_interrupt=False, help_format="markdown")
     for name in names:
-        root.command(f"evsched.cli.{COMMANDS[name].where}", name=name)
+        root.command(f"evsched.cli.{COMMANDS[name]}", name=name)
     return root

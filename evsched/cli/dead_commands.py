@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, BulkFlags, by_filter, change
+from evsched.cli.command_client import client_of, client_of_job, note_if_unknown
 from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, whole
-from evsched.cli.output import Column, Moment, table
-from evsched.cli.unknown_queues import client_of, client_of_job, note_if_unknown
+from evsched.cli.output import Column, Moment, listing
 from evsched.client.client import SyncClient
 from evsched.client.sweep import dropping, reviving
 from evsched.config import DEFAULT_QUEUE
@@ -56,52 +56,36 @@ def list_dead(
             front += [(store, job, died) for job, died in redis.send(store.front("dead", limit, last=True))]
             there += redis.send(store.dead())
         front = sorted(front, key=lambda entry: -entry[2])[:limit]
-        rows = [(job, died, *_read(redis, store, job)) for store, job, died in front]
+        rows = [_row_of(redis, *entry) for entry in front]
         unknown = note_if_unknown(redis, queue, there)
-    if lost := ledger_rows.ask(url, lambda lost, database, redis: lost.count_lost_dead(database, redis, queue), 0):
+    if lost := ledger_rows.ask(url, 0, "count_lost_dead", queue):
         count = "1,000 or more" if lost >= 1000 else lost
         output.note(
             f"{count} more are dead in the ledger, and Redis does not have them: evsched dead revive ID, or --all"
         )
     if there > len(front):
         output.note(f"{len(front)} of {there} dead jobs, the newest first: --limit {there} lists them all")
-    if json:
-        output.as_json(
-            [
-                {
-                    "id": job,
-                    "died": died,
-                    "task": task,
-                    "reason": reason,
-                }
-                for job, died, task, reason in rows
-            ]
-        )
-        return unknown
-    shown = [(job, Moment(died), task, reason) for job, died, task, reason in rows]
+    shown = ((row["id"], Moment(row["died"]), row["task"], row["reason"]) for row in rows)
     columns = (Column("job"), Column("died", 3), Column("task", 2), Column("reason", 1, prose=True))
-    table(columns, shown, f"no dead jobs in queue {queue}")
+    listing(json, rows, columns, shown, f"no dead jobs in queue {queue}")
     return unknown
 
 
-def _read(redis: SyncClient, store: Store, job: str) -> tuple[str | None, str | None]:
-    """Return a dead job's task and reason. Each is read by itself: a bad record does not hide the others."""
+def _row_of(redis: SyncClient, store: Store, job: str, died: float) -> dict[str, Any]:
+    """Return the row of a dead job. Each is read by itself: a bad record does not hide the others."""
+    task: str | None = None
+    reason: str | None = None
     try:
-        status = redis.send(store.look(job))
+        if (status := redis.send(store.look(job))) is not None:
+            task, reason = status.task, status.reason or "its record has no reason that can be read"
     except StoreRefused as error:
-        return None, f"its record cannot be read: {error}"
-    return (status.task, status.reason or "its record has no reason that can be read") if status else (None, None)
+        reason = f"its record cannot be read: {error}"
+    return {"id": job, "died": died, "task": task, "reason": reason}
 
 
 @app.command
 def revive(
-    ids: Ids = None,
-    /,
-    *,
-    all_: All = False,
-    bulk: Bulk = None,
-    queue: QueueOfJob = None,
-    url: Url = None,
+    ids: Ids = None, /, *, all_: All = False, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None
 ) -> int:
     """Schedule dead jobs again, due now: by id, by a filter, or all. Their attempts are counted from 1 again.
 
@@ -109,45 +93,44 @@ def revive(
 
     Examples: evsched dead revive --all --queue mail; evsched dead revive --reason ConnectionError --dry-run
     """
-    matching = by_filter("dead revive", ids, bulk, all_)
-    if matching is not None:
-        code = change(url, queue or DEFAULT_QUEUE, lambda store: reviving(store, matching), "revived", bulk)
-        found = all_ and code < 128 and _change_all_lost(url, queue or DEFAULT_QUEUE, "revive", bulk)
-        return 0 if found else code
-    return _each(url, queue, ids or (), "revive")
+    return _change("revive", ids or (), all_, bulk, queue, url)
 
 
 @app.command
-def drop(
-    ids: Ids = None,
-    /,
-    *,
-    all_: All = False,
-    bulk: Bulk = None,
-    queue: QueueOfJob = None,
-    url: Url = None,
-) -> int:
+def drop(ids: Ids = None, /, *, all_: All = False, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None) -> int:
     """Delete dead jobs: by id, by a filter, or all.
 
     With EVSCHED_LEDGER_URL, an id or --all also drops dead jobs of the ledger that Redis does not have.
 
     Examples: evsched dead drop report-17; evsched dead drop --task report --older 7d --dry-run
     """
-    matching = by_filter("dead drop", ids, bulk, all_)
+    return _change("drop", ids or (), all_, bulk, queue, url)
+
+
+def _change(
+    what: Change, ids: Sequence[str], every: bool, bulk: BulkFlags | None, queue: str | None, url: str | None
+) -> int:
+    """Change dead jobs by id, by a filter, or all, and print how many; return the exit code."""
+    matching = by_filter(f"dead {what}", ids, bulk, every)
     if matching is not None:
-        code = change(url, queue or DEFAULT_QUEUE, lambda store: dropping(store, matching), "dropped", bulk)
-        found = all_ and code < 128 and _change_all_lost(url, queue or DEFAULT_QUEUE, "drop", bulk)
+        queue, sweep = queue or DEFAULT_QUEUE, reviving if what == "revive" else dropping
+        code = change(url, queue, lambda store: sweep(store, matching), _DONE[what], bulk)
+        found = every and code < 128 and _change_all_lost(url, queue, what, bulk)
         return 0 if found else code
-    return _each(url, queue, ids or (), "drop")
+    lost = set(_change_lost(url, queue, what, ids))
+    left = [one for one in ids if one not in lost]
+    if left:
+        with client_of_job(url, queue, left[0]) as (redis, queue):  # all are of the queue of the first
+            count = (redis.revive if what == "revive" else redis.drop)(queue, left)
+        print(f"{count} {_DONE[what]}")
+    return 0
 
 
 def _change_all_lost(url: str | None, queue: str, what: Change, bulk: BulkFlags | None) -> int:
     """Change all dead jobs of a queue that Redis does not have, or with --dry-run, count them; return how many."""
     if not bulk or not bulk.dry_run:
         return len(_change_lost(url, queue, what, None))
-    count = ledger_rows.ask(
-        url, lambda lost, database, redis: lost.count_lost_dead(database, redis, queue, math.inf), 0
-    )
+    count = ledger_rows.ask(url, 0, "count_lost_dead", queue, math.inf)
     if count:
         say = output.note if bulk.json else print
         say(f"{count} would be {_DONE[what]} by the ledger, because Redis does not have them")
@@ -155,21 +138,8 @@ def _change_all_lost(url: str | None, queue: str, what: Change, bulk: BulkFlags 
 
 
 def _change_lost(url: str | None, queue: str | None, what: Change, ids: Sequence[str] | None) -> list[str]:
-    changed = ledger_rows.ask(
-        url, lambda lost, database, redis: lost.change_lost_dead(database, redis, what, queue, ids), list[str]()
-    )
+    changed = ledger_rows.ask(url, list[str](), "change_lost_dead", what, queue, ids)
     if changed:
         then = ": a relay schedules them" if what == "revive" else ""
         print(f"{len(changed)} {_DONE[what]} by the ledger, because Redis does not have them{then}")
     return changed
-
-
-def _each(url: str | None, queue: str | None, ids: Sequence[str], what: Change) -> int:
-    """Handle the jobs that are named, all of the queue of the first, and print how many; return the exit code."""
-    lost = set(_change_lost(url, queue, what, ids))
-    left = [one for one in ids if one not in lost]
-    if left:
-        with client_of_job(url, queue, left[0]) as (redis, queue):
-            count = (redis.revive if what == "revive" else redis.drop)(queue, left)
-        print(f"{count} {_DONE[what]}")
-    return 0

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from evsched.cli.command_client import client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Queue, Url
-from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.client import spread
 from evsched.client.client import SyncClient
 from evsched.client.recurrence_operations import is_retired, kept
@@ -89,8 +89,7 @@ def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> lis
     ]
     limits = [f"limit {limit}" for limit, owner in _declared_limits(redis, queue).items() if owner == app]
     if not dry_run:
-        for store in redis.stores(queue):
-            redis.send(store.forget_revisions(app))
+        _forget_revisions(redis, queue, app)
         for store in redis.stores(queue):
             redis.send(store.declare_limits(app, None, {}))
         for name in names:
@@ -124,21 +123,14 @@ def rollback(*, app: OneApp = None, queue: Queue = DEFAULT_QUEUE, url: Url = Non
     Example: evsched recurrences rollback --queue reports
     """
     with client_of(url, queue, changes_queue=True) as redis:
-        apps = [app] if app is not None else _apps(redis, queue)
+        # The app that goes by the queue's name too: all that it declared may be pruned.
+        apps = [app] if app is not None else sorted(_owners(redis, queue) | {queue})
         forgotten = [name for name in apps if _forget_revisions(redis, queue, name)]
         if not forgotten:
             raise JobMissing(_no_app(redis, queue, app))
         none = f"; no worker serves queue {queue} now" if _is_idle(redis, queue) else ""
     for name in forgotten:
         print(f"app {name}: its workers declare their code again at their next heartbeat, or when they start{none}")
-
-
-def _apps(redis: SyncClient, queue: str) -> list[str]:
-    """Return the apps that may have declared recurrences or limits of a queue.
-
-    Those that they name, and the one that goes by the queue's name: all that it declared may be pruned.
-    """
-    return sorted(_owners(redis, queue) | {queue})
 
 
 def _owners(redis: SyncClient, queue: str) -> set[str]:

@@ -30,34 +30,31 @@ _EVERY: Final = "5m"
 """A check of a million jobs keeps Redis busy for 12 s: with this, 4 % of the time."""
 
 
-def watch_with(config: Config, role: Role | None, every: str | None, *, json: bool) -> None:
-    """Run the doctor until it is asked to stop, and print the changes.
+_ALIKE: Final = 10
+"""Findings or changes of one check that are printed at a time; --json has all."""
 
-    Raises:
-        UsageError: `every` is not a length of time, or 0.
-    """
-    from evsched.services.service import run_doctor  # it imports the worker
 
-    interval = parse_length(every or _EVERY)
-    if interval <= 0:
-        raise UsageError(f"--every is {every}: give more than 0 s")
-    log.configure(config.log_level)
-    run_doctor(config, role, interval, _print_json if json else _print_changes)
+def _print_findings(findings: Sequence[Finding], prefix: str = "", *, hints: bool = True) -> None:
+    """Print findings after a prefix, with hints how to fix them."""
+    counts = Counter[str]()
+    for finding in findings:
+        counts[finding.check] += 1
+        if counts[finding.check] > _ALIKE:
+            continue
+        print(escape(f"{prefix}{finding.level:8}{finding.check}: {finding.what} ({finding.where})"))
+        if finding.repaired:
+            print("        repaired")
+        elif finding.mend and hints:
+            print(escape(f"        {finding.mend}"))
+    for check, count in counts.items():
+        if count > _ALIKE:
+            print(f"{prefix or '... '}and {count - _ALIKE} more of {check}: --json lists them")
 
 
 def _print_changes(new: Sequence[Finding], gone: Sequence[Finding]) -> None:
     now = moment(time.time(), short=True)
-    for change, findings in (("gone", gone), ("new", new)):
-        counts = Counter[str]()
-        for finding in findings:
-            counts[finding.check] += 1
-            if counts[finding.check] <= _ALIKE:
-                print(escape(f"{now} {change:4} {finding.level:8}{finding.check}: {finding.what} ({finding.where})"))
-            if counts[finding.check] <= _ALIKE and finding.mend and change == "new":
-                print(escape(f"        {finding.mend}"))
-        for check, count in counts.items():
-            if count > _ALIKE:
-                print(f"{now} {change:4} and {count - _ALIKE} more of {check}: --json lists them")
+    _print_findings(gone, f"{now} gone ", hints=False)
+    _print_findings(new, f"{now} new  ")
     sys.stdout.flush()
 
 
@@ -68,10 +65,6 @@ def _print_json(new: Sequence[Finding], gone: Sequence[Finding]) -> None:
         for finding in findings:
             print(json_text({"time": now, "change": change, **msgspec.structs.asdict(finding)}))
     sys.stdout.flush()
-
-
-_ALIKE: Final = 10
-"""Findings or changes of one check that are printed at a time; --json has all."""
 
 
 def doctor(
@@ -109,21 +102,28 @@ def doctor(
     if watch:
         if repair:
             raise UsageError("--watch changes nothing: run `evsched doctor --repair` by itself")
-        from evsched.cli.doctor_commands import watch_with  # it imports the log
+        if (interval := parse_length(every or _EVERY)) <= 0:
+            raise UsageError(f"--every is {every}: give more than 0 s")
+        from evsched.services.service import run_doctor  # it imports the worker
 
+        log.configure(config.log_level)
         # Only the flag opens a port: the variable may be a dispatcher's on the same host.
-        watch_with(replace(config, queues=tuple(queue or ()), metrics_port=metrics_port), role, every, json=json)
+        config = replace(config, queues=tuple(queue or ()), metrics_port=metrics_port)
+        run_doctor(config, role, interval, _print_json if json else _print_changes)
         return 0
     if every is not None or metrics_port is not None:
         raise UsageError("--every and --metrics-port are for --watch")
     examined = asyncio.run(_examine(config, queue or [], role, repair))
-    found = examined.found
-    problems = [finding for finding in found if finding.level != "info"]
+    problems = [finding for finding in examined.found if finding.level != "info"]
     if json:
-        output.as_json(found)
+        output.as_json(examined.found)
     else:
-        queues = len(examined.queues)
-        _print(found, f"{examined.seen} records and entries of {queues} queue{'' if queues == 1 else 's'} checked")
+        _print_findings(examined.found)
+        repaired, queues = sum(finding.repaired for finding in problems), len(examined.queues)
+        print(
+            f"{len(problems) or 'nothing'} found{f', {repaired} repaired' if repaired else ''}; "
+            f"{examined.seen} records and entries of {queues} queue{'' if queues == 1 else 's'} checked"
+        )
     return int(bool(problems))
 
 
@@ -133,21 +133,3 @@ async def _examine(config: Config, queues: Sequence[str], role: Role | None, rep
         return await examine(config.url, sender, queues, role, repair=repair, ledger_url=config.ledger_url, show=show)
     finally:
         await sender.close()
-
-
-def _print(found: Sequence[Finding], checked: str) -> None:
-    shown = Counter[str]()
-    for finding in found:
-        shown[finding.check] += 1
-        if shown[finding.check] <= _ALIKE:
-            print(escape(f"{finding.level:8}{finding.check}: {finding.what} ({finding.where})"))
-            if finding.repaired:
-                print("        repaired")
-            elif finding.mend:
-                print(escape(f"        {finding.mend}"))
-    for check, count in shown.items():
-        if count > _ALIKE:
-            print(f"... and {count - _ALIKE} more of {check}: --json lists them")
-    problems = [finding for finding in found if finding.level != "info"]
-    repaired = sum(finding.repaired for finding in problems)
-    print(f"{len(problems) or 'nothing'} found{f', {repaired} repaired' if repaired else ''}; {checked}")

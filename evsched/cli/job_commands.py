@@ -15,22 +15,11 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.cli import ledger_rows, output
-from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show_matches
+from evsched.cli.bulk import Bulk, Only, by_filter, change, list_matches, read, search
+from evsched.cli.command_client import client, client_of_job, no_window, not_served, note_if_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import (
-    Json,
-    Queue,
-    QueueOfJob,
-    Url,
-    check_limit,
-    client,
-    parse_due,
-    parse_length,
-    settings,
-    whole,
-)
+from evsched.cli.options import Json, Queue, QueueOfJob, Url, check_limit, parse_due, parse_length, settings, whole
 from evsched.cli.output import Moment
-from evsched.cli.unknown_queues import client_of_job, no_window, not_served, note_if_unknown
 from evsched.client import spread
 from evsched.client.client import Client, SyncClient
 from evsched.client.explain import Explanation, missing, no_explanation, opening
@@ -43,7 +32,7 @@ from evsched.client.sweeps import Sweeps
 from evsched.client.target_tasks import QUEUE, is_target
 from evsched.config import DEFAULT_QUEUE
 from evsched.display import escape
-from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
+from evsched.errors import JobDead, JobMissing, StoreDown
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus
@@ -55,6 +44,11 @@ At = Annotated[
     str | None, Parameter(name="--at", help="When it is due: 2030-01-31T09:00, in your time zone, or Unix seconds.")
 ]
 In = Annotated[str | None, Parameter(name="--in", help="How long from now it is due: 250ms, 10s, 5m, 1.5h or 7d.")]
+Priority = Annotated[
+    int | None, Parameter(converter=whole, help="The priority, 0 to 9; higher runs first. Default: 5.")
+]
+Group = Annotated[str | None, Parameter(help="The group. Groups get equal shares of the queue.")]
+Window = Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")]
 Arg = Annotated[list[str] | None, Parameter(help="A keyword argument, as NAME=JSON. You can repeat it.", negative="")]
 Timeout = Annotated[
     str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h. Default: the timeout of the task.")
@@ -80,11 +74,9 @@ def enqueue(
     at: At = None,
     queue: Queue = DEFAULT_QUEUE,
     id: Annotated[str | None, Parameter(help="The id of the job. Default: a random id.")] = None,  # noqa: A002
-    priority: Annotated[
-        int | None, Parameter(converter=whole, help="The priority of the job, 0 to 9; higher runs first. Default: 5.")
-    ] = None,
-    group: Annotated[str | None, Parameter(help="The group of the job. Groups get equal shares of the queue.")] = None,
-    window: Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")] = None,
+    priority: Priority = None,
+    group: Group = None,
+    window: Window = None,
     timeout: Timeout = None,
     on_conflict: Annotated[
         OnConflict | None, Parameter(help="What to do if a job of this id has not ended. Default: refuse.")
@@ -106,12 +98,11 @@ def enqueue(
     if timeout is not None:
         options["timeout"] = parse_length(timeout)
     args, kwargs = [argument(text) for text in arguments or ()], keyword_arguments(arg or ())
-    try:
-        options["unique"] = _unique(unique, within)
-        check_job_options(options)
-        job = new_job(task, args, kwargs, options)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    if within is not None and not unique:
+        raise UsageError("--within needs --unique")
+    options["unique"] = Unique(within=None if within is None else parse_length(within)) if unique else None
+    check_job_options(options)
+    job = new_job(task, args, kwargs, options)
     if unique:
         job = replace(job, id=id_of_arguments(task, args, kwargs))
     with client(url, changes_queue=id is not None or unique) as redis:  # an id has one home among the shards
@@ -134,14 +125,6 @@ def enqueue(
         for note in (no_window(redis, queue, window), not_served(redis, queue, job.id)):
             if note:
                 output.note(note)
-
-
-def _unique(asked: bool, within: str | None) -> Unique | None:
-    if within is None:
-        return Unique() if asked else None
-    if not asked:
-        raise UsageError("--within needs --unique")
-    return Unique(within=parse_length(within))
 
 
 def argument(text: str) -> Any:
@@ -175,14 +158,7 @@ def keyword_arguments(texts: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def cancel(
-    job: OneId = None,
-    /,
-    *,
-    bulk: Bulk = None,
-    queue: QueueOfJob = None,
-    url: Url = None,
-) -> int:
+def cancel(job: OneId = None, /, *, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None) -> int:
     """Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.
 
     If a running job was scheduled again, its next run is cancelled too.
@@ -277,10 +253,7 @@ def jobs(
     for name, listed in Counter(job.place for job in rows).items():
         if there[name] > listed:
             output.note(f"{listed} of {there[name]} jobs in {name}: --limit {there[name]} lists them all")
-    if json:
-        output.as_json([describe(job) for job in rows])
-    else:
-        show_matches(rows, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"))
+    list_matches(rows, json, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"))
     return unknown
 
 
@@ -315,7 +288,11 @@ def show(
         if status is None:
             if (row := ledger_rows.find(url, named, job)) is None:
                 raise JobMissing(missing(job, named))
-            _show_row(ledger_rows.fields(row), json)
+            of_row = ledger_rows.fields(row)
+            if json:
+                output.as_json(of_row)
+            else:
+                output.fields((name, Moment(at) if isinstance(at, float) else at) for name, at in of_row.items())
             return
         if status.window is not None:
             opens = opening(status, redis.run(window_of(redis.shards, status)), redis.now(status.queue))
@@ -344,14 +321,6 @@ def show(
     output.fields(fields.items())
     if traceback:
         print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
-
-
-def _show_row(fields: dict[str, Any], json: bool) -> None:
-    """Show a job of the ledger that Redis does not have."""
-    if json:
-        output.as_json(fields)
-        return
-    output.fields((name, Moment(value) if isinstance(value, float) else value) for name, value in fields.items())
 
 
 def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Url = None) -> None:

@@ -15,7 +15,6 @@ from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Url, settings, takes_settings
 from evsched.cli.output import Column, table
 from evsched.config import Config
-from evsched.telemetry import log
 
 app = App(
     name="ledger",
@@ -106,6 +105,5 @@ def ledger(*, config: Config) -> None:
     """
     from evsched.services.service import run_ledger
 
-    log.configure(config.log_level)
     with _psycopg():
         run_ledger(config)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evsched.cli import output
@@ -21,10 +19,10 @@ T = TypeVar("T")
 _MOMENTS = ("due", "created", "scheduled", "finished")
 
 
-def ask(url: str | None, question: Callable[[ModuleType, str, str], Coroutine[Any, Any, T]], default: T) -> T:
-    """Return the ledger's rows of jobs that Redis lacks; `default` without a ledger, or if it does not answer.
+def ask(url: str | None, default: T, function: str, *args: object, **options: object) -> T:
+    """Ask the ledger about jobs that Redis lacks, by a function of `ledger.row_audit`.
 
-    `question` is called with the module `ledger.row_audit`, the URL of the database and that of Redis.
+    Return `default` without a ledger, or if it does not answer.
     """
     config = settings(url)
     if config.ledger_url is None:
@@ -32,7 +30,7 @@ def ask(url: str | None, question: Callable[[ModuleType, str, str], Coroutine[An
     try:
         from evsched.ledger import row_audit
 
-        return asyncio.run(question(row_audit, config.ledger_url, config.url))
+        return asyncio.run(getattr(row_audit, function)(config.ledger_url, config.url, *args, **options))
     except ImportError:
         reason = "it needs psycopg: pip install '.[ledger]' in a checkout of evsched"
     except CannotStart as error:
@@ -43,7 +41,7 @@ def ask(url: str | None, question: Callable[[ModuleType, str, str], Coroutine[An
 
 def find(url: str | None, queue: str | None, job: str) -> LostRow | None:
     """Return the row of a job that Redis does not have; None without a row, or without a ledger."""
-    return ask(url, lambda row_audit, database, redis: row_audit.find_lost(database, redis, queue, job), None)
+    return ask(url, None, "find_lost", queue, job)
 
 
 def cancel(url: str | None, queue: str | None, job: str) -> bool:
@@ -52,9 +50,7 @@ def cancel(url: str | None, queue: str | None, job: str) -> bool:
     Raises:
         JobMissing: it is not open, or is cancelled already.
     """
-    row: LostRow | None = ask(
-        url, lambda row_audit, database, redis: row_audit.find_lost(database, redis, queue, job, cancel=True), None
-    )
+    row: LostRow | None = ask(url, None, "find_lost", queue, job, cancel=True)
     if row is None:
         return False
     if row.state != "open" or row.cancelled:

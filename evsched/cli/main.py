@@ -75,8 +75,10 @@ def _command(words: list[str]) -> int:
         UsageError: the command line is not valid.
     """
     for word in words:
-        if not _is_text(word):
-            raise UsageError(f"argument {word!r} is not UTF-8")
+        try:
+            word.encode()
+        except UnicodeEncodeError:  # Python decodes bytes that are not UTF-8 to lone surrogates
+            raise UsageError(f"argument {word!r} is not UTF-8") from None
     if words[:1] == ["--version"]:
         print(evsched.__version__)
         return 0
@@ -87,30 +89,17 @@ def _command(words: list[str]) -> int:
         raise unknown(words[0])
     from cyclopts import CycloptsError
 
-    from evsched.cli import options
-
     root = build(words[:1])
     if {"--help", "-h"} & {*words}:
         from evsched.cli.mistakes import PipeConsole
 
         root.console = PipeConsole(width=width())
-    options.incomplete.clear()
     try:
-        code = root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
-        return code or int(options.incomplete.is_set())
+        return root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
     except CycloptsError as error:
         from evsched.cli.mistakes import mistake
 
         raise mistake(error, root, words) from None
-
-
-def _is_text(word: str) -> bool:
-    """Return whether an argument can be sent to Redis. Python decodes bytes that are not UTF-8 to lone surrogates."""
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _not_written(error: OSError) -> str:

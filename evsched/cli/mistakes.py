@@ -12,6 +12,7 @@ from cyclopts.exceptions import MissingArgumentError, UnknownOptionError, Unused
 from rich.console import Console
 
 from evsched.cli.commands import UsageError
+from evsched.environment import former
 
 _ALIKE: Final = 0.7
 """How alike an unknown option and the one that is suggested must be, from 0 to 1: --quee and --queue are, --from and
@@ -38,7 +39,9 @@ def _unknown(option: str, named: str, arguments: ArgumentCollection) -> str:
     names = [name for argument in arguments for name in argument.names]
     near = difflib.get_close_matches(option.lower(), names, n=1, cutoff=_ALIKE)
     hint = ""
-    if (word := option.removeprefix("--").upper()) in names:
+    if "--log-level" in names and (instead := former(option)):  # a service: the other commands have no settings
+        hint = f": {instead}"
+    elif (word := option.removeprefix("--").upper()) in names:
         hint = f": write evsched {named} {word}, without the option's name"
     elif (other := _OTHER_WORDS.get(option)) in names:
         hint = f", did you mean {other}?"

@@ -1,4 +1,4 @@
-"""Shared by commands: options that many of them take, the flags of the services, times, and the client of Redis.
+"""Shared by commands: options that many of them take, the flags of the services, and times.
 
 The flags of the services are made from the fields of `Config`. Times and durations are read as people write them.
 """
@@ -10,31 +10,20 @@ import math
 import os
 import re
 import sys
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime, time, timedelta
-from functools import cache
+from functools import cache, wraps
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
 from evsched import environment
-from evsched.cli import output
 from evsched.cli.commands import UsageError
-from evsched.client.client import SyncClient
-from evsched.client.operations import Operation, once
-from evsched.client.spread import answering, queue_stats, read_all_shards, read_shards
 from evsched.config import LISTS, SETTINGS, Config, variable
 from evsched.display import escape
-from evsched.errors import ConfigError, StoreDown
 from evsched.keys import check_queue
 from evsched.lease import DEFAULT
-from evsched.shards import Shards, unread
-from evsched.store.store import Store
 from evsched.transport import address
-from evsched.transport.address import Host
-from evsched.transport.servers import nodes_down, reason, topology
 
 
 def whole(_: Any, tokens: Sequence[Token]) -> int:
@@ -83,27 +72,21 @@ def check_queues(names: Sequence[str] | None) -> None:
     """Refuse a --queue that is not a queue's name. It has no weight.
 
     Raises:
-        UsageError
+        ConfigError
     """
-    try:
-        for name in names or ():
-            check_queue(name)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    for name in names or ():
+        check_queue(name)
 
 
 def settings(url: str | None = None, **flags: Any) -> Config:
     """Return the settings of this process.
 
     Raises:
-        UsageError: one of them is not valid.
+        ConfigError: one of them is not valid.
     """
     _warn()
-    try:
-        found = environment.load(os.environ, url=url, **flags)
-        address.parse(found.url)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    found = environment.load(os.environ, url=url, **flags)
+    address.parse(found.url)
     return found
 
 
@@ -116,85 +99,6 @@ def _warn() -> None:
 
     if LINK not in os.environ:  # a child of --processes: its parent has printed the line
         print(f"evsched: warning: {escape(line)}", file=sys.stderr)
-
-
-incomplete: Final = threading.Event()
-"""Set by a command that has read a queue without some of its shards: its exit code is 1."""
-
-
-class CommandClient(SyncClient):
-    """A client that says so when it is asked for all of a queue while the numbers of shards cannot be read."""
-
-    unread = ""
-    """Why they cannot be read."""
-
-    def stores(self, queue: str) -> list[Store]:
-        """Return the calls of each shard that is known of a queue and, last, of the queue itself."""
-        if self.shards.learned is False:
-            self.note_incomplete("jobs in the shards of queues are left out")
-        return super().stores(queue)
-
-    def answering(self, queue: str) -> Sequence[Store]:
-        """Return the calls of a queue and those of its shards whose primaries answer; name the other shards on stderr.
-
-        Raises:
-            StoreDown: none of them answers.
-        """
-        stores = self.stores(queue)
-        if len(stores) == 1 or topology(self.url) is None:
-            return stores
-        found, lost = self.run(answering(stores, _ask, set()))
-        if lost:
-            output.note(shards_unread(lost))
-            incomplete.set()
-        return found
-
-    def note_incomplete(self, lacking: str) -> None:
-        """Warn, once, that the numbers of shards cannot be read."""
-        if not incomplete.is_set():
-            output.note(f"{self.unread}: {lacking}")
-            incomplete.set()
-
-
-def _ask(stores: Sequence[Store]) -> Operation[Sequence[Store]]:
-    """Ask each store something, once, to see whether its primary answers."""
-    yield from once(queue_stats(stores))
-    return stores
-
-
-def shards_unread(lost: Mapping[str, Host]) -> str:
-    return f"{output.some([*lost])} cannot be read: {nodes_down(sorted({*lost.values()}))}"
-
-
-@contextmanager
-def client(url: str | None, *, changes_queue: bool = False) -> Generator[CommandClient]:
-    """Yield a client of the Redis that the command is about. It knows how many shards queues have.
-
-    `changes_queue`: the command changes a queue with all its shards, or needs the home of an id.
-
-    Raises:
-        StoreDown: the numbers cannot be read. If the command changes no whole queue, and Redis is a cluster, a line on
-            stderr says so instead when it needs them, because a node that is down must not hide the queues of others.
-    """
-    found = CommandClient(settings(url).url)
-    try:
-        found.shards = _read_shards(found, changes_queue)
-        yield found
-    finally:
-        found.close()
-
-
-def _read_shards(redis: CommandClient, changes_queue: bool) -> Shards:
-    """Read how many shards queues have. Raises as `client`."""
-    if topology(redis.url) is None:
-        return redis.run(read_shards())
-    if changes_queue:
-        return redis.run(read_all_shards())
-    try:
-        return redis.run(once(read_shards()))
-    except StoreDown as error:
-        redis.unread = f"{reason(error)}, so the numbers of shards cannot be read"
-        return unread()
 
 
 R = TypeVar("R")
@@ -225,7 +129,7 @@ def default(name: str) -> str:
 
 
 def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a service a flag for each setting that it has, in place of its parameter `config`.
+    """Give a service a flag for each setting that it has, in place of its parameter `config`, and configure the log.
 
     A flag that the service declares by itself is a setting too: it also gets the given value.
     """
@@ -246,11 +150,15 @@ def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
         for name in names
     ]
 
+    @wraps(command)
     def with_flags(*args: object, **given: Any) -> R:
-        flags = {name: given.pop(name, None) for name in names} | {name: given.get(name) for name in declared}
-        return command(*args, **given, config=settings(**flags))
+        from evsched.telemetry import log  # other commands do without it
 
-    with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
+        flags = {name: given.pop(name, None) for name in names} | {name: given.get(name) for name in declared}
+        config = settings(**flags)
+        log.configure(config.log_level)
+        return command(*args, **given, config=config)
+
     with_flags.__annotations__ = {one.name: one.annotation for one in (*own, *made)}
     setattr(with_flags, "__signature__", inspect.Signature([*own, *made]))  # noqa: B010 - pyright knows no such field
     return with_flags

@@ -112,6 +112,14 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], empty: st
         print(empty)
 
 
+def listing(json: bool, data: object, columns: Sequence[Column], rows: Iterable[Sequence[object]], empty: str) -> None:
+    """Print `data` as JSON, or its rows as `table` does."""
+    if json:
+        as_json(data)
+    else:
+        table(columns, rows, empty)
+
+
 def fields(named: Iterable[tuple[str, object]]) -> None:
     """Print names and values: one below the other on a terminal, as a table of two columns elsewhere."""
     rows = list(named)

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Annotated, Any
-
+from collections.abc import Mapping
+from collections.abc import Sequence
 from cyclopts import Parameter
-
+from datetime import timedelta
 from evsched import keys
 from evsched.cli import output
+from evsched.cli.command_client import client
+from evsched.cli.command_client import missing
+from evsched.cli.command_client import note_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, client, parse_future
-from evsched.cli.output import Column, Moment, table
-from evsched.cli.queue_commands import each, read_limits, report
-from evsched.cli.unknown_queues import missing, note_unknown
+from evsched.cli.options import Json
+from evsched.cli.options import Queues
+from evsched.cli.options import Url
+from evsched.cli.options import parse_future
+from evsched.cli.output import Column
+from evsched.cli.output import Moment
+from evsched.cli.output import listing
+from evsched.cli.queue_commands import each
+from evsched.cli.queue_commands import read_limits
+from evsched.cli.queue_commands import report
 from evsched.client import gate
 from evsched.client.client import SyncClient
-from evsched.config import RANGES, out_of_range
-from evsched.errors import ConfigError, EvschedError
+from evsched.client.operations import Operation
+from evsched.config import RANGES
+from evsched.config import out_of_range
+from evsched.errors import ConfigError
+from evsched.errors import EvschedError
 from evsched.keys import check_queue
 from evsched.lease import DEFAULT
 from evsched.store import server
-from evsched.store.gate_limits import Limits, merged, own, shown
+from evsched.store.gate_limits import Limits
+from evsched.store.gate_limits import merged
+from evsched.store.gate_limits import own
+from evsched.store.gate_limits import shown
 from evsched.store.server import clock
 from evsched.store.store import Store
+from typing import Annotated
+from typing import Any
+import re
+
 
 COLUMNS = (Column("group", 1), Column("limit"), Column("value"), Column("in the code", 2))
 
@@ -35,6 +51,10 @@ def by_part(stores: Sequence[Store], parts: Sequence[Limits]) -> list[tuple[str 
     whole = merged(parts)
     alone = [(store.queue, own(part, whole)) for store, part in zip(stores, parts, strict=True)]
     return [(None, whole), *(alone if len(parts) > 1 else ())]
+
+
+def _read_parts(stores: Sequence[Store]) -> Operation[list[tuple[str | None, Limits]]]:
+    return by_part(stores, (yield from read_limits(stores)))
 
 
 def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
@@ -70,7 +90,7 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """
     rows, listed = list[tuple[str, str, str, object, str]](), list[dict[str, Any]]()
     with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: by_part(stores, read_limits(redis, stores)))
+        read, down = each(redis, queue, _read_parts)
         for one in read:
             name = one.queue
             for part, limited in one.found or ():
@@ -82,15 +102,20 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                     row |= {"declared": declared and declared.value, "app": declared and declared.app}
                     listed.append(row | ({} if part is None else {"alone": part}))
         unknown = note_unknown(redis, queue or ())
-    if json:
-        output.as_json(listed)
-    else:
-        table((Column("queue"), *COLUMNS), rows, "no limits")
+    listing(json, listed, (Column("queue"), *COLUMNS), rows, "no limits")
     return report((one.problem for one in read), down) or unknown
 
 
 Q = Annotated[str | None, Parameter(help="The queue.")]
 Flag = Annotated[str | None, Parameter(name="--queue", help="The queue, if it is not the first argument.")]
+Until = Annotated[
+    str | None,
+    Parameter(
+        help="When the pause ends by itself: 10m for ten minutes from now, 17:00 for the next 17:00, 2030-01-31T09:00, "
+        "in your time zone, or Unix seconds. Default: when you resume it."
+    ),
+]
+Why = Annotated[str, Parameter(help="A sentence for people who look at it later.")]
 Create = Annotated[bool, Parameter(negative="", help="Do it even if the queue has never been used.")]
 _LIFT = "'none' removes the limit."
 
@@ -106,29 +131,21 @@ def _queue(command: str, first: str | None, flag: str | None) -> str:
     """Return the queue that a command names, as its first argument or with --queue.
 
     Raises:
-        UsageError: it names none, or two, or the name is not valid.
+        UsageError: it names none, or two.
+        ConfigError: the name is not valid.
     """
     queue = first or flag
     if queue is None or (first and flag):
         raise UsageError(f"{command}: name one queue: evsched {command} mail")
-    try:
-        return check_queue(queue)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    return check_queue(queue)
 
 
 def pause(
     queue: Q = None,
     /,
     *,
-    until: Annotated[
-        str | None,
-        Parameter(
-            help="When the pause ends by itself: 10m for ten minutes from now, 17:00 for the next 17:00, "
-            "2030-01-31T09:00, in your time zone, or Unix seconds. Default: when you resume the queue."
-        ),
-    ] = None,
-    why: Annotated[str, Parameter(help="A sentence for people who look at it later.")] = "",
+    until: Until = None,
+    why: Why = "",
     create: Create = False,
     named: Flag = None,
     url: Url = None,
@@ -213,21 +230,15 @@ def limit(
             if not present.queue and not present.groups:
                 raise EvschedError(f"{unknown}; --create sets limits before its first job")
         stores = redis.stores(queue)
-        try:
-            parts = redis.run(gate.set_limits(stores, fields))
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
+        parts = redis.run(gate.set_limits(stores, fields))
         unknown = 0 if fields else note_unknown(redis, [queue])
     found = by_part(stores, parts)
-    if json:
-        output.as_json(found[0][1])
-        return unknown
     rows = [
         (group if part is None else f"{group} in {part} alone".lstrip(), *rest)
         for part, limited in found
         for group, *rest in rows_of(limited)
     ]
-    table(COLUMNS, rows, f"queue {queue} has no limits")
+    listing(json, found[0][1], COLUMNS, rows, f"queue {queue} has no limits")
     return unknown
 
 
@@ -235,13 +246,10 @@ def _fields(group: str | None, task: str | None, asked: Mapping[str, str | None]
     """Return the limits that are to be set, by their fields; None removes one.
 
     Raises:
-        UsageError: a value is not valid.
+        UsageError, ConfigError: a value is not valid.
     """
-    try:
-        given = {name: _number(name, text) for name, text in asked.items() if text is not None}
-        return gate.limit_fields(group, task, given)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    given = {name: _number(name, text) for name, text in asked.items() if text is not None}
+    return gate.limit_fields(group, task, given)
 
 
 def _number(name: str, text: str) -> float | None:

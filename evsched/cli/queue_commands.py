@@ -8,16 +8,17 @@ from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar
 from cyclopts import App, Parameter
 
 import evsched
+from evsched import keys
 from evsched.cli import output
+from evsched.cli.command_client import CommandClient, client, missing, note_unknown, shards_unread
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, check_queues, client, shards_unread, whole
-from evsched.cli.output import Column, Moment, asked_to_end, progress_bar, table
-from evsched.cli.unknown_queues import missing, note_unknown
+from evsched.cli.options import Json, Queues, Url, check_queues, whole
+from evsched.cli.output import Column, Moment, listing, table
 from evsched.client import new_shards, reshard, spread
 from evsched.client.client import SyncClient
 from evsched.client.new_shards import Gates
-from evsched.client.operations import Operation, find_queues_once
-from evsched.client.reshard import CALM, Held, Lacking, Reshard, stray_shards
+from evsched.client.operations import Operation, find_queues_once, send
+from evsched.client.reshard import CALM, Reshard, stray_shards
 from evsched.display import format_duration
 from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
 from evsched.keys import check_queue
@@ -25,6 +26,7 @@ from evsched.runtime.new_id import release_of
 from evsched.shards import Shards, check_count
 from evsched.store import server
 from evsched.store.gate_limits import Limits, merged
+from evsched.store.operator_calls import QueueStats
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.servers import nodes_down, reason, topology
@@ -61,10 +63,7 @@ def shard(
 
     Example: evsched queues shard mail 12
     """
-    try:
-        check_count(check_queue(queue), count)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    check_count(check_queue(queue), count)
     with client(url, changes_queue=True) as redis:
         counts = redis.send(server.shards())
         if (whole := Shards(counts).whole(queue)) != queue:
@@ -161,7 +160,7 @@ def _gates(redis: SyncClient, queue: str, was: int, count: int) -> Gates:
 def _is_worked(redis: SyncClient, queue: str, count: int) -> bool:
     """Return whether each worker serves all shards; print what to do if not."""
     if lacking := redis.run(reshard.lacking(Store, queue, count)):
-        workers = [_describe(one) for one in lacking]
+        workers = [f"{one.worker} lacks {output.some(one.shards)}" for one in lacking]
         output.note(
             f"not every worker of queue {queue} serves {count} shards: {output.some(workers)}. Deploy the workers with "
             f"App(shards={count}) first, or see --announce; and then repeat the command. Nothing was changed"
@@ -186,21 +185,10 @@ def _is_dispatched(redis: SyncClient, queue: str, count: int) -> bool:
     return True
 
 
-def _move(redis: SyncClient, work: Reshard, was: int, strays: Sequence[str]) -> int:
+def _move(redis: CommandClient, work: Reshard, was: int, strays: Sequence[str]) -> int:
     """Move the jobs, and retire shards; return the exit code."""
-    queue, count, dry_run, stopped_by = work.queue, work.count, work.only_count, 0
-    try:
-        with progress_bar("jobs examined") as show, asked_to_end() as asked:
-            while redis.run(work.step()) and not (stopped_by := asked()):
-                show(work.examined, work.total)
-    except EvschedError as error:
-        if not dry_run:
-            rest = ""
-            if isinstance(error, StoreDown):
-                rest, error.unsure = ": the same command does the rest", False
-            output.note(f"{work.moved} moved before this failed{rest}")
-        raise
-    if dry_run:
+    stopped_by = redis.work_off(work, "jobs examined", None if work.only_count else lambda: f"{work.moved} moved")
+    if work.only_count:
         print(f"{work.moved} of {work.total} jobs on the schedules are not in their homes, and would move if they can")
         return 128 + stopped_by if stopped_by else 0
     print(f"{work.moved} moved" + (", then stopped: the same command does the rest" if stopped_by else ""))
@@ -208,7 +196,7 @@ def _move(redis: SyncClient, work: Reshard, was: int, strays: Sequence[str]) -> 
         print(f"{number} {_STAY[why]}")
     if stopped_by:
         return 128 + stopped_by
-    return _retire(redis, queue, count, was, strays)
+    return _retire(redis, work.queue, work.count, was, strays)
 
 
 def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequence[str]) -> int:
@@ -222,7 +210,7 @@ def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequenc
     restart = ": restart the workers, so that they serve no others" if has < was else ""
     print(f"queue {queue} has {f'{has} shards' if has else 'no shards'} now{restart}")
     for one in held:
-        print(f"{one.shard} still holds jobs: {_places(one)}")
+        print(f"{one.shard} still holds jobs: {', '.join(f'{n} in {place}' for place, n in one.places.items())}")
         if one.shard in strays and not one.served:
             print(f"no worker serves {one.shard}: start one: evsched worker MODULE:APP --queue {one.shard}")
     if held:
@@ -230,15 +218,9 @@ def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequenc
     return 1 if held else 0
 
 
-def _places(held: Held) -> str:
-    return ", ".join(f"{number} in {place}" for place, number in held.places.items())
-
-
-def _describe(one: Lacking) -> str:
-    return f"{one.worker} lacks {output.some(one.shards)}"
-
-
 T = TypeVar("T")
+Read = Callable[[Sequence[Store]], Operation[T]]
+"""Reads a queue, from the stores of its shards and itself."""
 
 app = App(name="queues", version=evsched.__version__)
 app.command(shard)
@@ -261,19 +243,10 @@ _QUEUE_COLUMNS = (
     Column("why", 11),
 )
 
-_FIELDS = (
-    *_PLACES,
-    "workers",
-    "parents",
-    "next_due",
-    "paused",
-    "paused_until",
-    "paused_why",
-    "limits",
-    "changed_by_hand",
-    "error",
-)
+_STATS = ("workers", "parents", "next_due", "paused", "paused_until", "paused_why")
+"""Fields of QueueStats."""
 
+_FIELDS = (*_PLACES, *_STATS, "limits", "changed_by_hand", "error")
 
 Named = Annotated[list[str] | None, Parameter(help="The queues. Default: all queues.", negative="")]
 
@@ -292,9 +265,7 @@ class Reading(NamedTuple, Generic[T]):
         return self.error and f"queue {self.queue}{' cannot be read' if self.found is None else ''}: {self.error}"
 
 
-def each(
-    redis: SyncClient, named: list[str] | None, read: Callable[[Sequence[Store]], T]
-) -> tuple[list[Reading[T]], list[Host]]:
+def each(redis: SyncClient, named: list[str] | None, read: Read[T]) -> tuple[list[Reading[T]], list[Host]]:
     """Read each queue with its shards by itself: an error in one does not hide the others.
 
     Also return the primaries of a cluster that do not answer: they may have queues that are not listed.
@@ -310,29 +281,29 @@ def each(
     return [_read(redis, name, read, down) for name in sorted(names)], sorted(down)
 
 
-def _read(redis: SyncClient, queue: str, read: Callable[[Sequence[Store]], T], down: set[Host]) -> Reading[T]:
+def _read(redis: SyncClient, queue: str, read: Read[T], down: set[Host]) -> Reading[T]:
     """Read a queue, and those of its shards whose primaries answer. `down`: as in `spread.answering`."""
-
-    def reading(stores: Sequence[Store]) -> Operation[T]:
-        yield from ()
-        return read(stores)
-
     try:
-        found, lost = redis.run(spread.answering(redis.stores(queue), reading, down))
+        found, lost = redis.run(spread.answering(redis.stores(queue), read, down))
     except StoreRefused as error:
         return Reading(queue, None, str(error))
     except StoreDown as error:
         if error.node is None:
             raise
         return Reading(queue, None, reason(error))
-    if not lost:
-        return Reading(queue, found)
-    return Reading(queue, found, shards_unread(lost))
+    return Reading(queue, found, shards_unread(lost) if lost else None)
 
 
-def read_limits(redis: SyncClient, stores: Sequence[Store]) -> list[Limits]:
+def read_limits(stores: Sequence[Store]) -> Operation[list[Limits]]:
     """Read the limits of a queue and its shards, with the limits that apps declare."""
-    return [redis.run(new_shards.read_limits(store)) for store in stores]
+    found = list[Limits]()
+    for store in stores:
+        found.append((yield from new_shards.read_limits(store)))
+    return found
+
+
+def _read_figures(stores: Sequence[Store]) -> Operation[tuple[QueueStats, list[Limits]]]:
+    return (yield from spread.queue_stats(stores)), (yield from read_limits(stores))
 
 
 @app.default
@@ -351,38 +322,31 @@ def queues(names: Named = None, /, *, queue: Queues = None, json: Json = False, 
     check_queues(queue)
     rows = list[dict[str, Any]]()
     with client(url) as redis:
-        read, down = each(
-            redis, queue, lambda stores: (redis.run(spread.queue_stats(stores)), read_limits(redis, stores))
-        )
+        read, down = each(redis, queue, _read_figures)
         for one in read:
             row: dict[str, Any] = {"queue": one.queue, **dict.fromkeys(_FIELDS), "error": one.error}
             if one.found is not None:
                 queue_stats, parts = one.found
                 limits = merged(parts)
-                row |= {**queue_stats.places, "workers": queue_stats.workers, "parents": queue_stats.parents}
-                row |= {"next_due": queue_stats.next_due, "paused": queue_stats.paused}
-                row |= {"paused_until": queue_stats.paused_until, "paused_why": queue_stats.paused_why}
+                row |= queue_stats.places | {name: getattr(queue_stats, name) for name in _STATS}
                 fields = {field for part in parts for field, value in part.fields().items() if value is not None}
                 row["limits"] = len(fields)  # also limits of only some shards
                 row["changed_by_hand"] = sum(limits.overruled(field) is not None for field in limits.declared)
             rows.append(row)
         unknown = note_unknown(redis, queue)
-    if json:
-        output.as_json(rows)
-    else:
-        shown = [
-            [
-                row["queue"],
-                *("?" if row[name] is None else row[name] for name in _PLACES),
-                "?" if row["workers"] is None else _count_workers(row["workers"], row["parents"]),
-                *(Moment(row[name]) for name in ("next_due", "paused")),
-                _count_limits(row["limits"] or 0, row["changed_by_hand"] or 0),
-                Moment(row["paused_until"]),
-                row["paused_why"],
-            ]
-            for row in rows
-        ]
-        table(_QUEUE_COLUMNS, shown, "no queues: nothing has been scheduled yet")
+    shown = (
+        (
+            row["queue"],
+            *("?" if row[name] is None else row[name] for name in _PLACES),
+            "?" if row["workers"] is None else _count_workers(row["workers"], row["parents"]),
+            *(Moment(row[name]) for name in ("next_due", "paused")),
+            _count_limits(row["limits"] or 0, row["changed_by_hand"] or 0),
+            Moment(row["paused_until"]),
+            row["paused_why"],
+        )
+        for row in rows
+    )
+    listing(json, rows, _QUEUE_COLUMNS, shown, "no queues: nothing has been scheduled yet")
     return report((one.problem for one in read), down) or unknown
 
 
@@ -396,6 +360,15 @@ def _count_limits(limits: int, changed: int) -> str:
     return f"{limits or ''}" + (f"{', ' if limits else ''}{changed} changed by hand" if changed else "")
 
 
+_WORKER_COLUMNS = (
+    Column("worker"),
+    Column("queue", 1),
+    Column("release", 4),
+    Column("holds", 2),
+    Column("lease left", 3),
+)
+
+
 def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.
 
@@ -407,41 +380,37 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
     """
     rows = list[dict[str, Any]]()
     with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: _serving(redis, stores))
+        read, down = each(redis, queue, _serving)
         for one in read:
             rows += [
                 {"worker": worker, "queue": one.queue, "release": release_of(worker), **values}
                 for worker, values in one.found or ()
             ]
         unknown = note_unknown(redis, queue or ())
-    if json:
-        output.as_json(rows)
-    else:
-        shown = [
-            (
-                row["worker"],
-                row["queue"],
-                row["release"] or "",
-                "stands by" if row["stands_by"] else row["held"],
-                format_duration(row["lease_left"]),
-            )
-            for row in rows
-        ]
-        names = ("worker", "queue", "release", "holds", "lease left")
-        table(list(map(Column, names, (0, 1, 4, 2, 3))), shown, "no workers")
+    shown = (
+        (
+            row["worker"],
+            row["queue"],
+            row["release"],
+            "stands by" if row["stands_by"] else row["held"],
+            format_duration(row["lease_left"]),
+        )
+        for row in rows
+    )
+    listing(json, rows, _WORKER_COLUMNS, shown, "no workers")
     return report((one.problem for one in read), down) or unknown
 
 
-def _serving(redis: SyncClient, stores: Sequence[Store]) -> list[tuple[str, dict[str, Any]]]:
+def _serving(stores: Sequence[Store]) -> Operation[list[tuple[str, dict[str, Any]]]]:
     """Return the workers of a queue and the parents that stand by, with the values of their rows.
 
     A worker has a lease on each shard: it holds the jobs of all, and the lease that ends first is shown.
     """
     found = dict[tuple[bool, str], dict[str, Any]]()
     for store in stores:
-        rows = [(lease.worker, lease.held, lease.left, False) for lease in redis.send(store.survey()).leases]
-        now = redis.now(store.queue)
-        rows += [(parent, 0, ends - now, True) for parent, ends in redis.send(store.parents()) if ends > now]
+        rows = [(lease.worker, lease.held, lease.left, False) for lease in (yield from send(store.survey())).leases]
+        now = yield from send(server.clock(keys.root(store.queue)))
+        rows += [(name, 0, ends - now, True) for name, ends in (yield from send(store.parents())) if ends > now]
         for name, held, left, stands_by in rows:
             row = found.setdefault((stands_by, name), {"held": 0, "lease_left": left, "stands_by": stands_by})
             row["held"] += held

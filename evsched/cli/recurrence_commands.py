@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
@@ -13,13 +14,13 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
+from evsched.cli.command_client import client, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.deploy_commands import prune, rollback
-from evsched.cli.job_commands import argument
-from evsched.cli.options import Json, Queue, RecurrenceName, Url, client, parse_future, parse_time, whole
-from evsched.cli.output import Column, Moment, sentence, table
-from evsched.cli.policy_commands import end_of_pause
-from evsched.cli.unknown_queues import client_of, note_if_unknown
+from evsched.cli.job_commands import Group, Priority, Window, argument
+from evsched.cli.options import Json, Queue, RecurrenceName, Url, parse_future, parse_time, whole
+from evsched.cli.output import Column, Moment, listing, sentence, table
+from evsched.cli.policy_commands import Until, Why, end_of_pause
 from evsched.client import recurrence_operations
 from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, check_job_options, new_job
@@ -49,6 +50,11 @@ _COLUMNS = (
 )
 
 
+ZoneOfTimes = Annotated[
+    str | None, Parameter(help="The time zone of times that have no offset. Default: this machine's.")
+]
+
+
 def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
     """List the recurrences of a queue: rule, next time, and how the last run ended.
 
@@ -57,10 +63,7 @@ def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: U
     with client_of(url, queue) as redis:
         rows = redis.run(list_statuses(Store(queue)))
         unknown = note_if_unknown(redis, queue, rows)
-    if json:
-        output.as_json(rows)
-    else:
-        table(_COLUMNS, map(_cells, rows), f"queue {queue} has no recurrences")
+    listing(json, rows, _COLUMNS, map(_cells, rows), f"queue {queue} has no recurrences")
     return unknown
 
 
@@ -92,17 +95,9 @@ def pause(
     name: RecurrenceName,
     /,
     *,
-    until: Annotated[
-        str | None,
-        Parameter(
-            help="When the pause ends by itself: 10m for ten minutes from now, 17:00 for the next 17:00, or "
-            "2030-01-31T09:00. Default: when you resume it."
-        ),
-    ] = None,
-    why: Annotated[str, Parameter(help="A sentence for operators: why it is paused.")] = "",
-    zone: Annotated[
-        str | None, Parameter(help="The time zone of --until, if it has no offset. Default: this machine's.")
-    ] = None,
+    until: Until = None,
+    why: Why = "",
+    zone: ZoneOfTimes = None,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
@@ -110,10 +105,7 @@ def pause(
 
     Example: evsched recurrences pause nightly --until 2030-01-31T09:00 --why "the warehouse moves"
     """
-    try:
-        at = None if until is None else parse_future(until, zone)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    at = None if until is None else parse_future(until, zone)
     with client_of(url, queue) as redis:
         ends = end_of_pause(redis, queue, at)
         try:
@@ -152,9 +144,7 @@ def backfill(
     *,
     since: Annotated[str, Parameter(name="--from", help="The first planned time: 2030-01-31T09:00.")],
     until: Annotated[str | None, Parameter(name="--to", help="Only planned times before this. Default: now.")] = None,
-    zone: Annotated[
-        str | None, Parameter(help="The time zone of times that have no offset. Default: this machine's.")
-    ] = None,
+    zone: ZoneOfTimes = None,
     dry_run: Annotated[bool, Parameter(negative="", help="List the planned times, and run nothing.")] = False,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
@@ -166,34 +156,26 @@ def backfill(
 
     Example: evsched recurrences backfill nightly --from 2030-01-01 --to 2030-02-01
     """
-    try:
-        first = parse_time(since, zone)
-        last = float("inf") if until is None else parse_time(until, zone)
-        if last <= first:
-            raise UsageError("--to: after --from")
-        with client_of(url, queue) as redis:
-            if dry_run:
-                _list(redis.run(recurrence_operations.planned_between(Store(queue), name, first, last)), zone, json)
+    first = parse_time(since, zone)
+    last = float("inf") if until is None else parse_time(until, zone)
+    if last <= first:
+        raise UsageError("--to: after --from")
+    with client_of(url, queue) as redis:
+        if dry_run:
+            times = redis.run(recurrence_operations.planned_between(Store(queue), name, first, last))
+            shown_in = None if zone is None else find_zone(zone)
+            if json:
+                output.as_json(times)
                 return
-            found = redis.run(recurrence_operations.backfill(Store(queue), name, first, last))
-            paused = "paused" in redis.send(Store(queue).recurrence(name))
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+            for planned in times:
+                print(in_zone(planned, shown_in))
+            return
+        found = redis.run(recurrence_operations.backfill(Store(queue), name, first, last))
+        paused = "paused" in redis.send(Store(queue).recurrence(name))
     if json:
         output.as_json(found)
     else:
         print(f"{name}: {_describe(found, paused)}")
-
-
-def _list(times: list[float], zone: str | None, json: bool) -> None:
-    if json:
-        output.as_json(times)
-        return
-    from evsched.recurrence.cron import find_zone
-
-    local = None if zone is None else find_zone(zone)
-    for planned in times:
-        print(datetime.fromtimestamp(planned, local).astimezone(local).isoformat(" ", "seconds"))
 
 
 def _describe(found: Backfilled, paused: bool) -> str:
@@ -292,28 +274,31 @@ def next_times(
     if rule and name is not None:
         raise UsageError("give the name of a recurrence, or --rule, not both")
     unknown = 0
-    try:
-        shown_in = find_zone("UTC" if zone is None else zone)
-        first = None if since is None else parse_time(since, zone)
-        last = None if until is None else parse_time(until, zone)
-        if rule:
-            ahead, now = _given(rule, shown_in.key), time.time()
-        else:
-            with client_of(url, queue) as redis:
-                now = redis.now(queue)
-                ahead = _kept(redis, queue, now) if name is None else [_named(redis, queue, name, now)]
-                unknown = note_if_unknown(redis, queue, ahead) if name is None else 0
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    shown_in = find_zone("UTC" if zone is None else zone)
+    first = None if since is None else parse_time(since, zone)
+    last = None if until is None else parse_time(until, zone)
+    if rule:
+        ahead, now = _given(rule, shown_in.key), time.time()
+    else:
+        with client_of(url, queue) as redis:
+            now = redis.now(queue)
+            ahead = _kept(redis, queue, now) if name is None else [_named(redis, queue, name, now)]
+            unknown = note_if_unknown(redis, queue, ahead) if name is None else 0
     first = now if first is None else first
     if last is None and by == "hour":
         last = first + 86400
     if last is not None and not 0 < last - first <= _SPAN_MOST:
         raise UsageError("--to: after --from, by 400 days at the most")
     times = _times(ahead, first, last, count or (5 if last is None else None))
+    nothing = "does not recur any more" if last is None else "does not run in this time"
+    if name is not None and not times and (json or by == "hour" or not sys.stdout.isatty()):
+        output.note(f"{name} {nothing}")
     if json:
         words = {one.recurrence.declared.name: one.recurrence.words() for one in ahead}
-        output.as_json({"words": words, "times": [one._asdict() for one in times]})
+        listed = {"words": words, "times": [one._asdict() for one in times]}
+        if by == "hour":
+            listed["hours"] = [{"hour": hour, "runs": names.total(), "of": names} for hour, names in _by_hour(times)]
+        output.as_json(listed)
         return unknown
     single = ahead[0].recurrence if name is not None or (rule and len(rule) == 1) else None
     if single is not None:
@@ -329,7 +314,7 @@ def next_times(
     ]
     columns = (Column("name"), Column(f"in {shown_in.key}", 1), Column("here", 2), Column("due"))
     if single:
-        table(columns[1:], [row[1:] for row in rows], "it does not recur any more")
+        table(columns[1:], [row[1:] for row in rows], f"it {nothing}")
     else:
         table(columns, rows, "nothing will run")
     if single and (declared := single.declared).window and declared.overlap != "allow" and declared.after is None:
@@ -343,7 +328,7 @@ def _given(rules: list[str], zone: str) -> list[_Ahead]:
 
 
 def _named(redis: SyncClient, queue: str, name: str, now: float) -> _Ahead:
-    """Return one recurrence, also if it is paused.
+    """Return one recurrence. If it is paused or stopped, a line on stderr says so.
 
     Raises:
         JobMissing
@@ -355,9 +340,13 @@ def _named(redis: SyncClient, queue: str, name: str, now: float) -> _Ahead:
         raise JobMissing(f"{name} is not a recurrence of queue {queue}")
     standing = redis.run(find_standing(store, next_ or 0.0, fields))
     try:
-        return _Ahead(redis.run(read_stored(store, name, fields)), standing, now)
+        ahead = _Ahead(redis.run(read_stored(store, name, fields)), standing, now)
     except ConfigError as error:  # the record in Redis is not valid, not the command line
         raise EvschedError(str(error)) from None
+    status = redis.run(recurrence_operations.recurrence_status(store, name))
+    if status.paused or status.retired:
+        output.note(f"{name} is {_state(status)}; listed are the times at which it would run")
+    return ahead
 
 
 def _kept(redis: SyncClient, queue: str, now: float) -> list[_Ahead]:
@@ -401,13 +390,18 @@ def _times(ahead: list[_Ahead], first: float, last: float | None, count: int | N
     return found[:count]
 
 
-def _show_hours(times: list[_Time], zone: ZoneInfo) -> None:
+def _by_hour(times: list[_Time]) -> list[tuple[float, Counter[str]]]:
+    """Return the hours in which something runs, each with the number of runs by recurrence."""
     by_hour = defaultdict[float, Counter[str]](Counter)
     for one in times:
         if one.due is not None:
             by_hour[one.due // 3600 * 3600][one.name] += 1
+    return sorted(by_hour.items())
+
+
+def _show_hours(times: list[_Time], zone: ZoneInfo) -> None:
     rows = list[tuple[str, int, str | None, str]]()
-    for hour, names in sorted(by_hour.items()):
+    for hour, names in _by_hour(times):
         counts = ", ".join(f"{name} {count}" for name, count in names.most_common(5))
         rows.append((in_zone(hour, zone), names.total(), _clock_is_set(hour, zone), counts))
     table((Column("hour"), Column("runs", 1), Column("DST", 3), Column("of", 2, prose=True)), rows, "nothing will run")
@@ -422,9 +416,9 @@ def _clock_is_set(hour: float, zone: ZoneInfo) -> str | None:
     return f"clock set {'forward' if after > before else 'back'}"
 
 
-def in_zone(moment: float, zone: ZoneInfo) -> str:
-    """Return a moment as the clock on a zone's wall shows it."""
-    return datetime.fromtimestamp(moment, zone).isoformat(" ", "seconds")
+def in_zone(moment: float, zone: ZoneInfo | None) -> str:
+    """Return a moment as the clock on a zone's wall shows it; None: the zone of this machine."""
+    return datetime.fromtimestamp(moment, zone).astimezone(zone).isoformat(" ", "seconds")
 
 
 @app.command
@@ -454,7 +448,7 @@ def add(
     overlap: Annotated[
         Overlap, Parameter(help="What to do with an occurrence that is due while the one before it runs.")
     ] = "skip",
-    window: Annotated[str | None, Parameter(help="When its jobs may start: a window, or the name of one.")] = None,
+    window: Window = None,
     after: Annotated[
         Literal["end"] | None, Parameter(help="Count the interval of --rule 'every ...' from the end of each run.")
     ] = None,
@@ -465,10 +459,8 @@ def add(
     pause_after: Annotated[
         int | None, Parameter(converter=whole, help="Pause it after this many failures in a row.")
     ] = None,
-    priority: Annotated[
-        int | None, Parameter(converter=whole, help="The priority of its jobs, 0 to 9; higher runs first. Default: 5.")
-    ] = None,
-    group: Annotated[str | None, Parameter(help="The group of its jobs. Groups get equal shares of the queue.")] = None,
+    priority: Priority = None,
+    group: Group = None,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
@@ -476,32 +468,29 @@ def add(
 
     Example: evsched recurrences add nightly report '"sales"' --rule '0 2 * * *' --zone Europe/Berlin
     """
-    try:
-        options = JobOptions(priority=priority, group=group, window=window)
-        check_job_options(options)
-        declared = Declared(
-            name=name,
-            rule=rule,
-            payload=new_job(task, [argument(text) for text in arguments or ()], {}, options).payload,
-            zone="UTC" if zone is None else zone,
-            priority=priority,
-            group=group,
-            start=None if start is None else parse_time(start, zone),
-            end=None if end is None else parse_time(end, zone),
-            count=count,
-            spread=spread,
-            misfire=misfire,
-            overlap=overlap,
-            window=window,
-            after=after,
-            skip=skip,
-            pause_after=pause_after,
-        )
-        with client(url) as redis:
-            done, paused = redis.run(recurrence_operations.add(Store(queue), declared))
-        print(f"{name} {done}" + (", and stays paused" if paused else ""))
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    options = JobOptions(priority=priority, group=group, window=window)
+    check_job_options(options)
+    declared = Declared(
+        name=name,
+        rule=rule,
+        payload=new_job(task, [argument(text) for text in arguments or ()], {}, options).payload,
+        zone="UTC" if zone is None else zone,
+        priority=priority,
+        group=group,
+        start=None if start is None else parse_time(start, zone),
+        end=None if end is None else parse_time(end, zone),
+        count=count,
+        spread=spread,
+        misfire=misfire,
+        overlap=overlap,
+        window=window,
+        after=after,
+        skip=skip,
+        pause_after=pause_after,
+    )
+    with client(url) as redis:
+        done, paused = redis.run(recurrence_operations.add(Store(queue), declared))
+    print(f"{name} {done}" + (", and stays paused" if paused else ""))
 
 
 @app.command

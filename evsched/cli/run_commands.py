@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +19,6 @@ from evsched.cli.options import Url, UrlOrPrivate, settings, takes_settings, who
 from evsched.client.wire_schema import Written, wire_schema
 from evsched.config import Config, variable
 from evsched.environment import as_environment
-from evsched.telemetry import log
 from evsched.transport import address
 
 Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is: tasks:app is `app` in tasks.py.")]
@@ -37,7 +35,6 @@ def dispatcher(*, config: Config) -> None:
     """
     from evsched.services.service import run_dispatcher
 
-    log.configure(config.log_level)
     run_dispatcher(config)
 
 
@@ -72,13 +69,14 @@ def worker(
         raise UsageError("--metrics-targets lists ports: give the first one with --metrics-port")
     if processes is not None and burst:
         raise UsageError("--burst runs in one process: leave --processes out")
-    log.configure(config.log_level)
     of_app = url is None and "EVSCHED_URL" not in os.environ
     environment = as_environment(config)
     if of_app:
         del environment[variable("url")]
     if processes is not None:
-        return _worker_processes(config, processes, module, metrics_targets, environment)
+        from evsched.services.supervisor import read_process_range, run_workers
+
+        return run_workers(config, read_process_range(processes), ["worker", module], environment, metrics_targets)
 
     from evsched.services.locate_app import find_app
     from evsched.services.service import run_worker
@@ -89,15 +87,6 @@ def worker(
         app = find_app(module)
     run_worker(replace(config, url=app.url) if of_app else config, app, burst=burst)
     return 0
-
-
-def _worker_processes(
-    config: Config, processes: str, module: str, targets: Path | None, environment: Mapping[str, str]
-) -> int:
-    """Run worker processes. `environment`: their settings; no URL = that of the app."""
-    from evsched.services.supervisor import read_process_range, run_workers
-
-    return run_workers(config, read_process_range(processes), ["worker", module], environment, targets)
 
 
 @takes_settings
@@ -113,7 +102,6 @@ def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
     from evsched.services.service import run_dev
     from evsched.transport.embedded import EmbeddedRedis, is_ended, project_folder
 
-    log.configure(config.log_level)
     if url is None and is_ended(config.url):
         # It was exported for an earlier `dev`. Remove it before the app is imported, because the app reads it too.
         del os.environ["EVSCHED_URL"]
@@ -165,7 +153,6 @@ def api(*, config: Config) -> None:
     """
     from evsched.services.service import run_api
 
-    log.configure(config.log_level)
     run_api(config)
 
 

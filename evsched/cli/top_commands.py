@@ -20,10 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, check_queues, client, settings
+from evsched.cli.command_client import client, note_unknown
+from evsched.cli.options import Json, Queues, Url, check_queues, settings
 from evsched.cli.output import Column, fit, moment
 from evsched.cli.queue_commands import report
-from evsched.cli.unknown_queues import note_unknown
 from evsched.display import escape, format_duration
 from evsched.errors import StoreDown, StoreRefused
 from evsched.top.collector import Top
@@ -80,7 +80,10 @@ def draw(page: Page, title: str, width: int, height: int | None) -> RenderableTy
         room -= len(queues)
         workers = _busiest(workers, max(room, 1))
         runs = max(room // max(len(workers), 1), 1)
-    parts = [
+    start = "start one: evsched worker MODULE:APP"
+    if any(row.parents for row in page.queues):
+        start = "a parent stands by, and starts one when a job waits (evsched workers)"
+    return Group(
         *_title(page, title),
         Text(),
         *(_queues(queues, page.now, width) if queues else [Text("no queues: nothing has been scheduled yet")]),
@@ -88,16 +91,9 @@ def draw(page: Page, title: str, width: int, height: int | None) -> RenderableTy
         _speed(page),
         *_lateness(page.lateness, width),
         Text(),
-        *(_workers(workers, runs, width) if workers else [Text(_no_workers(page))]),
+        *(_workers(workers, runs, width) if workers else [Text(f"no workers: {start}")]),
         _rest(len(page.workers) - len(workers), "workers"),
-    ]
-    return Group(*parts)
-
-
-def _no_workers(page: Page) -> str:
-    if any(row.parents for row in page.queues):
-        return "no workers: a parent stands by, and starts one when a job waits (evsched workers)"
-    return "no workers: start one: evsched worker MODULE:APP"
+    )
 
 
 def sparkline(lateness: Sequence[float | None]) -> str:
@@ -278,12 +274,13 @@ async def _top(url: str, queues: tuple[str, ...], json: bool) -> int:
             if not json and on_terminal and not console.is_dumb_terminal:
                 await _live(console, pages, title)
                 return 0
-            page = await _measured(pages)
+            await anext(pages)
+            page = await anext(pages)  # rates and lateness are measured between two
+            if page.down is not None:
+                raise StoreDown(page.down.reason)
             if json:
                 output.as_json(page)
             else:
-                from evsched.cli.top_commands import draw
-
                 console.print(draw(page, title, console.width, None))
             problems = (f"queue {queue} cannot be read: {why}" for queue, why in page.refused.items())
             return report(problems, page.nodes_down)
@@ -294,23 +291,11 @@ async def _top(url: str, queues: tuple[str, ...], json: bool) -> int:
         await looks.close()
 
 
-async def _measured(pages: AsyncGenerator[Page]) -> Page:
-    """Return the second page: rates and lateness are measured between two."""
-    await anext(pages)
-    page = await anext(pages)
-    if page.down is not None:
-        raise StoreDown(page.down.reason)
-    return page
-
-
 async def _live(console: Console, pages: AsyncGenerator[Page], title: str) -> None:
     """Draw pages until a key or a signal ends it; then restore the terminal."""
     from rich.live import Live
 
-    from evsched.cli.top_commands import draw
-
     first = await anext(pages)  # before the screen is switched, so that an error stays visible
-    leave = asyncio.Event()
 
     async def show() -> None:
         page = first
@@ -321,32 +306,15 @@ async def _live(console: Console, pages: AsyncGenerator[Page], title: str) -> No
                 live.update(draw(page, f"q leaves  {title}", console.width, console.height), refresh=True)
                 page = await anext(pages)
 
-    with _signals(leave.set), _keys(leave.set):
-        showing, leaving = asyncio.ensure_future(show()), asyncio.ensure_future(leave.wait())
-        try:
-            await asyncio.wait([showing, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if showing.done():
-                showing.result()
-        finally:
-            showing.cancel()
-            leaving.cancel()
-            await asyncio.gather(showing, leaving, return_exceptions=True)
+    showing = asyncio.ensure_future(show())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, showing.cancel)
+    with _keys(showing.cancel), suppress(asyncio.CancelledError):
+        await showing
 
 
 @contextmanager
-def _signals(leave: Callable[[], None]) -> Generator[None]:
-    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, leave)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-@contextmanager
-def _keys(leave: Callable[[], None]) -> Generator[None]:
+def _keys(leave: Callable[[], object]) -> Generator[None]:
     """Read single keys, if stdin is a terminal."""
     if not sys.stdin.isatty():
         yield

@@ -129,24 +129,21 @@ class Top:
         """Return the stats, leases and expected replies of each queue, and the errors of queues that cannot be read."""
         answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
         read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
-        refused: dict[str, str] = {}
+        refused, unreachable = dict[str, str](), dict[str, str]()
         for queue, answer in zip(self._stores, answers, strict=True):
             if isinstance(answer, StoreRefused):
                 refused[queue] = str(answer)
             elif isinstance(answer, BaseException):
-                self._note_down(answer)
+                unreachable[queue] = self._note_down(answer)
             else:
                 read[queue] = answer
         if refused and not read:
             queue, why = next(iter(refused.items()))
             raise StoreRefused(f"queue {queue}: {why}")
-        for queue, answer in zip(self._stores, answers, strict=True):
-            if isinstance(answer, StoreDown):
-                refused[queue] = reason(answer)
-        return read, refused
+        return read, refused | unreachable
 
-    def _note_down(self, error: BaseException) -> None:
-        """Note the primary of a cluster that does not answer: the page shows the others.
+    def _note_down(self, error: BaseException) -> str:
+        """Note the primary of a cluster that does not answer, and return the reason: the page shows the others.
 
         Raises:
             BaseException: the error, if it is another one.
@@ -154,6 +151,7 @@ class Top:
         if not isinstance(error, StoreDown) or error.node is None:
             raise error
         self._down.add(error.node)
+        return reason(error)
 
     async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
         node = await self._sender.node_of(keys.root(store.queue))
@@ -167,50 +165,29 @@ class Top:
         return queue_stats, survey.leases, asked
 
     async def _find(self) -> None:
-        """Read how many shards queues have and, unless queues are named, which queues there are."""
-        reads = [self._find_shards()] if self._named else [self._find_shards(), self._find_all()]
-        for error in await asyncio.gather(*reads, return_exceptions=True):
-            if error is not None:
-                raise error
-        for queue in self._named:
-            for part in self._shards.all_of(queue):
-                self._stores.setdefault(part, Store(part))
+        """Read how many shards queues have and, unless queues are named, which queues there are.
 
-    async def _find_shards(self) -> None:
-        try:
-            self._shards = Shards(await self._sender.send(server.shards()))
-        except StoreRefused:  # then it shows the known shards as one queue
-            pass
-        except StoreDown as error:  # as above
-            self._note_down(error)
-
-    async def _find_all(self) -> None:
-        """Read the set of all queues, and a slice of the keys of each node for queues that no dispatcher has found."""
-        names, found = await asyncio.gather(self._read_set(), self._scan())
-        for queue in sorted(found.union(names).difference(self._stores)):
-            self._stores[queue] = Store(queue)
-
-    async def _read_set(self) -> list[str]:
-        """Return the queues that dispatchers have found; none if they cannot be read: the slices find them later."""
-        try:
-            return await self._sender.send(server.queue_names())
-        except StoreRefused:  # the key has the wrong type
-            return []
-        except StoreDown as error:
-            self._note_down(error)
-            return []
-
-    async def _scan(self) -> set[str]:
-        """Return the queues of which the next slice of each node has keys."""
-        nodes, found = await self._sender.nodes(), set[str]()
-        slices = await self._sender.attempt_all([server.scan(self._cursors.get(node, 0)).at(node) for node in nodes])
-        for node, part in zip(nodes, slices, strict=True):
-            if isinstance(part, BaseException):
-                self._note_down(part)
-            else:
+        The set that dispatchers keep names them. A slice of the keys of each node shows queues not found by them yet.
+        """
+        nodes = [] if self._named else await self._sender.nodes()
+        sets = [server.shards()] if self._named else [server.shards(), server.queue_names()]
+        scans = [server.scan(self._cursors.get(node, 0)).at(node) for node in nodes]
+        replies = await self._sender.attempt_all([*sets, *scans])
+        for n, reply in enumerate(replies):
+            # Without these two, the known shards are shown as one queue, and the slices find the queues later.
+            if isinstance(reply, BaseException) and not (n < len(sets) and isinstance(reply, StoreRefused)):
+                self._note_down(reply)
+        if not isinstance(replies[0], BaseException):
+            self._shards = Shards(replies[0])
+        queues = {part for queue in self._named for part in self._shards.all_of(queue)}
+        if not self._named and not isinstance(replies[1], BaseException):
+            queues.update(replies[1])
+        for node, part in zip(nodes, replies[len(sets) :], strict=True):
+            if not isinstance(part, BaseException):
                 self._cursors[node] = part.next
-                found |= part.queues
-        return found
+                queues |= part.queues
+        for queue in sorted(queues.difference(self._stores)):
+            self._stores[queue] = Store(queue)
 
     async def _subscribe(self) -> None:
         """Subscribe to the replies of the workers of all queues."""

@@ -6,9 +6,10 @@ Pure: top/collector.py looks, cli/top_commands.py draws. Lengths are in seconds,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from evsched.store.dispatcher_calls import Lease
 from evsched.store.operator_calls import QueueStats, merged
@@ -204,24 +205,9 @@ def _counts(look: Look, before: History) -> dict[tuple[str, str], Count]:
     return {**kept, **new}
 
 
-def _queue(queue: str, queue_stats: QueueStats, rates: Rates | None) -> QueueRow:
-    places = queue_stats.places
-    return QueueRow(
-        queue=queue,
-        schedule=places["schedule"],
-        overdue=queue_stats.due,
-        backlog=places["backlog"],
-        ready=places["ready"],
-        processing=places["processing"],
-        dead=places["dead"],
-        workers=queue_stats.workers,
-        next_due=queue_stats.next_due,
-        paused=queue_stats.paused,
-        rates=rates,
-        parents=queue_stats.parents,
-        paused_until=queue_stats.paused_until,
-        paused_why=queue_stats.paused_why,
-    )
+def _queue(queue: str, stats: QueueStats, rates: Rates | None) -> QueueRow:
+    fields: dict[str, Any] = {**asdict(stats), **stats.places, "queue": queue, "overdue": stats.due, "rates": rates}
+    return QueueRow(**{name: fields[name] for name in QueueRow.__struct_fields__})
 
 
 def _workers(look: Look) -> list[WorkerRow]:

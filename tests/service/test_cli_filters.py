@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from evsched.client import operations
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -170,6 +171,27 @@ def test_signal_ends_a_sweep_after_its_slice_and_a_repeat_does_the_rest(
     assert len(schedule()) == count - done
     assert cli.run("cancel", "--queue", queue, "--task", "pay").stdout == f"{count - done} cancelled\n"
     assert schedule() == {}
+
+
+@pytest.mark.extra
+@pytest.mark.one_server
+def test_a_sweep_names_a_redis_that_does_not_answer(
+    cli: Cli, server: EmbeddedRedis, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_PATIENCE", 0.1)
+    sender = SyncSender(server.url)
+    sender.send(Store(queue).enqueue([New("j", b'{"task":"pay"}', due=FAR)]))
+    sender.close()
+    raw.client_pause(60_000, all=False)
+    try:
+        done = cli.run("cancel", "--queue", queue, "--task", "pay")
+    finally:
+        raw.client_unpause()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "evsched: 0 cancelled before this failed: the same command does the rest",
+        f"evsched: Redis: {server.url} is connected, but does not answer: see if it hangs, and try again",
+    ]
 
 
 @pytest.mark.usefixtures("mixed")

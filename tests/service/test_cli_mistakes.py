@@ -50,6 +50,12 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "write MODULE:APP", ("worker", "tasks")),
     (2, "queues has no option --nonsense (see evsched queues --help)", ("queues", "--nonsense")),
     (2, "jobs has no option --quee, did you mean --queue? (see evsched jobs --help)", ("jobs", "--quee", "x")),
+    (
+        2,
+        "--origin-concurrency: write evsched limit targets --group 'origin:*'",
+        ("worker", "--origin-concurrency", "5"),
+    ),
+    (2, "jobs has no option --heartbeat (see evsched jobs --help)", ("jobs", "--heartbeat", "5")),
     (2, "jobs has no option --arg (see evsched jobs --help)", ("jobs", "--arg=x")),
     (2, "dead revive has no option --from, did you mean --since?", ("dead", "revive", "--from", "14:00")),
     (2, "show has no option --job: write evsched show JOB, without", ("show", "--job", "clinic")),

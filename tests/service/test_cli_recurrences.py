@@ -113,6 +113,27 @@ def test_next_lists_the_runs_at_an_opening_of_the_window(cli: Cli, queue: str) -
     ] == [far]
 
 
+def test_next_says_that_a_recurrence_is_paused(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    cli.run("recurrences", "add", "t", "tick", "--rule", "@daily", *of)
+    assert cli.run("recurrences", "next", "t", *of).stderr == ""
+    cli.run("recurrences", "pause", "t", "--why", "a move", *of)
+    for words in ((), ("--json",)):
+        done = cli.run("recurrences", "next", "t", *words, *of)
+        assert done.stderr == "evsched: t is paused: a move; listed are the times at which it would run\n"
+        assert done.stdout
+
+
+def test_next_says_that_a_recurrence_has_ended(cli: Cli, queue: str, raw: Any) -> None:
+    of = ("--queue", queue)
+    cli.run("recurrences", "add", "t", "tick", "--rule", "@daily", "--count", "2", *of)
+    raw.hset(f"evsched:{{{queue}}}:recurrence:t", "made", 2)
+    done = cli.run("recurrences", "next", "t", "--count", "3", *of)
+    assert (done.returncode, done.stderr) == (0, "evsched: t does not recur any more\n")
+    later = cli.run("recurrences", "next", "t", "--from", "4000000000", "--to", "4000086400", *of)
+    assert later.stderr == "evsched: t does not run in this time\n"
+
+
 def test_next_with_rules_on_the_command_line_needs_no_redis(cli: Cli) -> None:
     cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
     span = ("--from", "2026-03-29T00:00:00+01:00", "--to", "2026-03-29T04:30:00+02:00", "--zone", "Europe/Berlin")
@@ -122,6 +143,14 @@ def test_next_with_rules_on_the_command_line_needs_no_redis(cli: Cli) -> None:
     assert shown.count("clock set forward") == 4  # there is no 2 o'clock
     assert "2026-03-29 03:00:00+02:00" in shown
     assert len(cli.json("recurrences", "next", "--rule", "*/30 * * * *", *span)["times"]) == 8
+    by_hour = cli.json("recurrences", "next", "--by", "hour", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *span)
+    assert [(row["hour"], row["runs"], row["of"]) for row in by_hour["hours"]] == [
+        (1774738800.0, 2, {"rule-1": 2}),
+        (1774742400.0, 2, {"rule-1": 2}),
+        (1774746000.0, 3, {"rule-1": 2, "rule-2": 1}),
+        (1774749600.0, 2, {"rule-1": 2}),
+    ]
+    assert sum(row["runs"] for row in by_hour["hours"]) == len(by_hour["times"])
     local = ("--from", "2026-03-29T00:00:00", "--to", "2026-03-29T04:30:00", "--zone", "Europe/Berlin")
     assert (
         cli.run("recurrences", "next", "--by", "hour", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *local).stdout

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from evsched import App, current_job, keys
-from evsched.cli import bulk, job_commands
+from evsched.cli import job_commands
+from evsched.cli.command_client import CommandClient
 from evsched.client.client import SyncClient
 from evsched.client.sweep import Filter
 from evsched.config import Config
@@ -539,13 +540,13 @@ def test_sweep_is_repeated_when_jobs_leave_during_it(
     redis: SyncClient, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(redis, "mail", "a", group="g")
-    run = bulk._run  # pyright: ignore[reportPrivateUsage]
+    run = CommandClient.work_off
 
     def leave(*words: Any) -> int:
         assert redis.send(Store("mail").depart("mail:1", "t", [b"a"])).batch is not None
         return run(*words)
 
-    monkeypatch.setattr(bulk, "_run", leave)
+    monkeypatch.setattr(CommandClient, "work_off", leave)
     done = cli.run("cancel", "--group", "g", "--queue", "mail")
     assert (done.returncode, "1 jobs were on their way between shards" in done.stderr) == (1, True)
     monkeypatch.undo()

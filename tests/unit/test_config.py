@@ -145,10 +145,27 @@ def test_variables_of_kubernetes_services_change_nothing() -> None:
     assert "did you mean" not in shown
 
 
-def test_a_warning_names_eight_variables_at_the_most() -> None:
-    shown = warning({f"EVSCHED_{name * 7}": "" for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"})
+def test_a_warning_names_every_variable() -> None:
+    variables = [f"EVSCHED_{name * 7}" for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+    shown = warning(dict.fromkeys(variables, ""))
     assert shown is not None
-    assert shown.endswith("EVSCHED_HHHHHHH, 18 more")
+    assert shown.endswith(", ".join(variables))
+
+
+@pytest.mark.parametrize(
+    ("variable", "instead"),
+    [
+        ("EVSCHED_HEARTBEAT", "evsched lease SECONDS"),
+        ("EVSCHED_KILL_GRACE", "it cannot be set any more"),
+        ("EVSCHED_API_ALLOWED_HOSTS", "--open-host NAME"),
+        ("EVSCHED_ORIGIN_CONCURRENCY", "evsched limit targets --group 'origin:*' --concurrency N"),
+    ],
+)
+def test_a_warning_names_the_replacement_of_a_setting(variable: str, instead: str) -> None:
+    shown = warning({variable: "5"})
+    assert shown is not None
+    assert instead in shown
+    assert "did you mean" not in shown
 
 
 def test_settings_come_from_flags_then_environment_then_defaults() -> None:

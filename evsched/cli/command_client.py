@@ -1,29 +1,33 @@
-"""Which queue a command is about: the one that has a job, if none was named; and whether a queue of a name exists.
+"""The client of commands, and the queue that a command is about.
 
-A name that Redis has nothing of is probably misspelt.
+If none is named, that is the queue that has the job. A queue of which Redis has nothing is probably misspelt.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.options import CommandClient, client
+from evsched.cli.options import settings
 from evsched.client import spread
 from evsched.client.client import SyncClient
 from evsched.client.operations import find_queues, find_queues_once, once
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
-from evsched.shards import Shards
+from evsched.shards import Shards, unread
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.transport.address import Host
+from evsched.transport.address import Host, hide_password
 from evsched.transport.senders import BatchingSender
-from evsched.transport.servers import nodes_down, topology
+from evsched.transport.servers import nodes_down, reason, topology
+
+if TYPE_CHECKING:
+    from evsched.client.reshard import Reshard
+    from evsched.client.sweeps import Sweeps
 
 _ASKED_MOST: Final = 10_000
 """Queues that are asked for a job: three commands each, together about 30 ms of Redis's time."""
@@ -35,12 +39,120 @@ _SLICES: Final = 100
 """Thousands of keys that are read to find queues while no dispatcher keeps their set: 30 ms of Redis's time."""
 
 
+_TIMEOUT: Final = "Timeout reading from socket"
+"""The words of redis-py for a Redis that does not answer."""
+
+
+class CommandClient(SyncClient):
+    """A client that says so when it is asked for all of a queue while the numbers of shards cannot be read."""
+
+    unread = ""
+    """Why they cannot be read."""
+
+    incomplete = False
+    """A queue was read without some of its shards: the exit code of the command is 1."""
+
+    def stores(self, queue: str) -> list[Store]:
+        """Return the calls of each shard that is known of a queue and, last, of the queue itself."""
+        if self.shards.learned is False:
+            self.note_incomplete("jobs in the shards of queues are left out")
+        return super().stores(queue)
+
+    def answering(self, queue: str) -> Sequence[Store]:
+        """Return the calls of a queue and those of its shards whose primaries answer; name the other shards on stderr.
+
+        Raises:
+            StoreDown: none of them answers.
+        """
+        stores = self.stores(queue)
+        if len(stores) == 1 or topology(self.url) is None:
+            return stores
+        _, lost = self.run(spread.answering(stores, lambda there: once(spread.queue_stats(there)), set()))
+        if lost:
+            output.note(shards_unread(lost))
+            self.incomplete = True
+        return [store for store in stores if store.queue not in lost]
+
+    def note_incomplete(self, lacking: str) -> None:
+        """Warn, once, that the numbers of shards cannot be read."""
+        if not self.incomplete:
+            output.note(f"{self.unread}: {lacking}")
+            self.incomplete = True
+
+    def work_off(self, work: Sweeps | Reshard, label: str, changed: Callable[[], str] | None = None) -> int:
+        """Do all steps of a long work, or until a signal asks the process to end.
+
+        Return the signal's number, 0 = none came. `changed` describes the changes made so far, for a failure.
+        """
+        try:
+            with output.progress_bar(label) as show, output.asked_to_end() as asked:
+                while self.run(work.step()):
+                    show(work.examined, work.total)
+                    if number := asked():
+                        return number
+        except EvschedError as error:
+            if changed is not None:
+                rest = ""
+                if isinstance(error, StoreDown):
+                    rest, error.unsure = ": the same command does the rest", False
+                output.note(f"{changed()} before this failed{rest}")
+            raise
+        return 0
+
+
+def shards_unread(lost: Mapping[str, Host]) -> str:
+    return f"{output.some([*lost])} cannot be read: {nodes_down(sorted({*lost.values()}))}"
+
+
+@contextmanager
+def client(url: str | None, *, changes_queue: bool = False) -> Generator[CommandClient]:
+    """Yield a client of the Redis that the command is about. It knows how many shards queues have.
+
+    `changes_queue`: the command changes a queue with all its shards, or needs the home of an id.
+
+    Raises:
+        StoreDown: the numbers cannot be read. If the command changes no whole queue, and Redis is a cluster, a line on
+            stderr says so instead when it needs them, because a node that is down must not hide the queues of others.
+    """
+    found = CommandClient(settings(url).url)
+    try:
+        if topology(found.url) is None:
+            found.shards = found.run(spread.read_shards())
+        elif changes_queue:
+            found.shards = found.run(spread.read_all_shards())
+        else:
+            try:
+                found.shards = found.run(once(spread.read_shards()))
+            except StoreDown as error:
+                found.unread = f"{reason(error)}, so the numbers of shards cannot be read"
+                found.shards = unread()
+        yield found
+    except StoreDown as error:
+        silent = f"{hide_password(found.url)} is connected, but does not answer: see if it hangs, and try again"
+        error.args = (str(error).replace(_TIMEOUT, silent),)
+        raise
+    finally:
+        found.close()
+
+
 def missing(redis: SyncClient, queue: str) -> str | None:
     """Return a message if a queue has never been used; None if it has, or if that cannot be read."""
     try:
         return redis.run(once(spread.never_used(redis.shards, redis.store, queue)))
     except StoreDown:
         return None
+
+
+def _unknown(redis: SyncClient, queue: str) -> str | None:
+    """Return a message if Redis has nothing of a queue, not even its name, so that the name is probably misspelt.
+
+    A queue that has been used and is empty now is known to Redis until its last keys are deleted.
+    """
+    message = missing(redis, queue)
+    try:
+        return message if message and queue not in redis.run(once(find_queues())) else None
+    except (StoreDown, StoreRefused):  # a node does not answer, or the ACL user `client` may not look for queues
+        return message
 
 
 def not_served(redis: SyncClient, queue: str, job_id: str) -> str | None:
@@ -85,21 +197,12 @@ def no_window(redis: SyncClient, queue: str, window: str | None) -> str | None:
     )
 
 
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def note_unknown(redis: SyncClient, named: Iterable[str]) -> int:
-    """Print a line for each queue of which Redis has nothing: its name is probably misspelt. Return the exit code.
-
-    A queue that has been used and is empty now is known to Redis until its last keys are deleted.
-    """
-    code = 0
-    for queue in named:
-        if (unknown := missing(redis, queue)) and not _is_listed(redis, queue):
-            output.note(unknown)
-            code = 1
-    return code
+def note_unknown(redis: CommandClient, named: Iterable[str]) -> int:
+    """Print a line for each queue of which Redis has nothing. Return the exit code."""
+    messages = [message for queue in named if (message := _unknown(redis, queue))]
+    for message in messages:
+        output.note(message)
+    return int(bool(messages) or redis.incomplete)
 
 
 def note_if_unknown(redis: CommandClient, queue: str, found: object) -> int:
@@ -107,11 +210,10 @@ def note_if_unknown(redis: CommandClient, queue: str, found: object) -> int:
 
     If that is nothing, and Redis has nothing of the queue or does not say so, it is 1, with a line on stderr.
     """
-    if found:
-        return 0
-    if redis.shards.learned is False:
+    if not found and redis.shards.learned is False:
         redis.note_incomplete(f"it is not known whether queue {queue} is in use")
-        return 1
+    if found or redis.incomplete:
+        return int(redis.incomplete)
     if queue != DEFAULT_QUEUE:
         return note_unknown(redis, [queue])
     # A queue that nobody named is empty before its first job; or the flag was forgotten.
@@ -123,7 +225,7 @@ def note_if_unknown(redis: CommandClient, queue: str, found: object) -> int:
         output.note(f"other queues were not looked for: {error}")
         return 1
     if unknown and others:
-        named = f"there {_are(len(others))} {output.some(others)}"
+        named = f"there {'is' if len(others) == 1 else 'are'} {output.some(others)}"
         output.note(f"{unknown.partition(':')[0]}; give --queue for another: {named}")
     return 0
 
@@ -141,10 +243,9 @@ def client_of(url: str | None, queue: str, *, changes_queue: bool = False) -> Ge
         try:
             yield redis
         except JobMissing as error:
-            unknown = None if queue == DEFAULT_QUEUE or _is_listed(redis, queue) else missing(redis, queue)
-            if unknown is None:
-                raise
-            raise JobMissing(f"{error}; {unknown}") from None
+            if queue != DEFAULT_QUEUE and (message := _unknown(redis, queue)):
+                raise JobMissing(f"{error}; {message}") from None
+            raise
 
 
 @contextmanager
@@ -266,13 +367,3 @@ async def _with_traces(url: str, names: Sequence[str], job: str, down: Sequence[
     finally:
         await sender.close()
     return found
-
-
-def _is_listed(redis: SyncClient, queue: str) -> bool | None:
-    """Return whether a queue is known to Redis; None if a node does not answer, since nothing is certain then."""
-    try:
-        return queue in redis.run(once(find_queues()))
-    except StoreRefused:  # the ACL user `client` may not look for queues
-        return False
-    except StoreDown:
-        return None
