@@ -20,8 +20,8 @@ local function has_any(prefix)
   ) ~= 0
 end
 
--- busy_leases  hash  worker -> the seconds of its lease while it holds jobs, as the worker says: dispatchers judge it by
---                    that, because the lease in Redis may have changed since the worker read it
+-- busy_leases  hash  worker -> the seconds of its lease while it holds jobs, as the worker says. Dispatchers judge it
+--                    by that: the lease in Redis may have changed since the worker read it.
 local busy_leases = root .. 'busy_leases'
 
 -- Does the worker hold the job? Only its list proves it: a record may contain anything.
