@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
-from cyclopts import Parameter
+import re
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.command_client import client
-from evsched.cli.command_client import missing
-from evsched.cli.command_client import note_unknown
+from evsched.cli.command_client import client, missing, note_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json
-from evsched.cli.options import Queues
-from evsched.cli.options import Url
-from evsched.cli.options import parse_future
-from evsched.cli.output import Column
-from evsched.cli.output import Moment
-from evsched.cli.output import listing
-from evsched.cli.queue_commands import each
-from evsched.cli.queue_commands import read_limits
-from evsched.cli.queue_commands import report
+from evsched.cli.options import Json, Queues, Url, parse_future
+from evsched.cli.output import Column, Moment, listing
+from evsched.cli.queue_commands import each, read_limits, report
 from evsched.client import gate
 from evsched.client.client import SyncClient
 from evsched.client.operations import Operation
-from evsched.config import RANGES
-from evsched.config import out_of_range
-from evsched.errors import ConfigError
-from evsched.errors import EvschedError
+from evsched.config import RANGES, out_of_range
+from evsched.errors import ConfigError, EvschedError
 from evsched.keys import check_queue
 from evsched.lease import DEFAULT
 from evsched.store import server
-from evsched.store.gate_limits import Limits
-from evsched.store.gate_limits import merged
-from evsched.store.gate_limits import own
-from evsched.store.gate_limits import shown
+from evsched.store.gate_limits import Limits, merged, own, shown
 from evsched.store.server import clock
 from evsched.store.store import Store
-from typing import Annotated
-from typing import Any
-import re
-
 
 COLUMNS = (Column("group", 1), Column("limit"), Column("value"), Column("in the code", 2))
 
