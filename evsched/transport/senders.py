@@ -20,7 +20,8 @@ from typing import Any, Final, TypeVar, cast
 from evsched.errors import EvschedError, StoreDown, StoreError, StoreRefused
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
-from evsched.transport.connection import Connection, SyncConnection
+from evsched.transport.connection import Connection
+from evsched.transport.links import finish
 from evsched.transport.redis_errors import MOVED, translate, unknown_script
 from evsched.transport.servers import Topology, topology
 
@@ -327,7 +328,7 @@ class SyncSender:
         self._url = url
         self._reply_timeout = reply_timeout
         self._cluster = topology(url)
-        self._idle: defaultdict[tuple[Host | None, float], list[SyncConnection]] = defaultdict(list)
+        self._idle: defaultdict[tuple[Host | None, float], list[Connection]] = defaultdict(list)
         """Free connections, by the node of a cluster and their time limit. The one that was used last is used next, so
         that as few as possible are in use."""
 
@@ -337,63 +338,55 @@ class SyncSender:
         `limit`: seconds to wait for the reply, if it is not the sender's own `reply_timeout`.
         """
         limit = self._reply_timeout if limit is None else limit
-        if self._cluster is None:
-            return self._send(call, block, limit, None)
         try:
-            return self._send(call, block, limit, call.node or self._cluster.owner_sync(call.near))
+            return self._send(call, block, limit)
         except StoreDown as error:
             if error.kind != MOVED:
                 raise
-        return self._send(call, block, limit, call.node or self._cluster.owner_sync(call.near))
+        return self._send(call, block, limit)
 
     def send_and_wait(self, call: Call[T], wait: Call[W]) -> tuple[T, W | EvschedError]:
         """Send a call and, on the same connection, one that waits for its write; an error of the second is returned.
 
         Raises as `send` does.
         """
-        host = None if self._cluster is None else call.node or self._cluster.owner_sync(call.near)
-        value, waited = self._send_all([call, wait], 0.0, self._reply_timeout, host)
+        value, waited = self._send_all([call, wait], 0.0, self._reply_timeout)
         if isinstance(value, EvschedError):
             raise value
         return value, waited
 
-    def _send(self, call: Call[T], block: float, limit: float, host: Host | None) -> T:
-        (value,) = self._send_all([call], block, limit, host)
+    def _send(self, call: Call[T], block: float, limit: float) -> T:
+        (value,) = self._send_all([call], block, limit)
         if isinstance(value, EvschedError):
             raise value
         return value
 
-    def _send_all(self, calls: Sequence[Call[Any]], block: float, limit: float, host: Host | None) -> list[Any]:
-        """Send calls on one connection, one after the other; return their values, errors in the place of values."""
+    def _send_all(self, calls: Sequence[Call[Any]], block: float, limit: float) -> list[Any]:
+        """Send calls, one after the other, to the node of the first; return their values, errors in place of values."""
+        host = calls[0].node or self.node_of(calls[0].near)
         all_idle = self._idle
         idle = all_idle[host, limit]
         try:
             connection = idle.pop()  # atomic, as is append
         except IndexError:
-            connection = SyncConnection(self._url, limit, host)
-        replies = list[Any]()
+            connection = Connection(self._url, node=host, blocking=limit)
         try:
-            for call in calls:
-                reply = connection.exchange(call.by_sha(), block)
-                if unknown_script(reply):
-                    reply = connection.exchange(call.by_source(), block)
-                replies.append(reply)
+            return [finish(_deliver(connection, [call], block + limit))[0] for call in calls]
         finally:
             if all_idle is self._idle and len(idle) < _IDLE_MOST:
                 idle.append(connection)
             else:
-                connection.close()
-        return [value_or_error(call, reply) for call, reply in zip(calls, replies, strict=True)]
+                finish(connection.close())
 
     def nodes(self) -> list[Host | None]:
-        return [None] if self._cluster is None else [*self._cluster.primaries_sync()]
+        return [None] if self._cluster is None else [*finish(self._cluster.primaries(blocking=True))]
 
-    def node_of(self, key: Word) -> Host | None:
-        """Return the one of these nodes that has a key."""
-        return None if self._cluster is None else self._cluster.owner_sync(key)
+    def node_of(self, key: Word | None) -> Host | None:
+        """Return the one of these nodes that has a key; without a key, any."""
+        return None if self._cluster is None else finish(self._cluster.owner(key, blocking=True))
 
     def close(self) -> None:
         """Close the connections; those in use close after their call. A later call opens a new one."""
         all_idle, self._idle = self._idle, defaultdict(list)
         for connection in chain.from_iterable(all_idle.values()):
-            connection.close()
+            finish(connection.close())

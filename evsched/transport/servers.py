@@ -24,7 +24,7 @@ from redis.crc import key_slot
 from evsched.errors import NO_ENTRY, EvschedError, StoreDown, StoreError, StoreRefused
 from evsched.transport.address import Address, Host, Sentinels, parse
 from evsched.transport.call import Word
-from evsched.transport.links import AsyncLink, OpenLinks, SingleFlight, new_link, new_sync_link, pack, secure
+from evsched.transport.links import AsyncLink, OpenLinks, SingleFlight, new_link, pack, secure
 from evsched.transport.redis_errors import translate
 
 PATIENCE: Final = 1.0
@@ -59,18 +59,16 @@ class Asker(Generic[T]):
         self.hosts = tuple(hosts)
         """The servers, in the order in which they are asked."""
 
-    async def ask(self) -> T:
+    async def ask(self, *, blocking: bool = False) -> T:
         """Return the answer, to a question that others may have asked just before.
+
+        `blocking`: wait for it without an event loop.
 
         Raises:
             StoreDown: no server answers.
             StoreRefused: the servers that answer refuse, or do not know it.
         """
-        return await self._flight.run(self._ask)
-
-    def ask_sync(self) -> T:
-        """Return the answer, without an event loop. Raises as `ask` does."""
-        return self._flight.run_sync(self._ask_sync)
+        return await self._flight.run(self._ask, blocking=blocking)
 
     def outdate(self) -> int:
         """Note that answers to questions of the past are out of date; return how often this was called."""
@@ -96,17 +94,6 @@ class Asker(Generic[T]):
         for host in self.hosts:
             try:
                 answers[host] = self._answer(host, await self._replies(host))
-                if self.is_sure(answers[host]):
-                    break
-            except StoreError as error:
-                failures[host] = error
-        return self._result(answers, failures, began)
-
-    def _ask_sync(self) -> T:
-        began, answers, failures = self._flight.outdated, dict[Host, T](), dict[Host, StoreError]()
-        for host in self.hosts:
-            try:
-                answers[host] = self._answer(host, self._sync_replies(host))
                 if self.is_sure(answers[host]):
                     break
             except StoreError as error:
@@ -152,24 +139,6 @@ class Asker(Generic[T]):
     async def _reply(self, link: AsyncLink) -> Any:
         try:
             return cast(Any, await link.read_response())
-        except exceptions.ResponseError as error:
-            return error
-
-    def _sync_replies(self, host: Host) -> list[Any]:
-        link: Any = new_sync_link(self._scheme, **{**self.options(host), "socket_timeout": PATIENCE})
-        try:
-            secure(link)
-            link.connect()
-            link.send_packed_command([pack(words) for words in self._commands], check_health=False)
-            return [self._sync_reply(link) for _ in self._commands]
-        except (exceptions.RedisError, OSError) as error:
-            raise self._refused(error) from None
-        finally:
-            link.disconnect()
-
-    def _sync_reply(self, link: Any) -> Any:
-        try:
-            return link.read_response()
         except exceptions.ResponseError as error:
             return error
 
@@ -355,30 +324,22 @@ class Topology(Asker[_View]):
         """Return whether a node has slots by the last view."""
         return host in self._primaries
 
-    async def owner(self, key: Word | None) -> Host:
-        """Return the primary that owns the slot of a key; without a key, any.
+    async def owner(self, key: Word | None, *, blocking: bool = False) -> Host:
+        """Return the primary that owns the slot of a key; without a key, any. `blocking`: as of `ask`.
 
         Raises:
             StoreDown: no node answers, or nobody owns the slot.
             StoreRefused: the nodes refuse.
         """
-        return self._known_owner(key) or self._owner((await self.ask()).owners, key)
+        return self._known_owner(key) or self._owner((await self.ask(blocking=blocking)).owners, key)
 
-    def owner_sync(self, key: Word | None) -> Host:
-        """Return the same, without an event loop. Raises as `owner` does."""
-        return self._known_owner(key) or self._owner(self.ask_sync().owners, key)
-
-    async def owners(self) -> Owners:
+    async def owners(self, *, blocking: bool = False) -> Owners:
         """Return the owner of each slot. Raises as `owner` does."""
-        return self._known_owners() or (await self.ask()).owners
+        return self._known_owners() or (await self.ask(blocking=blocking)).owners
 
-    async def primaries(self) -> list[Host]:
+    async def primaries(self, *, blocking: bool = False) -> list[Host]:
         """Return the nodes that own slots. Raises as `owner` does."""
-        return sorted({host for host in await self.owners() if host is not None})
-
-    def primaries_sync(self) -> list[Host]:
-        """Return the same, without an event loop. Raises as `owner` does."""
-        return sorted({host for host in self._known_owners() or self.ask_sync().owners if host is not None})
+        return sorted({host for host in await self.owners(blocking=blocking) if host is not None})
 
     async def doubtful(self) -> list[tuple[Host, str]]:
         """Ask each node that the URL names; return the nodes that do not know the cluster, with the reason."""
