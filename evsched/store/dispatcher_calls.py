@@ -104,7 +104,7 @@ GLANCE_MOST: Final = 250
 """Queues that one glance or `forget` is about: under 2 ms of Redis's time, if all have something."""
 
 MEMBER_MOST: Final = 1 << 20
-"""Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_members.lua."""
+"""Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_schedule.lua."""
 
 
 class DispatcherCalls(Queue):
