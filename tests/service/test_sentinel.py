@@ -26,6 +26,7 @@ from evsched.transport import connection
 from evsched.transport.call import Call, raw
 from evsched.transport.connection import primary
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.links import new_link
 from evsched.transport.senders import BatchingSender, BlockingSender, DirectSender
 from tests.support.certificates import make_certificates
 from tests.support.cli import Cli
@@ -218,15 +219,16 @@ async def test_open_connections_are_checked_unless_the_process_listens(
     monkeypatch.setattr(connection, "_CHECK_INTERVAL", 0.0)
     sender = BatchingSender(sentinels.url)
     assert await sender.send(PING) == b"PONG"
-    assert primary(sentinels.url).is_due()
+    link = new_link("redis", host="127.0.0.1", port=sentinels.primary().port)
+    assert primary(sentinels.url).is_due(link)
     async with primary(sentinels.url).followed():
-        assert not primary(sentinels.url).is_due()
-    assert primary(sentinels.url).is_due()
+        assert not primary(sentinels.url).is_due(link)
+    assert primary(sentinels.url).is_due(link)
     for process in sentinels.processes:
         process.kill()
         process.wait()
     assert await sender.send(PING) == b"PONG"
-    assert not primary(sentinels.url).is_due()  # they are left alone for a while
+    assert not primary(sentinels.url).is_due(link)  # they are left alone for a while
     await sender.close()
 
 
