@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
+from redis import exceptions
+
 from evsched.errors import EvschedError, StoreDown, StoreError, StoreRefused
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
 from evsched.transport.connection import Connection
 from evsched.transport.links import finish
-from evsched.transport.redis_errors import MOVED, translate, unknown_script
+from evsched.transport.redis_errors import MOVED, translate
 from evsched.transport.servers import Topology, topology
 
 
@@ -60,7 +62,7 @@ async def _deliver(connection: Connection, calls: Sequence[Call[Any]], reply_tim
         StoreDown, StoreRefused: the whole batch failed.
     """
     replies = await connection.exchange([call.by_sha() for call in calls], reply_timeout)
-    unknown = [i for i, reply in enumerate(replies) if unknown_script(reply)]
+    unknown = [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
     if unknown:
         again = await connection.exchange([calls[i].by_source() for i in unknown], reply_timeout)
         for i, reply in zip(unknown, again, strict=True):
