@@ -33,7 +33,7 @@ from evsched.transport import address
 from evsched.transport.call import Call, T
 from evsched.transport.links import finish
 from evsched.transport.redis_errors import named
-from evsched.transport.senders import BatchingSender, BlockingSender, SyncSender
+from evsched.transport.senders import BatchingSender, DirectSender, SyncSender
 
 if TYPE_CHECKING:
     from evsched.client.explain import Explanation
@@ -109,7 +109,7 @@ class Client:
 
             return await fetch_pauses(self._url, step.queue)
         # A connection of its own: a blocking call would hold up all others.
-        waiting = BlockingSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
+        waiting = DirectSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
         try:
             return await waiting.send(step.call, step.block)
         finally:

@@ -19,7 +19,7 @@ from evsched.store.gate_limits import (
     read_declared,
     read_limits,
 )
-from evsched.store.queue import Queue, as_moment, as_optional, as_pairs, as_revision, as_scores, as_tuple
+from evsched.store.queue import Queue, as_moment, as_optional, as_revision, as_scores, as_texts, as_tuple
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -215,12 +215,11 @@ class OperatorCalls(Queue):
         `revision`: what `register` replied; None = older than any. The reply is the limits that were set, by
         field, "" if one was removed; None if the app has registered a newer revision, so nothing was set.
         """
-        read = as_optional(lambda reply: dict(as_pairs(reply)))
         words = list[Word]()
         for name, value in limits.items():
             part, whole = value if isinstance(value, Share) else (value, None)
             words += (name, as_limit(part), "" if whole is None else as_limit(whole))
-        return self._verb("declare_limits", read, self._now(), owner, as_revision(revision), *words)
+        return self._verb("declare_limits", as_optional(as_texts), self._now(), owner, as_revision(revision), *words)
 
     def declared_limits(self) -> Call[dict[str, DeclaredLimit]]:
         """Read the limits that apps declare, by their fields."""

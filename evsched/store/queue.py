@@ -27,6 +27,10 @@ def as_fields(flat: list[bytes]) -> dict[str, bytes]:
     return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
 
 
+def as_texts(flat: list[bytes]) -> dict[str, str]:
+    return dict(as_pairs(flat))
+
+
 def as_scores(flat: list[bytes]) -> list[tuple[str, float]]:
     return [(text(flat[i]), float(flat[i + 1])) for i in range(0, len(flat), 2)]
 

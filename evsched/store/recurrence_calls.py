@@ -18,6 +18,7 @@ from evsched.store.queue import (
     as_revision,
     as_scores,
     as_struct,
+    as_texts,
     as_tuple,
 )
 from evsched.transport.call import Call, T, raw, text, texts
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 Change = Literal["made", "changed", "same", "older"]
 """The result of `declare`. "older": no change, since the app has registered a newer revision."""
-
-
-def as_texts(reply: list[bytes]) -> dict[str, str]:
-    return {name: text(value) for name, value in as_fields(reply).items()}
 
 
 class Registered(Struct, frozen=True):

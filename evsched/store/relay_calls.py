@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.record import number
-from evsched.store.queue import Queue, as_fields, as_optional, as_struct
+from evsched.store.queue import Queue, as_fields, as_optional, as_struct, as_texts
 from evsched.transport.call import Call, Word, raw, text
 
 _GROUP: Final = "ledger"
@@ -117,7 +117,7 @@ def existing_epoch_key() -> Call[str]:
 def _reports(entries: list[Any]) -> list[Report]:
     found = list[Report]()
     for entry, flat in entries:
-        fields = {name: text(value) for name, value in as_fields(flat or []).items()}
+        fields = as_texts(flat or [])
         found.append(
             Report(text(entry), *(fields.get(name, "") for name in ("id", "row", "outcome", "reason", "retention")))
         )

@@ -38,6 +38,7 @@ from evsched.transport.links import (
     new_link,
     open_link,
     pack,
+    read_reply_of,
 )
 from evsched.transport.redis_errors import MOVED, link_error, named
 from evsched.transport.servers import SentinelAsker, Topology, topology
@@ -335,7 +336,7 @@ class Connection:
             async with self._limit(reply_timeout):
                 sent = True
                 await link.send_packed_command([pack(words) for words in commands], check_health=False)
-                replies = [await self._reply() for _ in commands]
+                replies = [await read_reply_of(link) for _ in commands]
             if not _ELSEWHERE.isdisjoint(map(type, replies)):
                 await self._lost()
             return replies
@@ -354,17 +355,6 @@ class Connection:
     async def _lost(self) -> None:
         self._route.lost()
         await self.close()
-
-    async def _reply(self) -> Any:
-        try:
-            return cast(Any, await self._connection.read_response())
-        except exceptions.ConnectionError as error:
-            # LOADING and NOAUTH are replies too, but redis-py raises them as connection errors.
-            if isinstance(error, exceptions.BusyLoadingError | exceptions.AuthenticationError):
-                return error
-            raise
-        except exceptions.ResponseError as error:
-            return error
 
     async def close(self) -> None:
         await self._connection.disconnect(nowait=True)

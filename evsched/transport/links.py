@@ -69,15 +69,15 @@ class SingleFlight(Generic[T]):
         self._pace = self._least
         self._next = 0.0
         """When the next attempt may begin, by the monotonic clock."""
-        self.outdated = 0
+        self.outdates = 0
         """How often `outdate` was called."""
         self._flights: dict[int, _Flight[T]] = {}
         """By process: a forked child must not wait for a thread that it does not have."""
 
     def outdate(self) -> int:
         """Have later callers share no attempt that has begun before; return how often this was called."""
-        self.outdated += 1
-        return self.outdated
+        self.outdates += 1
+        return self.outdates
 
     def hurry(self) -> None:
         """Note that an attempt brought news, so that the next one may follow soon."""
@@ -89,7 +89,7 @@ class SingleFlight(Generic[T]):
 
         `blocking`: wait for it without an event loop.
         """
-        least, process = self.outdated, os.getpid()
+        least, process = self.outdates, os.getpid()
         while True:
             mine = _Flight[T]()
             flight = self._flights.setdefault(process, mine)  # atomic: no lock, so forks are safe
@@ -105,7 +105,7 @@ class SingleFlight(Generic[T]):
     async def _attempt(self, flight: _Flight[T], attempt: Callable[[], Awaitable[T]]) -> None:
         try:
             await asyncio.sleep(self._turn())
-            flight.began = self.outdated
+            flight.began = self.outdates
             value = await attempt()
         except Exception as error:  # noqa: BLE001 - its callers raise it
             del self._flights[os.getpid()]
@@ -344,6 +344,23 @@ async def open_link(link: Link) -> None:
     # The limit is inside the turn: links that wait for theirs must not time out, and begin again, in a crowd.
     async with servers.setdefault((at.host, at.port), _OpeningTurns()).turn(), asyncio.timeout(2 * CONNECT):
         await link.connect()
+
+
+async def read_reply_of(link: Link) -> Any:
+    """Read a reply; an error reply is returned as an exception.
+
+    Raises:
+        RedisError, OSError: of redis-py.
+    """
+    try:
+        return cast(Any, await link.read_response())
+    except exceptions.ConnectionError as error:
+        # LOADING and NOAUTH are replies too, but redis-py raises them as connection errors.
+        if isinstance(error, exceptions.BusyLoadingError | exceptions.AuthenticationError):
+            return error
+        raise
+    except exceptions.ResponseError as error:
+        return error
 
 
 def descriptors(link: Link) -> Iterable[int]:

@@ -1,8 +1,7 @@
 """The senders: they put calls on connections, and read the replies.
 
-`BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the batch of one
-caller at once; `BlockingSender` sends a command that waits in Redis; `SyncSender` is for programs without an event
-loop.
+`BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the calls of one
+caller at once, also those that wait in Redis; `SyncSender` is for programs without an event loop.
 
 A sender sends a call again only if it has certainly not been done: Redis does not know its script, or another node of a
 cluster has its queue. All other repetitions are up to the caller, who knows whether a call may be done twice.
@@ -79,6 +78,29 @@ class DirectSender:
     def __init__(self, url: str, *, reply_timeout: float = 5.0, near: Word | None = None) -> None:
         self._connection = Connection(url, near=near)
         self._reply_timeout = reply_timeout
+        self.client: int | None = None
+        """The connection's client id in Redis, for `unblock`; None if `open` was not called, or it was closed since."""
+
+    async def open(self) -> None:
+        """Connect, and read the connection's client id.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        self.client = await self.send(Call(("CLIENT", "ID"), int))
+
+    async def send(self, call: Call[T], block: float = 0.0) -> T:
+        """Send a command that Redis answers within `block` seconds; if it does not, the connection is dead.
+
+        Raises:
+            StoreDown: Redis may have moved a job all the same: check the list.
+        """
+        try:
+            (reply,) = await self._connection.exchange([call.words], block + self._reply_timeout)
+        except BaseException:
+            self.client = None
+            raise
+        return read_reply(call, reply)
 
     async def attempt_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Send calls in one batch; return their values, with errors in the place of values of calls that failed.
@@ -90,6 +112,7 @@ class DirectSender:
 
     async def close(self) -> None:
         """Close the connection. A later call opens a new one."""
+        self.client = None
         await self._connection.close()
 
 
@@ -272,47 +295,6 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
     """Mark the error of a future as seen, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
-
-
-class BlockingSender:
-    """A connection for commands that wait in Redis. For one caller at a time.
-
-    `near`: in a cluster, a key of the node that is asked.
-    """
-
-    def __init__(self, url: str, *, reply_timeout: float, near: Word | None = None) -> None:
-        self._connection = Connection(url, near=near)
-        self._reply_timeout = reply_timeout
-        self.client: int | None = None
-        """The connection's client id in Redis, for `unblock`; None if it is not open."""
-
-    async def open(self) -> None:
-        """Connect, and read the connection's client id.
-
-        Raises:
-            StoreDown, StoreRefused
-        """
-        call = Call(("CLIENT", "ID"), int)
-        (reply,) = await self._connection.exchange([call.words], self._reply_timeout)
-        self.client = read_reply(call, reply)
-
-    async def send(self, call: Call[T], block: float) -> T:
-        """Send a call that Redis answers within `block` seconds; if it does not, the connection is dead.
-
-        Raises:
-            StoreDown: Redis may have moved a job all the same: check the list.
-        """
-        try:
-            (reply,) = await self._connection.exchange([call.words], block + self._reply_timeout)
-        except BaseException:
-            self.client = None
-            raise
-        return read_reply(call, reply)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        self.client = None
-        await self._connection.close()
 
 
 _IDLE_MOST: Final = 32
