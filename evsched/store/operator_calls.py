@@ -244,15 +244,10 @@ class OperatorCalls(Queue):
         def read(reply: list[Any]) -> QueueStats:
             moment, schedule, due, backlog, ready, processing, dead, workers, next_due, *more = reply
             paused, front, parents, until, why = more
+            counts = (schedule, backlog, ready, processing, dead)
             return QueueStats(
                 float(moment),
-                {
-                    "schedule": schedule,
-                    "backlog": backlog,
-                    "ready": ready,
-                    "processing": processing,
-                    "dead": dead,
-                },
+                dict(zip(("schedule", "backlog", "ready", "processing", "dead"), counts, strict=True)),
                 due,
                 workers,
                 number(next_due),

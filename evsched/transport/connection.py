@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from redis import exceptions
 
@@ -54,37 +54,11 @@ _CHECK_RETRY: Final = 10.0
 """The same after no sentinel has answered: each unreachable one delays the program by a second."""
 
 
-class Route(Protocol):
-    """Opens links to a server."""
-
-    @property
-    def node(self) -> Host | None:
-        """The node of a cluster that a link was opened to last; None = no link was opened, or there is no cluster."""
-        ...
-
-    def is_due(self, link: Link) -> bool:
-        """Return whether `connect` has to check where an open link leads."""
-        ...
-
-    async def connect(self, link: Link) -> None:
-        """Open a link. If it is open, check where it leads.
-
-        Raises:
-            StoreDown: the server cannot be found, or is no longer a primary.
-            StoreRefused: the servers that know where it is refuse to answer.
-            RedisError, OSError: of redis-py.
-        """
-        ...
-
-    def lost(self) -> None:
-        """Note that the server does not answer, or that another one has its place."""
-        ...
-
-
 class PrimaryRoute:
     """Opens links to the primary of a URL."""
 
     node: Host | None = None
+    """The node of a cluster that a link was opened to last; None = no link was opened, or there is no cluster."""
 
     def __init__(self, address: Address) -> None:
         self._asker = None if address.sentinels is None else SentinelAsker(address.scheme, address.sentinels)
@@ -97,13 +71,19 @@ class PrimaryRoute:
         """When open links are due to be checked, by the monotonic clock."""
 
     def is_due(self, link: Link) -> bool:
-        """See `Route`."""
+        """Return whether `connect` has to check where an open link leads."""
         if self._asker is None:
             return False
         return _aimed(link) != self._at or (not self._listeners and time.monotonic() >= self._next_check)
 
     async def connect(self, link: Link) -> None:
-        """See `Route`."""
+        """Open a link. If it is open, check where it leads.
+
+        Raises:
+            StoreDown: the server cannot be found, or is no longer a primary.
+            StoreRefused: the servers that know where it is refuse to answer.
+            RedisError, OSError: of redis-py.
+        """
         if self._asker is None:
             await open_link(link)
             return
@@ -140,7 +120,7 @@ class PrimaryRoute:
             return True
 
     def lost(self) -> None:
-        """See `Route`. It is looked up for each link."""
+        """Do nothing: the primary is looked up for each link."""
 
     async def doubtful_sentinels(self) -> list[tuple[Host, str]]:
         """Return the sentinels that do not name the primary that was found last, with the reason."""
@@ -196,11 +176,10 @@ class ClusterRoute:
         self.node = node
 
     def is_due(self, link: Link) -> bool:
-        """See `Route`."""
         return False
 
     async def connect(self, link: Link) -> None:
-        """See `Route`."""
+        """Open a link. Raises as `PrimaryRoute.connect` does."""
         self._cluster.links.add(link)
         at = self.node = self._only or await self._cluster.owner(self._near)
         _aim(link, at)
@@ -209,7 +188,7 @@ class ClusterRoute:
             raise StoreDown(f"{at[0]}:{at[1]} has lost its slots meanwhile", kind=MOVED)
 
     def lost(self) -> None:
-        """See `Route`."""
+        """Note that the node does not answer, or that another one has its place."""
         self._cluster.lost(self.node)
 
 
@@ -235,6 +214,9 @@ async def _hello(link: Link) -> Any:
 def primary(url: str) -> PrimaryRoute:
     """Return the primary of a URL, the same for all connections of the process."""
     return PrimaryRoute(parse(url))
+
+
+Route = PrimaryRoute | ClusterRoute
 
 
 def route(url: str, near: Word | None = None, node: Host | None = None) -> Route:
