@@ -94,14 +94,14 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobExists: a job of one of the ids has not ended, or the id is taken; then none was written.
         """
-        return self._enqueue(_dues, jobs, keep, within)
+        return self._put(_dues, jobs, "keep" if keep else None, within)
 
     def replace(self, jobs: Iterable[New], *, within: float | None = None) -> Call[list[float]]:
         """Put at most 1,000 jobs on the schedule, replacing jobs of the same ids; the reply is their dues.
 
         `within`: as of `enqueue`. While an id is taken, its job is replaced only if it waits.
         """
-        return self._replace(_dues, jobs, within)
+        return self._put(_dues, jobs, "replace", within)
 
     def enqueue_once(
         self,
@@ -118,30 +118,20 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobExists: as of `enqueue`. Nothing was written, and the key is not used up.
         """
+        return self._put(_accepted, jobs, on_conflict, within, request)
+
+    def _put(
+        self,
+        read: Callable[[Any], T],
+        jobs: Iterable[New],
+        on_conflict: OnConflict | None,
+        within: float | None,
+        request: IdempotentRequest = NO_REQUEST,
+    ) -> Call[T]:
+        rest = (_length(within), self._by, request.key, request.asked, *_new_words(jobs))
         if on_conflict == "replace":
-            return self._replace(_accepted, jobs, within, request)
-        return self._enqueue(_accepted, jobs, on_conflict == "keep", within, request)
-
-    def _enqueue(
-        self,
-        read: Callable[[Any], T],
-        jobs: Iterable[New],
-        keep: bool,
-        within: float | None,
-        request: IdempotentRequest = NO_REQUEST,
-    ) -> Call[T]:
-        words = (self._now(), "keep" if keep else "", _length(within), self._by, request.key, request.asked)
-        return self._verb("enqueue", read, *words, *_new_words(jobs))
-
-    def _replace(
-        self,
-        read: Callable[[Any], T],
-        jobs: Iterable[New],
-        within: float | None,
-        request: IdempotentRequest = NO_REQUEST,
-    ) -> Call[T]:
-        words = (self._now(), _length(within), self._by, request.key, request.asked)
-        return self._verb("replace", read, *words, *_new_words(jobs))
+            return self._verb("replace", read, self._now(), *rest)
+        return self._verb("enqueue", read, self._now(), on_conflict or "", *rest)
 
     def cancel(self, job_id: str) -> Call[Cancelled]:
         """Delete a waiting job, or ask its worker to stop it and delete its next run.

@@ -131,18 +131,9 @@ def _count(reply: list[bytes]) -> int:
 
 
 KEY_TYPES: Final = {
-    "schedule": "zset",
-    "backlog": "zset",
+    **dict.fromkeys(("schedule", "backlog", "dead", "leases", "idle", "throttled", "recurrences"), "zset"),
+    **dict.fromkeys(("limits", "in_flight", "fair", "suspects"), "hash"),
     "ready": "list",
-    "dead": "zset",
-    "leases": "zset",
-    "idle": "zset",
-    "limits": "hash",
-    "in_flight": "hash",
-    "throttled": "zset",
-    "fair": "hash",
-    "recurrences": "zset",
-    "suspects": "hash",
 }
 """The keys on which a whole queue depends, with their types."""
 

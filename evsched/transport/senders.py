@@ -1,7 +1,7 @@
 """The senders: they put calls on connections, and read the replies.
 
 `BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the calls of one
-caller at once, also those that wait in Redis; `SyncSender` is for programs without an event loop.
+caller at once, also commands that wait in Redis; `SyncSender` is for programs without an event loop.
 
 A sender sends a call again only if it has certainly not been done: Redis does not know its script, or another node of a
 cluster has its queue. All other repetitions are up to the caller, who knows whether a call may be done twice.

@@ -129,7 +129,7 @@ class Asker(SingleFlight[T]):
             await link.disconnect(nowait=True)
 
     async def doubts(self, hosts: Iterable[Host], doubt: Callable[[T], str | None]) -> list[tuple[Host, str]]:
-        """Ask each of these servers; return those that do not answer, or whose answer is in doubt, with the reason."""
+        """Ask each of these servers; return the ones in doubt or without an answer, each with the reason."""
         found = list[tuple[Host, str]]()
         for host in hosts:
             try:
