@@ -176,36 +176,6 @@ local function bury(id, outcome, reason, now)
   end
 end
 
--- The ids of the dead jobs that `revive` and `drop` move, in the rows from `first` on: with a filter, jobs that are
--- dead and match, and that have a record if `needs_record`. Without one, if rows name jobs that are not dead or lack
--- that record, returns nil and the refusal, which names the first of them.
--- USES rows, fail, match_dead, record
-local function pick_dead(first, filter, needs_record)
-  local ids, seen, wrong = {}, {}, {}
-  for id in rows(first, 1) do
-    local unfit
-    if not filter and not redis.call('ZSCORE', dead, id) then
-      unfit = ' is not dead'
-    elseif needs_record and redis.call('EXISTS', record(id)) == 0 then
-      unfit = ' has no record, so it cannot be revived: drop it'
-    end
-    if not seen[id] and unfit and not filter then
-      wrong[#wrong + 1] = id .. unfit
-    elseif not seen[id] and not unfit and (not filter or match_dead(id, filter)) then
-      ids[#ids + 1] = id
-    end
-    seen[id] = true -- it may be named twice
-  end
-  if #wrong > 0 then
-    local text = table.concat(wrong, '; ', 1, math.min(#wrong, 5))
-    if #wrong > 5 then
-      text = text .. '; and ' .. #wrong - 5 .. ' more'
-    end
-    return nil, fail('MISSING', text .. (#ids > 0 and '; the other jobs were left as they are' or ''))
-  end
-  return ids
-end
-
 -- Delete the description of the job that runs after the run of the same id: `supplant` has written it. Until that run
 -- has ended for good, its fields have `next_` before their names, since its retries are of the job that it began with.
 -- USES record
@@ -414,4 +384,122 @@ end
 local function report_gone(id, row, outcome, reason, now)
   redis.call('HSET', record(id), 'ledger', row, 'outcome', outcome, 'finished', seconds(now))
   report_end(id, row, outcome, reason, '0')
+end
+
+-- The recurrence of an occurrence that ends: it may pause, and then its occurrences leave the schedule; its requested
+-- runs begin. `_schedule.lua` has the rest of recurrences, and describes their keys.
+
+-- The ids of the occurrences that are on the schedule ahead of their time.
+-- USES recurrence, occurrence_of
+local function ahead_of(name)
+  local ids = {}
+  for id in (redis.call('HGET', recurrence(name), 'ahead') or ''):gmatch('%S+') do
+    if occurrence_of(name, id) and redis.call('ZSCORE', schedule, id) then
+      ids[#ids + 1] = id
+    end
+  end
+  return ids
+end
+
+-- Remove those from the schedule: the recurrence was changed, paused or removed. An occurrence that was dispatched
+-- before is a job like any other, which waits for its retry or cannot begin yet: it stays.
+-- USES ahead_of, moment_of, field_of, record, recurrence
+local function withdraw(name)
+  for _, id in ipairs(ahead_of(name)) do
+    if not moment_of(field_of(id, 'due')) then
+      redis.call('ZREM', schedule, id)
+      redis.call('DEL', record(id))
+    end
+  end
+  redis.call('HDEL', recurrence(name), 'ahead', 'waiting')
+end
+
+-- Pauses of recurrences, by an operator or after failures.
+--
+-- pauses        zset  name -> when the pause ends, Unix seconds; only of pauses that end by themselves
+-- newly_paused  set   names of recurrences that were paused because of failures, which no dispatcher has reported yet
+--
+-- The record of a paused recurrence has `paused`, since when; `paused_until`, its end; and `paused_why`. Its score is
+-- +inf. So a dispatcher that does not know of ends leaves it paused.
+
+local pauses = root .. 'pauses'
+local newly_paused = root .. 'newly_paused'
+
+-- Pause a recurrence; `ends` and `why` may be ''. Dispatchers receive an event, and look when the pause ends.
+-- USES recurrence, withdraw, pauses, seconds
+local function begin_pause(name, ends, why, now)
+  local key = recurrence(name)
+  withdraw(name)
+  redis.call('HDEL', key, 'paused_until', 'paused_why')
+  redis.call('HSET', key, 'paused', seconds(now))
+  if why ~= '' then
+    redis.call('HSET', key, 'paused_why', why)
+  end
+  redis.pcall('ZREM', pauses, name) -- pcall: the key may be of another type
+  if ends ~= '' then
+    redis.call('HSET', key, 'paused_until', ends)
+    redis.call('ZADD', pauses, ends, name)
+  end
+  redis.call('ZREM', recurrences, name) -- otherwise a second pause would change nothing, and cause no event
+  redis.call('ZADD', recurrences, '+inf', name)
+end
+
+-- Pause a recurrence that has failed as often in a row as its `pause_after` allows. Called at the end of a run, where
+-- nothing may be refused: a key of another type changes nothing.
+-- USES recurrence, made_of, begin_pause, newly_paused
+local function pause_if_failing(name, now)
+  local found = redis.call('HMGET', recurrence(name), 'pause_after', 'failing', 'paused', 'retired')
+  local most, failing = made_of(found[1]), made_of(found[2])
+  if most == 0 or failing < most or found[3] or found[4] then
+    return
+  end
+  if type(redis.pcall('ZSCORE', recurrences, name)) == 'string' then
+    begin_pause(name, '', failing .. (failing == 1 and ' failure' or ' failures in a row'), now)
+    redis.pcall('SADD', newly_paused, name)
+  end
+end
+
+local function requests_of(name)
+  return root .. 'requests:' .. name
+end
+
+-- Make jobs of the next requested runs, at most `most`, and one if overlap is not allowed. The caller has checked that
+-- no occurrence of such a recurrence is on its way or runs. While the recurrence is paused, only triggered runs begin;
+-- none when it is retired.
+-- USES requests_of, recurrence, occurrence_of, moment_of, record, write_record, seconds, whole_seconds
+local function begin_requests(name, most, now)
+  local requests, key = requests_of(name), recurrence(name)
+  if redis.call('EXISTS', requests) == 0 then
+    return
+  end
+  local found = redis.pcall('HMGET', key, 'payload', 'priority', 'group', 'overlap', 'requested', 'paused', 'retired')
+  -- pcall: a run ends here, so nothing may be refused because a key is of another type.
+  if found.err or found[7] or type(redis.pcall('ZSCORE', recurrences, name)) ~= 'string' then
+    return
+  end
+  local turn = occurrence_of(name, found[5])
+  if found[4] ~= 'allow' then
+    most = 1
+    if turn and redis.call('ZSCORE', schedule, turn) then
+      return
+    end
+  end
+  local last = found[6] and 0 or '+inf'
+  while most > 0 do
+    -- An error, when the key is of another type, has no elements either.
+    local planned = redis.pcall('ZRANGE', requests, '-inf', last, 'BYSCORE', 'LIMIT', 0, 1)[1]
+    if not planned then
+      return
+    end
+    redis.call('ZREM', requests, planned)
+    local id = name .. '@' .. planned
+    if moment_of(planned) and redis.call('EXISTS', record(id)) == 0 then
+      redis.call('ZADD', schedule, seconds(now), id)
+      -- A group of their own, so that other occurrences do not wait behind a long backfill.
+      write_record(id, found[1] or '', found[2] or '', found[3] or '@requested', whole_seconds(now))
+      redis.call('HSET', record(id), 'recurrence', name, 'planned', planned)
+      redis.call('HSET', key, 'requested', id)
+      most = most - 1
+    end
+  end
 end

@@ -136,3 +136,33 @@ local function match_dead(id, filter)
   local score = redis.call('ZSCORE', dead, id)
   return score and matching_job(id, 'dead', score, filter) ~= nil
 end
+
+-- The ids of the dead jobs that `revive` and `drop` move, in the rows from `first` on: with a filter, jobs that are
+-- dead and match, and that have a record if `needs_record`. Without one, if rows name jobs that are not dead or lack
+-- that record, returns nil and the refusal, which names the first of them.
+-- USES rows, fail, match_dead, record
+local function pick_dead(first, filter, needs_record)
+  local ids, seen, wrong = {}, {}, {}
+  for id in rows(first, 1) do
+    local unfit
+    if not filter and not redis.call('ZSCORE', dead, id) then
+      unfit = ' is not dead'
+    elseif needs_record and redis.call('EXISTS', record(id)) == 0 then
+      unfit = ' has no record, so it cannot be revived: drop it'
+    end
+    if not seen[id] and unfit and not filter then
+      wrong[#wrong + 1] = id .. unfit
+    elseif not seen[id] and not unfit and (not filter or match_dead(id, filter)) then
+      ids[#ids + 1] = id
+    end
+    seen[id] = true -- it may be named twice
+  end
+  if #wrong > 0 then
+    local text = table.concat(wrong, '; ', 1, math.min(#wrong, 5))
+    if #wrong > 5 then
+      text = text .. '; and ' .. #wrong - 5 .. ' more'
+    end
+    return nil, fail('MISSING', text .. (#ids > 0 and '; the other jobs were left as they are' or ''))
+  end
+  return ids
+end

@@ -31,8 +31,9 @@ from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.call import Call, T
+from evsched.transport.links import finish
 from evsched.transport.redis_errors import named
-from evsched.transport.senders import BatchingSender, BlockingSender, SyncSender
+from evsched.transport.senders import BatchingSender, DirectSender, SyncSender
 
 if TYPE_CHECKING:
     from evsched.client.explain import Explanation
@@ -108,7 +109,7 @@ class Client:
 
             return await fetch_pauses(self._url, step.queue)
         # A connection of its own: a blocking call would hold up all others.
-        waiting = BlockingSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
+        waiting = DirectSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
         try:
             return await waiting.send(step.call, step.block)
         finally:
@@ -414,7 +415,7 @@ def _sync(method: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]]) -> C
 
     @wraps(method)
     def call(self: SyncClient, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.wait_for(getattr(self.client, method.__name__)(*args, **kwargs))
+        return finish(getattr(self.client, method.__name__)(*args, **kwargs))
 
     return call
 
@@ -440,14 +441,6 @@ class SyncClient:
     def shards(self, shards: Shards) -> None:
         self.client.shards = shards
 
-    def wait_for(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine of the client until it returns."""
-        try:
-            coroutine.send(None)
-        except StopIteration as end:
-            return end.value
-        raise AssertionError("a step of SyncClient waited for an event loop")
-
     def store(self, queue: str) -> Store:
         """Return the calls of a queue, without its shards."""
         return self.client.store(queue)
@@ -461,11 +454,11 @@ class SyncClient:
         return self.client.parts_of(queue, job_id)
 
     def run(self, operation: Operation[R]) -> R:
-        return self.wait_for(self.client.run(operation))
+        return finish(self.client.run(operation))
 
     def send(self, call: Call[R]) -> R:
         """Send a call of the store, as `Client.send`."""
-        return self.wait_for(self.client.send(call))
+        return finish(self.client.send(call))
 
     def now(self, queue: str = DEFAULT_QUEUE) -> float:
         """Return the clock of the Redis that has a queue, in Unix seconds."""

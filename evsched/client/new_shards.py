@@ -184,5 +184,5 @@ def hold(store: Store, limits: Limits, wholes: Mapping[str, float] | None = None
 def _pause(store: Store, limits: Limits) -> Operation[None]:
     left = 1
     while left:
-        pause = store.pause(until=limits.paused_until, why=limits.paused_why or "", now=limits.paused)
+        pause = store.at(limits.paused).pause(until=limits.paused_until, why=limits.paused_why or "")
         _, _, left = yield from send(pause)

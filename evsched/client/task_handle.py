@@ -63,7 +63,7 @@ class Enqueuer(Generic[P, R]):
         with self._sending() as options:
             job = self._new(args, kwargs, options)
             await self._app.client.enqueue(self._queue, [job], options.get("on_conflict"), options.get("unique"))
-        return Job(job.id, self._queue, self._task.returns, self._app.client)
+        return Job(job.id, self._queue, self._task.signature.returns, self._app.client)
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[Job[R]]:
         """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip.
@@ -75,7 +75,7 @@ class Enqueuer(Generic[P, R]):
         with self._sending(len(every)) as options:
             jobs = self._new_many(every, options)
             await self._app.client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
-        queue, returns, client = self._queue, self._task.returns, self._app.client
+        queue, returns, client = self._queue, self._task.signature.returns, self._app.client
         return [Job(job.id, queue, returns, client) for job in jobs]
 
     def enqueue_sync(self, client: SyncClient, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
@@ -83,7 +83,7 @@ class Enqueuer(Generic[P, R]):
         with self._sending() as options:
             job = self._new(args, kwargs, options)
             client.enqueue(self._queue, [job], options.get("on_conflict"), options.get("unique"))
-        return SyncJob(job.id, self._queue, self._task.returns, client)
+        return SyncJob(job.id, self._queue, self._task.signature.returns, client)
 
     def enqueue_many_sync(
         self, client: SyncClient, calls: Iterable[tuple[Any, ...] | Arguments[P]]
@@ -93,7 +93,7 @@ class Enqueuer(Generic[P, R]):
         with self._sending(len(every)) as options:
             jobs = self._new_many(every, options)
             client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
-        return [SyncJob(job.id, self._queue, self._task.returns, client) for job in jobs]
+        return [SyncJob(job.id, self._queue, self._task.signature.returns, client) for job in jobs]
 
     async def enqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Insert a job into the ledger, in the transaction of a connection: it runs if and only if that commits.
@@ -142,7 +142,7 @@ class Enqueuer(Generic[P, R]):
         rows = insertion.read(await insertion.statement().by_any(connection)) if jobs else []
         client.note_rows(connection, rows)
         found = zip(jobs, rows, strict=True)
-        return [Job(job.id, self._queue, self._task.returns, client, row) for job, row in found]
+        return [Job(job.id, self._queue, self._task.signature.returns, client, row) for job, row in found]
 
     def _insert_sync(self, connection: Any, jobs: list[New], options: JobOptions) -> list[str]:
         insertion = self._insertion(jobs, options)

@@ -138,7 +138,7 @@ class Occurrences:
             plan, reason = self._plan(queue, name, float(seen), agenda.now, fields, named)
             plans.append((name, plan))
             calls.append(
-                store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, reason=reason, now=agenda.now)
+                store.at(agenda.now).recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, reason=reason)
             )
         put = list[str]()
         for (name, plan), ids in zip(plans, await self._runtime.sender.send_all(calls), strict=True):

@@ -113,7 +113,7 @@ class Handlers:
         if task.on == "process":
             current = cast(CurrentJob, run.current)
             order = CallHandler(task.module, task.handler.__qualname__, run.job, current.queue, current.lateness)
-            return await self.processes.call(order, current.tell)
+            return await self.processes.call(order, run.report_progress)
         if task.on == "thread":
             # There is a thread for each slot, so none waits.
             result = await anyio.to_thread.run_sync(_in_thread, run, task, args, kwargs, limiter=self._threads)

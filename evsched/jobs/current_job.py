@@ -30,52 +30,26 @@ class _Awaitable:
 _DONE: Final = _Awaitable()
 
 
-class CurrentJob:
+class CurrentJob(Struct, eq=False):
     """The job that a handler runs. Durations in seconds, moments in Unix seconds."""
 
-    __slots__ = (
-        "_report",
-        "attempt",
-        "due",
-        "id",
-        "lateness",
-        "meta",
-        "planned",
-        "queue",
-        "state",
-        "stopped",
-        "task",
-    )
-
-    def __init__(
-        self,
-        id: str,  # noqa: A002 - the contract's name
-        queue: str,
-        task: str,
-        attempt: int,
-        due: float,
-        planned: float,
-        lateness: float,
-        meta: dict[str, Any],
-        state: Any = None,
-        report: Callable[[Progress], None] | None = None,
-    ) -> None:
-        self.id = id
-        self.queue = queue
-        self.task = task
-        self.attempt = attempt
-        self.due = due
-        self.planned = planned
-        """The due of the first attempt; for an occurrence, its planned time."""
-        self.lateness = lateness
-        """Seconds from the due to the handler's start, by Redis's clock."""
-        self.meta = meta
-        """The payload's `meta`."""
-        self.state = state
-        """The value that the app's lifespan yields; None without a lifespan, and in a task that runs in a process."""
-        self.stopped: Literal["timeout", "cancelled", "lost"] | None = None
-        """Why the run must stop. "lost": the worker shuts down, or its lease of the job is gone."""
-        self._report = report
+    id: str
+    queue: str
+    task: str
+    attempt: int
+    due: float
+    planned: float
+    """The due of the first attempt; for an occurrence, its planned time."""
+    lateness: float
+    """Seconds from the due to the handler's start, by Redis's clock."""
+    meta: dict[str, Any]
+    """The payload's `meta`."""
+    state: Any = None
+    """The value that the app's lifespan yields; None without a lifespan, and in a task that runs in a process."""
+    report: Callable[[Progress], None] | None = None
+    """Receives each report of `progress`; for evsched's own use."""
+    stopped: Literal["timeout", "cancelled", "lost"] | None = None
+    """Why the run must stop. "lost": the worker shuts down, or its lease of the job is gone."""
 
     @property
     def cancelled(self) -> bool:
@@ -95,13 +69,10 @@ class CurrentJob:
             TypeError, ValueError: `done` or `total` is not a finite number.
         """
         text = str(note)[:200].encode(errors="backslashreplace").decode()
-        self.tell(Progress(_figure(done), None if total is None else _figure(total), text))
+        progress = Progress(_figure(done), None if total is None else _figure(total), text)
+        if self.report is not None:
+            self.report(progress)
         return _DONE
-
-    def tell(self, progress: Progress) -> None:
-        """Report how far the run is, as a value."""
-        if self._report is not None:
-            self._report(progress)
 
     @property
     def idempotency_key(self) -> str:

@@ -6,7 +6,7 @@ import difflib
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Final, cast
 
 from evsched.errors import ConfigError
 from evsched.jobs.retry import Retry
@@ -39,94 +39,6 @@ def invalid(name: str, value: Any, give: str) -> ConfigError:
     return ConfigError(f"{name} is {repr(value)[:200]}: give {give}")
 
 
-def identifier(name: str, value: Any) -> None:
-    """Check the name of a queue, or the id of a job: one that the API can address, so not `.` or `..`."""
-    if not isinstance(value, str) or not NAME.fullmatch(value) or value in (".", ".."):
-        raise invalid(name, value, "1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or ..")
-
-
-def text(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise invalid(name, value, "a string that is not empty")
-    if not _is_unicode(value):
-        raise invalid(name, value, "text that can be encoded in UTF-8: it has half of a surrogate pair")
-
-
-def flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise invalid(name, value, "True or False")
-
-
-def priority(name: str, value: Any) -> None:
-    if not _is_whole(value) or not 0 <= value <= 9:
-        raise invalid(name, value, "a whole number from 0 to 9; higher runs first")
-
-
-def critical(name: str, value: Any) -> None:
-    if not _is_whole(value) or not 0 <= value <= 32767:
-        raise invalid(name, value, "a whole number from 0 to 32767; higher ones are restored first")
-
-
-def group(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not _is_unicode(value) or not 0 < len(value.encode()) <= 200 or "}" in value:
-        raise invalid(name, value, "a string of 1 to 200 bytes, without `}`")
-
-
-def number(name: str, value: Any) -> None:
-    if not _is_number(value):
-        raise invalid(name, value, "a number")
-
-
-def length(name: str, value: Any) -> None:
-    """Check a number of seconds that may not be 0."""
-    if not _is_number(value) or not 0 < value < math.inf:
-        raise invalid(name, value, "a number of seconds, more than 0")
-
-
-def length_or_zero(name: str, value: Any) -> None:
-    if not _is_number(value) or not 0 <= value < math.inf:
-        raise invalid(name, value, "a number of seconds, 0 or more")
-
-
-def count(name: str, value: Any) -> None:
-    if not _is_whole(value) or value < 1:
-        raise invalid(name, value, "a whole number, 1 or more")
-
-
-def revision(name: str, value: Any) -> None:
-    """Check the revision of an app. Redis and Lua store larger whole numbers inexactly."""
-    if not _is_whole(value) or not 1 <= value <= 2**53:
-        raise invalid(name, value, "a whole number from 1 to 2**53 that grows with each deploy")
-
-
-def retry(name: str, value: Any) -> None:
-    if not isinstance(value, Retry):
-        raise invalid(name, value, "a Retry, such as Retry(attempts=3)")
-
-
-def named(name: str, value: Any) -> None:
-    """Check values by name: what JSON calls an object."""
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):  # pyright: ignore[reportUnknownVariableType]
-        raise invalid(name, value, "a dict whose keys are strings")
-
-
-def in_order(name: str, value: Any) -> None:
-    if not isinstance(value, (tuple, list)):
-        raise invalid(name, value, "a tuple or a list")
-
-
-def one_of(*choices: str) -> Check:
-    """Return the check of an option that has these values."""
-
-    def check(name: str, value: Any) -> None:
-        if value not in choices:
-            near = difflib.get_close_matches(str(value)[:200], choices, n=1)
-            hint = f", did you mean {near[0]!r}?" if near else f": give {' or '.join(map(repr, choices))}"
-            raise ConfigError(f"{name} is {repr(value)[:200]}{hint}")
-
-    return check
-
-
 def _is_unicode(value: str) -> bool:
     """Return whether a string can be sent: half of a surrogate pair cannot."""
     try:
@@ -144,3 +56,70 @@ def _is_number(value: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_of(is_valid: Callable[[Any], bool], give: str) -> Check:
+    """Return the check of an option. `give` says which values are valid."""
+
+    def check(name: str, value: Any) -> None:
+        if not is_valid(value):
+            raise invalid(name, value, give)
+
+    return check
+
+
+def text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise invalid(name, value, "a string that is not empty")
+    if not _is_unicode(value):
+        raise invalid(name, value, "text that can be encoded in UTF-8: it has half of a surrogate pair")
+
+
+def one_of(*choices: str) -> Check:
+    """Return the check of an option that has these values."""
+
+    def check(name: str, value: Any) -> None:
+        if value not in choices:
+            near = difflib.get_close_matches(str(value)[:200], choices, n=1)
+            hint = f", did you mean {near[0]!r}?" if near else f": give {' or '.join(map(repr, choices))}"
+            raise ConfigError(f"{name} is {repr(value)[:200]}{hint}")
+
+    return check
+
+
+identifier: Final = check_of(
+    lambda value: isinstance(value, str) and NAME.fullmatch(value) is not None and value not in (".", ".."),
+    "1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or ..",
+)
+"""Checks the name of a queue, or the id of a job: one that the API can address, so not `.` or `..`."""
+
+group: Final = check_of(
+    lambda value: isinstance(value, str) and _is_unicode(value) and 0 < len(value.encode()) <= 200 and "}" not in value,
+    "a string of 1 to 200 bytes, without `}`",
+)
+flag: Final = check_of(lambda value: isinstance(value, bool), "True or False")
+priority: Final = check_of(
+    lambda value: _is_whole(value) and 0 <= value <= 9, "a whole number from 0 to 9; higher runs first"
+)
+critical: Final = check_of(
+    lambda value: _is_whole(value) and 0 <= value <= 32767,
+    "a whole number from 0 to 32767; higher ones are restored first",
+)
+number: Final = check_of(_is_number, "a number")
+length: Final = check_of(lambda value: _is_number(value) and 0 < value < math.inf, "a number of seconds, more than 0")
+length_or_zero: Final = check_of(
+    lambda value: _is_number(value) and 0 <= value < math.inf, "a number of seconds, 0 or more"
+)
+count: Final = check_of(lambda value: _is_whole(value) and value >= 1, "a whole number, 1 or more")
+revision: Final = check_of(
+    lambda value: _is_whole(value) and 1 <= value <= 2**53,
+    "a whole number from 1 to 2**53 that grows with each deploy",
+)
+"""Checks the revision of an app. Redis and Lua store larger whole numbers inexactly."""
+
+retry: Final = check_of(lambda value: isinstance(value, Retry), "a Retry, such as Retry(attempts=3)")
+named: Final = check_of(
+    lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", value)),
+    "a dict whose keys are strings",
+)
+in_order: Final = check_of(lambda value: isinstance(value, (tuple, list)), "a tuple or a list")

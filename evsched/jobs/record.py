@@ -4,7 +4,7 @@ Two things follow from that table: the fields that the scripts delete when a job
 (`LUA_CONSTANTS`, which transport/scripts.py writes into the Lua files), and how `JobStatus` is read. A test compares it
 with the table in docs/protocol.md, which says what each field means.
 
-Any client may have written any field. So the readers here, like those in lua/_fields.lua, treat a malformed value as
+Any client may have written any field. So the readers here, like those in lua/_prelude.lua, treat a malformed value as
 missing, never as an error. Pure.
 """
 

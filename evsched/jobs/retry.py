@@ -5,6 +5,7 @@ Workers also write policies to Redis, for clients that make recurrences without 
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any, Final, cast
 
@@ -45,27 +46,20 @@ class Retry(Struct, frozen=True, kw_only=True):
     give_up_on: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        wrong = [
-            f"{name} is {value!r}, must be {f'1 to {ATTEMPTS_MOST}' if name == 'attempts' else f'{least} or more'}"
-            for name, value, least in (
-                ("attempts", self.attempts, 1),
-                ("interval", self.interval, 0),
-                ("factor", self.factor, 1),
-                ("max_interval", self.max_interval, 0),
-                ("jitter", self.jitter, 0),
-            )
-            if not _is_number(value, int if name == "attempts" else (int, float))
-            or not least <= value < float("inf")
-            or (name == "attempts" and value > ATTEMPTS_MOST)
-        ]
-        wrong += [
-            f"{name} is {repr(value)[:200]}, must be a tuple of exception classes, such as (ConnectionError,)"
-            for name, value in (
-                ("retry_on", () if self.retry_on is None else self.retry_on),
-                ("give_up_on", self.give_up_on),
-            )
-            if not _are_exceptions(value)
-        ]
+        wrong = list[str]()
+        if not _is_number(self.attempts, int) or not 1 <= self.attempts <= ATTEMPTS_MOST:
+            wrong.append(f"attempts is {self.attempts!r}, must be 1 to {ATTEMPTS_MOST}")
+        for name, least in (("interval", 0), ("factor", 1), ("max_interval", 0), ("jitter", 0)):
+            value = getattr(self, name)
+            if not _is_number(value, (int, float)) or not least <= value < math.inf:
+                wrong.append(f"{name} is {value!r}, must be {least} or more")
+        for name, kinds in (
+            ("retry_on", () if self.retry_on is None else self.retry_on),
+            ("give_up_on", self.give_up_on),
+        ):
+            if not _are_exceptions(kinds):
+                form = "a tuple of exception classes, such as (ConnectionError,)"
+                wrong.append(f"{name} is {repr(kinds)[:200]}, must be {form}")
         if not wrong and self.retry_on:
             never = [kind.__name__ for kind in self.retry_on if issubclass(kind, self.give_up_on)]
             wrong += [f"retry_on has {name}, on which give_up_on gives up" for name in never]

@@ -100,11 +100,6 @@ class Task(Struct, frozen=True):
     def module(self) -> str:
         return getattr(self.handler, "__module__", None) or ""
 
-    @property
-    def returns(self) -> Any:
-        """The type of the result; None = any."""
-        return self.signature.returns
-
     def bind(self, payload: Payload) -> tuple[list[Any], dict[str, Any]]:
         """Convert a payload's arguments to the handler's annotations.
 

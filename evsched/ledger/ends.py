@@ -28,7 +28,7 @@ from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store.relay_calls import SETTING, Report, read_ends
 from evsched.store.store import Store
-from evsched.transport.senders import BlockingSender
+from evsched.transport.senders import DirectSender
 
 _MOST: Final = 500
 """Reports of a queue in one call."""
@@ -53,7 +53,7 @@ class Ends:
         self._added = asyncio.Event()
         self._inherits_at = 0.0
         """When it next looks for entries that other relays have left, by the monotonic clock."""
-        self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.times.reply_timeout)
+        self._blocking = DirectSender(runtime.config.url, reply_timeout=runtime.times.reply_timeout)
         self.database = Database(url, "ends", runtime.emit)
         self._reconnect = Reconnect("ends", runtime.emit)
         self.on_loss: Callable[[], object] = lambda: None

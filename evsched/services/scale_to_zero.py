@@ -34,7 +34,7 @@ from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.store.worker_calls import Need, Stance
 from evsched.transport.call import Call
-from evsched.transport.senders import BatchingSender, BlockingSender
+from evsched.transport.senders import BatchingSender, DirectSender
 
 _PAUSE: Final = 0.05
 """Seconds that workers have to fetch a job, at first. A worker that has a free slot takes a millisecond."""
@@ -169,15 +169,15 @@ class ReadyWatch:
         return store.stand_by(self._parent, announced, lease=lease, claim=claim)
 
     @contextlib.asynccontextmanager
-    async def _connection(self, store: Store) -> AsyncGenerator[BlockingSender]:
+    async def _connection(self, store: Store) -> AsyncGenerator[DirectSender]:
         near, timeout = keys.root(store.queue), self._times.reply_timeout
-        blocking = BlockingSender(self._last.url, reply_timeout=timeout, near=near)
+        blocking = DirectSender(self._last.url, reply_timeout=timeout, near=near)
         try:
             yield blocking
         finally:
             await blocking.close()
 
-    async def _arrives(self, store: Store, blocking: BlockingSender, most: float) -> bool:
+    async def _arrives(self, store: Store, blocking: DirectSender, most: float) -> bool:
         """Wait for a job, for the probe interval at most: a connection that is half open is then noticed.
 
         Raises:

@@ -85,9 +85,7 @@ class Cancelled(Struct, frozen=True):
 class ClientCalls(Queue):
     """The calls about jobs by their ids; see `store.py`."""
 
-    def enqueue(
-        self, jobs: Iterable[New], *, keep: bool = False, within: float | None = None, now: float | None = None
-    ) -> Call[list[float]]:
+    def enqueue(self, jobs: Iterable[New], *, keep: bool = False, within: float | None = None) -> Call[list[float]]:
         """Put at most 1,000 jobs on the schedule; the reply is their dues.
 
         `keep`: if a job of the same id has not ended, it is kept, and the reply has its due. `within`: the jobs are
@@ -96,16 +94,14 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobExists: a job of one of the ids has not ended, or the id is taken; then none was written.
         """
-        return self._enqueue(_dues, jobs, keep, within, now)
+        return self._put(_dues, jobs, "keep" if keep else None, within)
 
-    def replace(
-        self, jobs: Iterable[New], *, within: float | None = None, now: float | None = None
-    ) -> Call[list[float]]:
+    def replace(self, jobs: Iterable[New], *, within: float | None = None) -> Call[list[float]]:
         """Put at most 1,000 jobs on the schedule, replacing jobs of the same ids; the reply is their dues.
 
         `within`: as of `enqueue`. While an id is taken, its job is replaced only if it waits.
         """
-        return self._replace(_dues, jobs, within, now)
+        return self._put(_dues, jobs, "replace", within)
 
     def enqueue_once(
         self,
@@ -114,7 +110,6 @@ class ClientCalls(Queue):
         *,
         on_conflict: OnConflict | None = None,
         within: float | None = None,
-        now: float | None = None,
     ) -> Call[Accepted]:
         """As `enqueue` or `replace`, unless there was a request of the same key in the last 24 hours.
 
@@ -123,61 +118,45 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobExists: as of `enqueue`. Nothing was written, and the key is not used up.
         """
+        return self._put(_accepted, jobs, on_conflict, within, request)
+
+    def _put(
+        self,
+        read: Callable[[Any], T],
+        jobs: Iterable[New],
+        on_conflict: OnConflict | None,
+        within: float | None,
+        request: IdempotentRequest = NO_REQUEST,
+    ) -> Call[T]:
+        rest = (_length(within), self._by, request.key, request.asked, *_new_words(jobs))
         if on_conflict == "replace":
-            return self._replace(_accepted, jobs, within, now, request)
-        return self._enqueue(_accepted, jobs, on_conflict == "keep", within, now, request)
+            return self._verb("replace", read, self._now(), *rest)
+        return self._verb("enqueue", read, self._now(), on_conflict or "", *rest)
 
-    def _enqueue(
-        self,
-        read: Callable[[Any], T],
-        jobs: Iterable[New],
-        keep: bool,
-        within: float | None,
-        now: float | None,
-        request: IdempotentRequest = NO_REQUEST,
-    ) -> Call[T]:
-        words = (self._stamp(now), "keep" if keep else "", _length(within), self._by, request.key, request.asked)
-        return self._verb("enqueue", read, *words, *_new_words(jobs))
-
-    def _replace(
-        self,
-        read: Callable[[Any], T],
-        jobs: Iterable[New],
-        within: float | None,
-        now: float | None,
-        request: IdempotentRequest = NO_REQUEST,
-    ) -> Call[T]:
-        words = (self._stamp(now), _length(within), self._by, request.key, request.asked)
-        return self._verb("replace", read, *words, *_new_words(jobs))
-
-    def cancel(self, job_id: str, *, now: float | None = None) -> Call[Cancelled]:
+    def cancel(self, job_id: str) -> Call[Cancelled]:
         """Delete a waiting job, or ask its worker to stop it and delete its next run.
 
         Raises (when sent):
             JobMissing: nothing was written.
         """
-        return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._stamp(now), "", job_id, "")
+        return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._now(), "", job_id, "")
 
-    def reschedule(
-        self, job_id: str, due: float | None, *, delay: float = 0.0, now: float | None = None
-    ) -> Call[float]:
+    def reschedule(self, job_id: str, due: float | None, *, delay: float = 0.0) -> Call[float]:
         """Give a waiting job another due, None = `delay` seconds from now; the reply is the due.
 
         Raises (when sent):
             JobMissing, JobRunning: nothing was written.
         """
         moment = "" if due is None else repr(due)
-        return self._verb(
-            "reschedule", lambda reply: float(reply[0]), self._stamp(now), moment, repr(delay), "", job_id
-        )
+        return self._verb("reschedule", lambda reply: float(reply[0]), self._now(), moment, repr(delay), "", job_id)
 
-    def revive(self, ids: Sequence[str], *, now: float | None = None) -> Call[list[str]]:
+    def revive(self, ids: Sequence[str]) -> Call[list[str]]:
         """Put dead jobs back on the schedule, due now; the reply is their ids.
 
         Raises (when sent):
             JobMissing: one of the ids is not dead, or has no record; then none was revived.
         """
-        return self._verb("revive", texts, self._stamp(now), "", *ids)
+        return self._verb("revive", texts, self._now(), "", *ids)
 
     def drop(self, ids: Sequence[str]) -> Call[list[str]]:
         """Delete dead jobs; the reply is their ids.
@@ -193,7 +172,7 @@ class ClientCalls(Queue):
         record = ("EXISTS", f"{self._root}job:{job_id}")
         return [self._call(record, bool), self._call(inline, is_there)]
 
-    def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
+    def look(self, job_id: str) -> Call[JobStatus | None]:
         """Read where a job is, and its record, at the same moment."""
 
         def status(reply: list[Any]) -> JobStatus | None:
@@ -202,9 +181,9 @@ class ClientCalls(Queue):
                 return None
             return read_status(self.queue, job_id, cast(Place, text(place)), text(score), as_fields(flat))
 
-        return self._verb("look", status, self._stamp(now), job_id)
+        return self._verb("look", status, self._now(), job_id)
 
-    def explain(self, job_id: str, *, now: float | None = None) -> Call[Facts]:
+    def explain(self, job_id: str) -> Call[Facts]:
         """Read the facts about why a job has not run yet, at the same moment."""
 
         def facts(reply: list[Any]) -> Facts:
@@ -221,7 +200,7 @@ class ClientCalls(Queue):
                 None if holder is None else text(holder),
             )
 
-        return self._verb("explain", facts, self._stamp(now), job_id)
+        return self._verb("explain", facts, self._now(), job_id)
 
     def ask(self, job_id: str) -> Call[tuple[str, bytes, str]]:
         """Ask that the job's end be pushed to its reply list.

@@ -11,8 +11,8 @@ from evsched import keys
 from evsched.jobs.record import number
 from evsched.lease import parse_lease
 from evsched.recurrence.calendars import names_of
-from evsched.store.queue import Queue, as_bool, as_fields, as_optional, as_pairs, as_tuple
-from evsched.transport.call import Call, Word, text, texts
+from evsched.store.queue import Queue, as_bool, as_fields, as_optional, as_pairs, as_struct, as_tuple
+from evsched.transport.call import Call, Word, raw, text, texts
 
 if TYPE_CHECKING:
     from evsched.recurrence.recurrence import Occurrence
@@ -107,13 +107,13 @@ GLANCE_MOST: Final = 250
 """Queues that one glance or `forget` is about: under 2 ms of Redis's time, if all have something."""
 
 MEMBER_MOST: Final = 1 << 20
-"""Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_members.lua."""
+"""Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_schedule.lua."""
 
 
 class DispatcherCalls(Queue):
     """The calls of a dispatcher and its janitor; see `store.py`."""
 
-    def dispatch(self, *, limit: int, cap: int, canary: str = "", now: float | None = None) -> Call[Step]:
+    def dispatch(self, *, limit: int, cap: int, canary: str = "") -> Call[Step]:
         """Move due jobs to the backlog and through the gate; the reply says how long to sleep.
 
         With a `canary`, a dispatcher's id, that dispatcher's subscription receives a message and a keyspace event.
@@ -130,7 +130,7 @@ class DispatcherCalls(Queue):
                 float(opens) if opens else float("inf"),
             )
 
-        return self._verb("dispatch", step, self._stamp(now), limit, cap, canary)
+        return self._verb("dispatch", step, self._now(), limit, cap, canary)
 
     def nearest(self) -> Call[float | None]:
         """Read the nearest due, None if nothing is scheduled. A member that is too long counts as due, to be buried."""
@@ -142,7 +142,7 @@ class DispatcherCalls(Queue):
 
         return self._call(("ZRANGE", keys.schedule(self.queue), 0, 0, "WITHSCORES"), due)
 
-    def glance(self, queues: Sequence[str], *, now: float | None = None) -> Call[Glance]:
+    def glance(self, queues: Sequence[str]) -> Call[Glance]:
         """Look at many queues in one call; in a cluster, all are on the node of this one."""
 
         def read(reply: list[bytes]) -> Glance:
@@ -152,14 +152,14 @@ class DispatcherCalls(Queue):
             }
             return Glance(float(reply[0]), seen)
 
-        return self._verb("glance", read, self._stamp(now), *queues)
+        return self._verb("glance", read, self._now(), *queues)
 
-    def forget(self, queues: Sequence[str], *, now: float | None = None) -> Call[list[str]]:
+    def forget(self, queues: Sequence[str]) -> Call[list[str]]:
         """Delete the announcements of former workers, for each of many queues that has nothing else.
 
         The reply: the names of these queues. In a cluster, all are on the node of this one.
         """
-        return self._verb("forget", texts, self._stamp(now), *queues)
+        return self._verb("forget", texts, self._now(), *queues)
 
     def recur(
         self,
@@ -170,10 +170,9 @@ class DispatcherCalls(Queue):
         next_: float | None,
         missed: int = 0,
         reason: str = "",
-        now: float | None = None,
     ) -> Call[list[str] | None]:
         """Put occurrences on the schedule and advance their recurrence; None if another dispatcher has advanced it."""
-        words: list[Word] = [self._stamp(now), name, seen, "+inf" if next_ is None else repr(next_), missed, reason]
+        words: list[Word] = [self._now(), name, seen, "+inf" if next_ is None else repr(next_), missed, reason]
         for one in put:
             words += (
                 one.id,
@@ -191,14 +190,14 @@ class DispatcherCalls(Queue):
         """
         return self._verb("unpause", as_bool, name, seen, "+inf" if next_ is None else repr(next_))
 
-    def rewind(self, ahead: float, offset: int, limit: int, *, now: float | None = None) -> Call[tuple[int, list[str]]]:
+    def rewind(self, ahead: float, offset: int, limit: int) -> Call[tuple[int, list[str]]]:
         """Restart recurrences from now that a clock which was ahead has advanced more than `ahead` seconds too far.
 
         Looks at `limit` of them, after the first `offset`. The reply: how many it looked at, and which it restarted.
         """
-        return self._verb("rewind", as_tuple(int, texts), self._stamp(now), ahead, offset, limit)
+        return self._verb("rewind", as_tuple(int, texts), self._now(), ahead, offset, limit)
 
-    def survey(self, *, now: float | None = None) -> Call[Survey]:
+    def survey(self) -> Call[Survey]:
         """Read all leases of the queue, whether jobs move to another shard, and whether one waits beside workers."""
 
         def read(reply: list[Any]) -> Survey:
@@ -210,31 +209,21 @@ class DispatcherCalls(Queue):
             moving = float(since) if since else None
             return Survey(leases, moving, text(beside) if beside else None, reserved == b"1")
 
-        return self._verb("survey", read, self._stamp(now))
+        return self._verb("survey", read, self._now())
 
     def waits(self) -> Call[bool]:
         """Return whether jobs wait in ready or behind the gate."""
         places = (f"{self._root}{place}" for place in ("ready", "backlog", "throttled"))
         return self._call(("EXISTS", *places), bool)
 
-    def agenda(self, ahead: float, limit: int, *, now: float | None = None) -> Call[Agenda]:
+    def agenda(self, ahead: float, limit: int) -> Call[Agenda]:
         """Read the recurrences whose next planned time is at most `ahead` seconds away, and pauses that are over."""
 
         def with_records(rows: list[Any]) -> list[tuple[str, bytes, dict[str, bytes]]]:
             return [(text(rows[i]), rows[i + 1], as_fields(rows[i + 2])) for i in range(0, len(rows), 3)]
 
-        def read(reply: list[Any]) -> Agenda:
-            moment, beyond, rows, ends, over, newly_paused = reply
-            return Agenda(
-                float(moment),
-                float(beyond) if beyond else None,
-                with_records(rows),
-                float(ends) if ends else None,
-                with_records(over),
-                newly_paused,
-            )
-
-        return self._verb("agenda", read, self._stamp(now), ahead, limit)
+        read = as_struct(Agenda, float, number, with_records, number, with_records, raw)
+        return self._verb("agenda", read, self._now(), ahead, limit)
 
     def take_newly_paused(self, limit: int) -> Call[list[str]]:
         """Take recurrences that were paused because of failures, to report them; no other caller gets these names."""

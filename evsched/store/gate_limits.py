@@ -28,7 +28,7 @@ RANGES: Final = {
     "weight": (0.001, 1000),
 }
 RATE_LEAST: Final = 1e-6
-"""A lower rate means no rate, in the scripts too (lua/_limits.lua)."""
+"""A lower rate means no rate, in the scripts too (lua/_gate.lua)."""
 
 _WHOLE: Final = ("concurrency", "burst")
 

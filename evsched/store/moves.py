@@ -128,14 +128,7 @@ class Moves(Queue):
     """The calls that move jobs between the shards of a queue; see `store.py`."""
 
     def depart(
-        self,
-        to: str = "",
-        token: str = "",
-        members: Sequence[bytes] = (),
-        *,
-        above: int = 0,
-        calm: float = 60.0,
-        now: float | None = None,
+        self, to: str = "", token: str = "", members: Sequence[bytes] = (), *, above: int = 0, calm: float = 60.0
     ) -> Call[Departure]:
         """Take jobs off the schedule, at most 250, to move them to another queue; without `members` only look.
 
@@ -149,13 +142,13 @@ class Moves(Queue):
             batch = Batch(text(number), text(found), keys.check_queue(text(where)), pairs) if number else None
             return Departure(batch, [(stay[i], text(stay[i + 1])) for i in range(0, len(stay), 2)])
 
-        return self._verb("depart", read, self._stamp(now), to, token, above, calm, *members)
+        return self._verb("depart", read, self._now(), to, token, above, calm, *members)
 
-    def arrive(self, source: str, batch: Batch, *, now: float | None = None) -> Call[Arrival]:
+    def arrive(self, source: str, batch: Batch) -> Call[Arrival]:
         """Put a batch that has left the queue `source` on the schedule of this one."""
         words = [word for job in batch.jobs for word in job]
         return self._verb(
-            "arrive", as_struct(Arrival, as_bool, int, raw), self._stamp(now), source, batch.number, batch.token, *words
+            "arrive", as_struct(Arrival, as_bool, int, raw), self._now(), source, batch.number, batch.token, *words
         )
 
     def vacate(self, batch: Batch, arrival: Arrival) -> Call[Vacated]:

@@ -19,7 +19,7 @@ from evsched.store.gate_limits import (
     read_declared,
     read_limits,
 )
-from evsched.store.queue import Queue, as_moment, as_optional, as_pairs, as_revision, as_scores, as_tuple
+from evsched.store.queue import Queue, as_moment, as_optional, as_revision, as_scores, as_texts, as_tuple
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -131,18 +131,9 @@ def _count(reply: list[bytes]) -> int:
 
 
 KEY_TYPES: Final = {
-    "schedule": "zset",
-    "backlog": "zset",
+    **dict.fromkeys(("schedule", "backlog", "dead", "leases", "idle", "throttled", "recurrences"), "zset"),
+    **dict.fromkeys(("limits", "in_flight", "fair", "suspects"), "hash"),
     "ready": "list",
-    "dead": "zset",
-    "leases": "zset",
-    "idle": "zset",
-    "limits": "hash",
-    "in_flight": "hash",
-    "throttled": "zset",
-    "fair": "hash",
-    "recurrences": "zset",
-    "suspects": "hash",
 }
 """The keys on which a whole queue depends, with their types."""
 
@@ -175,22 +166,20 @@ class OperatorCalls(Queue):
     another job. The reply is how many were changed.
     """
 
-    def pause(
-        self, *, until: float | None = None, why: str = "", limit: int = 500, now: float | None = None
-    ) -> Call[tuple[float, int, int]]:
+    def pause(self, *, until: float | None = None, why: str = "", limit: int = 500) -> Call[tuple[float, int, int]]:
         """Close the gate, until a moment or until `resume`.
 
         The reply: since when it is closed, how many jobs went back to the backlog, how many are still ready.
         """
-        return self._verb("pause", as_tuple(float, int, int), self._stamp(now), limit, as_moment(until), why)
+        return self._verb("pause", as_tuple(float, int, int), self._now(), limit, as_moment(until), why)
 
-    def resume(self, *, now: float | None = None) -> Call[float | None]:
+    def resume(self) -> Call[float | None]:
         """Open the gate; the reply is since when it was closed, None if it was open."""
-        return self._verb("resume", number, self._stamp(now))
+        return self._verb("resume", number, self._now())
 
-    def limit(self, limits: Mapping[str, float | None] | None = None, *, now: float | None = None) -> Call[Limits]:
+    def limit(self, limits: Mapping[str, float | None] | None = None) -> Call[Limits]:
         """Set limits by their field names (`store/gate_limits.py`), None removes one; the reply is all limits."""
-        words: list[Word] = [self._stamp(now)]
+        words: list[Word] = [self._now()]
         for name, value in (limits or {}).items():
             words += (name, "" if value is None else as_limit(value))
         return self._verb("limit", read_limits, *words)
@@ -198,7 +187,7 @@ class OperatorCalls(Queue):
     def reserve(self, reserved: Mapping[str, Reserved]) -> Call[Any]:
         """Replace the reservations: how much of which limits is not to be used yet."""
         value = msgspec.json.encode(reserved) if reserved else b""
-        return self._verb("limit", raw, self._stamp(None), "reserved", value)
+        return self._verb("limit", raw, self._now(), "reserved", value)
 
     def in_flight(self) -> Call[dict[str, int]]:
         """Count the jobs in flight while a limit needs it: `*` -> all, `#<group>` -> the jobs of a group."""
@@ -210,19 +199,18 @@ class OperatorCalls(Queue):
         return self._call(("HGETALL", self._root + "in_flight"), read)
 
     def declare_limits(
-        self, owner: str, revision: float | None, limits: Mapping[str, float | Share], *, now: float | None = None
+        self, owner: str, revision: float | None, limits: Mapping[str, float | Share]
     ) -> Call[dict[str, str] | None]:
         """Set the limits that an app declares, all that it does, where the declaration has changed.
 
         `revision`: what `register` replied; None = older than any. The reply is the limits that were set, by
         field, "" if one was removed; None if the app has registered a newer revision, so nothing was set.
         """
-        read = as_optional(lambda reply: dict(as_pairs(reply)))
         words = list[Word]()
         for name, value in limits.items():
             part, whole = value if isinstance(value, Share) else (value, None)
             words += (name, as_limit(part), "" if whole is None else as_limit(whole))
-        return self._verb("declare_limits", read, self._stamp(now), owner, as_revision(revision), *words)
+        return self._verb("declare_limits", as_optional(as_texts), self._now(), owner, as_revision(revision), *words)
 
     def declared_limits(self) -> Call[dict[str, DeclaredLimit]]:
         """Read the limits that apps declare, by their fields."""
@@ -241,21 +229,16 @@ class OperatorCalls(Queue):
         """Read all limits, without a script."""
         return self._call(("HGETALL", self._root + "limits"), read_limits)
 
-    def queue_stats(self, *, now: float | None = None) -> Call[QueueStats]:
+    def queue_stats(self) -> Call[QueueStats]:
         """Count the jobs of each place, at the same moment."""
 
         def read(reply: list[Any]) -> QueueStats:
             moment, schedule, due, backlog, ready, processing, dead, workers, next_due, *more = reply
             paused, front, parents, until, why = more
+            counts = (schedule, backlog, ready, processing, dead)
             return QueueStats(
                 float(moment),
-                {
-                    "schedule": schedule,
-                    "backlog": backlog,
-                    "ready": ready,
-                    "processing": processing,
-                    "dead": dead,
-                },
+                dict(zip(("schedule", "backlog", "ready", "processing", "dead"), counts, strict=True)),
                 due,
                 workers,
                 number(next_due),
@@ -266,7 +249,7 @@ class OperatorCalls(Queue):
                 text(why) or None if paused else None,
             )
 
-        return self._verb("queue_stats", read, self._stamp(now))
+        return self._verb("queue_stats", read, self._now())
 
     def request_status(self, asker: str) -> Call[int]:
         """Ask the queue's workers to publish their status to `asker`'s channel; the reply is how many were asked.
@@ -276,12 +259,7 @@ class OperatorCalls(Queue):
         return self._call(("PUBLISH", keys.status_requests(self.queue), keys.status_replies(self.queue, asker)), int)
 
     def front(
-        self,
-        place: Literal["schedule", "backlog", "dead"],
-        limit: int,
-        *,
-        group: str | None = None,
-        last: bool = False,
+        self, place: Literal["schedule", "backlog", "dead"], limit: int, *, group: str | None = None, last: bool = False
     ) -> Call[list[tuple[str, float]]]:
         """Read the first jobs of a place with their scores; with `group`, of the backlog behind that group's limits.
 
@@ -312,40 +290,32 @@ class OperatorCalls(Queue):
         """Find jobs in a slice of a place, or among `ids`. `place`: a key without the root."""
         return self._verb("find", lambda reply: _read_slice(place, reply), place, matching, cursor, limit, *ids)
 
-    def cancel_matching(self, ids: Sequence[str], matching: bytes, *, now: float | None = None) -> Call[int]:
+    def cancel_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Cancel jobs that wait and match."""
         words = [word for job_id in ids for word in (job_id, "")]
-        return self._verb("cancel", _count, self._stamp(now), matching, *words)
+        return self._verb("cancel", _count, self._now(), matching, *words)
 
     def reschedule_matching(
-        self,
-        ids: Sequence[str],
-        matching: bytes,
-        due: float | None,
-        *,
-        delay: float = 0.0,
-        now: float | None = None,
+        self, ids: Sequence[str], matching: bytes, due: float | None, *, delay: float = 0.0
     ) -> Call[int]:
         """Give jobs that wait and match another due, None = `delay` seconds from now."""
         moment = "" if due is None else repr(due)
-        return self._verb("reschedule", _count, self._stamp(now), moment, repr(delay), matching, *ids)
+        return self._verb("reschedule", _count, self._now(), moment, repr(delay), matching, *ids)
 
-    def revive_matching(self, ids: Sequence[str], matching: bytes, *, now: float | None = None) -> Call[int]:
+    def revive_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Put jobs that are dead and match back on the schedule, due now."""
-        return self._verb("revive", _count, self._stamp(now), matching, *ids)
+        return self._verb("revive", _count, self._now(), matching, *ids)
 
     def drop_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Delete jobs that are dead and match."""
         return self._verb("drop", _count, matching, *ids)
 
-    def audit(
-        self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = (), now: float | None = None
-    ) -> Call[list[Violation]]:
+    def audit(self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = ()) -> Call[list[Violation]]:
         """Find violations of at most 250 jobs. `met`: where their ids were read, a key without the root.
 
         `strays`: the workers that have a processing list but no lease.
         """
-        return self._verb("audit", _read_violations(met), self._stamp(now), met, " ".join(strays), *ids)
+        return self._verb("audit", _read_violations(met), self._now(), met, " ".join(strays), *ids)
 
     def recount(
         self, groups: Iterable[bytes] = (), *, strays: Iterable[str] = (), most: int = 10_000
@@ -354,19 +324,14 @@ class OperatorCalls(Queue):
         return self._verb("recount", _read_violations(b""), most, " ".join(strays), *groups)
 
     def mend(
-        self,
-        violations: Iterable[Violation],
-        *,
-        strays: Iterable[str] = (),
-        most: int = 10_000,
-        now: float | None = None,
+        self, violations: Iterable[Violation], *, strays: Iterable[str] = (), most: int = 10_000
     ) -> Call[list[tuple[bytes, str]]]:
         """Repair violations that are still there, if that needs no guess; the reply is (id, code) of each repair."""
 
         def mended(flat: list[bytes]) -> list[tuple[bytes, str]]:
             return [(flat[i], text(flat[i + 1])) for i in range(0, len(flat), 2)]
 
-        words: list[Word] = [self._stamp(now), most, " ".join(strays)]
+        words: list[Word] = [self._now(), most, " ".join(strays)]
         for violation in violations:
             words += (violation.id, violation.code, violation.met)
         return self._verb("mend", mended, *words)

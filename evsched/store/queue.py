@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from msgspec import Struct
 
@@ -25,6 +25,10 @@ def as_pairs(flat: list[bytes]) -> list[tuple[str, str]]:
 
 def as_fields(flat: list[bytes]) -> dict[str, bytes]:
     return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
+
+
+def as_texts(flat: list[bytes]) -> dict[str, str]:
+    return dict(as_pairs(flat))
 
 
 def as_scores(flat: list[bytes]) -> list[tuple[str, float]]:
@@ -69,10 +73,12 @@ class Queue:
         self._clock = clock
         self._by = by
 
-    def _stamp(self, now: float | None) -> str:
-        if now is None and self._clock is not None:
-            now = self._clock()
-        return as_moment(now)
+    def at(self, now: float | None) -> Self:
+        """Return the same calls at a moment, Unix seconds; None = at the time of Redis's clock."""
+        return type(self)(self.queue, None if now is None else lambda: now, by=self._by)
+
+    def _now(self) -> str:
+        return "" if self._clock is None else as_moment(self._clock())
 
     def _verb(self, verb: str, read: Callable[[Any], T], *arguments: Word) -> Call[T]:
         return Call((1, self._root, *arguments), read, script(verb), self._root)

@@ -18,6 +18,7 @@ from evsched.store.queue import (
     as_revision,
     as_scores,
     as_struct,
+    as_texts,
     as_tuple,
 )
 from evsched.transport.call import Call, T, raw, text, texts
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 Change = Literal["made", "changed", "same", "older"]
 """The result of `declare`. "older": no change, since the app has registered a newer revision."""
-
-
-def as_texts(reply: list[bytes]) -> dict[str, str]:
-    return {name: text(value) for name, value in as_fields(reply).items()}
 
 
 class Registered(Struct, frozen=True):
@@ -62,13 +59,7 @@ class RecurrenceCalls(Queue):
     """The calls about recurrences and windows by their names; see `store.py`."""
 
     def register(
-        self,
-        owner: str,
-        content: str,
-        *,
-        given: int | None = None,
-        known: float | None = None,
-        now: float | None = None,
+        self, owner: str, content: str, *, given: int | None = None, known: float | None = None
     ) -> Call[Registered]:
         """Give the declarations of an app a revision; from then on, older revisions of the app change nothing.
 
@@ -76,7 +67,7 @@ class RecurrenceCalls(Queue):
         of the content, or a new one. `known`: the revision that this content had before Redis lost its data.
         """
         words = (owner, content, as_revision(given), as_revision(known))
-        return self._verb("register", as_struct(Registered, float, float, texts), self._stamp(now), *words)
+        return self._verb("register", as_struct(Registered, float, float, texts), self._now(), *words)
 
     def declare(self, recurrence: Declared, owner: str = "", revision: float | None = None) -> Call[Change]:
         """Create a recurrence, or change it; the reply says which.
@@ -90,9 +81,7 @@ class RecurrenceCalls(Queue):
         words = [word for pair in recurrence.fields().items() for word in pair]
         return self._verb("declare", read, recurrence.name, owner, as_revision(revision), *words)
 
-    def retire(
-        self, name: str, owner: str, revision: float | None, *, now: float | None = None
-    ) -> Call[Literal["retired", "gone", "older"]]:
+    def retire(self, name: str, owner: str, revision: float | None) -> Call[Literal["retired", "gone", "older"]]:
         """Stop a recurrence that its app no longer declares, and keep its record until it is pruned.
 
         `revision`: what `register` replied; None = older than any.
@@ -101,7 +90,7 @@ class RecurrenceCalls(Queue):
         def read(reply: bytes) -> Literal["retired", "gone", "older"]:
             return cast(Literal["retired", "gone", "older"], text(reply))
 
-        return self._verb("retire", read, self._stamp(now), name, owner, as_revision(revision))
+        return self._verb("retire", read, self._now(), name, owner, as_revision(revision))
 
     def prune(self, name: str) -> Call[bool]:
         """Delete a recurrence that is retired; the reply is False when it is not, or not any more."""
@@ -115,9 +104,7 @@ class RecurrenceCalls(Queue):
         """
         return self._verb("remove", raw, name)
 
-    def hold(
-        self, name: str, paused: bool, *, until: float | None = None, why: str = "", now: float | None = None
-    ) -> Call[bool]:
+    def hold(self, name: str, paused: bool, *, until: float | None = None, why: str = "") -> Call[bool]:
         """Pause a recurrence, or resume it from now on; the reply is False when it does not recur since it is retired.
 
         `until`: Unix seconds at which the pause ends by itself; None = it does not. `why`: what `recurrences` shows.
@@ -125,9 +112,9 @@ class RecurrenceCalls(Queue):
         Raises (when sent):
             JobMissing: there is no recurrence of that name.
         """
-        return self._verb("hold", as_bool, self._stamp(now), name, "1" if paused else "", as_moment(until), why)
+        return self._verb("hold", as_bool, self._now(), name, "1" if paused else "", as_moment(until), why)
 
-    def trigger(self, name: str, planned: str, *, now: float | None = None) -> Call[bool]:
+    def trigger(self, name: str, planned: str) -> Call[bool]:
         """Run a recurrence once, as soon as its overlap policy allows; the reply is False if it has to wait for that.
 
         `planned`: Redis's clock, as it stands in the id of the run.
@@ -135,11 +122,9 @@ class RecurrenceCalls(Queue):
         Raises (when sent):
             JobMissing: there is no recurrence of that name, or it is retired.
         """
-        return self._trigger(as_bool, name, planned, now)
+        return self._trigger(as_bool, name, planned)
 
-    def trigger_once(
-        self, request: IdempotentRequest, name: str, planned: str, *, now: float | None = None
-    ) -> Call[tuple[str, str, bool]]:
+    def trigger_once(self, request: IdempotentRequest, name: str, planned: str) -> Call[tuple[str, str, bool]]:
         """As `trigger`, unless there was a request of the same key in the last 24 hours.
 
         Then nothing is written. The reply is that of the first request in either case: its digest, which you
@@ -153,25 +138,20 @@ class RecurrenceCalls(Queue):
             asked, job_id, begun = text(reply).split(" ")
             return asked, job_id, begun == "1"
 
-        return self._trigger(first, name, planned, now, request)
+        return self._trigger(first, name, planned, request)
 
     def _trigger(
-        self,
-        read: Callable[[Any], T],
-        name: str,
-        planned: str,
-        now: float | None,
-        request: IdempotentRequest = NO_REQUEST,
+        self, read: Callable[[Any], T], name: str, planned: str, request: IdempotentRequest = NO_REQUEST
     ) -> Call[T]:
-        return self._verb("trigger", read, self._stamp(now), name, planned, request.key, request.asked)
+        return self._verb("trigger", read, self._now(), name, planned, request.key, request.asked)
 
-    def backfill(self, name: str, planned: Sequence[str], *, now: float | None = None) -> Call[Backfilled]:
+    def backfill(self, name: str, planned: Sequence[str]) -> Call[Backfilled]:
         """Run planned times that have passed, each once; at most 250 in a call.
 
         Raises (when sent):
             JobMissing: there is no recurrence of that name, or it is retired.
         """
-        return self._verb("backfill", lambda reply: Backfilled(*reply), self._stamp(now), name, *planned)
+        return self._verb("backfill", lambda reply: Backfilled(*reply), self._now(), name, *planned)
 
     def requests(self, name: str) -> Call[int]:
         """Count the requested runs that wait."""
@@ -231,12 +211,12 @@ class RecurrenceCalls(Queue):
         """Write retry policies of tasks, one at least, for programs that make recurrences without the tasks' code."""
         return self._call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
 
-    def replan(self, name: str, *, now: float | None = None) -> Call[bool]:
+    def replan(self, name: str) -> Call[bool]:
         """Plan a recurrence again, because its calendar was changed, or its window was set.
 
         The reply is False if it does not recur.
         """
-        return self._verb("replan", as_bool, self._stamp(now), name)
+        return self._verb("replan", as_bool, self._now(), name)
 
     def window(self, name: str) -> Call[str | None]:
         """Read a named window."""
@@ -250,12 +230,12 @@ class RecurrenceCalls(Queue):
         """Read all named windows."""
         return self._call(("HGETALL", f"{self._root}windows"), as_texts)
 
-    def reopen(self, window: str, *, limit: int = 250, now: float | None = None) -> Call[tuple[int, int]]:
+    def reopen(self, window: str, *, limit: int = 250) -> Call[tuple[int, int]]:
         """Make jobs due that wait for a named window; the reply: how many, and how many still have to be looked at.
 
         Call it after `set_window`, until none is left.
         """
-        return self._verb("reopen", as_tuple(int, int), self._stamp(now), window, limit)
+        return self._verb("reopen", as_tuple(int, int), self._now(), window, limit)
 
     def count_deferred(self, window: str) -> Call[int]:
         """Count the notes of jobs that wait for a named window: refused when its key is of a wrong type."""

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.record import number
-from evsched.store.queue import Queue, as_fields, as_optional, as_struct
+from evsched.store.queue import Queue, as_fields, as_optional, as_struct, as_texts
 from evsched.transport.call import Call, Word, raw, text
 
 _GROUP: Final = "ledger"
@@ -84,47 +84,40 @@ class Mark(Struct, frozen=True):
     """The row whose job runs when this one's run has ended."""
 
 
+def _made_key(key: str, value: str) -> Call[str]:
+    """Read a key, and set it to `value` if it does not exist."""
+    return Call(("SET", key, value, "NX", "GET"), lambda reply: value if reply is None else text(reply), near=key)
+
+
+def _existing_key(key: str) -> Call[str]:
+    """Read a key; empty if it does not exist."""
+    return Call(("GET", key), lambda reply: text(reply or b""), near=key)
+
+
 def epoch_key() -> Call[str]:
     """Read the key that says which data set this is: made at random by the first who asks, lost with the data."""
-    fresh = secrets.token_hex(4)
-
-    def read(reply: bytes | None) -> str:
-        return fresh if reply is None else text(reply)
-
-    return Call(("SET", keys.EPOCH, fresh, "NX", "GET"), read, near=keys.EPOCH)
+    return _made_key(keys.EPOCH, secrets.token_hex(4))
 
 
 def ledger_key(identity: str) -> Call[str]:
     """Read which database's ledger this Redis belongs to: the one that asks, if it belongs to none."""
-
-    def read(reply: bytes | None) -> str:
-        return identity if reply is None else text(reply)
-
-    return Call(("SET", keys.LEDGER, identity, "NX", "GET"), read, near=keys.LEDGER)
+    return _made_key(keys.LEDGER, identity)
 
 
 def existing_ledger_key() -> Call[str]:
-    """Read the same, and do not set it: empty if it belongs to none."""
-
-    def read(reply: bytes | None) -> str:
-        return "" if reply is None else text(reply)
-
-    return Call(("GET", keys.LEDGER), read, near=keys.LEDGER)
+    """Read which database's ledger this Redis belongs to; empty if it belongs to none."""
+    return _existing_key(keys.LEDGER)
 
 
 def existing_epoch_key() -> Call[str]:
-    """Read the same key without making it: empty if there is none."""
-
-    def read(reply: bytes | None) -> str:
-        return "" if reply is None else text(reply)
-
-    return Call(("GET", keys.EPOCH), read, near=keys.EPOCH)
+    """Read which data set this is; empty if nobody has asked before."""
+    return _existing_key(keys.EPOCH)
 
 
 def _reports(entries: list[Any]) -> list[Report]:
     found = list[Report]()
     for entry, flat in entries:
-        fields = {name: text(value) for name, value in as_fields(flat or []).items()}
+        fields = as_texts(flat or [])
         found.append(
             Report(text(entry), *(fields.get(name, "") for name in ("id", "row", "outcome", "reason", "retention")))
         )
@@ -162,7 +155,7 @@ class RelayCalls(Queue):
         """Tell the relays, if there are any, that a setting was changed, so that they copy it."""
         return self._call(("XADD", keys.ends(self.queue), "NOMKSTREAM", "*", "outcome", SETTING), raw)
 
-    def relay(self, jobs: Sequence[RowJob], *, now: float | None = None) -> Call[dict[str, str]]:
+    def relay(self, jobs: Sequence[RowJob]) -> Call[dict[str, str]]:
         """Put jobs of rows on the schedule; the reply is why those cannot be whose rows were refused, by their ids."""
         words: list[Word] = []
         for job in jobs:
@@ -172,12 +165,12 @@ class RelayCalls(Queue):
         def read(reply: list[bytes]) -> dict[str, str]:
             return {job.id: text(reason) for job, reason in zip(jobs, reply, strict=True) if reason}
 
-        return self._verb("relay", read, self._stamp(now), *words)
+        return self._verb("relay", read, self._now(), *words)
 
-    def cancel_rows(self, cancelled: Sequence[tuple[str, int]], *, now: float | None = None) -> Call[Any]:
+    def cancel_rows(self, cancelled: Sequence[tuple[str, int]]) -> Call[Any]:
         """Cancel the jobs of rows, which are given by their ids and numbers; their ends are reported."""
         words = [word for job_id, row in cancelled for word in (job_id, row)]
-        return self._verb("cancel", raw, self._stamp(now), "", *words)
+        return self._verb("cancel", raw, self._now(), "", *words)
 
     def follow_ends(self) -> Call[Any]:
         """Make the stream and its consumer group. Fails with kind "busygroup" if they exist."""
@@ -197,9 +190,9 @@ class RelayCalls(Queue):
         words = [word for one in reports for word in (one.entry, one.id, one.row, one.retention)]
         return self._verb("settle", int, _GROUP, *words)
 
-    def withdraw(self, ended: Sequence[tuple[str, int]], *, now: float | None = None) -> Call[int]:
+    def withdraw(self, ended: Sequence[tuple[str, int]]) -> Call[int]:
         """Remove jobs of rows that have ended, given as ids and numbers; the reply is how many there were."""
-        return self._verb("withdraw", int, self._stamp(now), *(word for one in ended for word in one))
+        return self._verb("withdraw", int, self._now(), *(word for one in ended for word in one))
 
     def mark(self, job_id: str) -> Call[Mark]:
         """Read from a record which row the job has, and when it ended."""

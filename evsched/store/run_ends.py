@@ -103,29 +103,19 @@ class RunEnds(Queue):
         return self._verb("progress", int, *words)
 
     def complete(
-        self,
-        worker: str,
-        runs: Iterable[tuple[FetchedJob, Done]],
-        hook: Hook | None = None,
-        *,
-        now: float | None = None,
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Done]], hook: Hook | None = None
     ) -> Call[list[str]]:
         """End runs that are done, all with the same hook; the reply is the ids of lost runs."""
-        words: list[Word] = [self._stamp(now), worker, *_words(hook)]
+        words: list[Word] = [self._now(), worker, *_words(hook)]
         for job, done in runs:
             words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
         return self._verb("complete", texts, *words)
 
     def forward(
-        self,
-        worker: str,
-        runs: Iterable[tuple[FetchedJob, Forwarded]],
-        hook: Hook | None = None,
-        *,
-        now: float | None = None,
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Forwarded]], hook: Hook | None = None
     ) -> Call[NotEnded]:
         """End runs that are done, all with the same hook, and send their messages; the reply is what did not end."""
-        words: list[Word] = [self._stamp(now), worker, *_words(hook)]
+        words: list[Word] = [self._now(), worker, *_words(hook)]
         for job, done in runs:
             message = done.message
             words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
@@ -137,58 +127,43 @@ class RunEnds(Queue):
 
         return self._verb("forward", read, *words)
 
-    def retry(
-        self, worker: str, runs: Iterable[tuple[FetchedJob, Retried]], *, now: float | None = None
-    ) -> Call[list[str]]:
+    def retry(self, worker: str, runs: Iterable[tuple[FetchedJob, Retried]]) -> Call[list[str]]:
         """Put failed jobs back on the schedule; the reply is the ids of lost runs."""
-        words: list[Word] = [self._stamp(now), worker]
+        words: list[Word] = [self._now(), worker]
         for job, retried in runs:
             words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
             words += ("1" if retried.killed else "", retried.traceback, retried.error)
         return self._verb("retry", texts, *words)
 
-    def bury(
-        self,
-        worker: str,
-        runs: Iterable[tuple[FetchedJob, Buried]],
-        hook: Hook | None = None,
-        *,
-        now: float | None = None,
-    ) -> Call[list[str]]:
+    def bury(self, worker: str, runs: Iterable[tuple[FetchedJob, Buried]], hook: Hook | None = None) -> Call[list[str]]:
         """Give jobs up, all with the same hook; the reply is the ids of lost runs."""
-        words: list[Word] = [self._stamp(now), worker, *_words(hook)]
+        words: list[Word] = [self._now(), worker, *_words(hook)]
         for job, buried in runs:
             words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
             how = "killed" if buried.killed else "" if buried.began else "never"
             words += (how, buried.traceback, buried.error)
         return self._verb("bury", texts, *words)
 
-    def defer(
-        self, worker: str, runs: Iterable[tuple[FetchedJob, Deferred]], *, now: float | None = None
-    ) -> Call[list[str]]:
+    def defer(self, worker: str, runs: Iterable[tuple[FetchedJob, Deferred]]) -> Call[list[str]]:
         """Put jobs back on the schedule that may not start now; the reply is the ids of lost runs."""
-        words: list[Word] = [self._stamp(now), worker]
+        words: list[Word] = [self._now(), worker]
         for job, deferred in runs:
             text = "" if deferred.elsewhere else deferred.text
             words += (job.id, job.attempt, repr(deferred.due), deferred.reason, deferred.window, text)
             words.append("" if deferred.unknown_since is None else repr(deferred.unknown_since))
         return self._verb("defer", texts, *words)
 
-    def snooze(
-        self, worker: str, runs: Iterable[tuple[FetchedJob, Snoozed]], *, now: float | None = None
-    ) -> Call[list[str]]:
+    def snooze(self, worker: str, runs: Iterable[tuple[FetchedJob, Snoozed]]) -> Call[list[str]]:
         """Put jobs back on the schedule whose handlers asked for it; the reply is the ids of lost runs."""
-        words: list[Word] = [self._stamp(now), worker]
+        words: list[Word] = [self._now(), worker]
         for job, snoozed in runs:
             due = "" if snoozed.until is None else f"{snoozed.until:.6f}"
             words += (job.id, job.attempt, due, f"{snoozed.delay:.6f}", snoozed.reason)
         return self._verb("snooze", texts, *words)
 
-    def abort(
-        self, worker: str, runs: Iterable[tuple[FetchedJob, Aborted]], *, now: float | None = None
-    ) -> Call[list[str]]:
+    def abort(self, worker: str, runs: Iterable[tuple[FetchedJob, Aborted]]) -> Call[list[str]]:
         """End runs whose jobs were cancelled; the reply is the ids of lost runs."""
-        words: list[Word] = [self._stamp(now), worker]
+        words: list[Word] = [self._now(), worker]
         for job, aborted in runs:
             words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
             words.append("1" if aborted.began else "")
@@ -200,18 +175,11 @@ class RunEnds(Queue):
         return _losing_none(self.requeue(worker, reason, ids=ids))
 
     def requeue(
-        self,
-        worker: str,
-        reason: str,
-        *,
-        ids: Sequence[str] = (),
-        lease: bytes = b"",
-        limit: int = 250,
-        now: float | None = None,
+        self, worker: str, reason: str, *, ids: Sequence[str] = (), lease: bytes = b"", limit: int = 250
     ) -> Call[PutBack]:
         """Return the jobs of a worker to the front of ready. `lease`: only if that still is its lease."""
         put = as_struct(PutBack, text, texts, texts)
-        return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
+        return self._verb("requeue", put, self._now(), worker, lease, limit, reason, *ids)
 
 
 _ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]] | Call[NotEnded]]]] = {

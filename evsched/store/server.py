@@ -14,6 +14,7 @@ from evsched import keys
 from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.lease import parse_lease
 from evsched.shards import MOST
+from evsched.store.queue import as_texts
 from evsched.transport.address import Host
 from evsched.transport.call import Call, Word, raw, text
 
@@ -213,11 +214,7 @@ def slot_ranges() -> Call[list[SlotRange]]:
 
 def settings(names: Sequence[str]) -> Call[dict[str, str]]:
     """Read some settings."""
-
-    def read(reply: list[bytes]) -> dict[str, str]:
-        return {text(reply[i]): text(reply[i + 1]) for i in range(0, len(reply), 2)}
-
-    return Call(("CONFIG", "GET", *names), read)
+    return Call(("CONFIG", "GET", *names), as_texts)
 
 
 def canary(key: str) -> list[Call[Any]]:
@@ -255,11 +252,8 @@ def may(user: str, words: Sequence[Word]) -> Call[str]:
 
 def notification_flags() -> Call[str]:
     """Read notify-keyspace-events."""
-
-    def read(reply: list[bytes]) -> str:
-        return text(reply[1]) if len(reply) > 1 else ""
-
-    return Call(("CONFIG", "GET", "notify-keyspace-events"), read)
+    name = "notify-keyspace-events"
+    return Call(("CONFIG", "GET", name), lambda reply: as_texts(reply).get(name, ""))
 
 
 def set_notification_flags(flags: str) -> Call[Any]:

@@ -1,7 +1,7 @@
 """The store of one queue: one method per verb, and a few reads.
 
 A method sends nothing: it returns a `Call`, which a sender (transport/senders.py) sends to Redis, alone or in a batch.
-`now` is a test's clock; None is Redis's own.
+The time is that of Redis's clock; `at` returns the calls at another moment, for tests and repetitions.
 
 The methods are grouped in files by their callers:
 

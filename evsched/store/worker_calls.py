@@ -86,15 +86,7 @@ class WorkerCalls(Queue):
         return self._call(("PUBLISH", keys.gate(self.queue), 0), raw)
 
     def start(
-        self,
-        worker: str,
-        ids: Sequence[str],
-        *,
-        hold: int,
-        lease: float,
-        cap: int = 256 * 1024,
-        wait: bool = False,
-        now: float | None = None,
+        self, worker: str, ids: Sequence[str], *, hold: int, lease: float, cap: int = 256 * 1024, wait: bool = False
     ) -> Call[Fetched]:
         """Count the attempts of the jobs that BLMOVE moved, move more until `hold` are held, and hand them all out.
 
@@ -116,7 +108,7 @@ class WorkerCalls(Queue):
                 ]
             return Fetched(float(moment), more == b"1", waits == b"1", leased == b"1", jobs, as_pairs(buried))
 
-        return self._verb("start", fetch, self._stamp(now), worker, lease, hold, cap, "1" if wait else "", *ids)
+        return self._verb("start", fetch, self._now(), worker, lease, hold, cap, "1" if wait else "", *ids)
 
     def is_idle(self, worker: str) -> Call[bool]:
         """Return whether the worker waits for a message."""
@@ -144,7 +136,6 @@ class WorkerCalls(Queue):
         busy: float | None = None,
         fresh: bool = False,
         announced: Announced = Announced(),  # noqa: B008 - it is frozen
-        now: float | None = None,
     ) -> Call[Renewed]:
         """Renew a lease, or begin one.
 
@@ -153,20 +144,18 @@ class WorkerCalls(Queue):
         """
         renewed = as_struct(Renewed, as_bool, int, texts, as_bool, as_bool)
         words = announced.owner, announced.content, announced.program
-        return self._verb(
-            "heartbeat", renewed, self._stamp(now), worker, lease, busy or "", "1" if fresh else "", *words
-        )
+        return self._verb("heartbeat", renewed, self._now(), worker, lease, busy or "", "1" if fresh else "", *words)
 
     def set_program(self, program: str, tasks: Sequence[str]) -> Call[int]:
         """Write the names of the tasks of an app, one at least, under their digest."""
         return self._call(("SADD", f"{self._root}program:{program}", *tasks), int)
 
-    def seek(self, task: str, *, now: float | None = None) -> Call[bool]:
+    def seek(self, task: str) -> Call[bool]:
         """Return whether a worker, or a parent that stands by, has a task that the caller does not know.
 
         If no worker has it, the task is noted as sought.
         """
-        return self._verb("seek", as_bool, self._stamp(now), task)
+        return self._verb("seek", as_bool, self._now(), task)
 
     def unknown_size(self, job_id: str) -> Call[int]:
         """Read how many bytes the field `unknown` of a record has, 0 = none: a producer may have written it."""
@@ -198,15 +187,13 @@ class WorkerCalls(Queue):
         ready = keys.ready(self.queue)
         return self._call(("BLMOVE", ready, ready, "LEFT", "LEFT", block), is_there)
 
-    def stand_by(
-        self, parent: str, announced: Announced, *, lease: float, claim: float, now: float | None = None
-    ) -> Call[Stance]:
+    def stand_by(self, parent: str, announced: Announced, *, lease: float, claim: float) -> Call[Stance]:
         """Register a parent for `lease` seconds; if a process is needed, claim its start for `claim` seconds.
 
         `claim`: 0 = it only registers.
         """
         words = announced.owner, announced.content, announced.program
-        return self._verb("stand_by", as_struct(Stance, text, as_bool), self._stamp(now), parent, lease, claim, *words)
+        return self._verb("stand_by", as_struct(Stance, text, as_bool), self._now(), parent, lease, claim, *words)
 
     def stand_down(self, parent: str) -> Call[int]:
         """Remove a parent that has a worker process now, or ends."""

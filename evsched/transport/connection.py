@@ -1,8 +1,7 @@
 """The connections to Redis, and the routes by which they find their server.
 
-`Connection` is for programs with an event loop, `SyncConnection` for programs without one. Neither retries: after an
-error the connection is closed, and the next use opens a new one. `subscription.py` receives messages; `senders.py`
-sends calls.
+A `Connection` does not retry: after an error it is closed, and the next use opens it again. `subscription.py` receives
+messages; `senders.py` sends calls.
 
 `PrimaryRoute` leads to the primary of a URL. `ClusterRoute` leads to a given node of a cluster, or to the node that
 owns the slot of a key. Without Sentinel, the primary is where the URL says. With Sentinel, it is looked up for each
@@ -17,12 +16,11 @@ writes are lost. So services listen to the sentinels (`followed`), and other pro
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from redis import exceptions
 
@@ -31,18 +29,18 @@ from evsched.errors import StoreDown, StoreError
 from evsched.transport.address import Address, Host, parse
 from evsched.transport.call import Word
 from evsched.transport.links import (
-    AsyncLink,
+    BlockingLink,
+    Link,
     OpenLinks,
     ShortReplies,
-    SyncLink,
     descriptors,
     is_cut,
     new_link,
-    new_sync_link,
     open_link,
     pack,
+    read_reply_of,
 )
-from evsched.transport.redis_errors import MOVED, link_error, named, translate
+from evsched.transport.redis_errors import MOVED, link_error, named
 from evsched.transport.servers import SentinelAsker, Topology, topology
 
 _HELLO: Final = ("HELLO", "2")
@@ -56,41 +54,11 @@ _CHECK_RETRY: Final = 10.0
 """The same after no sentinel has answered: each unreachable one delays the program by a second."""
 
 
-class Route(Protocol):
-    """Opens links to a server."""
-
-    @property
-    def node(self) -> Host | None:
-        """The node of a cluster that a link was opened to last; None = no link was opened, or there is no cluster."""
-        ...
-
-    def is_due(self) -> bool:
-        """Return whether `connect` has to check where an open link leads."""
-        ...
-
-    async def connect(self, link: AsyncLink) -> None:
-        """Open a link. If it is open, check where it leads.
-
-        Raises:
-            StoreDown: the server cannot be found, or is no longer a primary.
-            StoreRefused: the servers that know where it is refuse to answer.
-            RedisError, OSError: of redis-py.
-        """
-        ...
-
-    def connect_sync(self, link: SyncLink) -> None:
-        """Open a link. If it is open, check where it leads when that is due. Raises as `connect` does."""
-        ...
-
-    def lost(self) -> None:
-        """Note that the server does not answer, or that another one has its place."""
-        ...
-
-
 class PrimaryRoute:
     """Opens links to the primary of a URL."""
 
     node: Host | None = None
+    """The node of a cluster that a link was opened to last; None = no link was opened, or there is no cluster."""
 
     def __init__(self, address: Address) -> None:
         self._asker = None if address.sentinels is None else SentinelAsker(address.scheme, address.sentinels)
@@ -102,12 +70,20 @@ class PrimaryRoute:
         self._next_check = 0.0
         """When open links are due to be checked, by the monotonic clock."""
 
-    def is_due(self) -> bool:
-        """See `Route`."""
-        return self._asker is not None and not self._listeners and time.monotonic() >= self._next_check
+    def is_due(self, link: Link) -> bool:
+        """Return whether `connect` has to check where an open link leads."""
+        if self._asker is None:
+            return False
+        return _aimed(link) != self._at or (not self._listeners and time.monotonic() >= self._next_check)
 
-    async def connect(self, link: AsyncLink) -> None:
-        """See `Route`."""
+    async def connect(self, link: Link) -> None:
+        """Open a link. If it is open, check where it leads.
+
+        Raises:
+            StoreDown: the server cannot be found, or is no longer a primary.
+            StoreRefused: the servers that know where it is refuse to answer.
+            RedisError, OSError: of redis-py.
+        """
         if self._asker is None:
             await open_link(link)
             return
@@ -116,7 +92,8 @@ class PrimaryRoute:
                 return
             await link.disconnect(nowait=True)
         before, refuted = self._at, dict[Host, Exception]()
-        while (answer := await self._asker.ask()).primary not in refuted:
+        blocking = isinstance(link, BlockingLink)
+        while (answer := await self._asker.ask(blocking=blocking)).primary not in refuted:
             try:
                 self._links.add(link)
                 _aim(link, answer.primary)
@@ -129,53 +106,21 @@ class PrimaryRoute:
             self._asker.ask_last(answer.sentinel)
         raise refuted[answer.primary]
 
-    def connect_sync(self, link: SyncLink) -> None:
-        """See `Route`."""
-        if self._asker is None:
-            link.connect()
-            return
-        if cast(Any, link)._sock is not None:
-            if self._is_current_sync(self._asker, link):
-                return
-            link.disconnect()
-        before, refuted = self._at, dict[Host, Exception]()
-        while (answer := self._asker.ask_sync()).primary not in refuted:
-            try:
-                _aim(link, answer.primary)
-                link.connect()
-                self._confirm(answer.primary, _hello_sync(link), before)
-                return
-            except (exceptions.RedisError, OSError, StoreError) as error:
-                link.disconnect()
-                refuted[answer.primary] = error
-            self._asker.ask_last(answer.sentinel)
-        raise refuted[answer.primary]
-
-    async def _is_current(self, asker: SentinelAsker, link: AsyncLink) -> bool:
+    async def _is_current(self, asker: SentinelAsker, link: Link) -> bool:
         """Return whether an open link leads to the primary, as the sentinels say if the check is due."""
-        if not self.is_due():
+        if _aimed(link) != self._at:
+            return False
+        if not self.is_due(link):
             return True
         self._next_check = time.monotonic() + _CHECK_INTERVAL  # first: other callers need not ask too
         try:
-            return (await asker.ask()).primary == _aimed(link)
-        except StoreError:
-            self._next_check = time.monotonic() + _CHECK_RETRY
-            return True
-
-    def _is_current_sync(self, asker: SentinelAsker, link: SyncLink) -> bool:
-        if _aimed(link) != self._at:
-            return False
-        if not self.is_due():
-            return True
-        self._next_check = time.monotonic() + _CHECK_INTERVAL
-        try:
-            return asker.ask_sync().primary == _aimed(link)
+            return (await asker.ask(blocking=isinstance(link, BlockingLink))).primary == _aimed(link)
         except StoreError:
             self._next_check = time.monotonic() + _CHECK_RETRY
             return True
 
     def lost(self) -> None:
-        """See `Route`. It is looked up for each link."""
+        """Do nothing: the primary is looked up for each link."""
 
     async def doubtful_sentinels(self) -> list[tuple[Host, str]]:
         """Return the sentinels that do not name the primary that was found last, with the reason."""
@@ -230,12 +175,11 @@ class ClusterRoute:
         self._only = node
         self.node = node
 
-    def is_due(self) -> bool:
-        """See `Route`."""
+    def is_due(self, link: Link) -> bool:
         return False
 
-    async def connect(self, link: AsyncLink) -> None:
-        """See `Route`."""
+    async def connect(self, link: Link) -> None:
+        """Open a link. Raises as `PrimaryRoute.connect` does."""
         self._cluster.links.add(link)
         at = self.node = self._only or await self._cluster.owner(self._near)
         _aim(link, at)
@@ -243,42 +187,27 @@ class ClusterRoute:
         if self._only is None and not self._cluster.is_primary(at):  # it waited to be opened, and was not cut
             raise StoreDown(f"{at[0]}:{at[1]} has lost its slots meanwhile", kind=MOVED)
 
-    def connect_sync(self, link: SyncLink) -> None:
-        """See `Route`."""
-        at = self.node = self._only or self._cluster.owner_sync(self._near)
-        any_link: Any = link
-        if any_link._sock is not None and (any_link.host, any_link.port) != at:
-            link.disconnect()
-        _aim(link, at)
-        link.connect()
-
     def lost(self) -> None:
-        """See `Route`."""
+        """Note that the node does not answer, or that another one has its place."""
         self._cluster.lost(self.node)
 
 
-def _aim(link: Any, at: Host) -> None:
-    link.host, link.port = at
+def _aim(link: Link, at: Host) -> None:
+    to: Any = link.raw if isinstance(link, BlockingLink) else link
+    to.host, to.port = at
 
 
-def _aimed(link: Any) -> Host:
-    return link.host, link.port
+def _aimed(link: Link) -> Host:
+    to: Any = link.raw if isinstance(link, BlockingLink) else link
+    return to.host, to.port
 
 
-async def _hello(link: AsyncLink) -> Any:
+async def _hello(link: Link) -> Any:
     try:
-        await link.send_command(*_HELLO, check_health=False)
+        await link.send_packed_command([pack(_HELLO)], check_health=False)
         return cast(Any, await link.read_response())
     except exceptions.ResponseError:
         return []  # renamed by an operator
-
-
-def _hello_sync(link: SyncLink) -> Any:
-    try:
-        link.send_command(*_HELLO, check_health=False)
-        return cast(Any, link).read_response()
-    except exceptions.ResponseError:
-        return []
 
 
 @cache
@@ -287,15 +216,20 @@ def primary(url: str) -> PrimaryRoute:
     return PrimaryRoute(parse(url))
 
 
+Route = PrimaryRoute | ClusterRoute
+
+
 def route(url: str, near: Word | None = None, node: Host | None = None) -> Route:
     """Return how connections to the server of a URL are opened; in a cluster, to the node that has the key `near`."""
     cluster = topology(url)
     return primary(url) if cluster is None else ClusterRoute(cluster, near, node)
 
 
-_ELSEWHERE: Final = (exceptions.ReadOnlyError, exceptions.AskError, exceptions.ClusterDownError)
-"""Errors by which a server says that it is no longer the primary, or, in a cluster, not that of the key (MOVED is an
-AskError). The primary has to be found again. Without Sentinel and cluster, the name may resolve to another host."""
+_ELSEWHERE: Final = frozenset(
+    (exceptions.ReadOnlyError, exceptions.AskError, exceptions.MovedError, exceptions.ClusterDownError)
+)
+"""Errors by which a server says that it is no longer the primary, or, in a cluster, not that of the key. The primary
+has to be found again. Without Sentinel and cluster, the name may resolve to another host."""
 
 
 _OPEN: Final = 20.0
@@ -305,7 +239,7 @@ _LATE: Final = 0.02
 """The most seconds by which a timer of a healthy event loop is late."""
 
 
-class _Deadline:
+class _Deadline(AbstractAsyncContextManager[None]):
     """A time limit that does not count the time in which the event loop did not run. At most it doubles.
 
     A busy machine, or a handler that blocks the loop, delays the reading of a reply that came in time. With a plain
@@ -337,14 +271,30 @@ class _Deadline:
 
 
 class Connection:
-    """One connection. `exchange` is for one caller at a time. `short_replies`: a reply that is long is an error."""
+    """One connection. `exchange` is for one caller at a time.
+
+    `short_replies`: a reply that is long is an error. `blocking`: for a program without an event loop, the limit in
+    seconds to receive a reply; then `links.finish` runs the coroutines.
+    """
 
     def __init__(
-        self, url: str, *, near: Word | None = None, node: Host | None = None, short_replies: bool = False
+        self,
+        url: str,
+        *,
+        near: Word | None = None,
+        node: Host | None = None,
+        short_replies: bool = False,
+        blocking: float | None = None,
     ) -> None:
         address, parser = parse(url), {"parser_class": ShortReplies} if short_replies else {}
+        options = {**address.options, "db": address.db}
         self._route = route(url, near, node)
-        self._connection = new_link(address.scheme, **address.options, db=address.db, **parser)
+        if blocking is None:
+            self._connection: Link = new_link(address.scheme, **options, **parser)
+            self._limit: Callable[[float], AbstractAsyncContextManager[None]] = _Deadline
+        else:
+            self._connection = BlockingLink(address.scheme, **options, socket_timeout=blocking)
+            self._limit = self._connection.limit
         forks.hold(self)
 
     def descriptors(self) -> Iterable[int]:
@@ -362,14 +312,14 @@ class Connection:
         try:
             if is_cut(link):
                 await self.close()
-            if not link.is_connected or self._route.is_due():
-                async with asyncio.timeout(_OPEN + reply_timeout):
+            if not link.is_connected or self._route.is_due(link):
+                async with self._limit(_OPEN + reply_timeout):
                     await self._route.connect(link)
-            async with _Deadline(reply_timeout):
+            async with self._limit(reply_timeout):
                 sent = True
                 await link.send_packed_command([pack(words) for words in commands], check_health=False)
-                replies = [await self._reply() for _ in commands]
-            if any(isinstance(reply, _ELSEWHERE) for reply in replies):
+                replies = [await read_reply_of(link) for _ in commands]
+            if not _ELSEWHERE.isdisjoint(map(type, replies)):
                 await self._lost()
             return replies
         except TimeoutError:
@@ -388,71 +338,5 @@ class Connection:
         self._route.lost()
         await self.close()
 
-    async def _reply(self) -> Any:
-        try:
-            return cast(Any, await self._connection.read_response())
-        except exceptions.ConnectionError as error:
-            # LOADING and NOAUTH are replies too, but redis-py raises them as connection errors.
-            if isinstance(error, exceptions.BusyLoadingError | exceptions.AuthenticationError):
-                return error
-            raise
-        except exceptions.ResponseError as error:
-            return error
-
     async def close(self) -> None:
         await self._connection.disconnect(nowait=True)
-
-
-class SyncConnection:
-    """One connection of a program without an event loop. For one thread at a time."""
-
-    def __init__(self, url: str, reply_timeout: float, node: Host | None = None) -> None:
-        address = parse(url)
-        self._route = route(url, node=node)
-        self._reply_timeout = reply_timeout
-        self._connection: Any = new_sync_link(
-            address.scheme, **address.options, db=address.db, socket_timeout=reply_timeout
-        )
-        self._process = os.getpid()
-        forks.hold(self)
-
-    def descriptors(self) -> Iterable[int]:
-        """Return the descriptor of its socket: a forked child that held it would keep the connection open."""
-        link = self._connection._sock
-        return [] if link is None else [link.fileno()]
-
-    def exchange(self, words: tuple[Word, ...], block: float) -> Any:
-        """Send one command, which may wait in Redis for `block` seconds; return its reply, an error as an exception.
-
-        Raises:
-            StoreDown, StoreRefused: as `Connection.exchange`.
-        """
-        link = self._connection
-        if self._process != os.getpid():  # this is a forked child, and the connection its parent's
-            link.disconnect()
-            self._process = os.getpid()
-        sent = False
-        try:
-            self._route.connect_sync(link)
-            sent = True
-            link.send_command(*words, check_health=False)
-            return link.read_response(timeout=block + self._reply_timeout) if block else link.read_response()
-        except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
-            link.disconnect()
-            raise translate(error) from None
-        except exceptions.ResponseError as error:
-            if isinstance(error, _ELSEWHERE):
-                self._route.lost()
-                link.disconnect()
-            return error
-        except (exceptions.RedisError, OSError) as error:
-            self._route.lost()
-            link.disconnect()
-            raise link_error(error, self._route.node, sent=sent) from None
-        except BaseException:
-            # Ctrl-C: a reply that is still on its way must not be read as the reply to the next command.
-            link.disconnect()
-            raise
-
-    def close(self) -> None:
-        self._connection.disconnect()

@@ -138,12 +138,9 @@ def _get(lock: int, path: Path) -> bool:
 
 def _empty(path: Path) -> None:
     """Make the folder, and delete the files that a server left in it when its machine crashed."""
-    path.mkdir(mode=0o700, exist_ok=True)
-    for folder, folders, files in os.walk(path, topdown=False):
-        for name in files:
-            Path(folder, name).unlink()
-        for name in folders:
-            Path(folder, name).rmdir()
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path)
+    path.mkdir(mode=0o700)
 
 
 def _listens(path: Path) -> bool:

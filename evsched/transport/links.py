@@ -17,10 +17,12 @@ import os
 import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from concurrent.futures import CancelledError, Future, wait
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final, Generic, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -38,16 +40,28 @@ from evsched.transport.call import Word
 
 T = TypeVar("T")
 
-_THREAD_WAIT: Final = 10.0
-"""Seconds that a thread waits for the attempt of another thread, which may hang; then it makes its own."""
+
+def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that blocks its thread where it has to wait, so it ends when it is started: no loop is needed."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a coroutine of a program without an event loop waited for one")
+
+
+class _Flight(Future[T]):
+    """The result of an attempt. `began`: how often `outdate` had been called when it began; before that, infinite."""
+
+    began: float = math.inf
 
 
 class SingleFlight(Generic[T]):
-    """One attempt at a time in each event loop, and one among the threads that have none.
+    """One attempt at a time in a process, for all its threads, with and without event loops.
 
-    Event loops do not wait for each other: a handler that blocks the worker's loop must not hold up the heartbeat,
-    which has a loop of its own. `pace`: the least and the most seconds from the beginning of one attempt to that of the
-    next. They double with each attempt, until `hurry` is called or there was no attempt for a while.
+    Attempts run in a thread of their own: a handler that blocks the worker's loop must not hold up the heartbeat.
+    `pace`: the least and the most seconds from the beginning of one attempt to that of the next. They double with each
+    attempt, until `hurry` is called or there was no attempt for a while.
     """
 
     def __init__(self, pace: tuple[float, float] = (0.0, 0.0)) -> None:
@@ -55,61 +69,50 @@ class SingleFlight(Generic[T]):
         self._pace = self._least
         self._next = 0.0
         """When the next attempt may begin, by the monotonic clock."""
-        self.outdated = 0
+        self.outdates = 0
         """How often `outdate` was called."""
-        self._in_loops = WeakKeyDictionary[asyncio.AbstractEventLoop, _Flight[asyncio.Future[T]]]()
-        self._in_threads: dict[int, _Flight[Future[T]]] = {}
+        self._flights: dict[int, _Flight[T]] = {}
         """By process: a forked child must not wait for a thread that it does not have."""
 
     def outdate(self) -> int:
         """Have later callers share no attempt that has begun before; return how often this was called."""
-        self.outdated += 1
-        return self.outdated
+        self.outdates += 1
+        return self.outdates
 
     def hurry(self) -> None:
         """Note that an attempt brought news, so that the next one may follow soon."""
         self._pace = self._least
         self._next = min(self._next, time.monotonic() + self._least)
 
-    async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the value of an attempt, or raise its error. It goes on if this caller is cancelled."""
-        loop, least = asyncio.get_running_loop(), self.outdated
-        while (flight := self._in_loops.get(loop)) is not None and flight.began < least:
-            await asyncio.wait([flight.result])
-        if flight is None:
-            flight = _Flight[asyncio.Future[T]]()
-            flight.result = asyncio.ensure_future(self._attempt(flight, attempt))
-            self._in_loops[loop] = flight
-            flight.result.add_done_callback(lambda result: self._end(loop, result))
-        return await asyncio.shield(flight.result)
+    async def run(self, attempt: Callable[[], Awaitable[T]], *, blocking: bool = False) -> T:
+        """Return the value of an attempt, or raise its error. It goes on if this caller is cancelled.
 
-    def run_sync(self, attempt: Callable[[], T]) -> T:
-        """Return the same, without an event loop."""
-        least, mine, process = self.outdated, _Flight[Future[T]](), os.getpid()
-        mine.result = Future()
-        while (flight := self._in_threads.setdefault(process, mine)) is not mine:  # atomic: no lock, so forks are safe
-            if wait([flight.result], _THREAD_WAIT).not_done:
-                return attempt()
+        `blocking`: wait for it without an event loop.
+        """
+        least, process = self.outdates, os.getpid()
+        while True:
+            mine = _Flight[T]()
+            flight = self._flights.setdefault(process, mine)  # atomic: no lock, so forks are safe
+            if flight is mine:
+                asyncio.run_coroutine_threadsafe(self._attempt(mine, attempt), _loop_of_attempts(process))
+            if blocking:
+                wait([flight])
+            else:
+                await _ended(flight)
             if flight.began >= least:
-                with suppress(CancelledError):  # its thread was interrupted
-                    return flight.result.result()
-        try:
-            time.sleep(self._turn())
-            mine.began = self.outdated
-            value = attempt()
-            mine.result.set_result(value)
-            return value
-        except Exception as error:
-            mine.result.set_exception(error)
-            raise
-        finally:
-            del self._in_threads[process]
-            mine.result.cancel()  # unless it is done
+                return flight.result()
 
-    async def _attempt(self, flight: _Flight[Any], attempt: Callable[[], Awaitable[T]]) -> T:
-        await asyncio.sleep(self._turn())
-        flight.began = self.outdated
-        return await attempt()
+    async def _attempt(self, flight: _Flight[T], attempt: Callable[[], Awaitable[T]]) -> None:
+        try:
+            await asyncio.sleep(self._turn())
+            flight.began = self.outdates
+            value = await attempt()
+        except Exception as error:  # noqa: BLE001 - its callers raise it
+            del self._flights[os.getpid()]
+            flight.set_exception(error)
+        else:
+            del self._flights[os.getpid()]
+            flight.set_result(value)
 
     def _turn(self) -> float:
         """Return the seconds until the next attempt may begin."""
@@ -121,22 +124,25 @@ class SingleFlight(Generic[T]):
         self._pace = min(2 * self._pace, self._most)
         return begin - now
 
-    def _end(self, loop: asyncio.AbstractEventLoop, result: asyncio.Future[T]) -> None:
-        del self._in_loops[loop]
-        if not result.cancelled():
-            result.exception()  # its callers may all have been cancelled: then nobody else looks at it
+
+@cache
+def _loop_of_attempts(process: int) -> asyncio.AbstractEventLoop:
+    """Return the event loop in which a process makes its attempts, in a daemon thread."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name=f"evsched-lookups-{process}", daemon=True).start()
+    return loop
 
 
-R = TypeVar("R", bound="Future[Any] | asyncio.Future[Any]")
+async def _ended(future: Future[Any]) -> None:
+    """Wait for a future of another thread. `asyncio.wrap_future` would cancel it together with this caller."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
+    def wake(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(ended.set)
 
-class _Flight(Generic[R]):
-    """An attempt. `began`: how often `outdate` had been called then; it has not begun while that is infinite."""
-
-    result: R
-
-    def __init__(self) -> None:
-        self.began: float = math.inf
+    future.add_done_callback(wake)
+    await ended.wait()
 
 
 CONNECT: Final = 2.0
@@ -162,7 +168,6 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 
 AsyncLink = async_redis.AbstractConnection
-SyncLink = sync_redis.AbstractConnection
 
 
 class _AsyncTls(async_redis.SSLConnection):
@@ -208,9 +213,43 @@ def new_link(scheme: str, **options: Any) -> AsyncLink:
     return _ASYNC[scheme](**_merged(scheme, options), retry=AsyncRetry(NoBackoff(), 0))
 
 
-def new_sync_link(scheme: str, **options: Any) -> SyncLink:
-    """Return a link, which is not open yet, for a program without an event loop."""
-    return _SYNC[scheme](**_merged(scheme, options), retry=SyncRetry(NoBackoff(), 0))
+class BlockingLink:
+    """A link for a program without an event loop. Its coroutines block their thread: `finish` runs them."""
+
+    def __init__(self, scheme: str, **options: Any) -> None:
+        self.raw: Any = _SYNC[scheme](**_merged(scheme, options), retry=SyncRetry(NoBackoff(), 0))
+        self._timeout: dict[str, float] = {}
+        self._process = 0
+
+    @property
+    def is_connected(self) -> bool:
+        return self.raw._sock is not None
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process is a forked child, and the link its parent's."""
+        return self._process != os.getpid()
+
+    def limit(self, seconds: float) -> nullcontext[None]:
+        """Have each reply from now on take at most this number of seconds."""
+        self._timeout = {} if seconds == self.raw.socket_timeout else {"timeout": seconds}
+        return nullcontext()
+
+    async def connect(self) -> None:
+        self._process = os.getpid()
+        self.raw.connect()
+
+    async def send_packed_command(self, commands: list[bytes], *, check_health: bool) -> None:
+        self.raw.send_packed_command(commands, check_health=check_health)
+
+    async def read_response(self) -> Any:
+        return self.raw.read_response(**self._timeout)
+
+    async def disconnect(self, *, nowait: bool) -> None:
+        self.raw.disconnect()
+
+
+Link = AsyncLink | BlockingLink
 
 
 def _merged(scheme: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +259,7 @@ def _merged(scheme: str, options: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def secure(link: AsyncLink | SyncLink) -> None:
+def secure(link: AsyncLink) -> None:
     """Make the TLS context of a link now, which is then there when the time limit to open the link begins.
 
     Raises:
@@ -228,15 +267,12 @@ def secure(link: AsyncLink | SyncLink) -> None:
     """
     if isinstance(link, _AsyncTls):
         link.ssl_context.context = _context(link.tls)
-    elif isinstance(link, _SyncTls):
-        _context(link.tls)
 
 
 _TlsOptions = tuple[tuple[str, Any], ...]
 
 _contexts: dict[_TlsOptions, tuple[list[int], ssl.SSLContext]] = {}
 """By the options of a link; each with the times when its files were last changed."""
-_making = SingleFlight[None]()
 
 
 def _tls_options(options: dict[str, Any]) -> _TlsOptions:
@@ -246,17 +282,14 @@ def _tls_options(options: dict[str, Any]) -> _TlsOptions:
 def _context(options: _TlsOptions) -> ssl.SSLContext:
     """Return the TLS context for the options of a link. Certificates are read again when their files have changed.
 
-    To make one takes about 20 ms of CPU, because it reads the CAs of the system.
+    To make one takes about 20 ms of CPU, because it reads the CAs of the system. There is no lock, so forks are safe:
+    threads that need the first one at the same time may each make it.
     """
     files = [str(value) for name, value in options if name in ("keyfile", "certfile", "ca_certs")]
-
-    def make() -> None:
-        changed = [Path(file).stat().st_mtime_ns for file in files]
-        if options not in _contexts or _contexts[options][0] != changed:
-            words: dict[str, Any] = {"cert_reqs": "required", "check_hostname": True, **dict(options)}
-            _contexts[options] = changed, async_redis.RedisSSLContext(**words).get()
-
-    _making.run_sync(make)
+    changed = [Path(file).stat().st_mtime_ns for file in files]
+    if options not in _contexts or _contexts[options][0] != changed:
+        words: dict[str, Any] = {"cert_reqs": "required", "check_hostname": True, **dict(options)}
+        _contexts[options] = changed, async_redis.RedisSSLContext(**words).get()
     return _contexts[options][1]
 
 
@@ -297,13 +330,13 @@ class _OpeningTurns:
 _turns = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], _OpeningTurns]]()
 
 
-async def open_link(link: AsyncLink) -> None:
+async def open_link(link: Link) -> None:
     """Open a link when it is its turn.
 
     Raises:
         RedisError, OSError: of redis-py.
     """
-    if isinstance(link, async_redis.UnixDomainSocketConnection):
+    if isinstance(link, BlockingLink | async_redis.UnixDomainSocketConnection):
         await link.connect()
         return
     at: Any = link
@@ -313,8 +346,27 @@ async def open_link(link: AsyncLink) -> None:
         await link.connect()
 
 
-def descriptors(link: AsyncLink) -> Iterable[int]:
+async def read_reply_of(link: Link) -> Any:
+    """Read a reply; an error reply is returned as an exception.
+
+    Raises:
+        RedisError, OSError: of redis-py.
+    """
+    try:
+        return cast(Any, await link.read_response())
+    except exceptions.ConnectionError as error:
+        # LOADING and NOAUTH are replies too, but redis-py raises them as connection errors.
+        if isinstance(error, exceptions.BusyLoadingError | exceptions.AuthenticationError):
+            return error
+        raise
+    except exceptions.ResponseError as error:
+        return error
+
+
+def descriptors(link: Link) -> Iterable[int]:
     """Return the descriptor of a link's socket, if it is open."""
+    if isinstance(link, BlockingLink):
+        return [link.raw._sock.fileno()] if link.is_connected else []
     writer = link._writer  # pyright: ignore[reportPrivateUsage]
     return [] if writer is None else [writer.get_extra_info("socket").fileno()]
 
@@ -326,8 +378,10 @@ def abort(link: AsyncLink) -> None:
         writer.transport.abort()
 
 
-def is_cut(link: AsyncLink) -> bool:
-    """Return whether an open link is of no use: it was aborted, or the server has closed it."""
+def is_cut(link: Link) -> bool:
+    """Return whether an open link is of no use: it was aborted, the server has closed it, or it is a parent's."""
+    if isinstance(link, BlockingLink):
+        return link.is_of_parent
     reader, writer = link._reader, link._writer  # pyright: ignore[reportPrivateUsage]
     return reader is not None and writer is not None and (reader.at_eof() or writer.transport.is_closing())
 
@@ -339,8 +393,10 @@ class OpenLinks:
         self._links: dict[int, tuple[ref[AsyncLink], asyncio.AbstractEventLoop]] = {}
         """By `id`, each with the event loop that it belongs to."""
 
-    def add(self, link: AsyncLink) -> None:
+    def add(self, link: Link) -> None:
         """Note a link that is being opened, by the event loop that runs."""
+        if isinstance(link, BlockingLink):
+            return  # it is checked before each use
         name = id(link)
         gone = ref(link, lambda _: self._links.pop(name, None))
         self._links[name] = (gone, asyncio.get_running_loop())

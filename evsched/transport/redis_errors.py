@@ -167,11 +167,6 @@ def _kind(error: Exception, code: str) -> str:
     return "refused" if isinstance(error, exceptions.ResponseError) else "connection"
 
 
-def unknown_script(reply: Any) -> bool:
-    """Return whether a reply says that Redis does not know the script's SHA."""
-    return isinstance(reply, exceptions.NoScriptError)
-
-
 _FIRST: Final = 0.5
 """Seconds that a job is put off at first."""
 

@@ -1,8 +1,7 @@
 """The senders: they put calls on connections, and read the replies.
 
-`BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the batch of one
-caller at once; `BlockingSender` sends a command that waits in Redis; `SyncSender` is for programs without an event
-loop.
+`BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the calls of one
+caller at once, also commands that wait in Redis; `SyncSender` is for programs without an event loop.
 
 A sender sends a call again only if it has certainly not been done: Redis does not know its script, or another node of a
 cluster has its queue. All other repetitions are up to the caller, who knows whether a call may be done twice.
@@ -17,11 +16,14 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
+from redis import exceptions
+
 from evsched.errors import EvschedError, StoreDown, StoreError, StoreRefused
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
-from evsched.transport.connection import Connection, SyncConnection
-from evsched.transport.redis_errors import MOVED, translate, unknown_script
+from evsched.transport.connection import Connection
+from evsched.transport.links import finish
+from evsched.transport.redis_errors import MOVED, translate
 from evsched.transport.servers import Topology, topology
 
 
@@ -59,7 +61,7 @@ async def _deliver(connection: Connection, calls: Sequence[Call[Any]], reply_tim
         StoreDown, StoreRefused: the whole batch failed.
     """
     replies = await connection.exchange([call.by_sha() for call in calls], reply_timeout)
-    unknown = [i for i, reply in enumerate(replies) if unknown_script(reply)]
+    unknown = [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
     if unknown:
         again = await connection.exchange([calls[i].by_source() for i in unknown], reply_timeout)
         for i, reply in zip(unknown, again, strict=True):
@@ -76,6 +78,29 @@ class DirectSender:
     def __init__(self, url: str, *, reply_timeout: float = 5.0, near: Word | None = None) -> None:
         self._connection = Connection(url, near=near)
         self._reply_timeout = reply_timeout
+        self.client: int | None = None
+        """The connection's client id in Redis, for `unblock`; None if `open` was not called, or it was closed since."""
+
+    async def open(self) -> None:
+        """Connect, and read the connection's client id.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        self.client = await self.send(Call(("CLIENT", "ID"), int))
+
+    async def send(self, call: Call[T], block: float = 0.0) -> T:
+        """Send a command that Redis answers within `block` seconds; if it does not, the connection is dead.
+
+        Raises:
+            StoreDown: Redis may have moved a job all the same: check the list.
+        """
+        try:
+            (reply,) = await self._connection.exchange([call.words], block + self._reply_timeout)
+        except BaseException:
+            self.client = None
+            raise
+        return read_reply(call, reply)
 
     async def attempt_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Send calls in one batch; return their values, with errors in the place of values of calls that failed.
@@ -87,6 +112,7 @@ class DirectSender:
 
     async def close(self) -> None:
         """Close the connection. A later call opens a new one."""
+        self.client = None
         await self._connection.close()
 
 
@@ -271,47 +297,6 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-class BlockingSender:
-    """A connection for commands that wait in Redis. For one caller at a time.
-
-    `near`: in a cluster, a key of the node that is asked.
-    """
-
-    def __init__(self, url: str, *, reply_timeout: float, near: Word | None = None) -> None:
-        self._connection = Connection(url, near=near)
-        self._reply_timeout = reply_timeout
-        self.client: int | None = None
-        """The connection's client id in Redis, for `unblock`; None if it is not open."""
-
-    async def open(self) -> None:
-        """Connect, and read the connection's client id.
-
-        Raises:
-            StoreDown, StoreRefused
-        """
-        call = Call(("CLIENT", "ID"), int)
-        (reply,) = await self._connection.exchange([call.words], self._reply_timeout)
-        self.client = read_reply(call, reply)
-
-    async def send(self, call: Call[T], block: float) -> T:
-        """Send a call that Redis answers within `block` seconds; if it does not, the connection is dead.
-
-        Raises:
-            StoreDown: Redis may have moved a job all the same: check the list.
-        """
-        try:
-            (reply,) = await self._connection.exchange([call.words], block + self._reply_timeout)
-        except BaseException:
-            self.client = None
-            raise
-        return read_reply(call, reply)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        self.client = None
-        await self._connection.close()
-
-
 _IDLE_MOST: Final = 32
 """Connections that a `SyncSender` keeps open for later calls: as many as a busy web process has threads."""
 
@@ -327,7 +312,7 @@ class SyncSender:
         self._url = url
         self._reply_timeout = reply_timeout
         self._cluster = topology(url)
-        self._idle: defaultdict[tuple[Host | None, float], list[SyncConnection]] = defaultdict(list)
+        self._idle: defaultdict[tuple[Host | None, float], list[Connection]] = defaultdict(list)
         """Free connections, by the node of a cluster and their time limit. The one that was used last is used next, so
         that as few as possible are in use."""
 
@@ -337,63 +322,55 @@ class SyncSender:
         `limit`: seconds to wait for the reply, if it is not the sender's own `reply_timeout`.
         """
         limit = self._reply_timeout if limit is None else limit
-        if self._cluster is None:
-            return self._send(call, block, limit, None)
         try:
-            return self._send(call, block, limit, call.node or self._cluster.owner_sync(call.near))
+            return self._send(call, block, limit)
         except StoreDown as error:
             if error.kind != MOVED:
                 raise
-        return self._send(call, block, limit, call.node or self._cluster.owner_sync(call.near))
+        return self._send(call, block, limit)
 
     def send_and_wait(self, call: Call[T], wait: Call[W]) -> tuple[T, W | EvschedError]:
         """Send a call and, on the same connection, one that waits for its write; an error of the second is returned.
 
         Raises as `send` does.
         """
-        host = None if self._cluster is None else call.node or self._cluster.owner_sync(call.near)
-        value, waited = self._send_all([call, wait], 0.0, self._reply_timeout, host)
+        value, waited = self._send_all([call, wait], 0.0, self._reply_timeout)
         if isinstance(value, EvschedError):
             raise value
         return value, waited
 
-    def _send(self, call: Call[T], block: float, limit: float, host: Host | None) -> T:
-        (value,) = self._send_all([call], block, limit, host)
+    def _send(self, call: Call[T], block: float, limit: float) -> T:
+        (value,) = self._send_all([call], block, limit)
         if isinstance(value, EvschedError):
             raise value
         return value
 
-    def _send_all(self, calls: Sequence[Call[Any]], block: float, limit: float, host: Host | None) -> list[Any]:
-        """Send calls on one connection, one after the other; return their values, errors in the place of values."""
+    def _send_all(self, calls: Sequence[Call[Any]], block: float, limit: float) -> list[Any]:
+        """Send calls, one after the other, to the node of the first; return their values, errors in place of values."""
+        host = calls[0].node or self.node_of(calls[0].near)
         all_idle = self._idle
         idle = all_idle[host, limit]
         try:
             connection = idle.pop()  # atomic, as is append
         except IndexError:
-            connection = SyncConnection(self._url, limit, host)
-        replies = list[Any]()
+            connection = Connection(self._url, node=host, blocking=limit)
         try:
-            for call in calls:
-                reply = connection.exchange(call.by_sha(), block)
-                if unknown_script(reply):
-                    reply = connection.exchange(call.by_source(), block)
-                replies.append(reply)
+            return [finish(_deliver(connection, [call], block + limit))[0] for call in calls]
         finally:
             if all_idle is self._idle and len(idle) < _IDLE_MOST:
                 idle.append(connection)
             else:
-                connection.close()
-        return [value_or_error(call, reply) for call, reply in zip(calls, replies, strict=True)]
+                finish(connection.close())
 
     def nodes(self) -> list[Host | None]:
-        return [None] if self._cluster is None else [*self._cluster.primaries_sync()]
+        return [None] if self._cluster is None else [*finish(self._cluster.primaries(blocking=True))]
 
-    def node_of(self, key: Word) -> Host | None:
-        """Return the one of these nodes that has a key."""
-        return None if self._cluster is None else self._cluster.owner_sync(key)
+    def node_of(self, key: Word | None) -> Host | None:
+        """Return the one of these nodes that has a key; without a key, any."""
+        return None if self._cluster is None else finish(self._cluster.owner(key, blocking=True))
 
     def close(self) -> None:
         """Close the connections; those in use close after their call. A later call opens a new one."""
         all_idle, self._idle = self._idle, defaultdict(list)
         for connection in chain.from_iterable(all_idle.values()):
-            connection.close()
+            finish(connection.close())

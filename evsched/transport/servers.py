@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
 from redis import exceptions
@@ -24,7 +24,7 @@ from redis.crc import key_slot
 from evsched.errors import NO_ENTRY, EvschedError, StoreDown, StoreError, StoreRefused
 from evsched.transport.address import Address, Host, Sentinels, parse
 from evsched.transport.call import Word
-from evsched.transport.links import AsyncLink, OpenLinks, SingleFlight, new_link, new_sync_link, pack, secure
+from evsched.transport.links import OpenLinks, SingleFlight, new_link, pack, read_reply_of, secure
 from evsched.transport.redis_errors import translate
 
 PATIENCE: Final = 1.0
@@ -33,7 +33,7 @@ PATIENCE: Final = 1.0
 T = TypeVar("T")
 
 
-class Asker(Generic[T]):
+class Asker(SingleFlight[T]):
     """Sends commands to servers until one gives an answer that is sure. That one is asked first the next time.
 
     `who`: what the servers are, for messages. `read` makes the answer of a host and its replies, or raises a
@@ -50,35 +50,25 @@ class Asker(Generic[T]):
         read: Callable[[Host, list[Any]], T],
         pace: tuple[float, float] = (0.0, 0.0),
     ) -> None:
+        super().__init__(pace)
         self._who = who
         self._scheme = scheme
         self._options = options
         self._commands = commands
         self._read = read
-        self._flight = SingleFlight[T](pace)
         self.hosts = tuple(hosts)
         """The servers, in the order in which they are asked."""
 
-    async def ask(self) -> T:
+    async def ask(self, *, blocking: bool = False) -> T:
         """Return the answer, to a question that others may have asked just before.
+
+        `blocking`: wait for it without an event loop.
 
         Raises:
             StoreDown: no server answers.
             StoreRefused: the servers that answer refuse, or do not know it.
         """
-        return await self._flight.run(self._ask)
-
-    def ask_sync(self) -> T:
-        """Return the answer, without an event loop. Raises as `ask` does."""
-        return self._flight.run_sync(self._ask_sync)
-
-    def outdate(self) -> int:
-        """Note that answers to questions of the past are out of date; return how often this was called."""
-        return self._flight.outdate()
-
-    def hurry(self) -> None:
-        """Note that the answer has changed, so the next question need not wait."""
-        self._flight.hurry()
+        return await self.run(self._ask, blocking=blocking)
 
     def took(self, host: Host, answer: T, began: int) -> None:
         """Note the answer. `began`: how often `outdate` had been called when the first server was asked."""
@@ -92,21 +82,10 @@ class Asker(Generic[T]):
         return answers[0]
 
     async def _ask(self) -> T:
-        began, answers, failures = self._flight.outdated, dict[Host, T](), dict[Host, StoreError]()
+        began, answers, failures = self.outdates, dict[Host, T](), dict[Host, StoreError]()
         for host in self.hosts:
             try:
                 answers[host] = self._answer(host, await self._replies(host))
-                if self.is_sure(answers[host]):
-                    break
-            except StoreError as error:
-                failures[host] = error
-        return self._result(answers, failures, began)
-
-    def _ask_sync(self) -> T:
-        began, answers, failures = self._flight.outdated, dict[Host, T](), dict[Host, StoreError]()
-        for host in self.hosts:
-            try:
-                answers[host] = self._answer(host, self._sync_replies(host))
                 if self.is_sure(answers[host]):
                     break
             except StoreError as error:
@@ -141,7 +120,7 @@ class Asker(Generic[T]):
             async with asyncio.timeout(PATIENCE):
                 await link.connect()
                 await link.send_packed_command([pack(words) for words in self._commands], check_health=False)
-                return [await self._reply(link) for _ in self._commands]
+                return [await read_reply_of(link) for _ in self._commands]
         except TimeoutError:
             raise StoreDown(f"no answer within {PATIENCE:g} s", kind="timeout") from None
         except (exceptions.RedisError, OSError) as error:
@@ -149,29 +128,17 @@ class Asker(Generic[T]):
         finally:
             await link.disconnect(nowait=True)
 
-    async def _reply(self, link: AsyncLink) -> Any:
-        try:
-            return cast(Any, await link.read_response())
-        except exceptions.ResponseError as error:
-            return error
-
-    def _sync_replies(self, host: Host) -> list[Any]:
-        link: Any = new_sync_link(self._scheme, **{**self.options(host), "socket_timeout": PATIENCE})
-        try:
-            secure(link)
-            link.connect()
-            link.send_packed_command([pack(words) for words in self._commands], check_health=False)
-            return [self._sync_reply(link) for _ in self._commands]
-        except (exceptions.RedisError, OSError) as error:
-            raise self._refused(error) from None
-        finally:
-            link.disconnect()
-
-    def _sync_reply(self, link: Any) -> Any:
-        try:
-            return link.read_response()
-        except exceptions.ResponseError as error:
-            return error
+    async def doubts(self, hosts: Iterable[Host], doubt: Callable[[T], str | None]) -> list[tuple[Host, str]]:
+        """Ask each of these servers; return the ones in doubt or without an answer, each with the reason."""
+        found = list[tuple[Host, str]]()
+        for host in hosts:
+            try:
+                why = doubt(self._answer(host, await self._replies(host)))
+            except StoreError as error:
+                why = str(error)
+            if why is not None:
+                found.append((host, why))
+        return found
 
     def _refused(self, error: Exception) -> EvschedError:
         if "unknown command" in str(error):
@@ -214,15 +181,12 @@ class SentinelAsker(Asker[SentinelAnswer]):
 
     async def doubtful(self, primary: Host) -> list[tuple[Host, str]]:
         """Ask each sentinel; return the sentinels that do not name the primary, with the reason."""
-        found = list[tuple[Host, str]]()
-        for host in self.hosts:
-            try:
-                named = self._answer(host, await self._replies(host)).primary
-                if named != primary:
-                    found.append((host, f"it names {named[0]}:{named[1]} instead of {primary[0]}:{primary[1]}"))
-            except StoreError as error:
-                found.append((host, str(error)))
-        return found
+
+        def doubt(answer: SentinelAnswer) -> str | None:
+            named = answer.primary
+            return None if named == primary else "it names {}:{} instead of {}:{}".format(*named, *primary)
+
+        return await self.doubts(self.hosts, doubt)
 
     def _primary(self, sentinel: Host, replies: list[list[bytes] | None]) -> SentinelAnswer:
         (reply,) = replies
@@ -355,41 +319,27 @@ class Topology(Asker[_View]):
         """Return whether a node has slots by the last view."""
         return host in self._primaries
 
-    async def owner(self, key: Word | None) -> Host:
-        """Return the primary that owns the slot of a key; without a key, any.
+    async def owner(self, key: Word | None, *, blocking: bool = False) -> Host:
+        """Return the primary that owns the slot of a key; without a key, any. `blocking`: as of `ask`.
 
         Raises:
             StoreDown: no node answers, or nobody owns the slot.
             StoreRefused: the nodes refuse.
         """
-        return self._known_owner(key) or self._owner((await self.ask()).owners, key)
+        return self._known_owner(key) or self._owner((await self.ask(blocking=blocking)).owners, key)
 
-    def owner_sync(self, key: Word | None) -> Host:
-        """Return the same, without an event loop. Raises as `owner` does."""
-        return self._known_owner(key) or self._owner(self.ask_sync().owners, key)
-
-    async def owners(self) -> Owners:
+    async def owners(self, *, blocking: bool = False) -> Owners:
         """Return the owner of each slot. Raises as `owner` does."""
-        return self._known_owners() or (await self.ask()).owners
+        return self._known_owners() or (await self.ask(blocking=blocking)).owners
 
-    async def primaries(self) -> list[Host]:
+    async def primaries(self, *, blocking: bool = False) -> list[Host]:
         """Return the nodes that own slots. Raises as `owner` does."""
-        return sorted({host for host in await self.owners() if host is not None})
-
-    def primaries_sync(self) -> list[Host]:
-        """Return the same, without an event loop. Raises as `owner` does."""
-        return sorted({host for host in self._known_owners() or self.ask_sync().owners if host is not None})
+        return sorted({host for host in await self.owners(blocking=blocking) if host is not None})
 
     async def doubtful(self) -> list[tuple[Host, str]]:
         """Ask each node that the URL names; return the nodes that do not know the cluster, with the reason."""
-        found = list[tuple[Host, str]]()
-        for host in self._seeds:
-            try:
-                if not self._answer(host, await self._replies(host)).majority:
-                    found.append((host, "it hears less than half of the other primaries"))
-            except StoreError as error:
-                found.append((host, str(error)))
-        return found
+        why = "it hears less than half of the other primaries"
+        return await self.doubts(self._seeds, lambda view: None if view.majority else why)
 
     def is_sure(self, answer: _View) -> bool:
         """See `Asker`."""

@@ -17,7 +17,7 @@ from evsched.runtime.loops import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
 from evsched.store.worker_calls import Fetched
-from evsched.transport.senders import BlockingSender
+from evsched.transport.senders import DirectSender
 from evsched.worker.exchange import ServedQueue
 from evsched.worker.slots import QueueShare
 
@@ -105,7 +105,7 @@ class BlockingFetcher(Fetcher):
         self._served = served
         self._share = share
         self._listener = listener
-        self._blocking = BlockingSender(url, reply_timeout=timeout, near=keys.root(served.queue))
+        self._blocking = DirectSender(url, reply_timeout=timeout, near=keys.root(served.queue))
         self.reconnect = Reconnect("worker, fetching", served.runtime.emit, served.queue)
         self._hungry = asyncio.Event()
         self._stopping = False

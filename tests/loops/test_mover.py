@@ -38,7 +38,7 @@ async def depart(sender: BatchingSender, store: Store, ago: float, job: str = "a
     """Begin to move a job, and abandon the move."""
     now = await sender.send(redis_server.clock())
     await sender.send(store.enqueue([New(job, b'{"task":"t"}', due=now + 5000)]))
-    left = await sender.send(store.depart(f"{store.queue}:1", "t", [job.encode()], now=now - ago))
+    left = await sender.send(store.at(now - ago).depart(f"{store.queue}:1", "t", [job.encode()]))
     assert left.batch is not None
 
 

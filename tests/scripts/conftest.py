@@ -26,7 +26,7 @@ class Send(Protocol):
 
 def status_of(send: Send, store: Store, job_id: str) -> JobStatus:
     """Return the status of a job that exists."""
-    status = send(store.look(job_id, now=NOW))
+    status = send(store.at(NOW).look(job_id))
     assert status is not None
     return status
 

@@ -26,21 +26,21 @@ def declared(send: Send, store: Store) -> None:
 def step(send: Send, store: Store, now: float) -> list[str]:
     """Do as a dispatcher does at that time; return the ids that it put on the schedule."""
     put = list[str]()
-    agenda = send(store.agenda(15, 9, now=now))
+    agenda = send(store.at(now).agenda(15, 9))
     for name, seen, fields in agenda.rows:
         plan = read_recurrence(read_declared(name, fields)).plan(float(seen), now, 15)
-        put += send(store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, now=now)) or []
+        put += send(store.at(now).recur(name, seen, plan.put, next_=plan.next, missed=plan.missed)) or []
     return put
 
 
 def fetch(send: Send, store: Store, now: float) -> FetchedJob:
-    send(store.dispatch(limit=9, cap=1000, now=now))
-    (job,) = send(store.start("w", (), hold=9, lease=99, now=now)).jobs
+    send(store.at(now).dispatch(limit=9, cap=1000))
+    (job,) = send(store.at(now).start("w", (), hold=9, lease=99)).jobs
     return job
 
 
 def complete(send: Send, store: Store, job: FetchedJob, now: float) -> None:
-    assert send(store.complete("w", [(job, Done(b"null", 0, False))], now=now)) == []
+    assert send(store.at(now).complete("w", [(job, Done(b"null", 0, False))])) == []
 
 
 def first_run(send: Send, store: Store) -> FetchedJob:
@@ -99,18 +99,18 @@ def test_record_names_the_occurrence_that_the_next_one_follows(send: Send, store
 @pytest.mark.parametrize("how", ["bury", "cancel"])
 def test_every_kind_of_end_starts_the_interval(send: Send, store: Store, state: State, how: str) -> None:
     if how == "bury":
-        send(store.bury("w", [(first_run(send, store), Buried("no", False))], now=NOW + 50))
+        send(store.at(NOW + 50).bury("w", [(first_run(send, store), Buried("no", False))]))
     else:
         step(send, store, NOW)
         step(send, store, NOW + EVERY)
-        send(store.cancel(f"{NAME}@{NOW + EVERY:.0f}", now=NOW + 50))
+        send(store.at(NOW + 50).cancel(f"{NAME}@{NOW + EVERY:.0f}"))
     assert state()["recurrences"] == {NAME: NOW + 50 + EVERY}
 
 
 def test_retry_does_not_count_as_the_end_of_a_run(send: Send, store: Store, state: State) -> None:
     job = first_run(send, store)
     before = state()["recurrences"]
-    send(store.retry("w", [(job, Retried(5, "no"))], now=NOW + 40))
+    send(store.at(NOW + 40).retry("w", [(job, Retried(5, "no"))]))
     assert state()["recurrences"] == before
     complete(send, store, fetch(send, store, NOW + 45), NOW + 50)
     assert state()["recurrences"] == {NAME: NOW + 50 + EVERY}
@@ -130,11 +130,11 @@ def test_a_run_by_hand_moves_the_next_one_unless_that_is_on_the_schedule(
     send: Send, store: Store, state: State
 ) -> None:
     step(send, store, NOW)
-    send(store.trigger(NAME, f"{NOW + 1:.6f}", now=NOW + 1))
+    send(store.at(NOW + 1).trigger(NAME, f"{NOW + 1:.6f}"))
     complete(send, store, fetch(send, store, NOW + 1), NOW + 2)
     assert state()["recurrences"] == {NAME: NOW + 2 + EVERY}
     (job_id,) = step(send, store, NOW + 2 + EVERY - 15)
-    send(store.trigger(NAME, f"{NOW + 18:.6f}", now=NOW + 18))
+    send(store.at(NOW + 18).trigger(NAME, f"{NOW + 18:.6f}"))
     complete(send, store, fetch(send, store, NOW + 18), NOW + 19)
     assert state()["schedule"] == {job_id: NOW + 2 + EVERY}
     assert send(store.next_planned(NAME)) == NOW + 2 + EVERY + 60
@@ -145,15 +145,15 @@ def test_end_of_a_run_does_not_restart_a_stopped_recurrence(send: Send, store: S
     if how == "its count is reached":
         send(store.declare(Declared(name=NAME, rule="every 30", payload=b'{"task":"t"}', after="end", count=1)))
     elif how == "retired":
-        revision = send(store.register("app", "content", now=NOW)).revision
+        revision = send(store.at(NOW).register("app", "content")).revision
         one = Declared(name=NAME, rule="every 30", payload=b'{"task":"t"}', after="end")
         send(store.declare(one, "app", revision))
     job = first_run(send, store)
     if how == "paused":
-        send(store.hold(NAME, True, now=NOW + 40))
+        send(store.at(NOW + 40).hold(NAME, True))
     elif how == "retired":
-        found = send(store.register("app", "other", now=NOW + 40))
-        send(store.retire(NAME, "app", found.revision, now=NOW + 40))
+        found = send(store.at(NOW + 40).register("app", "other"))
+        send(store.at(NOW + 40).retire(NAME, "app", found.revision))
     elif how == "removed":
         send(store.remove(NAME))
     complete(send, store, job, NOW + 50)
@@ -174,7 +174,7 @@ def test_an_older_dispatcher_runs_it_by_the_interval_alone(send: Send, store: St
     first_run(send, store)
     seen = f"{send(store.next_planned(NAME)):.0f}".encode()
     at = NOW + 90
-    assert send(store.recur(NAME, seen, [Occurrence(f"{NAME}@{at:.0f}", at, at, 5)], next_=at + 30, now=at)) == []
+    assert send(store.at(at).recur(NAME, seen, [Occurrence(f"{NAME}@{at:.0f}", at, at, 5)], next_=at + 30)) == []
 
 
 def test_the_repair_releases_an_occurrence_that_waits_in_vain(send: Send, store: Store, state: State, raw: Any) -> None:
@@ -185,5 +185,5 @@ def test_the_repair_releases_an_occurrence_that_waits_in_vain(send: Send, store:
     raw.zadd(f"{root}schedule", {waiting: INF})
     raw.zadd(f"{root}recurrences", {NAME: NOW})
     found = Violation(waiting.encode(), "stuck", NAME)
-    assert send(store.mend([found], now=NOW)) == [(waiting.encode(), "stuck")]
+    assert send(store.at(NOW).mend([found])) == [(waiting.encode(), "stuck")]
     assert state()["schedule"] == {waiting: 6.0}

@@ -23,11 +23,11 @@ BAD: dict[str, tuple[str, str]] = {
 
 
 def dispatch(store: Store, now: float = NOW) -> Any:
-    return store.dispatch(limit=100, cap=1000, now=now)
+    return store.at(now).dispatch(limit=100, cap=1000)
 
 
 def fetch(send: Send, store: Store, hold: int = 1) -> list[FetchedJob]:
-    return send(store.start("w", (), hold=hold, lease=15, now=NOW)).jobs
+    return send(store.at(NOW).start("w", (), hold=hold, lease=15)).jobs
 
 
 def again(raw: Any, store: Store, due: float = NOW, *fields: tuple[str, str]) -> None:
@@ -47,7 +47,7 @@ def test_record_invalidated_during_a_run_is_judged_after_the_run(
     (run,) = fetch(send, store)
     again(raw, store, NOW, BAD[bad])
     assert send(dispatch(store)).buried == []
-    assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(run, DONE)])) == []
     assert state()["schedule"] == {"a": NOW}
     ((job_id, reason),) = send(dispatch(store)).buried
     assert (job_id, bool(reason)) == ("a", True)
@@ -77,7 +77,7 @@ def test_finished_id_can_be_used_again_and_its_record_does_not_expire(
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
     (run,) = fetch(send, store)
-    send(store.complete("w", [(run, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(run, DONE)]))
     again(raw, store, NOW + 1)
     send(dispatch(store, NOW + 1))
     after = state()
@@ -98,9 +98,9 @@ def test_id_scheduled_during_its_run_runs_again_after_any_end(
     if dispatched:
         send(dispatch(store))
     calls = {
-        "complete": store.complete("w", [(run, DONE)], now=NOW),
-        "retry": store.retry("w", [(run, Retried(5.0, "x"))], now=NOW),
-        "bury": store.bury("w", [(run, Buried("x", False))], now=NOW),
+        "complete": store.at(NOW).complete("w", [(run, DONE)]),
+        "retry": store.at(NOW).retry("w", [(run, Retried(5.0, "x"))]),
+        "bury": store.at(NOW).bury("w", [(run, Buried("x", False))]),
     }
     assert send(calls[end]) == []
     after = state()
@@ -111,7 +111,7 @@ def test_id_scheduled_during_its_run_runs_again_after_any_end(
         send(dispatch(store, NOW + 5))
         (second,) = fetch(send, store)
         assert second.attempt == 2
-        send(store.complete("w", [(second, DONE)], now=NOW))
+        send(store.at(NOW).complete("w", [(second, DONE)]))
     assert state()["schedule"] == {"a": NOW}
     send(dispatch(store))
     assert [job.attempt for job in fetch(send, store)] == [1]
@@ -126,7 +126,7 @@ def test_an_id_scheduled_twice_while_it_runs_keeps_the_earlier_time(
     again(raw, store, NOW)
     send(dispatch(store))
     again(raw, store, NOW + 60)
-    send(store.complete("w", [(run, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(run, DONE)]))
     assert state()["schedule"] == {"a": NOW}
 
 
@@ -138,10 +138,10 @@ def test_a_dead_job_that_was_scheduled_again_keeps_its_record(
     send(store.enqueue([New("a", b'{"task":"t"}', due=old), New("b", b'{"task":"t"}', due=old)]))
     send(dispatch(store, old))
     a, b = fetch(send, store, 2)
-    send(store.bury("w", [(a, Buried("x", False))], now=old))
+    send(store.at(old).bury("w", [(a, Buried("x", False))]))
     again(raw, store, NOW)
     if by == "age":
-        send(store.bury("w", [(b, Buried("x", False))], now=NOW))
+        send(store.at(NOW).bury("w", [(b, Buried("x", False))]))
     else:
         assert send(store.drop(["a"])) == ["a"]
     assert "a" not in state().get("dead", {})
@@ -156,23 +156,23 @@ def test_id_dispatched_again_between_blmove_and_start_is_one_run(
     """The run has the newer payload and begins once, as attempt 1, even if one start names the id twice."""
     root = f"evsched:{{{store.queue}}}:"
     if place == "backlog":
-        send(store.limit({"concurrency": 1}, now=NOW))
-    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
-    send(store.dispatch(limit=10, cap=1000, now=NOW))
+        send(store.at(NOW).limit({"concurrency": 1}))
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
     assert send(store.fetch("w", 1)) == "a"
     raw.hset(f"{root}job:a", "payload", '{"task":"newer"}')
     again(raw, store)
-    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
     asked = ["a"]
     if place == "fetched too":
         assert send(store.fetch("w", 1)) == "a"
         asked = ["a", "a"]
-    (run,) = send(store.start("w", asked, hold=3, lease=15, now=NOW)).jobs
+    (run,) = send(store.at(NOW).start("w", asked, hold=3, lease=15)).jobs
     assert (run.attempt, run.payload) == (1, b'{"task":"newer"}')
     after = state()
     assert (after["processing:w"], "ready" in after, "backlog" in after) == (["a"], False, False)
-    assert send(store.start("w", ["a", "a"], hold=3, lease=15, now=NOW)).jobs == [run]
-    assert send(store.complete("w", [(run, Done(b"1", 0.0, False))], now=NOW)) == []
+    assert send(store.at(NOW).start("w", ["a", "a"], hold=3, lease=15)).jobs == [run]
+    assert send(store.at(NOW).complete("w", [(run, Done(b"1", 0.0, False))])) == []
     assert not {"schedule", "ready", "backlog", "processing:w", "job:a"} & state().keys()
     assert send(store.recount()) == []
 
@@ -187,21 +187,21 @@ def test_replaced_run_that_is_cut_short_ends_before_the_new_job_begins(
     send(store.enqueue([New("a", FIRST, priority=7, group="g", due=NOW)]))
     send(dispatch(store))
     (run,) = fetch(send, store)
-    assert send(store.replace([New("a", SECOND, due=NOW + 20)], now=NOW)) == [NOW + 20]
+    assert send(store.at(NOW).replace([New("a", SECOND, due=NOW + 20)])) == [NOW + 20]
     if cut == "retry":
-        send(store.retry("w", [(run, Retried(1.0, "x"))], now=NOW))
+        send(store.at(NOW).retry("w", [(run, Retried(1.0, "x"))]))
     elif cut == "snooze":
-        send(store.snooze("w", [(run, Snoozed("x", 1.0))], now=NOW))
+        send(store.at(NOW).snooze("w", [(run, Snoozed("x", 1.0))]))
     for _ in range(2 if cut == "died twice" else cut in ("died", "hand back")):
         lease = b"" if cut == "hand back" else f"{NOW + 15:.0f}".encode()
-        assert send(store.requeue("w", "x", lease=lease, now=NOW)).ids == ["a"]
+        assert send(store.at(NOW).requeue("w", "x", lease=lease)).ids == ["a"]
         send(dispatch(store, NOW + 21))  # the new job's time comes first
         (run,) = fetch(send, store)
     if cut in ("retry", "snooze"):
         send(dispatch(store, NOW + 1))
         (run,) = fetch(send, store)
     assert (run.payload, state()["job:a"]["group"]) == (FIRST, "g")
-    assert send(store.complete("w", [(run, DONE)], now=NOW + 2)) == []
+    assert send(store.at(NOW + 2).complete("w", [(run, DONE)])) == []
     after = state()
     assert (after["schedule"], after["job:a"]["payload"]) == ({"a": NOW + 20}, SECOND.decode())
     assert not [field for field in after["job:a"] if field in ("group", "priority") or field.startswith("next_")]
@@ -214,16 +214,16 @@ def test_replacement_of_a_running_job_can_be_replaced_and_cancelled(send: Send, 
     send(store.enqueue([New("a", FIRST, due=NOW)]))
     send(dispatch(store))
     (run,) = fetch(send, store)
-    send(store.replace([New("a", b"{}", group="g", due=NOW + 5)], now=NOW))
-    send(store.replace([New("a", SECOND, due=NOW + 20)], now=NOW))
+    send(store.at(NOW).replace([New("a", b"{}", group="g", due=NOW + 5)]))
+    send(store.at(NOW).replace([New("a", SECOND, due=NOW + 20)]))
     record = state()["job:a"]
     assert {name: value for name, value in record.items() if name.startswith("next_")}.keys() == {
         "next_payload",
         "next_created",
     }
-    assert send(store.cancel("a", now=NOW)) == Cancelled("processing", next_too=True)
-    assert send(store.cancel("a", now=NOW)) == Cancelled("processing", next_too=False)
-    assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
+    assert send(store.at(NOW).cancel("a")) == Cancelled("processing", next_too=True)
+    assert send(store.at(NOW).cancel("a")) == Cancelled("processing", next_too=False)
+    assert send(store.at(NOW).complete("w", [(run, DONE)])) == []
     after = state()
     assert ("schedule" in after, after["job:a"]["outcome"]) == (False, "cancelled")
     assert not [field for field in after["job:a"] if field.startswith("next_")]
@@ -239,15 +239,15 @@ def test_job_with_a_far_future_attempt_waits(send: Send, store: Store, state: St
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
     (run,) = fetch(send, store)
-    send(store.retry("w", [(run, Retried(delay, "no"))], now=NOW))
+    send(store.at(NOW).retry("w", [(run, Retried(delay, "no"))]))
     assert state()["schedule"] == {"a": expected}
-    send(store.reschedule("a", due=NOW, now=NOW))
+    send(store.at(NOW).reschedule("a", due=NOW))
     for snoozed in (Snoozed("not yet", delay=delay), Snoozed("not yet", until=delay)):
         send(dispatch(store))
         (run,) = fetch(send, store)
-        send(store.snooze("w", [(run, snoozed)], now=NOW))
+        send(store.at(NOW).snooze("w", [(run, snoozed)]))
         assert state()["schedule"] == {"a": expected}
-        send(store.reschedule("a", due=NOW, now=NOW))
+        send(store.at(NOW).reschedule("a", due=NOW))
 
 
 @pytest.mark.parametrize("ends", ["done", "retried"])
@@ -260,11 +260,11 @@ def test_job_rescheduled_during_its_run_for_the_far_future_waits(
     (run,) = fetch(send, store)
     again(raw, store, due)
     if ends == "retried":
-        send(store.retry("w", [(run, Retried(0, "no"))], now=NOW))
+        send(store.at(NOW).retry("w", [(run, Retried(0, "no"))]))
         assert state()["schedule"] == {"a": NOW}
         send(dispatch(store))
         (run,) = fetch(send, store)
-    send(store.complete("w", [(run, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(run, DONE)]))
     assert state()["schedule"]["a"] >= FAR
     assert send(dispatch(store)).moved == []
 
@@ -280,5 +280,5 @@ def test_cancel_reports_that_a_foreign_next_run_is_cancelled_too(
     if moved:
         send(dispatch(store))
         assert "again" in state()["job:a"]
-    assert send(store.cancel("a", now=NOW)) == Cancelled("processing", next_too=True)
+    assert send(store.at(NOW).cancel("a")) == Cancelled("processing", next_too=True)
     assert "schedule" not in state()

@@ -83,7 +83,7 @@ def stray(at: Seeded) -> None:
 def stuck_move(at: Seeded) -> None:
     now = at.send(server.clock())
     at.send(at.store.enqueue([New("leaves", PAYLOAD, due=now + 5000)]))
-    assert at.send(at.store.depart("there", "t", [b"leaves"], now=now - 301)).batch
+    assert at.send(at.store.at(now - 301).depart("there", "t", [b"leaves"])).batch
 
 
 def type_of_ready(at: Seeded) -> None:
@@ -305,7 +305,7 @@ async def test_legitimate_states_are_not_reported(seeded: Seeded, sender: Batchi
     inline = '{"task":"t"}'
     seeded.raw.zadd(seeded.key("schedule"), {inline: FAR})
     seeded.send(seeded.store.enqueue([New("leaves", PAYLOAD, due=FAR)]))
-    assert seeded.send(seeded.store.depart("there", "t", [b"leaves", inline.encode()], now=FAR - 99)).batch
+    assert seeded.send(seeded.store.at(FAR - 99).depart("there", "t", [b"leaves", inline.encode()])).batch
     assert await seeded.audit(sender) == []
 
 

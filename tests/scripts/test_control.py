@@ -19,24 +19,24 @@ from tests.support.patience import PATIENCE
 
 def put(send: Send, store: Store, place: str, job_id: str = "a") -> None:
     """Bring a job to a place."""
-    send(store.enqueue([New(job_id, b'{"task":"t","reply":true}', due=NOW)], now=NOW))
+    send(store.at(NOW).enqueue([New(job_id, b'{"task":"t","reply":true}', due=NOW)]))
     if place == "schedule":
         return
     if place == "backlog":
         send(store.enqueue([New(f"{job_id}-{n}", b'{"task":"t"}', due=NOW - 1) for n in range(16)]))
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
     if place in ("ready", "backlog"):
         return
-    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
     if place == "finished":
-        send(store.complete("w", [(run, Done(b"1", 60.0, False))], now=NOW))
+        send(store.at(NOW).complete("w", [(run, Done(b"1", 60.0, False))]))
     elif place == "dead":
-        send(store.bury("w", [(run, Buried("no luck", False))], now=NOW))
+        send(store.at(NOW).bury("w", [(run, Buried("no luck", False))]))
 
 
 def test_enqueue_writes_the_record_and_the_place(send: Send, store: Store, state: State) -> None:
     jobs = [New("a", b"{}", due=NOW + 1), New("b", b"{}", priority=0, group="g", delay=2.5)]
-    assert send(store.enqueue(jobs, now=NOW)) == [NOW + 1, NOW + 2.5]
+    assert send(store.at(NOW).enqueue(jobs)) == [NOW + 1, NOW + 2.5]
     assert state() == {
         "schedule": {"a": NOW + 1, "b": NOW + 2.5},
         "job:a": {"payload": "{}", "created": "1900000000"},
@@ -60,7 +60,7 @@ def test_enqueue_of_an_id_that_has_not_ended_is_refused_whole(
 def test_enqueue_of_an_id_that_has_ended_creates_a_new_job(send: Send, store: Store, state: State, raw: Any) -> None:
     put(send, store, "finished")
     raw.rpush(f"evsched:{{{store.queue}}}:reply:a", "that of the earlier job")
-    send(store.enqueue([New("a", b"{}", due=NOW)], now=NOW))
+    send(store.at(NOW).enqueue([New("a", b"{}", due=NOW)]))
     assert state()["job:a"] == {"payload": "{}", "created": "1900000000"}
     assert "reply:a" not in state()
     assert raw.pttl(f"evsched:{{{store.queue}}}:job:a") == -1
@@ -114,7 +114,7 @@ def test_cancel_stops_a_running_job_and_reschedule_refuses_it(send: Send, store:
         assert subscription.get_message(timeout=PATIENCE)["data"] == b"a"
     before["job:a"]["stop"] = "1"
     assert state() == before
-    assert send(store.heartbeat("w", 15, now=NOW)).stops == ["a"]
+    assert send(store.at(NOW).heartbeat("w", 15)).stops == ["a"]
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])
@@ -124,8 +124,8 @@ def test_reschedule_moves_a_waiting_job(send: Send, store: Store, state: State, 
     assert state()["schedule"]["a"] == NOW + 60.25
     assert "a" not in state().get("ready", [])
     assert "a" not in state().get("backlog", {})
-    assert send(store.reschedule("a", None, now=NOW)) == NOW
-    assert send(store.reschedule("a", None, delay=90.5, now=NOW)) == NOW + 90.5
+    assert send(store.at(NOW).reschedule("a", None)) == NOW
+    assert send(store.at(NOW).reschedule("a", None, delay=90.5)) == NOW + 90.5
     assert state()["schedule"]["a"] == NOW + 90.5
 
 
@@ -142,7 +142,7 @@ def test_revive_and_drop_do_all_or_nothing(send: Send, store: Store, state: Stat
             send(verb([f"n{n}" for n in range(7)]))
     assert state() == before
     assert send(store.drop(["d0", "d1"])) == ["d0", "d1"]
-    assert send(store.revive(["d2", "d3"], now=NOW)) == ["d2", "d3"]
+    assert send(store.at(NOW).revive(["d2", "d3"])) == ["d2", "d3"]
     after = state()
     assert (sorted(after["schedule"]), "dead" in after, "job:d0" in after) == (["d2", "d3"], False, False)
 
@@ -158,8 +158,8 @@ def test_a_dead_job_without_a_record_can_only_be_dropped(send: Send, store: Stor
     raw.delete(f"evsched:{{{store.queue}}}:job:a")
     before = state()
     with pytest.raises(JobMissing, match=r"^a has no record, so it cannot be revived: drop it$"):
-        send(store.revive(["a"], now=NOW))
-    assert send(store.revive_matching(["a"], condition(before=NOW), now=NOW)) == 0
+        send(store.at(NOW).revive(["a"]))
+    assert send(store.at(NOW).revive_matching(["a"], condition(before=NOW))) == 0
     assert state() == before
     assert send(store.drop(["a"])) == ["a"]
 

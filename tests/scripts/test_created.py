@@ -17,42 +17,42 @@ def new(due: float = NOW) -> list[New]:
 
 
 def test_a_record_says_when_it_was_created_and_by_whom(send: Send, queue: str, state: State) -> None:
-    send(Store(queue, by="billing").enqueue(new(), now=NOW + 0.9))
+    send(Store(queue, by="billing").at(NOW + 0.9).enqueue(new()))
     assert state()["job:a"] == {"payload": PAYLOAD.decode(), "created": f"{NOW:.0f}", "by": "billing"}
     status = status_of(send, Store(queue), "a")
     assert (status.created, status.by) == (NOW, "billing")
 
 
 def test_the_default_user_is_not_named(send: Send, store: Store) -> None:
-    send(store.enqueue(new(), now=NOW))
+    send(store.at(NOW).enqueue(new()))
     status = status_of(send, store, "a")
     assert (status.created, status.by) == (NOW, None)
 
 
 def test_a_replaced_job_was_created_when_it_was_replaced(send: Send, store: Store, queue: str) -> None:
-    send(Store(queue, by="billing").enqueue(new(), now=NOW))
-    send(store.replace(new(), now=NOW + 60))
+    send(Store(queue, by="billing").at(NOW).enqueue(new()))
+    send(store.at(NOW + 60).replace(new()))
     status = status_of(send, store, "a")
     assert (status.created, status.by) == (NOW + 60, None)
 
 
 def test_replacement_of_a_running_job_has_its_own_creation_time_and_user(send: Send, store: Store, queue: str) -> None:
-    send(Store(queue, by="billing").enqueue(new(), now=NOW))
-    send(store.dispatch(limit=9, cap=99, now=NOW))
-    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
-    send(store.replace(new(NOW + 99), now=NOW + 60))
+    send(Store(queue, by="billing").at(NOW).enqueue(new()))
+    send(store.at(NOW).dispatch(limit=9, cap=99))
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
+    send(store.at(NOW + 60).replace(new(NOW + 99)))
     status = status_of(send, store, "a")
     assert (status.place, status.created, status.by) == ("processing", NOW, "billing")
-    send(store.complete("w", [(run, Done(b"1", 300.0, False))], now=NOW + 61))
+    send(store.at(NOW + 61).complete("w", [(run, Done(b"1", 300.0, False))]))
     status = status_of(send, store, "a")
     assert (status.place, status.created, status.by) == ("schedule", NOW + 60, None)
 
 
 def test_a_revived_job_keeps_its_time_and_user(send: Send, queue: str, store: Store) -> None:
-    send(Store(queue, by="billing").enqueue([New("a", b"", due=NOW)], now=NOW))
+    send(Store(queue, by="billing").at(NOW).enqueue([New("a", b"", due=NOW)]))
     for late in (0, 1, 2):
-        send(store.dispatch(limit=9, cap=99, now=NOW + late))
-    assert send(store.revive(["a"], now=NOW + 9)) == ["a"]
+        send(store.at(NOW + late).dispatch(limit=9, cap=99))
+    assert send(store.at(NOW + 9).revive(["a"])) == ["a"]
     status = status_of(send, store, "a")
     assert (status.place, status.created, status.by) == ("schedule", NOW, "billing")
 
@@ -60,12 +60,12 @@ def test_a_revived_job_keeps_its_time_and_user(send: Send, queue: str, store: St
 def test_another_client_that_uses_an_id_again_does_not_inherit_them(
     send: Send, queue: str, store: Store, raw: Any
 ) -> None:
-    send(Store(queue, by="billing").enqueue([New("a", b"", due=NOW)], now=NOW))
+    send(Store(queue, by="billing").at(NOW).enqueue([New("a", b"", due=NOW)]))
     for late in (0, 1, 2):
-        send(store.dispatch(limit=9, cap=99, now=NOW + late))
+        send(store.at(NOW + late).dispatch(limit=9, cap=99))
     raw.hset(f"evsched:{{{queue}}}:job:a", "payload", PAYLOAD)
     raw.zadd(f"evsched:{{{queue}}}:schedule", {"a": NOW})
-    send(store.dispatch(limit=9, cap=99, now=NOW + 60))
+    send(store.at(NOW + 60).dispatch(limit=9, cap=99))
     status = status_of(send, store, "a")
     assert (status.place, status.created, status.by) == ("ready", None, None)
 

@@ -17,8 +17,8 @@ from tests.support.patience import PATIENCE
 
 def declare(send: Send, store: Store, limits: dict[str, float], revision: float = 1, app: str = "app") -> Any:
     """Declare as a starting worker does; return the changed limits."""
-    send(store.register(app, str(limits), given=int(revision), now=NOW))
-    return send(store.declare_limits(app, revision, limits, now=NOW))
+    send(store.at(NOW).register(app, str(limits), given=int(revision)))
+    return send(store.at(NOW).declare_limits(app, revision, limits))
 
 
 def test_new_changed_and_removed_declarations_update_limits(send: Send, store: Store) -> None:
@@ -33,7 +33,7 @@ def test_new_changed_and_removed_declarations_update_limits(send: Send, store: S
 
 def test_a_change_by_hand_is_kept_until_the_declaration_changes(send: Send, store: Store) -> None:
     declare(send, store, {"concurrency": 5, "rate": 7})
-    send(store.limit({"concurrency": 9, "rate": None}, now=NOW))
+    send(store.at(NOW).limit({"concurrency": 9, "rate": None}))
     assert declare(send, store, {"concurrency": 5, "rate": 7}, revision=2) == {}
     found = send(store.limits())
     assert found == Limits(queue={"concurrency": 9})
@@ -42,7 +42,7 @@ def test_a_change_by_hand_is_kept_until_the_declaration_changes(send: Send, stor
 
 
 def test_undeclared_limits_are_kept_until_they_are_declared(send: Send, store: Store) -> None:
-    send(store.limit({"concurrency": 9, "weight:alice": 2}, now=NOW))
+    send(store.at(NOW).limit({"concurrency": 9, "weight:alice": 2}))
     assert declare(send, store, {"rate": 5}) == {"rate": "5"}
     assert send(store.limits()).queue == {"concurrency": 9, "rate": 5}
     assert declare(send, store, {"rate": 5, "concurrency": 3}) == {"concurrency": "3"}
@@ -53,9 +53,9 @@ def test_undeclared_limits_are_kept_until_they_are_declared(send: Send, store: S
 def test_a_revision_that_is_older_changes_nothing(send: Send, store: Store, state: State) -> None:
     declare(send, store, {"concurrency": 5}, revision=2)
     before = state()
-    send(store.register("app", "old", given=1, now=NOW))
-    assert send(store.declare_limits("app", 1, {"concurrency": 4, "rate": 3}, now=NOW)) is None
-    assert send(store.declare_limits("app", 1, {}, now=NOW)) is None
+    send(store.at(NOW).register("app", "old", given=1))
+    assert send(store.at(NOW).declare_limits("app", 1, {"concurrency": 4, "rate": 3})) is None
+    assert send(store.at(NOW).declare_limits("app", 1, {})) is None
     after = state()
     assert after.pop("revisions:app") != before.pop("revisions:app")
     assert after == before
@@ -71,7 +71,7 @@ def test_apps_do_not_change_limits_that_only_another_app_declares(send: Send, st
 def test_new_limits_admit_jobs_at_once_and_notify_dispatchers(send: Send, store: Store, state: State, raw: Any) -> None:
     declare(send, store, {"concurrency": 2, "concurrency:task:slow": 1})
     send(store.enqueue([New(f"j{n}", b'{"task":"slow"}', due=NOW) for n in range(9)]))
-    send(store.dispatch(limit=99, cap=99, now=NOW))
+    send(store.at(NOW).dispatch(limit=99, cap=99))
     assert (state()["ready"], state()["limits"]["tasks"]) == (["j0"], "slow")
     with raw.pubsub() as gate:
         gate.subscribe(f"evsched:{{{store.queue}}}:gate")
@@ -80,8 +80,8 @@ def test_new_limits_admit_jobs_at_once_and_notify_dispatchers(send: Send, store:
         assert gate.get_message(timeout=PATIENCE) is not None
     assert state()["ready"] == ["j0", "j1", "j2"]
     assert "tasks" not in state()["limits"]
-    (job, *_) = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
-    send(store.complete("w", [(job, Done(b"1", 0, False))], now=NOW))
+    (job, *_) = send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs
+    send(store.at(NOW).complete("w", [(job, Done(b"1", 0, False))]))
     assert state()["ready"] == ["j3"]
 
 
@@ -99,11 +99,11 @@ def test_manual_entry_among_the_declarations_is_replaced_or_ignored(
 def test_a_key_of_a_wrong_type_refuses_it_before_it_writes(
     send: Send, store: Store, state: State, raw: Any, key: str
 ) -> None:
-    send(store.register("app", "a", given=1, now=NOW))
+    send(store.at(NOW).register("app", "a", given=1))
     raw.set(f"evsched:{{{store.queue}}}:{key}", "x")
     before = state()
     with pytest.raises(StoreRefused, match="WRONGTYPE"):
-        send(store.declare_limits("app", 1, {"rate": 5}, now=NOW))
+        send(store.at(NOW).declare_limits("app", 1, {"rate": 5}))
     assert state() == before
     if key == "declared_limits":  # explain shows the rest
         send(store.enqueue([New("a", b"{}", due=NOW)]))

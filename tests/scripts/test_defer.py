@@ -16,20 +16,20 @@ UNKNOWN = Deferred(NOW + 5.123456789, "unknown task 't'", cause="task", unknown_
 
 
 def fetch(send: Send, store: Store, now: float = NOW, **more: Any) -> list[FetchedJob]:
-    send(store.dispatch(limit=99, cap=1000, now=now))
-    return send(store.start("w", (), hold=99, lease=15, now=now)).jobs
+    send(store.at(now).dispatch(limit=99, cap=1000))
+    return send(store.at(now).start("w", (), hold=99, lease=15)).jobs
 
 
 @pytest.fixture
 def run(send: Send, store: Store) -> FetchedJob:
-    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     return fetch(send, store)[0]
 
 
 def test_deferred_job_of_an_unknown_task_keeps_its_unknown_since(
     send: Send, store: Store, run: FetchedJob, state: State
 ) -> None:
-    assert send(store.defer("w", [(run, UNKNOWN)], now=NOW)) == []
+    assert send(store.at(NOW).defer("w", [(run, UNKNOWN)])) == []
     status = status_of(send, store, "a")
     assert (status.place, status.due, status.attempt) == ("schedule", UNKNOWN.due, 0)
     assert (status.reason, status.unknown_since) == (UNKNOWN.reason, UNKNOWN.unknown_since)
@@ -37,9 +37,9 @@ def test_deferred_job_of_an_unknown_task_keeps_its_unknown_since(
     assert (again.due, again.planned) == (UNKNOWN.due, NOW)
     assert status_of(send, store, "a").unknown_since == UNKNOWN.unknown_since
     assert send(store.unknown("a")) == b"1899999939.5 1900000005.1234567"
-    assert send(store.defer("w", [(again, UNKNOWN)], now=NOW + 6)) == []
+    assert send(store.at(NOW + 6).defer("w", [(again, UNKNOWN)])) == []
     before = state()
-    assert send(store.defer("w", [(again, UNKNOWN)], now=NOW + 6)) == ["a"]  # a second call finds the run lost
+    assert send(store.at(NOW + 6).defer("w", [(again, UNKNOWN)])) == ["a"]  # a second call finds the run lost
     assert state() == before
 
 
@@ -47,17 +47,17 @@ def test_deferred_job_of_an_unknown_task_keeps_its_unknown_since(
 def test_rescheduled_job_is_no_longer_marked_as_unknown(
     send: Send, store: Store, run: FetchedJob, raw: Any, how: str
 ) -> None:
-    send(store.defer("w", [(run, UNKNOWN)], now=NOW))
+    send(store.at(NOW).defer("w", [(run, UNKNOWN)]))
     if how == "rescheduled":
-        send(store.reschedule("a", NOW + 9, now=NOW))
+        send(store.at(NOW).reschedule("a", NOW + 9))
     elif how == "by ZADD":
         raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 9}, xx=True)
     else:
         (again,) = fetch(send, store, NOW + 6)
         if how == "retried":
-            send(store.retry("w", [(again, Retried(0.0, "no luck"))], now=NOW + 6))
+            send(store.at(NOW + 6).retry("w", [(again, Retried(0.0, "no luck"))]))
         else:
-            send(store.defer("w", [(again, Deferred(NOW + 60, "closed"))], now=NOW + 6))
+            send(store.at(NOW + 6).defer("w", [(again, Deferred(NOW + 60, "closed"))]))
     assert status_of(send, store, "a").unknown_since is None
 
 
@@ -68,22 +68,22 @@ LIMITS = [{"rate": 1.0}, {"rate:g": 1.0}, {"rate": 1.0, "rate:g": 1.0, "concurre
 def test_a_job_that_does_not_begin_takes_nothing_off_the_rates(
     send: Send, store: Store, limits: dict[str, float]
 ) -> None:
-    send(store.limit({**limits, "burst": 1.0, "burst:g": 1.0}, now=NOW))
-    send(store.enqueue([New(name, b'{"task":"t"}', due=NOW - 1, group="g") for name in "abc"], now=NOW))
+    send(store.at(NOW).limit({**limits, "burst": 1.0, "burst:g": 1.0}))
+    send(store.at(NOW).enqueue([New(name, b'{"task":"t"}', due=NOW - 1, group="g") for name in "abc"]))
     for name in "ab":
         (run,) = fetch(send, store)
         assert run.id == name
-        assert send(store.defer("w", [(run, replace(UNKNOWN, due=NOW + 60))], now=NOW)) == []
+        assert send(store.at(NOW).defer("w", [(run, replace(UNKNOWN, due=NOW + 60))])) == []
     (last,) = fetch(send, store)
     assert last.id == "c"
-    send(store.enqueue([New("d", b'{"task":"t"}', due=NOW - 1, group="g")], now=NOW))
+    send(store.at(NOW).enqueue([New("d", b'{"task":"t"}', due=NOW - 1, group="g")]))
     assert fetch(send, store) == []  # no more is given back than was taken
 
 
 def test_returned_job_does_not_count_as_progress(send: Send, store: Store) -> None:
-    send(store.limit({"rate": 0.001, "burst": 1.0}, now=NOW))
-    send(store.enqueue([New(name, b'{"task":"t"}', due=NOW - 1) for name in "abc"], now=NOW))
+    send(store.at(NOW).limit({"rate": 0.001, "burst": 1.0}))
+    send(store.at(NOW).enqueue([New(name, b'{"task":"t"}', due=NOW - 1) for name in "abc"]))
     (run,) = fetch(send, store)
     later = NOW + 5000
-    assert send(store.defer("w", [(run, replace(UNKNOWN, due=later + 60))], now=later)) == []
+    assert send(store.at(later).defer("w", [(run, replace(UNKNOWN, due=later + 60))])) == []
     assert [job.id for job in fetch(send, store, later)] == ["b"]

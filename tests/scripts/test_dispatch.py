@@ -18,7 +18,7 @@ def jobs(*ids: str, due: float = NOW, **more: Any) -> list[New]:
 
 
 def dispatch(store: Store, now: float = NOW, limit: int = 250, cap: int = 1000) -> Any:
-    return store.dispatch(limit=limit, cap=cap, now=now)
+    return store.at(now).dispatch(limit=limit, cap=cap)
 
 
 def test_only_due_jobs_move_and_the_reply_says_when_the_next_is_due(send: Send, store: Store, state: State) -> None:
@@ -58,8 +58,8 @@ def test_the_id_of_a_dead_job_whose_record_was_deleted_is_used_again(
 ) -> None:
     send(store.enqueue(jobs("a", "b")))
     send(dispatch(store))
-    runs = send(store.start("w", (), hold=2, lease=15, now=NOW)).jobs
-    send(store.bury("w", [(run, Buried("no luck", False)) for run in runs], now=NOW))
+    runs = send(store.at(NOW).start("w", (), hold=2, lease=15)).jobs
+    send(store.at(NOW).bury("w", [(run, Buried("no luck", False)) for run in runs]))
     assert set(state()["dead"]) == {"a", "b"}
     raw.delete(f"evsched:{{{store.queue}}}:job:a")
     send(store.enqueue(jobs("a")))
@@ -216,10 +216,10 @@ def test_a_member_too_long_to_be_a_job_is_moved_before_it_is_due(
 
 
 def test_the_reply_has_the_opening_of_the_gate_beside_the_next_due(send: Send, store: Store) -> None:
-    send(store.limit({"rate": 1, "burst": 1}, now=NOW))
+    send(store.at(NOW).limit({"rate": 1, "burst": 1}))
     send(store.enqueue([*jobs("a", "b"), *jobs("c", due=NOW + 0.5)]))
     step = send(dispatch(store))
     assert step.sleep == 0.5
     assert step.opens == 1
-    send(store.limit({"rate": None}, now=NOW))
+    send(store.at(NOW).limit({"rate": None}))
     assert send(dispatch(store)).opens == float("inf")

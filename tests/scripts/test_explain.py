@@ -28,23 +28,23 @@ class Scene:
         self.dispatch()
 
     def dispatch(self, now: float = NOW) -> None:
-        self.send(self.store.dispatch(limit=999, cap=999, now=now))
+        self.send(self.store.at(now).dispatch(limit=999, cap=999))
 
     def worker(self) -> None:
-        self.send(self.store.heartbeat("w", 15, fresh=True, now=NOW))
+        self.send(self.store.at(NOW).heartbeat("w", 15, fresh=True))
 
     def limit(self, **limits: float) -> None:
-        self.send(self.store.limit({name.replace("_", ":"): value for name, value in limits.items()}, now=NOW))
+        self.send(self.store.at(NOW).limit({name.replace("_", ":"): value for name, value in limits.items()}))
 
     def run(self, job: str = "a") -> FetchedJob:
         self.due(job)
-        return self.send(self.store.start("w", (), hold=99, lease=15, now=NOW)).jobs[-1]
+        return self.send(self.store.at(NOW).start("w", (), hold=99, lease=15)).jobs[-1]
 
 
 def window_unread(scene: Scene) -> None:
     run = scene.run()
     why = "its window 'nights' cannot be read: HGET: WRONGTYPE"
-    scene.send(scene.store.defer("w", [(run, Deferred(NOW + 5, why))], now=NOW))
+    scene.send(scene.store.at(NOW).defer("w", [(run, Deferred(NOW + 5, why))]))
 
 
 def far(scene: Scene) -> None:
@@ -84,11 +84,11 @@ def awaited(scene: Scene) -> None:
 
 
 def retried(scene: Scene) -> None:
-    scene.send(scene.store.retry("w", [(scene.run(), Retried(30, "attempt 1 of 5: ValueError: no luck"))], now=NOW))
+    scene.send(scene.store.at(NOW).retry("w", [(scene.run(), Retried(30, "attempt 1 of 5: ValueError: no luck"))]))
 
 
 def snoozed(scene: Scene) -> None:
-    scene.send(scene.store.snooze("w", [(scene.run(), Snoozed("snoozed for at least 30.0 s: no file", 30.0))], now=NOW))
+    scene.send(scene.store.at(NOW).snooze("w", [(scene.run(), Snoozed("snoozed for at least 30.0 s: no file", 30.0))]))
 
 
 def snoozed_often(scene: Scene) -> None:
@@ -102,22 +102,22 @@ def without_worker(scene: Scene) -> None:
 
 def paused(scene: Scene) -> None:
     scene.worker()
-    scene.send(scene.store.pause(now=NOW - 90))
+    scene.send(scene.store.at(NOW - 90).pause())
     scene.due("a")
 
 
 def far_and_paused(scene: Scene) -> None:
     far(scene)
-    scene.send(scene.store.pause(until=NOW + 3600, why="moving", now=NOW - 90))
+    scene.send(scene.store.at(NOW - 90).pause(until=NOW + 3600, why="moving"))
 
 
 def far_and_resumed_before(scene: Scene) -> None:
     far(scene)
-    scene.send(scene.store.pause(until=NOW + 179, now=NOW - 90))
+    scene.send(scene.store.at(NOW - 90).pause(until=NOW + 179))
 
 
 def paused_without_worker(scene: Scene) -> None:
-    scene.send(scene.store.pause(now=NOW - 90))
+    scene.send(scene.store.at(NOW - 90).pause())
     scene.due("a")
 
 
@@ -132,13 +132,13 @@ def full_group(scene: Scene) -> None:
     scene.worker()
     scene.limit(concurrency_alice=2)
     scene.due("01", "02", "03", "a", group="alice")
-    scene.send(scene.store.start("w", (), hold=99, lease=15, now=NOW))
+    scene.send(scene.store.at(NOW).start("w", (), hold=99, lease=15))
 
 
 def declared(scene: Scene) -> None:
-    scene.send(scene.store.declare_limits("shop", 1, {"concurrency:*": 3}, now=NOW))
+    scene.send(scene.store.at(NOW).declare_limits("shop", 1, {"concurrency:*": 3}))
     full_group(scene)
-    scene.send(scene.store.limit({"concurrency:alice": None}, now=NOW))
+    scene.send(scene.store.at(NOW).limit({"concurrency:alice": None}))
 
 
 def slow(scene: Scene) -> None:
@@ -175,12 +175,12 @@ def held(scene: Scene) -> None:
 
 def held_too_long(scene: Scene) -> None:
     scene.run()
-    scene.send(scene.store.heartbeat("w", -4, now=NOW))
+    scene.send(scene.store.at(NOW).heartbeat("w", -4))
 
 
 def asked_to_stop(scene: Scene) -> None:
     scene.run()
-    scene.send(scene.store.cancel("a", now=NOW))
+    scene.send(scene.store.at(NOW).cancel("a"))
 
 
 def fetched(scene: Scene) -> None:
@@ -191,19 +191,19 @@ def fetched(scene: Scene) -> None:
 
 
 def dead(scene: Scene) -> None:
-    scene.send(scene.store.bury("w", [(scene.run(), Buried("attempt 5 of 5: no luck", False))], now=NOW - 7200))
+    scene.send(scene.store.at(NOW - 7200).bury("w", [(scene.run(), Buried("attempt 5 of 5: no luck", False))]))
 
 
 def expired(scene: Scene) -> None:
-    scene.send(scene.store.bury("w", [(scene.run(), Buried("expired 3 s before", False, "expired"))], now=NOW - 10))
+    scene.send(scene.store.at(NOW - 10).bury("w", [(scene.run(), Buried("expired 3 s before", False, "expired"))]))
 
 
 def cancelled(scene: Scene) -> None:
-    scene.send(scene.store.abort("w", [(scene.run(), Aborted(60, False))], now=NOW - 5))
+    scene.send(scene.store.at(NOW - 5).abort("w", [(scene.run(), Aborted(60, False))]))
 
 
 def done(scene: Scene) -> None:
-    scene.send(scene.store.complete("w", [(scene.run(), Done(b"1", 60, False))], now=NOW - 5))
+    scene.send(scene.store.at(NOW - 5).complete("w", [(scene.run(), Done(b"1", 60, False))]))
 
 
 TABLE = [
@@ -290,7 +290,7 @@ def test_each_state_is_explained(
     sentence: str,
 ) -> None:
     state(Scene(send, store, raw))
-    facts = send(store.explain("a", now=NOW))
+    facts = send(store.at(NOW).explain("a"))
     explanation = explain(store.queue, facts)
     assert explanation.sentence == sentence.replace("{q}", store.queue)
     assert facts.status is not None
@@ -333,14 +333,14 @@ def test_the_sentence_says_which_workers_fetch_nothing_and_why(
     send: Send, store: Store, raw: Any, workers: list[FetchPause | None], sentence: str
 ) -> None:
     in_ready(Scene(send, store, raw))
-    explanation = explain(store.queue, send(store.explain("a", now=NOW)), pauses=workers)
+    explanation = explain(store.queue, send(store.at(NOW).explain("a")), pauses=workers)
     assert explanation.sentence == sentence
 
 
 def test_a_named_window_is_explained_by_its_present_definition(send: Send, store: Store) -> None:
     payload = b'{"task":"t","window":"nights","expires":%d}' % (NOW + 7200)
     send(store.enqueue([New("a", payload, due=NOW + 300)]))
-    found = explain(store.queue, send(store.explain("a", now=NOW)), window="03:00-04:00 UTC")
+    found = explain(store.queue, send(store.at(NOW).explain("a")), window="03:00-04:00 UTC")
     assert "its window nights is closed then, so it can start in 9h 13m" in found.sentence
     assert found.facts["window"] == "nights: 03:00-04:00 UTC"
     assert (found.facts["can start"], found.facts["expires"]) == ("in 9h 13m", "in 2h 00m")
@@ -349,19 +349,19 @@ def test_a_named_window_is_explained_by_its_present_definition(send: Send, store
 def test_an_inline_job_needs_no_record_before_it_is_due(send: Send, store: Store, raw: Any) -> None:
     member = '{"task":"t","args":[1]}'
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {member: NOW + 180})
-    assert explain(store.queue, send(store.explain(member, now=NOW))).sentence == "due in 3m 00s"
+    assert explain(store.queue, send(store.at(NOW).explain(member))).sentence == "due in 3m 00s"
 
 
 def test_a_job_that_was_returned_needs_a_process_too(send: Send, store: Store, raw: Any) -> None:
     scene = Scene(send, store, raw)
     scene.send(store.requeue_runs("w", [(scene.run(), Requeued())]))
-    sentence = explain(store.queue, send(store.explain("a", now=NOW))).sentence
+    sentence = explain(store.queue, send(store.at(NOW).explain("a"))).sentence
     assert sentence == ("ready, behind 0 more: it starts when a worker has a free slot and a free process in its pool")
 
 
 def test_sentence_says_whether_a_dispatcher_will_requeue_the_job(send: Send, store: Store, raw: Any) -> None:
     held_too_long(Scene(send, store, raw))
-    early, late = send(store.explain("a", now=NOW)), send(store.explain("a", now=NOW + 60))
+    early, late = send(store.at(NOW).explain("a")), send(store.at(NOW + 60).explain("a"))
     for facts in (early, late):
         sentence = explain(store.queue, facts, dispatchers=0).sentence
         assert "no dispatcher is connected to requeue the job" in sentence
@@ -381,32 +381,32 @@ def test_a_key_of_a_wrong_type_that_holds_a_due_job_up_is_named(
     raw.set(key, "x")
     overdue(scene)
     types = {name: send(server.kind(f"evsched:{{{store.queue}}}:{name}")) for name in KEY_TYPES}
-    sentence = explain(store.queue, send(store.explain("a", now=NOW)), types=types).sentence
+    sentence = explain(store.queue, send(store.at(NOW).explain("a")), types=types).sentence
     assert f"{key} is a string, not a {KEY_TYPES[place]}; `evsched doctor --queue {store.queue}`" in sentence
     # Before the job is due, only its due time matters, not the type of the key.
-    assert "string" not in explain(store.queue, send(store.explain("a", now=NOW - 99)), types=types).sentence
+    assert "string" not in explain(store.queue, send(store.at(NOW - 99).explain("a")), types=types).sentence
 
 
 def test_malformed_record_keeps_its_reason_and_a_missing_one_is_omitted(
     send: Callable[[Any], Any], store: Store, raw: Any
 ) -> None:
     scene, key = Scene(send, store, raw), f"evsched:{{{store.queue}}}:job:a"
-    scene.send(store.bury("w", [(scene.run(), Buried("no luck", False))], now=NOW))
+    scene.send(store.at(NOW).bury("w", [(scene.run(), Buried("no luck", False))]))
     raw.hset(key, mapping=dict.fromkeys(("member", "begun", "progress", "traceback"), "x" * 3000000))
-    assert explain(store.queue, send(store.explain("a", now=NOW))).sentence.endswith(": no luck")
+    assert explain(store.queue, send(store.at(NOW).explain("a"))).sentence.endswith(": no luck")
     raw.hdel(key, "reason", "finished")
     raw.hset(key, "outcome", "dead")
-    explanation = explain(store.queue, send(store.explain("a", now=NOW)))
+    explanation = explain(store.queue, send(store.at(NOW).explain("a")))
     assert explanation.sentence == "dead: its record has no reason that can be read"
 
 
 def test_a_job_outside_its_window_in_a_paused_queue_has_both_reasons(send: Send, store: Store, raw: Any) -> None:
     send(store.enqueue([New("a", b'{"task":"t","window":"nights","expires":%d}' % (NOW + 7200), due=NOW)]))
     Scene(send, store, raw).dispatch()
-    (run,) = send(store.start("w", (), hold=99, lease=15, now=NOW)).jobs
-    send(store.defer("w", [(run, Deferred(NOW + 34000, "outside its window nights"))], now=NOW))
-    send(store.pause(why="moving", now=NOW - 90))
-    found = explain(store.queue, send(store.explain("a", now=NOW)), window="03:00-04:00 UTC")
+    (run,) = send(store.at(NOW).start("w", (), hold=99, lease=15)).jobs
+    send(store.at(NOW).defer("w", [(run, Deferred(NOW + 34000, "outside its window nights"))]))
+    send(store.at(NOW - 90).pause(why="moving"))
+    found = explain(store.queue, send(store.at(NOW).explain("a")), window="03:00-04:00 UTC")
     assert found.sentence == (
         "outside its window 03:00-04:00 UTC: it opens in 9h 13m; it expires before, in 2h 00m; "
         "the queue has been paused for 90.0 s (moving): resume it with `evsched resume`"

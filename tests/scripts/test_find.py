@@ -37,10 +37,10 @@ def found(send: Send, store: Store, matching: bytes, place: str = "schedule") ->
 
 def bury(send: Send, store: Store, job: str, reason: str, now: float, error: str = "") -> None:
     """Run a job that is due, and give it up."""
-    send(store.dispatch(limit=9, cap=999, now=now))
-    runs = send(store.start("w", (), hold=9, lease=15, now=now)).jobs
+    send(store.at(now).dispatch(limit=9, cap=999))
+    runs = send(store.at(now).start("w", (), hold=9, lease=15)).jobs
     assert [run.id for run in runs] == [job]
-    assert send(store.bury("w", [(runs[0], Buried(reason, False, error=error))], now=now)) == []
+    assert send(store.at(now).bury("w", [(runs[0], Buried(reason, False, error=error))])) == []
 
 
 def test_conditions_combine_with_and(send: Send, store: Store) -> None:
@@ -67,7 +67,7 @@ def test_a_payload_that_cannot_be_read_has_no_task(send: Send, store: Store, pay
 
 def test_match_has_the_known_fields_of_the_job(send: Send, queue: str) -> None:
     store = Store(queue, by="billing")
-    send(store.enqueue([New("a", PAYLOAD, group="g", due=NOW + 9.5)], now=NOW))
+    send(store.at(NOW).enqueue([New("a", PAYLOAD, group="g", due=NOW + 9.5)]))
     (match,) = send(store.find("schedule", condition())).found
     assert (match.place, match.id, match.at, match.task, match.group) == ("schedule", "a", NOW + 9.5, "pay", "g")
     assert (match.created, match.by, match.reason, match.error) == (NOW, "billing", None, None)
@@ -80,8 +80,8 @@ def test_an_inline_job_is_found_by_its_member(send: Send, store: Store, raw: Any
 
 
 def test_age_counts_from_the_creation_or_else_from_the_due(send: Send, store: Store, raw: Any, root: str) -> None:
-    send(store.enqueue([New("old", PAYLOAD, due=NOW + HOUR)], now=NOW - HOUR))
-    send(store.enqueue([New("new", PAYLOAD, due=NOW - HOUR)], now=NOW))
+    send(store.at(NOW - HOUR).enqueue([New("old", PAYLOAD, due=NOW + HOUR)]))
+    send(store.at(NOW).enqueue([New("new", PAYLOAD, due=NOW - HOUR)]))
     for job, due in (("raw-old", NOW - HOUR), ("raw-new", NOW + HOUR), ("raw-now", 0)):
         raw.hset(f"{root}job:{job}", "payload", PAYLOAD)
         raw.zadd(f"{root}schedule", {job: due})
@@ -90,7 +90,7 @@ def test_age_counts_from_the_creation_or_else_from_the_due(send: Send, store: St
 
 
 def test_the_age_of_a_dead_job_counts_from_its_death(send: Send, store: Store) -> None:
-    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW - HOUR))
+    send(store.at(NOW - HOUR).enqueue([New("a", PAYLOAD, due=NOW)]))
     bury(send, store, "a", "x", NOW)
     assert found(send, store, condition(before=NOW - 1), "dead") == set()
     assert found(send, store, condition(before=NOW), "dead") == {"a"}
@@ -99,7 +99,7 @@ def test_the_age_of_a_dead_job_counts_from_its_death(send: Send, store: Store) -
 def test_the_age_of_an_ended_job_is_not_that_of_the_next_of_its_id(
     send: Send, store: Store, raw: Any, root: str
 ) -> None:
-    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW - HOUR))
+    send(store.at(NOW - HOUR).enqueue([New("a", PAYLOAD, due=NOW)]))
     bury(send, store, "a", "x", NOW)
     raw.zadd(f"{root}schedule", {"a": NOW + HOUR})
     assert found(send, store, condition(before=NOW)) == set()
@@ -117,7 +117,7 @@ def test_reason_matches_a_case_insensitive_literal_substring(send: Send, store: 
 def test_error_matches_only_the_class_of_the_exception(send: Send, store: Store) -> None:
     classes = {"a": "ConnectionError", "b": "requests.exceptions.ConnectionError", "c": "MyConnectionError", "d": ""}
     for job, name in classes.items():
-        send(store.enqueue([New(job, PAYLOAD, due=NOW)], now=NOW))
+        send(store.at(NOW).enqueue([New(job, PAYLOAD, due=NOW)]))
         bury(send, store, job, "ConnectionError: x", NOW, name)
     wanted = {
         "ConnectionError": {"a", "b"},
@@ -138,7 +138,7 @@ def test_error_matches_only_the_class_of_the_exception(send: Send, store: Store)
 def test_the_error_of_an_ended_job_is_not_that_of_the_next_of_its_id(
     send: Send, store: Store, raw: Any, root: str
 ) -> None:
-    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW))
+    send(store.at(NOW).enqueue([New("a", PAYLOAD, due=NOW)]))
     bury(send, store, "a", "x", NOW, "E")
     raw.zadd(f"{root}schedule", {"a": NOW + HOUR})
     assert found(send, store, condition(error="E")) == set()
@@ -147,7 +147,7 @@ def test_the_error_of_an_ended_job_is_not_that_of_the_next_of_its_id(
 
 def test_a_span_of_time_includes_its_ends(send: Send, store: Store, raw: Any, root: str) -> None:
     for n in range(4):
-        send(store.enqueue([New(f"w{n}", PAYLOAD, due=NOW + HOUR)], now=NOW + n))
+        send(store.at(NOW + n).enqueue([New(f"w{n}", PAYLOAD, due=NOW + HOUR)]))
         raw.hset(f"{root}job:d{n}", "payload", PAYLOAD)
         raw.zadd(f"{root}dead", {f"d{n}": NOW + n})
     span = condition(after=NOW + 1, before=NOW + 2)
@@ -162,8 +162,8 @@ def test_due_jobs_are_found_where_they_wait(send: Send, store: Store, place: str
     if place == "backlog":
         limits = {"concurrency": 1}
     send(store.limit(limits))
-    send(store.enqueue([New(f"j{n}", PAYLOAD, group="g", due=NOW) for n in range(3)], now=NOW))
-    send(store.dispatch(limit=9, cap=99, now=NOW))
+    send(store.at(NOW).enqueue([New(f"j{n}", PAYLOAD, group="g", due=NOW) for n in range(3)]))
+    send(store.at(NOW).dispatch(limit=9, cap=99))
     assert found(send, store, PAY, place) == ({"j0", "j1", "j2"} if place == "ready" else {"j1", "j2"})
     assert found(send, store, condition(before=NOW - 1), place) == set()
 
@@ -236,9 +236,9 @@ def test_verb_changes_only_jobs_that_still_match(send: Send, store: Store, state
     if place == "backlog":
         send(store.pause())
     payloads = {"a": PAYLOAD, "b": OTHER, "c": PAYLOAD}
-    send(store.enqueue([New(job, payload, due=NOW) for job, payload in payloads.items()], now=NOW))
+    send(store.at(NOW).enqueue([New(job, payload, due=NOW) for job, payload in payloads.items()]))
     if place != "schedule":
-        send(store.dispatch(limit=9, cap=99, now=NOW))
+        send(store.at(NOW).dispatch(limit=9, cap=99))
     before = state()
     if verb == "cancel":
         assert send(store.cancel_matching(["a", "b", "gone"], PAY)) == 1
@@ -261,12 +261,12 @@ def test_verb_changes_only_jobs_that_still_match(send: Send, store: Store, state
 def test_a_job_that_a_worker_has_fetched_is_left_alone(
     send: Send, store: Store, state: State, raw: Any, root: str, verb: str, started: bool
 ) -> None:
-    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW))
-    send(store.dispatch(limit=9, cap=99, now=NOW))
-    send(store.heartbeat("w", 15, fresh=True, now=NOW))
+    send(store.at(NOW).enqueue([New("a", PAYLOAD, due=NOW)]))
+    send(store.at(NOW).dispatch(limit=9, cap=99))
+    send(store.at(NOW).heartbeat("w", 15, fresh=True))
     raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
     if started:
-        send(store.start("w", ["a"], hold=1, lease=15, now=NOW))
+        send(store.at(NOW).start("w", ["a"], hold=1, lease=15))
     before = state()
     call = store.cancel_matching(["a"], PAY) if verb == "cancel" else store.reschedule_matching(["a"], PAY, NOW + 9)
     assert send(call) == 0
@@ -277,15 +277,15 @@ def test_a_job_that_a_worker_has_fetched_is_left_alone(
 def test_cancelling_the_next_run_of_a_running_job_does_not_stop_its_run(
     send: Send, store: Store, state: State, raw: Any, root: str, started: bool
 ) -> None:
-    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW))
-    send(store.dispatch(limit=9, cap=99, now=NOW))
-    send(store.heartbeat("w", 15, fresh=True, now=NOW))
+    send(store.at(NOW).enqueue([New("a", PAYLOAD, due=NOW)]))
+    send(store.at(NOW).dispatch(limit=9, cap=99))
+    send(store.at(NOW).heartbeat("w", 15, fresh=True))
     raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
     if started:
-        send(store.start("w", ["a"], hold=1, lease=15, now=NOW))
+        send(store.at(NOW).start("w", ["a"], hold=1, lease=15))
     before = state()
     raw.zadd(f"{root}schedule", {"a": NOW + 60})
-    assert send(store.cancel_matching(["a"], PAY, now=NOW)) == 1
+    assert send(store.at(NOW).cancel_matching(["a"], PAY)) == 1
     assert state() == before
 
 
@@ -318,7 +318,7 @@ def test_a_dead_job_that_died_again_for_another_reason_is_left_alone(
     send(store.enqueue([New("a", PAYLOAD, due=NOW)]))
     bury(send, store, "a", "ValueError: x", NOW)
     assert found(send, store, matching, "dead") == {"a"}
-    send(store.revive(["a"], now=NOW))
+    send(store.at(NOW).revive(["a"]))
     bury(send, store, "a", "TypeError: y", NOW + 1)
     before = state()
     assert send(getattr(store, f"{verb}_matching")(["a"], matching)) == 0

@@ -16,10 +16,10 @@ APP = Announced("app", "content", "digest")
 
 def serve(send: Send, store: Store) -> None:
     """Write the keys of a worker of the app, and end its lease."""
-    send(store.register("app", "content", now=NOW))
+    send(store.at(NOW).register("app", "content"))
     send(store.set_policies({"t": "{}"}))
-    send(store.heartbeat("w", 15.0, fresh=True, announced=APP, now=NOW))
-    send(store.requeue("w", "x", now=NOW + 16))
+    send(store.at(NOW).heartbeat("w", 15.0, fresh=True, announced=APP))
+    send(store.at(NOW + 16).requeue("w", "x"))
 
 
 def keys_of(raw: Any, store: Store) -> set[str]:
@@ -30,15 +30,15 @@ def keys_of(raw: Any, store: Store) -> set[str]:
 def test_queue_without_a_worker_for_a_day_is_deleted_entirely(send: Send, store: Store, raw: Any) -> None:
     serve(send, store)
     assert keys_of(raw, store) == {"apps", "programs", "revisions:app", "tasks", "workers:digest"}
-    assert send(store.forget([store.queue, "other"], now=NOW + 16 + DAY)) == [store.queue, "other"]
+    assert send(store.at(NOW + 16 + DAY).forget([store.queue, "other"])) == [store.queue, "other"]
     assert keys_of(raw, store) == {"workers:digest"}  # it expires
-    assert send(store.forget([store.queue], now=NOW + 16 + DAY)) == [store.queue]
+    assert send(store.at(NOW + 16 + DAY).forget([store.queue])) == [store.queue]
 
 
 def test_a_queue_that_a_worker_has_served_within_a_day_is_kept(send: Send, store: Store, state: State) -> None:
     serve(send, store)
     before = state()
-    assert send(store.forget([store.queue], now=NOW + 14 + DAY)) == []
+    assert send(store.at(NOW + 14 + DAY).forget([store.queue])) == []
     assert state() == before
 
 
@@ -61,7 +61,7 @@ def test_a_queue_that_has_anything_else_is_kept(
     verb, key, *words = command
     raw.execute_command(verb, f"evsched:{{{store.queue}}}:{key}", *words)
     before, there = state(), keys_of(raw, store)
-    assert send(store.forget([store.queue], now=NOW + 9 * DAY)) == []
+    assert send(store.at(NOW + 9 * DAY).forget([store.queue])) == []
     assert (state(), keys_of(raw, store)) == (before, there)
 
 
@@ -69,14 +69,14 @@ def test_windows_and_calendars_are_kept(send: Send, store: Store, raw: Any) -> N
     serve(send, store)
     send(store.set_window("night", "{}"))
     send(store.set_calendar("holidays", "[]"))
-    assert send(store.forget([store.queue], now=NOW + 9 * DAY)) == [store.queue]
+    assert send(store.at(NOW + 9 * DAY).forget([store.queue])) == [store.queue]
     assert keys_of(raw, store) == {"calendars", "windows", "workers:digest"}
 
 
 def test_many_apps_of_a_queue_are_forgotten_in_several_calls(send: Send, store: Store, raw: Any) -> None:
     for n in range(25):
-        send(store.register(f"app-{n}", "content", now=NOW))
-    replies = [send(store.forget([store.queue], now=NOW)) for _ in range(3)]
+        send(store.at(NOW).register(f"app-{n}", "content"))
+    replies = [send(store.at(NOW).forget([store.queue])) for _ in range(3)]
     assert replies == [[], [], [store.queue]]
     assert keys_of(raw, store) == set()
 
@@ -84,5 +84,5 @@ def test_many_apps_of_a_queue_are_forgotten_in_several_calls(send: Send, store: 
 @pytest.mark.parametrize("key", ["programs", "tasks", "apps"])
 def test_a_key_of_another_type_is_deleted_too(send: Send, store: Store, raw: Any, key: str) -> None:
     raw.set(f"evsched:{{{store.queue}}}:{key}", "x")
-    assert send(store.forget([store.queue], now=NOW)) == [store.queue]
+    assert send(store.at(NOW).forget([store.queue])) == [store.queue]
     assert keys_of(raw, store) == set()

@@ -47,7 +47,7 @@ async def test_glance_reports_the_queues_that_have_something(client: Any, alone:
     empty = [f"empty-{n}" for n in range(250)]
     client.hset("evsched:{empty-1}:job:x", "payload", "{}")
     names = [*empty[:125], *COMMANDS, *empty[125:]]
-    found = await alone.send(Store("any").glance(names, now=7.0))
+    found = await alone.send(Store("any").at(7.0).glance(names))
     assert found.now == 7.0
     assert found.seen == {queue: seen for queue, (_, seen) in COMMANDS.items()}
 

@@ -29,8 +29,8 @@ Begin = Callable[..., FetchedJob]
 @pytest.fixture
 def begin(send: Send, store: Store) -> Begin:
     def one(job: str = "a", now: float = NOW) -> FetchedJob:
-        send(store.dispatch(limit=10, cap=300_000, now=now))
-        jobs = send(store.start("w", (), hold=9, lease=15, now=now)).jobs
+        send(store.at(now).dispatch(limit=10, cap=300_000))
+        jobs = send(store.at(now).start("w", (), hold=9, lease=15)).jobs
         return next(run for run in jobs if run.id == job)
 
     return one
@@ -51,7 +51,7 @@ def ended(state: dict[str, Any], hook_job: str) -> EndedJob:
 
 
 def test_the_end_of_a_job_schedules_one_of_its_hook(run: FetchedJob, send: Send, store: Store, state: State) -> None:
-    assert send(store.complete("w", [(run, DONE)], HOOK, now=NOW + 1)) == []
+    assert send(store.at(NOW + 1).complete("w", [(run, DONE)], HOOK)) == []
     after = state()
     assert after["job:a"]["outcome"] == "done"
     (name,) = after["schedule"]
@@ -65,7 +65,7 @@ def test_the_hook_of_a_dead_job_gets_the_reason(
     run: FetchedJob, send: Send, store: Store, state: State, outcome: Any
 ) -> None:
     reason = 'no "luck" \u20ac \\ \x01'
-    send(store.bury("w", [(run, Buried(reason, False, outcome))], HOOK, now=NOW + 1))
+    send(store.at(NOW + 1).bury("w", [(run, Buried(reason, False, outcome))], HOOK))
     after = state()
     (name,) = after["schedule"]
     assert name == f"a.{outcome}.{after['job:a']['finished']}"
@@ -78,7 +78,7 @@ def test_a_call_that_is_repeated_or_comes_too_late_schedules_nothing(
 ) -> None:
     def call(worker: str) -> Any:
         row: Any = [(run, DONE if end == "complete" else DEAD)]
-        return getattr(store, end)(worker, row, HOOK, now=NOW + 1)
+        return getattr(store.at(NOW + 1), end)(worker, row, HOOK)
 
     before = state()
     assert send(call("v")) == ["a"]
@@ -92,23 +92,23 @@ def test_a_call_that_is_repeated_or_comes_too_late_schedules_nothing(
 
 @pytest.mark.parametrize("end", ["complete", "bury"])
 def test_a_cancelled_job_calls_no_hook(run: FetchedJob, send: Send, store: Store, state: State, end: str) -> None:
-    send(store.cancel("a", now=NOW))
+    send(store.at(NOW).cancel("a"))
     row: Any = [(run, DONE if end == "complete" else DEAD)]
-    assert send(getattr(store, end)("w", row, HOOK, now=NOW + 1)) == []
+    assert send(getattr(store.at(NOW + 1), end)("w", row, HOOK)) == []
     assert (state()["job:a"]["outcome"], "schedule" in state()) == ("cancelled", False)
 
 
 def test_an_aborted_run_calls_no_hook(run: FetchedJob, send: Send, store: Store, state: State) -> None:
-    send(store.abort("w", [(run, Aborted(60.0, False))], now=NOW + 1))
+    send(store.at(NOW + 1).abort("w", [(run, Aborted(60.0, False))]))
     assert "schedule" not in state()
 
 
 def test_a_job_that_is_revived_and_dies_again_calls_its_hook_again(
     run: FetchedJob, send: Send, store: Store, state: State, begin: Begin
 ) -> None:
-    send(store.bury("w", [(run, DEAD)], HOOK, now=NOW + 1))
-    send(store.revive(["a"], now=NOW + 2))
-    send(store.bury("w", [(begin(now=NOW + 2), DEAD)], HOOK, now=NOW + 3))
+    send(store.at(NOW + 1).bury("w", [(run, DEAD)], HOOK))
+    send(store.at(NOW + 2).revive(["a"]))
+    send(store.at(NOW + 3).bury("w", [(begin(now=NOW + 2), DEAD)], HOOK))
     hooks = [name[4:] for name in state() if name.startswith("job:a.")]
     assert sorted(hooks) == ["a.dead.1900000001.000000", "a.dead.1900000003.000000"]
 
@@ -119,7 +119,7 @@ def test_end_of_an_id_scheduled_again_meanwhile_calls_the_hook(
 ) -> None:
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})
     row: Any = [(run, DONE if end == "complete" else DEAD)]
-    send(getattr(store, end)("w", row, HOOK, now=NOW + 1))
+    send(getattr(store.at(NOW + 1), end)("w", row, HOOK))
     outcome = "done" if end == "complete" else "dead"
     assert state()["schedule"] == {"a": NOW + 60, f"a.{outcome}.1900000001.000000": NOW + 1}
 
@@ -127,7 +127,7 @@ def test_end_of_an_id_scheduled_again_meanwhile_calls_the_hook(
 def test_job_without_retention_calls_its_hook_with_its_result(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
-    send(store.complete("w", [(run, Done(b"[7]", 0.0, False))], HOOK, now=NOW + 1))
+    send(store.at(NOW + 1).complete("w", [(run, Done(b"[7]", 0.0, False))], HOOK))
     after = state()
     assert "job:a" not in after
     assert ended(after, "a.done.1900000001.000000").result == [7]
@@ -138,9 +138,9 @@ def test_a_long_result_is_not_passed(
     run: FetchedJob, send: Send, store: Store, state: State, length: int, passed: bool
 ) -> None:
     result = b'"' + b"x" * (length - 2) + b'"'
-    send(store.complete("w", [(run, Done(result, 60.0, False))], HOOK, now=NOW + 1))
+    send(store.at(NOW + 1).complete("w", [(run, Done(result, 60.0, False))], HOOK))
     assert ended(state(), "a.done.1900000001.000000").result == (json.loads(result) if passed else None)
-    send(store.dispatch(limit=9, cap=256 * 1024, now=NOW + 1))
+    send(store.at(NOW + 1).dispatch(limit=9, cap=256 * 1024))
     assert "dead" not in state()
 
 
@@ -151,8 +151,8 @@ def test_the_hooks_job_of_a_long_id_has_a_valid_id(
     ids = ["x" * (length - 1) + end for end in "ab"]
     send(store.enqueue([New(job_id, b'{"task":"pay"}', due=NOW) for job_id in ids]))
     begin(ids[0])
-    runs = send(store.start("w", ids, hold=2, lease=15, now=NOW)).jobs
-    send(store.complete("w", [(run, DONE) for run in runs], HOOK, now=NOW + 1))
+    runs = send(store.at(NOW).start("w", ids, hold=2, lease=15)).jobs
+    send(store.at(NOW + 1).complete("w", [(run, DONE) for run in runs], HOOK))
     after = state()
     assert len(after["schedule"]) == 2
     assert all(NAME.fullmatch(name) for name in after["schedule"])
@@ -161,7 +161,7 @@ def test_the_hooks_job_of_a_long_id_has_a_valid_id(
 
 def test_names_of_tasks_are_passed_as_they_are(run: FetchedJob, send: Send, store: Store, state: State) -> None:
     hook = Hook('say "hi" \u20ac', "back\\slash/\u20ac")
-    send(store.complete("w", [(run, DONE)], hook, now=NOW + 1))
+    send(store.at(NOW + 1).complete("w", [(run, DONE)], hook))
     payload = decode_payload(state()["job:a.done.1900000001.000000"]["payload"].encode())
     assert (payload.task, payload.args[0]["task"]) == (hook.task, hook.of)
 
@@ -174,7 +174,7 @@ def test_foreign_key_with_the_id_of_the_hook_job_does_not_stop_the_end(
     name = f"a.{outcome}.1900000001.000000"
     raw.set(f"evsched:{{{store.queue}}}:job:{name}", "a string")
     row: Any = [(run, DONE if end == "complete" else DEAD)]
-    assert send(getattr(store, end)("w", row, HOOK, now=NOW + 1)) == []
+    assert send(getattr(store.at(NOW + 1), end)("w", row, HOOK)) == []
     assert ended(state(), name).id == "a"
 
 
@@ -184,7 +184,7 @@ def test_when_memory_is_full_the_end_of_a_job_calls_its_hook_all_the_same() -> N
         raw = plain_client(own.url)
         sender = SyncSender(own.url)
         sender.send(store.enqueue([New(name, b'{"task":"pay"}', due=NOW) for name in "ab"]))
-        sender.send(store.dispatch(limit=10, cap=100, now=NOW))
+        sender.send(store.at(NOW).dispatch(limit=10, cap=100))
         a, b = sender.send(store.start("w", (), hold=4, lease=15)).jobs
         raw.config_set("maxmemory", 1)
         assert sender.send(store.complete("w", [(a, DONE)], HOOK)) == []

@@ -54,13 +54,13 @@ def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[st
     done: set[str] = set()
     for n in range(rounds):
         now = NOW + n
-        step = send(store.dispatch(limit=100, cap=CAP, now=now))
+        step = send(store.at(now).dispatch(limit=100, cap=CAP))
         assert step.sleep >= 0
-        reply = send(store.start(worker, (), hold=50, lease=15, now=now))
+        reply = send(store.at(now).start(worker, (), hold=50, lease=15))
         assert all(math.isfinite(job.due) and math.isfinite(job.planned) and job.attempt >= 1 for job in reply.jobs)
-        lost = send(store.complete(worker, [(job, DONE) for job in reply.jobs], now=now))
+        lost = send(store.at(now).complete(worker, [(job, DONE) for job in reply.jobs]))
         done |= {job.id for job in reply.jobs} - set(lost)
-        send(store.heartbeat(worker, 15, fresh=True, now=now))
+        send(store.at(now).heartbeat(worker, 15, fresh=True))
     return done
 
 
@@ -68,42 +68,44 @@ def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[st
 def test_start_counts_the_attempt_of_a_job_that_names_its_worker(
     send: Send, store: Store, producer: Any, attempt: str | None
 ) -> None:
-    send(store.enqueue([New("a", b'{"task":"t"}')], now=NOW))
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t"}')]))
     fields = {"worker": "w"} if attempt is None else {"worker": "w", "attempt": attempt}
-    send(store.dispatch(limit=100, cap=CAP, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=CAP))
     producer.hset(f"evsched:{{{store.queue}}}:job:a", mapping=fields)
-    assert [(job.id, job.attempt) for job in send(store.start("w", (), hold=50, lease=15, now=NOW)).jobs] == [("a", 1)]
+    assert [(job.id, job.attempt) for job in send(store.at(NOW).start("w", (), hold=50, lease=15)).jobs] == [("a", 1)]
 
 
 def requeue_held(send: Send, store: Store, died: bool) -> None:
     """Requeue the jobs of worker "w", which stops or has died."""
-    lease = next((one.end for one in send(store.survey(now=NOW)).leases if one.worker == "w"), b"none") if died else b""
-    assert send(store.requeue("w", "x", lease=lease, now=NOW)).rest == "all"
+    lease = (
+        next((one.end for one in send(store.at(NOW).survey()).leases if one.worker == "w"), b"none") if died else b""
+    )
+    assert send(store.at(NOW).requeue("w", "x", lease=lease)).rest == "all"
 
 
 def read_all(send: Send, store: Store, ids: list[str]) -> None:
     """Call every verb that only reads: it must reply, and Python must be able to read the reply."""
-    send(store.queue_stats(now=NOW))
-    send(store.survey(now=NOW))
+    send(store.at(NOW).queue_stats())
+    send(store.at(NOW).survey())
     send(store.recount([b"e}:schedule", b"}:job:x", b"e"]))
     for job_id in ids:
-        send(store.look(job_id, now=NOW))
-        send(store.explain(job_id, now=NOW))
-        for violation in send(store.audit([job_id.encode()], now=NOW)):
-            send(store.mend([violation], now=NOW))
-    send(store.mend([Violation(b"", "in_flight", "", b"")], now=NOW))
+        send(store.at(NOW).look(job_id))
+        send(store.at(NOW).explain(job_id))
+        for violation in send(store.at(NOW).audit([job_id.encode()])):
+            send(store.at(NOW).mend([violation]))
+    send(store.at(NOW).mend([Violation(b"", "in_flight", "", b"")]))
 
 
 def change_each_way(send: Send, store: Store, job_id: str) -> None:
     """Call every verb that changes one job: it must do its work or refuse with an error of its own."""
     calls: list[Call[Any]] = [
         store.ask(job_id),
-        store.reschedule(job_id, NOW, now=NOW),
-        store.enqueue([New(job_id, VALID, due=NOW)], keep=True, now=NOW),
-        store.enqueue([New(job_id, VALID, due=NOW)], now=NOW),
-        store.replace([New(job_id, VALID, due=NOW)], now=NOW),
-        store.cancel(job_id, now=NOW),
-        store.revive([job_id], now=NOW),
+        store.at(NOW).reschedule(job_id, NOW),
+        store.at(NOW).enqueue([New(job_id, VALID, due=NOW)], keep=True),
+        store.at(NOW).enqueue([New(job_id, VALID, due=NOW)]),
+        store.at(NOW).replace([New(job_id, VALID, due=NOW)]),
+        store.at(NOW).cancel(job_id),
+        store.at(NOW).revive([job_id]),
         store.drop([job_id]),
     ]
     for call in calls:
@@ -143,7 +145,7 @@ def test_each_verb_answers_about_a_job_with_a_malformed_record(
     write(producer, WAYS[way](queue))
     change_each_way(send, store, "bad")
     write(producer, WAYS[way](queue))
-    send(store.dispatch(limit=100, cap=CAP, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=CAP))
     change_each_way(send, store, "bad")
     schedule_good(send, store)
     assert work(send, store) >= set(GOOD)
@@ -158,15 +160,15 @@ def test_malformed_record_does_not_stop_others_from_moving_to_a_shard(
     write(producer, WAYS[way](queue))
     key = f"evsched:{{{queue}}}:schedule"
     members: list[bytes] = raw.zrange(key, 0, -1) if raw.type(key) == b"zset" else []
-    left = send(store.depart(other.queue, "t", [*members, b"bad"], calm=0.0, now=NOW))
+    left = send(store.at(NOW).depart(other.queue, "t", [*members, b"bad"], calm=0.0))
     assert left.batch is not None
     assert {member for member, _ in left.batch.jobs} >= {job_id.encode() for job_id in GOOD}
     read_all(send, store, ["bad", *GOOD])
     change_each_way(send, other, "bad")
     write(producer, WAYS[way](queue))  # while they are on their way
-    batch = send(store.depart(now=NOW)).batch
+    batch = send(store.at(NOW).depart()).batch
     assert batch is not None
-    arrival = send(other.arrive(queue, batch, now=NOW))
+    arrival = send(other.at(NOW).arrive(queue, batch))
     assert send(store.vacate(batch, arrival)).back == len(arrival.stay)
     for part in (store, other):
         read_all(send, part, ["bad", *GOOD])
@@ -191,17 +193,17 @@ def test_fields_written_into_the_record_of_a_run_do_not_stop_its_end(
     send: Send, store: Store, state: State, producer: Any, queue: str, way: str, end: str
 ) -> None:
     schedule_good(send, store)
-    send(store.dispatch(limit=100, cap=CAP, now=NOW))
-    jobs: list[FetchedJob] = send(store.start("w", (), hold=5, lease=15, now=NOW)).jobs
+    send(store.at(NOW).dispatch(limit=100, cap=CAP))
+    jobs: list[FetchedJob] = send(store.at(NOW).start("w", (), hold=5, lease=15)).jobs
     write(producer, [hostile.hset(queue, GOOD[1].encode(), *ON_RUNNING[way])])
     read_all(send, store, GOOD)
     verb, outcome = ENDS[end]
-    lost = send(verb(store)("w", [(job, outcome) for job in jobs], now=NOW))
+    lost = send(verb(store.at(NOW))("w", [(job, outcome) for job in jobs]))
     # A run whose attempt was overwritten looks like another run: the heartbeat finds it, and it runs again.
     assert lost == ([GOOD[1]] if way == "attempt-other" else [])
     if lost:
-        again = send(store.start("w", lost, hold=5, lease=15, now=NOW)).jobs
-        assert send(verb(store)("w", [(again[0], outcome)], now=NOW)) == []
+        again = send(store.at(NOW).start("w", lost, hold=5, lease=15)).jobs
+        assert send(verb(store.at(NOW))("w", [(again[0], outcome)])) == []
     assert "processing:w" not in state()
     assert len(work(send, store, 12)) >= {"retry": 4, "defer": 4, "snooze": 4}.get(end, 0)
 
@@ -212,8 +214,8 @@ def test_fields_written_into_the_record_of_a_run_do_not_stop_its_requeue(
     send: Send, store: Store, state: State, producer: Any, queue: str, way: str, died: bool
 ) -> None:
     schedule_good(send, store)
-    send(store.dispatch(limit=100, cap=CAP, now=NOW))
-    send(store.start("w", (), hold=5, lease=15, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=CAP))
+    send(store.at(NOW).start("w", (), hold=5, lease=15))
     write(producer, [hostile.hset(queue, GOOD[1].encode(), *ON_RUNNING[way])])
     requeue_held(send, store, died)
     assert len(work(send, store, worker="v")) >= 4
@@ -225,13 +227,13 @@ def test_a_worker_owns_the_runs_in_its_list_and_no_stale_ones(
 ) -> None:
     """Stale runs are fenced off if only the scripts have written to the record."""
     schedule_good(send, store)
-    send(store.dispatch(limit=100, cap=CAP, now=NOW))
-    (job,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
-    send(store.requeue("w", "x", now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=CAP))
+    (job,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
+    send(store.at(NOW).requeue("w", "x"))
     assert send(store.fetch("w", 1)) == job.id
-    assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]  # in its list again, but not started
+    assert send(store.at(NOW).complete("w", [(job, DONE)])) == [job.id]  # in its list again, but not started
     write(producer, [hostile.hset(queue, job.id.encode(), b"finished", b"1")])
-    assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]
+    assert send(store.at(NOW).complete("w", [(job, DONE)])) == [job.id]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -253,27 +255,27 @@ def test_other_jobs_run_beside_anything_a_producer_may_write(
         third = len(commands) // 3
         write(producer, commands[:third])
         schedule_good(send, store)
-        send(store.dispatch(limit=100, cap=CAP, now=NOW))
+        send(store.at(NOW).dispatch(limit=100, cap=CAP))
         write(producer, commands[third : 2 * third])
-        jobs = send(store.start("w", (), hold=50, lease=15, now=NOW)).jobs
+        jobs = send(store.at(NOW).start("w", (), hold=50, lease=15)).jobs
         write(producer, commands[2 * third :])
         assert not {*send(store.begin("w", [(job, "1") for job in jobs]))} & {*GOOD}
         read_all(send, store, ids)
         send(store.progress("w", [(job, Progress(1, 2)) for job in jobs]))
         verb, outcome = ENDS[end]
-        lost = send(verb(store)("w", [(job, outcome) for job in jobs], now=NOW))
+        lost = send(verb(store.at(NOW))("w", [(job, outcome) for job in jobs]))
         assert not {*lost} & {*GOOD}
-        send(store.start("w", lost, hold=50, lease=15, now=NOW))
+        send(store.at(NOW).start("w", lost, hold=50, lease=15))
         requeue_held(send, store, died)
         done = work(send, store, 12, worker="v")
         if end in ("complete", "bury", "abort"):
             done |= {job.id for job in jobs}
         assert done >= set(GOOD)
-        send(store.rewind(9, 0, 9, now=NOW - 99999))
+        send(store.at(NOW - 99999).rewind(9, 0, 9))
         for job_id in ids:
             change_each_way(send, store, job_id)
-        send(store.pause(now=NOW))
-        send(store.resume(now=NOW))
+        send(store.at(NOW).pause())
+        send(store.at(NOW).resume())
     finally:
         for key in raw.scan_iter(match="evsched:{grammar}:*", count=1000):
             raw.delete(key)

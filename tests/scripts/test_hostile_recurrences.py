@@ -29,7 +29,7 @@ def write(raw: Any, store: Store) -> Callable[..., None]:
 
 def put(send: Send, store: Store, *planned: float, seen: bytes = b"0", missed: int = 0) -> list[str]:
     rows = [Occurrence(f"r@{at:.0f}", at, at, 5.0) for at in planned]
-    made = send(store.recur("r", seen, rows, next_=NOW + 900, missed=missed, now=NOW))
+    made = send(store.at(NOW).recur("r", seen, rows, next_=NOW + 900, missed=missed))
     assert made is not None
     return made
 
@@ -47,7 +47,7 @@ def test_a_malformed_count_does_not_hide_a_recurrence(
     send: Send, store: Store, state: State, write: Callable[..., None], count: bytes
 ) -> None:
     write(count=count)
-    assert send(store.recur("r", b"0", [], next_=None, reason="no count", now=NOW)) == []
+    assert send(store.at(NOW).recur("r", b"0", [], next_=None, reason="no count")) == []
     after = state()
     assert (after["recurrences"], after[KEY]["reason"]) == ({"r": float("inf")}, "no count")
 
@@ -61,7 +61,7 @@ def test_a_malformed_count_of_made_occurrences_means_0(
     assert put(send, store, NOW, NOW + 60, NOW + 120) == [f"r@{NOW:.0f}", f"r@{NOW + 60:.0f}"]
     assert state()[KEY]["made"] == "2"
     write(made=made)
-    assert send(store.rewind(0, 0, 10, now=NOW - 3600)) == (1, ["r"])
+    assert send(store.at(NOW - 3600).rewind(0, 0, 10)) == (1, ["r"])
     assert state()[KEY]["made"] == "0"
 
 
@@ -74,7 +74,7 @@ def test_a_malformed_count_of_missed_occurrences_restarts_at_0(
     put(send, store, NOW, NOW + 1, NOW + 2, missed=3)
     assert state()[KEY]["missed"] == "3"
     write(missed=missed)
-    assert send(store.dispatch(limit=9, cap=1000, now=NOW + 2)).missed == ["r"]  # one is ready, one waits
+    assert send(store.at(NOW + 2).dispatch(limit=9, cap=1000)).missed == ["r"]  # one is ready, one waits
     assert state()[KEY]["missed"] == "1"
 
 
@@ -84,11 +84,11 @@ def test_a_malformed_count_of_runs_does_not_stop_the_end_of_a_job(
     send: Send, store: Store, state: State, write: Callable[..., None], runs: bytes
 ) -> None:
     put(send, store, NOW)
-    send(store.enqueue([New("other", VALID, due=NOW)], now=NOW))
-    send(store.dispatch(limit=9, cap=1000, now=NOW))
-    jobs: list[FetchedJob] = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
+    send(store.at(NOW).enqueue([New("other", VALID, due=NOW)]))
+    send(store.at(NOW).dispatch(limit=9, cap=1000))
+    jobs: list[FetchedJob] = send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs
     write(runs=runs)
-    assert send(store.complete("w", [(job, Done(b"1", 60, False)) for job in jobs], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(job, Done(b"1", 60, False)) for job in jobs])) == []
     after = state()
     assert "processing:w" not in after
     assert (after[KEY]["runs"], after[KEY]["last_outcome"]) == ("1", "done")
@@ -100,14 +100,14 @@ def test_a_recurrence_counts_only_its_own_occurrences(
 ) -> None:
     """Other jobs that its record names are neither deleted, nor moved, nor waited for."""
     first, *_ = put(send, store, NOW)
-    send(store.enqueue([New("other", VALID, due=NOW + 500)], now=NOW))
+    send(store.at(NOW).enqueue([New("other", VALID, due=NOW + 500)]))
     before = state()
     write(ahead=f"other {first}", waiting="other", current="other")
-    send(store.dispatch(limit=9, cap=1000, now=NOW))
+    send(store.at(NOW).dispatch(limit=9, cap=1000))
     assert state()["ready"] == [first]
     write(ahead=f"other {first}", waiting="other", current="other")
-    jobs = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
-    assert send(store.complete("w", [(job, Done(b"1", 60, False)) for job in jobs], now=NOW)) == []
+    jobs = send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs
+    assert send(store.at(NOW).complete("w", [(job, Done(b"1", 60, False)) for job in jobs])) == []
     send(store.remove("r"))
     after = state()
     assert after["schedule"] == {"other": NOW + 500}
@@ -124,13 +124,13 @@ def test_occurrences_run_with_any_content_of_the_recurrence_record(
     write(**{field: value})
     done = set[str]()
     for n in range(3):
-        send(store.dispatch(limit=9, cap=1000, now=NOW + 60 * n))
-        jobs = send(store.start("w", (), hold=9, lease=15, now=NOW + 60 * n)).jobs
-        assert send(store.complete("w", [(job, Done(b"1", 60, False)) for job in jobs], now=NOW + 60 * n)) == []
+        send(store.at(NOW + 60 * n).dispatch(limit=9, cap=1000))
+        jobs = send(store.at(NOW + 60 * n).start("w", (), hold=9, lease=15)).jobs
+        assert send(store.at(NOW + 60 * n).complete("w", [(job, Done(b"1", 60, False)) for job in jobs])) == []
         done |= {job.id for job in jobs}
     assert done == {*ids}
     write(**{field: value})
-    send(store.rewind(0, 0, 10, now=NOW - 3600))
-    send(store.hold("r", True, now=NOW))
+    send(store.at(NOW - 3600).rewind(0, 0, 10))
+    send(store.at(NOW).hold("r", True))
     send(store.remove("r"))
     assert "recurrences" not in state()

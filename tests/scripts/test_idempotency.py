@@ -32,14 +32,14 @@ def key(queue: str) -> str:
 def test_a_repetition_gets_the_first_reply_and_changes_nothing(
     send: Send, store: Store, state: State, raw: Any, key: str, on_conflict: OnConflict | None, within: float | None
 ) -> None:
-    once = store.enqueue_once(REQUEST, jobs("a", "b"), on_conflict=on_conflict, within=within, now=NOW)
+    once = store.at(NOW).enqueue_once(REQUEST, jobs("a", "b"), on_conflict=on_conflict, within=within)
     first = Accepted("asked", [("a", NOW + 5), ("b", NOW + 5)])
     assert send(once) == first
     assert DAY_MS - 60_000 < raw.pttl(key) <= DAY_MS
     before, stored = state(), raw.get(key)
     assert send(once) == first
-    other = store.enqueue_once(
-        IdempotentRequest("k", "other"), jobs("c", "d", "e"), on_conflict=on_conflict, within=within, now=NOW + 9
+    other = store.at(NOW + 9).enqueue_once(
+        IdempotentRequest("k", "other"), jobs("c", "d", "e"), on_conflict=on_conflict, within=within
     )
     assert send(other) == first, "the caller sees by `asked` that it was not the same"
     assert (state(), raw.get(key)) == (before, stored)
@@ -49,10 +49,10 @@ def test_a_repetition_gets_the_first_reply_and_changes_nothing(
 def test_repeated_request_changes_nothing_after_its_jobs_changed(
     send: Send, store: Store, state: State, on_conflict: OnConflict | None
 ) -> None:
-    once = store.enqueue_once(REQUEST, jobs("a", "b"), on_conflict=on_conflict, now=NOW)
+    once = store.at(NOW).enqueue_once(REQUEST, jobs("a", "b"), on_conflict=on_conflict)
     first = send(once)
-    send(store.cancel("a", now=NOW))
-    send(store.reschedule("b", NOW + 99, now=NOW))
+    send(store.at(NOW).cancel("a"))
+    send(store.at(NOW).reschedule("b", NOW + 99))
     before = state()
     assert before["schedule"] == {"b": NOW + 99}
     assert send(once) == first
@@ -62,39 +62,39 @@ def test_repeated_request_changes_nothing_after_its_jobs_changed(
 def test_a_request_that_is_refused_does_not_use_up_its_key(
     send: Send, store: Store, state: State, raw: Any, key: str
 ) -> None:
-    send(store.enqueue(jobs("a"), now=NOW))
+    send(store.at(NOW).enqueue(jobs("a")))
     before = state()
     with pytest.raises(JobExists):
-        send(store.enqueue_once(REQUEST, jobs("new", "a"), now=NOW))
+        send(store.at(NOW).enqueue_once(REQUEST, jobs("new", "a")))
     with pytest.raises(StoreRefused, match="not a valid float"):
-        send(store.enqueue_once(REQUEST, [New("new", PAYLOAD, due=float("nan"))], now=NOW))
+        send(store.at(NOW).enqueue_once(REQUEST, [New("new", PAYLOAD, due=float("nan"))]))
     assert (state(), raw.exists(key)) == (before, 0)
-    assert send(store.enqueue_once(REQUEST, jobs("b"), now=NOW)).jobs == [("b", NOW + 5)]
+    assert send(store.at(NOW).enqueue_once(REQUEST, jobs("b"))).jobs == [("b", NOW + 5)]
 
 
 def test_a_key_that_redis_has_deleted_is_free(send: Send, store: Store, raw: Any, key: str) -> None:
-    send(store.enqueue_once(REQUEST, jobs("a"), now=NOW))
+    send(store.at(NOW).enqueue_once(REQUEST, jobs("a")))
     raw.delete(key)
-    assert send(store.enqueue_once(IdempotentRequest("k", "other"), jobs("b"), now=NOW)).jobs == [("b", NOW + 5)]
+    assert send(store.at(NOW).enqueue_once(IdempotentRequest("k", "other"), jobs("b"))).jobs == [("b", NOW + 5)]
 
 
 def test_key_of_another_type_is_overwritten(send: Send, store: Store, raw: Any, key: str) -> None:
     raw.rpush(key, "x")
-    assert send(store.enqueue_once(REQUEST, jobs("a"), now=NOW)).jobs == [("a", NOW + 5)]
+    assert send(store.at(NOW).enqueue_once(REQUEST, jobs("a"))).jobs == [("a", NOW + 5)]
     assert raw.get(key) == f"{NOW + 86400:.6f} asked a {NOW + 5:.6f}".encode()
 
 
 def test_a_thousand_jobs_are_one_request(send: Send, store: Store) -> None:
-    once = store.enqueue_once(REQUEST, jobs(*(f"j{n}" for n in range(1000))), now=NOW)
+    once = store.at(NOW).enqueue_once(REQUEST, jobs(*(f"j{n}" for n in range(1000))))
     assert send(once).jobs == [(f"j{n}", NOW + 5) for n in range(1000)]
     assert send(once) == send(once)
 
 
 def test_enqueue_without_a_key_runs_no_additional_command(send: Send, store: Store, raw: Any) -> None:
-    send(store.enqueue(jobs("a"), now=NOW))
+    send(store.at(NOW).enqueue(jobs("a")))
     raw.config_resetstat()
-    send(store.enqueue(jobs("b"), now=NOW))
-    send(store.replace(jobs("b"), now=NOW))
+    send(store.at(NOW).enqueue(jobs("b")))
+    send(store.at(NOW).replace(jobs("b")))
     used = raw.info("commandstats")
     assert "cmdstat_get" not in used
     assert "cmdstat_set" not in used

@@ -62,13 +62,13 @@ def ear(server: EmbeddedRedis, queue: str) -> Generator[Ear]:
 def wait(send: Send, store: Store, *workers: str) -> None:
     """Have workers wait, one second after the other."""
     for n, worker in enumerate(workers):
-        found = send(store.start(worker, (), hold=5, lease=99, wait=True, now=NOW + n))
+        found = send(store.at(NOW + n).start(worker, (), hold=5, lease=99, wait=True))
         assert (found.waits, found.more, found.jobs) == (True, False, [])
 
 
 def dispatch(send: Send, store: Store, *jobs: str, **of: Any) -> None:
-    send(store.enqueue([New(job, b"{}", due=NOW, **of) for job in jobs], now=NOW))
-    send(store.dispatch(limit=100, cap=100, now=NOW + 9))
+    send(store.at(NOW).enqueue([New(job, b"{}", due=NOW, **of) for job in jobs]))
+    send(store.at(NOW + 9).dispatch(limit=100, cap=100))
 
 
 def test_each_job_calls_one_worker_and_the_longest_waiting_first(
@@ -81,14 +81,14 @@ def test_each_job_calls_one_worker_and_the_longest_waiting_first(
     dispatch(send, store, "b", "c", "d")
     assert ear.heard() == ["u", "w"]
     assert "idle" not in state()
-    found = send(store.start("u", (), hold=5, lease=99, wait=True, now=NOW))
+    found = send(store.at(NOW).start("u", (), hold=5, lease=99, wait=True))
     assert ([job.id for job in found.jobs], found.waits) == (["a", "b", "c", "d"], True)
 
 
 def test_a_worker_that_asks_again_keeps_its_place(send: Send, store: Store, ear: Ear) -> None:
     ear.listen("u", "v")
     wait(send, store, "u", "v")
-    send(store.start("u", (), hold=5, lease=99, wait=True, now=NOW + 8))
+    send(store.at(NOW + 8).start("u", (), hold=5, lease=99, wait=True))
     dispatch(send, store, "a")
     assert ear.heard() == ["u"]
 
@@ -109,14 +109,14 @@ def test_a_worker_waits_only_if_it_may_hold_more(
     send: Send, store: Store, state: State, hold: int, waits: bool
 ) -> None:
     dispatch(send, store, "a")
-    assert send(store.start("w", (), hold=hold, lease=99, wait=True, now=NOW)).waits is waits
+    assert send(store.at(NOW).start("w", (), hold=hold, lease=99, wait=True)).waits is waits
     assert ("idle" in state()) is waits
 
 
 def test_worker_waits_only_on_request_and_with_an_empty_ready(send: Send, store: Store, state: State) -> None:
-    assert not send(store.start("u", (), hold=9, lease=99, now=NOW)).waits
+    assert not send(store.at(NOW).start("u", (), hold=9, lease=99)).waits
     dispatch(send, store, *(f"j{n}" for n in range(30)))
-    found = send(store.start("w", (), hold=9, lease=99, wait=True, now=NOW))
+    found = send(store.at(NOW).start("w", (), hold=9, lease=99, wait=True))
     assert (found.more, found.waits) == (True, False)
     assert "idle" not in state()
 
@@ -125,12 +125,12 @@ def test_a_job_that_a_limit_held_back_calls_a_worker_when_it_passes(
     send: Send, store: Store, ear: Ear, state: State
 ) -> None:
     ear.listen("v")
-    send(store.limit({"concurrency": 1}, now=NOW))
+    send(store.at(NOW).limit({"concurrency": 1}))
     dispatch(send, store, "a", "b")
-    (run,) = send(store.start("u", (), hold=5, lease=99, now=NOW)).jobs
+    (run,) = send(store.at(NOW).start("u", (), hold=5, lease=99)).jobs
     wait(send, store, "v")
     assert ear.heard() == []
-    send(store.complete("u", [(run, Done(b"1", 1, False))], now=NOW))
+    send(store.at(NOW).complete("u", [(run, Done(b"1", 1, False))]))
     assert ear.heard() == ["v"]
     assert state()["ready"] == ["b"]
 
@@ -139,21 +139,21 @@ def test_a_job_that_a_limit_held_back_calls_a_worker_when_it_passes(
 def test_requeued_jobs_call_workers(send: Send, store: Store, ear: Ear, died: bool) -> None:
     ear.listen("v", "w")
     dispatch(send, store, "a", "b", "c")
-    assert len(send(store.start("u", (), hold=5, lease=1, now=NOW)).jobs) == 3
+    assert len(send(store.at(NOW).start("u", (), hold=5, lease=1)).jobs) == 3
     wait(send, store, "v", "w")
-    (lease,) = send(store.survey(now=NOW)).leases
-    send(store.requeue("u", "x", lease=lease.end if died else b"", now=NOW))
+    (lease,) = send(store.at(NOW).survey()).leases
+    send(store.at(NOW).requeue("u", "x", lease=lease.end if died else b""))
     assert ear.heard() == ["v", "w"]
 
 
 def test_call_to_a_worker_that_dies_passes_to_the_next(send: Send, store: Store, ear: Ear) -> None:
     ear.listen("v", "w")
-    send(store.heartbeat("v", 1, fresh=True, now=NOW))
+    send(store.at(NOW).heartbeat("v", 1, fresh=True))
     wait(send, store, "v", "w")
     dispatch(send, store, "a")
     assert ear.heard() == ["v"]
-    (lease,) = send(store.survey(now=NOW)).leases
-    send(store.requeue("v", "x", lease=lease.end, now=NOW))
+    (lease,) = send(store.at(NOW).survey()).leases
+    send(store.at(NOW).requeue("v", "x", lease=lease.end))
     assert ear.heard() == ["w"]
 
 
@@ -173,17 +173,17 @@ def test_declined_call_passes_to_the_next_worker_and_no_more_are_made(
 
 
 def test_a_heartbeat_says_whether_the_worker_waits(send: Send, store: Store, raw: Any, queue: str) -> None:
-    assert not send(store.heartbeat("w", 9, fresh=True, now=NOW)).waits
+    assert not send(store.at(NOW).heartbeat("w", 9, fresh=True)).waits
     wait(send, store, "w")
-    assert send(store.heartbeat("w", 9, now=NOW)).waits
+    assert send(store.at(NOW).heartbeat("w", 9)).waits
     raw.delete(f"evsched:{{{queue}}}:idle")
-    assert not send(store.heartbeat("w", 9, now=NOW)).waits
+    assert not send(store.at(NOW).heartbeat("w", 9)).waits
 
 
 def test_a_key_of_the_wrong_type_stops_no_dispatch(send: Send, store: Store, raw: Any, queue: str) -> None:
     raw.set(f"evsched:{{{queue}}}:idle", "wrong")
     dispatch(send, store, "a")
-    assert [job.id for job in send(store.start("w", (), hold=5, lease=99, now=NOW)).jobs] == ["a"]
+    assert [job.id for job in send(store.at(NOW).start("w", (), hold=5, lease=99)).jobs] == ["a"]
 
 
 def test_survey_names_a_job_beside_idle_workers_and_all_are_called(
@@ -191,10 +191,10 @@ def test_survey_names_a_job_beside_idle_workers_and_all_are_called(
 ) -> None:
     ear.listen("u", "v", "w")
     wait(send, store, "u", "v", "w")
-    assert send(store.survey(now=NOW)).beside is None
+    assert send(store.at(NOW).survey()).beside is None
     dispatch(send, store, "a")
-    assert send(store.survey(now=NOW)).beside == "a"
+    assert send(store.at(NOW).survey()).beside == "a"
     send(store.decline())
     assert ear.heard() == ["u", "v", "w"]
-    assert send(store.survey(now=NOW)).beside is None
+    assert send(store.at(NOW).survey()).beside is None
     assert state()["ready"] == ["a"]

@@ -26,14 +26,14 @@ def stream(send: Send, store: Store) -> None:
 def enqueue(send: Send, store: Store, row: int | None, payload: bytes = PAYLOAD) -> str:
     """Schedule the job of a row, or that of a client; return why it was refused."""
     if row is None:
-        send(store.enqueue([New("a", payload, due=NOW)], now=NOW))
+        send(store.at(NOW).enqueue([New("a", payload, due=NOW)]))
         return ""
-    return send(store.relay([RowJob("a", payload, None, None, NOW, row)], now=NOW)).get("a", "")
+    return send(store.at(NOW).relay([RowJob("a", payload, None, None, NOW, row)])).get("a", "")
 
 
 def start(send: Send, store: Store) -> FetchedJob:
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
-    (run,) = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
+    (run,) = send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs
     return run
 
 
@@ -52,7 +52,7 @@ def is_kept(raw: Any, store: Store) -> bool:
 @pytest.mark.parametrize("done", [DONE, AT_ONCE])
 def test_the_record_of_a_job_stays_until_its_end_is_settled(send: Send, store: Store, raw: Any, done: Done) -> None:
     enqueue(send, store, 7)
-    send(store.complete("w", [(start(send, store), done)], now=NOW))
+    send(store.at(NOW).complete("w", [(start(send, store), done)]))
     assert is_kept(raw, store)
     reports = read(send, store)
     assert outcomes(reports) == [("a", "7", "done", f"{done.retention:g}")]
@@ -70,7 +70,7 @@ def test_a_row_that_comes_again_changes_nothing_wherever_its_job_is(
     steps = [
         lambda: None,
         lambda: runs.append(start(send, store)),
-        lambda: send(store.complete("w", [(runs[0], done)], now=NOW)),
+        lambda: send(store.at(NOW).complete("w", [(runs[0], done)])),
     ]
     runs = list[FetchedJob]()
     for step in steps:
@@ -82,7 +82,7 @@ def test_a_row_that_comes_again_changes_nothing_wherever_its_job_is(
 
 def test_a_row_that_comes_again_does_not_revive_a_dead_job(send: Send, store: Store, state: State) -> None:
     enqueue(send, store, 7)
-    send(store.bury("w", [(start(send, store), Buried("why", False))], now=NOW))
+    send(store.at(NOW).bury("w", [(start(send, store), Buried("why", False))]))
     before = state()
     enqueue(send, store, 7)
     assert state() == before
@@ -93,14 +93,14 @@ def test_a_row_that_comes_again_does_not_revive_a_dead_job(send: Send, store: St
 def test_another_row_of_the_same_id_is_another_job(send: Send, store: Store, raw: Any, dies: bool) -> None:
     enqueue(send, store, 7)
     run = start(send, store)
-    send(store.bury("w", [(run, Buried("x", False))], now=NOW) if dies else store.complete("w", [(run, DONE)], now=NOW))
+    send(store.at(NOW).bury("w", [(run, Buried("x", False))]) if dies else store.at(NOW).complete("w", [(run, DONE)]))
     first = read(send, store)
     enqueue(send, store, 8, b'{"task":"t","args":[2]}')
     send(store.settle(first))
     assert is_kept(raw, store), "the end of row 7 is no end of row 8"
     again = start(send, store)
     assert (again.attempt, again.payload) == (1, b'{"task":"t","args":[2]}')
-    send(store.complete("w", [(again, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(again, DONE)]))
     assert outcomes(read(send, store)) == [("a", "8", "done", "60")]
 
 
@@ -118,7 +118,7 @@ def test_a_job_that_a_client_has_scheduled_under_the_id_is_left_alone(
 
 def test_client_job_with_the_id_of_an_ended_row_is_left_alone(send: Send, store: Store, raw: Any, state: State) -> None:
     enqueue(send, store, 7)
-    send(store.complete("w", [(start(send, store), DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(start(send, store), DONE)]))
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW})
     before = state()
     assert enqueue(send, store, 7) == ""
@@ -132,10 +132,10 @@ def test_job_of_a_later_row_replaces_a_waiting_one(
 ) -> None:
     root = f"evsched:{{{store.queue}}}:"
     if place == "backlog":
-        send(store.pause(now=NOW))
+        send(store.at(NOW).pause())
     enqueue(send, store, 7)
     if place != "schedule":
-        send(store.dispatch(limit=100, cap=1000, now=NOW))
+        send(store.at(NOW).dispatch(limit=100, cap=1000))
     if place == "fetched":
         raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
     assert enqueue(send, store, 8, OTHER) == ""
@@ -144,12 +144,12 @@ def test_job_of_a_later_row_replaces_a_waiting_one(
     assert state() == before
     assert "later row number, 8" in enqueue(send, store, 7)
     assert state() == before
-    send(store.resume(now=NOW))
+    send(store.at(NOW).resume())
     if place == "fetched":
-        assert send(store.start("w", ["a"], hold=9, lease=15, now=NOW)).jobs == []
+        assert send(store.at(NOW).start("w", ["a"], hold=9, lease=15)).jobs == []
     run = start(send, store)
     assert (run.payload, run.attempt) == (OTHER, 1)
-    send(store.complete("w", [(run, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(run, DONE)]))
     assert outcomes(read(send, store)) == [("a", "8", "done", "60")]
     assert raw.zcard(f"{root}schedule") == 0
 
@@ -162,24 +162,24 @@ def test_the_job_of_a_later_row_runs_after_the_run_of_an_earlier_one(
     run = start(send, store)
     for _ in range(2):
         assert enqueue(send, store, 8, OTHER) == ""
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
     before = state()
     assert enqueue(send, store, 8, OTHER) == ""
     assert state() == before
     assert send(store.mark("a")).next_row == "8"
     if how == "retried":
-        send(store.retry("w", [(run, Retried(0.0, "x"))], now=NOW))
+        send(store.at(NOW).retry("w", [(run, Retried(0.0, "x"))]))
         assert enqueue(send, store, 8, OTHER) == ""
         run = start(send, store)
         assert (run.payload, run.attempt) == (PAYLOAD, 2)
     if how == "dead":
-        send(store.bury("w", [(run, Buried("x", False))], now=NOW))
+        send(store.at(NOW).bury("w", [(run, Buried("x", False))]))
     else:
-        send(store.complete("w", [(run, DONE)], now=NOW))
+        send(store.at(NOW).complete("w", [(run, DONE)]))
     send(store.settle(read(send, store)))
     again = start(send, store)
     assert (again.payload, again.attempt) == (OTHER, 1)
-    send(store.complete("w", [(again, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(again, DONE)]))
     assert outcomes(read(send, store)) == [("a", "8", "done", "60")]
     assert is_kept(raw, store)
 
@@ -190,21 +190,21 @@ def test_a_row_that_waits_for_a_run_is_cancelled_or_replaced_with_it(send: Send,
     run = start(send, store)
     enqueue(send, store, 8, OTHER)
     if again:
-        send(store.replace([New("a", b"{}", due=NOW)], now=NOW))
+        send(store.at(NOW).replace([New("a", b"{}", due=NOW)]))
     else:
-        send(store.cancel("a", now=NOW))
-    send(store.complete("w", [(run, DONE)], now=NOW))
+        send(store.at(NOW).cancel("a"))
+    send(store.at(NOW).complete("w", [(run, DONE)]))
     if again:
         last = start(send, store)
         assert last.payload == b"{}"
-        send(store.complete("w", [(last, DONE)], now=NOW))
+        send(store.at(NOW).complete("w", [(last, DONE)]))
     ended = outcomes(read(send, store))[-1]
     assert ended[:3] == ("a", "8", "done" if again else "cancelled")
 
 
 def test_a_job_that_is_cancelled_while_it_waits_leaves_a_record_until_then(send: Send, store: Store, raw: Any) -> None:
     enqueue(send, store, 7)
-    send(store.cancel("a", now=NOW))
+    send(store.at(NOW).cancel("a"))
     assert is_kept(raw, store)
     enqueue(send, store, 7)
     assert raw.zcard(f"evsched:{{{store.queue}}}:schedule") == 0
@@ -218,18 +218,18 @@ def test_a_job_that_is_cancelled_while_it_waits_leaves_a_record_until_then(send:
 def test_a_run_that_is_cancelled_is_reported_when_it_ends(send: Send, store: Store, raw: Any) -> None:
     enqueue(send, store, 7)
     run = start(send, store)
-    send(store.cancel("a", now=NOW))
+    send(store.at(NOW).cancel("a"))
     assert read(send, store) == []
-    send(store.retry("w", [(run, Retried(1.0, "x"))], now=NOW))
+    send(store.at(NOW).retry("w", [(run, Retried(1.0, "x"))]))
     assert is_kept(raw, store)
     assert outcomes(read(send, store)) == [("a", "7", "cancelled", "300.000000")]
 
 
 def test_a_dead_job_is_reported_again_when_it_is_revived_or_dropped(send: Send, store: Store, raw: Any) -> None:
     enqueue(send, store, 7)
-    send(store.bury("w", [(start(send, store), Buried("x", False))], now=NOW))
-    send(store.revive(["a"], now=NOW))
-    send(store.bury("w", [(start(send, store), Buried("x", False))], now=NOW))
+    send(store.at(NOW).bury("w", [(start(send, store), Buried("x", False))]))
+    send(store.at(NOW).revive(["a"]))
+    send(store.at(NOW).bury("w", [(start(send, store), Buried("x", False))]))
     send(store.drop(["a"]))
     reports = read(send, store)
     assert [one.outcome for one in reports] == ["dead", "open", "dead", "dropped"]
@@ -243,12 +243,12 @@ def test_a_dead_job_is_reported_again_when_it_is_revived_or_dropped(send: Send, 
 
 def test_retried_deferred_or_replaced_job_is_not_reported_as_ended(send: Send, store: Store) -> None:
     enqueue(send, store, 7)
-    send(store.retry("w", [(start(send, store), Retried(0.0, "x"))], now=NOW))
-    send(store.defer("w", [(start(send, store), Deferred(NOW, "x"))], now=NOW))
-    send(store.replace([New("a", PAYLOAD, due=NOW)], now=NOW))
+    send(store.at(NOW).retry("w", [(start(send, store), Retried(0.0, "x"))]))
+    send(store.at(NOW).defer("w", [(start(send, store), Deferred(NOW, "x"))]))
+    send(store.at(NOW).replace([New("a", PAYLOAD, due=NOW)]))
     run = start(send, store)
     assert read(send, store) == []
-    send(store.complete("w", [(run, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(run, DONE)]))
     assert outcomes(read(send, store)) == [("a", "7", "done", "60")]
 
 
@@ -256,7 +256,7 @@ def test_retried_deferred_or_replaced_job_is_not_reported_as_ended(send: Send, s
 def test_invalid_row_number_does_not_make_a_ledger_job(send: Send, store: Store, raw: Any, row: str) -> None:
     enqueue(send, store, None)
     raw.hset(f"evsched:{{{store.queue}}}:job:a", "ledger", row)
-    send(store.complete("w", [(start(send, store), DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(start(send, store), DONE)]))
     assert read(send, store) == []
     assert not is_kept(raw, store)
 
@@ -265,15 +265,15 @@ def test_a_stream_of_the_wrong_type_does_not_keep_a_job_from_ending(send: Send, 
     raw.delete(f"evsched:{{{store.queue}}}:ends")
     raw.set(f"evsched:{{{store.queue}}}:ends", "x")
     enqueue(send, store, 7)
-    assert send(store.complete("w", [(start(send, store), DONE)], now=NOW)) == []
-    status = send(store.look("a", now=NOW))
+    assert send(store.at(NOW).complete("w", [(start(send, store), DONE)])) == []
+    status = send(store.at(NOW).look("a"))
     assert status is not None
     assert status.place == "finished"
 
 
 def test_relay_takes_over_ends_read_by_a_vanished_relay(send: Send, store: Store) -> None:
     enqueue(send, store, 7)
-    send(store.complete("w", [(start(send, store), DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(start(send, store), DONE)]))
     reports = read(send, store)
     assert send(read_ends([store.queue], "r1", 10, None)) == {store.queue: reports}
     assert send(store.inherit_ends("r2", 10, 3600.0)) == []
@@ -288,14 +288,14 @@ def scene(send: Send, store: Store, raw: Any, place: str) -> None:
     """Have the job of row 7 in a place."""
     enqueue(send, store, 7)
     if place == "backlog":
-        send(store.pause(now=NOW))
+        send(store.at(NOW).pause())
     if place != "schedule":
-        send(store.dispatch(limit=100, cap=1000, now=NOW))
+        send(store.at(NOW).dispatch(limit=100, cap=1000))
     if place == "fetched":
         raw.lmove(f"evsched:{{{store.queue}}}:ready", f"evsched:{{{store.queue}}}:processing:w", "LEFT", "RIGHT")
         raw.zadd(f"evsched:{{{store.queue}}}:leases", {"w": NOW + 9})
     if place == "processing":
-        send(store.start("w", (), hold=9, lease=15, now=NOW))
+        send(store.at(NOW).start("w", (), hold=9, lease=15))
 
 
 @pytest.mark.parametrize("row", [7, 8])
@@ -305,9 +305,9 @@ def test_a_waiting_job_whose_row_has_ended_is_withdrawn(
 ) -> None:
     empty = state()
     scene(send, store, raw, place)
-    assert send(store.withdraw([("a", row)], now=NOW)) == 1
-    assert send(store.withdraw([("a", row)], now=NOW)) == 0
-    send(store.resume(now=NOW))
+    assert send(store.at(NOW).withdraw([("a", row)])) == 1
+    assert send(store.at(NOW).withdraw([("a", row)])) == 0
+    send(store.at(NOW).resume())
     assert state() == empty
     assert read(send, store) == []
 
@@ -318,12 +318,12 @@ def test_run_of_an_ended_row_is_stopped_and_not_reported(send: Send, store: Stor
     hears = raw.pubsub()
     hears.subscribe(f"evsched:{{{store.queue}}}:control:w")
     assert hears.get_message(timeout=5)["type"] == "subscribe"
-    assert send(store.withdraw([("a", 7)], now=NOW)) == 1
+    assert send(store.at(NOW).withdraw([("a", 7)])) == 1
     assert hears.get_message(timeout=5)["data"] == b"a"
     hears.close()
-    send(store.requeue("w", "x", now=NOW))
-    assert send(store.start("v", (), hold=9, lease=15, now=NOW)).jobs == []
-    status = send(store.look("a", now=NOW))
+    send(store.at(NOW).requeue("w", "x"))
+    assert send(store.at(NOW).start("v", (), hold=9, lease=15)).jobs == []
+    status = send(store.at(NOW).look("a"))
     assert status is not None
     assert status.place == "finished"
     assert read(send, store) == []
@@ -338,7 +338,7 @@ def test_a_job_of_no_row_or_of_a_later_one_is_not_withdrawn(
     if place == "fetched":
         start(send, store)
     before = state()
-    assert send(store.withdraw([("a", 7)], now=NOW)) == 0
+    assert send(store.at(NOW).withdraw([("a", 7)])) == 0
     assert state() == before
 
 
@@ -348,25 +348,25 @@ def test_a_job_that_has_ended_or_is_wanted_again_is_not_withdrawn(
 ) -> None:
     enqueue(send, store, 7)
     if how == "replaced":
-        send(store.replace([New("a", OTHER, due=NOW)], now=NOW))
+        send(store.at(NOW).replace([New("a", OTHER, due=NOW)]))
     else:
         run = start(send, store)
         if how in ("ended", "used again"):
-            send(store.complete("w", [(run, DONE)], now=NOW))
+            send(store.at(NOW).complete("w", [(run, DONE)]))
         if how in ("dead", "revived"):
-            send(store.bury("w", [(run, Buried("x", False))], now=NOW))
+            send(store.at(NOW).bury("w", [(run, Buried("x", False))]))
         if how == "revived":
-            send(store.revive(["a"], now=NOW))
+            send(store.at(NOW).revive(["a"]))
         if how in ("used again", "runs again"):
             raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW})
         if how == "runs after":
-            send(store.replace([New("a", OTHER, due=NOW)], now=NOW))
+            send(store.at(NOW).replace([New("a", OTHER, due=NOW)]))
     before = state()
-    assert send(store.withdraw([("a", 7)], now=NOW)) == 0
+    assert send(store.at(NOW).withdraw([("a", 7)])) == 0
     assert state() == before
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
     before = state()
-    assert send(store.withdraw([("a", 7)], now=NOW)) == 0
+    assert send(store.at(NOW).withdraw([("a", 7)])) == 0
     assert state() == before
 
 
@@ -377,7 +377,7 @@ def place(raw: Any, store: Store) -> tuple[float | None, bool]:
 
 
 def revise(send: Send, store: Store, revision: int, due: float, row: int = 7) -> str:
-    return send(store.relay([RowJob("a", PAYLOAD, None, None, due, row, revision)], now=NOW)).get("a", "")
+    return send(store.at(NOW).relay([RowJob("a", PAYLOAD, None, None, due, row, revision)])).get("a", "")
 
 
 @pytest.mark.parametrize("is_due", [False, True])
@@ -386,11 +386,11 @@ def test_a_row_whose_due_was_changed_moves_its_job_once(
 ) -> None:
     enqueue(send, store, 7)
     if is_due:
-        send(store.dispatch(limit=100, cap=1000, now=NOW))
+        send(store.at(NOW).dispatch(limit=100, cap=1000))
         assert place(raw, store) == (None, True)
     revise(send, store, 1, NOW + 60)
     assert place(raw, store) == (NOW + 60, False)
-    send(store.reschedule("a", NOW + 30, now=NOW))  # a later change in Redis
+    send(store.at(NOW).reschedule("a", NOW + 30))  # a later change in Redis
     before = state()
     for _ in range(2):
         revise(send, store, 1, NOW + 60)
@@ -402,7 +402,7 @@ def test_a_row_whose_due_was_changed_moves_its_job_once(
 
 def test_a_job_that_is_scheduled_with_a_revision_has_seen_it(send: Send, store: Store, raw: Any) -> None:
     revise(send, store, 2, NOW + 60)
-    send(store.reschedule("a", NOW + 30, now=NOW))
+    send(store.at(NOW).reschedule("a", NOW + 30))
     revise(send, store, 2, NOW + 60)
     assert place(raw, store) == (NOW + 30, False)
     revise(send, store, 1, NOW + 90, row=8)  # the row is used for another job
@@ -414,12 +414,12 @@ def test_a_job_that_runs_or_has_ended_is_not_moved(send: Send, store: Store, raw
     run = start(send, store)
     revise(send, store, 1, NOW + 60)
     assert place(raw, store) == (None, False)
-    send(store.retry("w", [(run, Retried(5, "why"))], now=NOW))
+    send(store.at(NOW).retry("w", [(run, Retried(5, "why"))]))
     revise(send, store, 1, NOW + 60)
     assert place(raw, store) == (NOW + 5, False)
-    send(store.dispatch(limit=100, cap=1000, now=NOW + 5))
-    (run,) = send(store.start("w", (), hold=9, lease=15, now=NOW + 5)).jobs
-    send(store.complete("w", [(run, DONE)], now=NOW))
+    send(store.at(NOW + 5).dispatch(limit=100, cap=1000))
+    (run,) = send(store.at(NOW + 5).start("w", (), hold=9, lease=15)).jobs
+    send(store.at(NOW).complete("w", [(run, DONE)]))
     before = state()
     revise(send, store, 2, NOW + 60)
     assert state() == before
@@ -429,11 +429,11 @@ def test_a_job_that_runs_or_has_ended_is_not_moved(send: Send, store: Store, raw
 def test_a_row_cancels_its_job_that_waits(send: Send, store: Store, raw: Any, state: State, is_due: bool) -> None:
     enqueue(send, store, 7)
     if is_due:
-        send(store.dispatch(limit=100, cap=1000, now=NOW))
-    send(store.cancel_rows([("a", 7)], now=NOW))
+        send(store.at(NOW).dispatch(limit=100, cap=1000))
+    send(store.at(NOW).cancel_rows([("a", 7)]))
     assert place(raw, store) == (None, False)
     before = state()
-    send(store.cancel_rows([("a", 7)], now=NOW))
+    send(store.at(NOW).cancel_rows([("a", 7)]))
     assert state() == before
     reports = read(send, store)
     assert outcomes(reports) == [("a", "7", "cancelled", "0")]
@@ -444,15 +444,15 @@ def test_a_row_cancels_its_job_that_waits(send: Send, store: Store, raw: Any, st
 def test_a_row_stops_its_job_that_runs(send: Send, store: Store, raw: Any) -> None:
     enqueue(send, store, 7)
     start(send, store)
-    send(store.cancel_rows([("a", 7)], now=NOW))
+    send(store.at(NOW).cancel_rows([("a", 7)]))
     assert raw.hget(f"evsched:{{{store.queue}}}:job:a", "stop") == b"1"
     assert read(send, store) == []
 
 
 def test_a_row_that_redis_does_not_have_ends_as_cancelled(send: Send, store: Store, raw: Any, state: State) -> None:
-    send(store.cancel_rows([("a", 7), ("b", 8)], now=NOW))
+    send(store.at(NOW).cancel_rows([("a", 7), ("b", 8)]))
     before = state()
-    send(store.cancel_rows([("a", 7), ("b", 8)], now=NOW))
+    send(store.at(NOW).cancel_rows([("a", 7), ("b", 8)]))
     assert state() == before
     reports = read(send, store)
     assert outcomes(reports) == [("a", "7", "cancelled", "10"), ("b", "8", "cancelled", "10")]
@@ -464,7 +464,7 @@ def test_a_row_that_redis_does_not_have_ends_as_cancelled(send: Send, store: Sto
 
 def test_a_row_cancels_no_job_but_its_own(send: Send, store: Store, raw: Any) -> None:
     enqueue(send, store, None)
-    send(store.cancel_rows([("a", 7)], now=NOW))
+    send(store.at(NOW).cancel_rows([("a", 7)]))
     assert place(raw, store) == (NOW, False)
     assert outcomes(read(send, store)) == [("a", "7", "cancelled", "")]
 
@@ -474,15 +474,15 @@ def test_a_row_cancels_the_job_of_an_earlier_use_and_not_of_a_later_one(
     send: Send, store: Store, raw: Any, row: int, due: float | None
 ) -> None:
     enqueue(send, store, row)
-    send(store.cancel_rows([("a", 7)], now=NOW))
+    send(store.at(NOW).cancel_rows([("a", 7)]))
     assert place(raw, store) == (due, False)
     assert ("a", "7", "cancelled", "") in outcomes(read(send, store))
 
 
 def test_a_row_whose_job_has_ended_is_not_cancelled(send: Send, store: Store, state: State) -> None:
     enqueue(send, store, 7)
-    send(store.complete("w", [(start(send, store), DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(start(send, store), DONE)]))
     before = state()
-    send(store.cancel_rows([("a", 7)], now=NOW))
+    send(store.at(NOW).cancel_rows([("a", 7)]))
     assert state() == before
     assert outcomes(read(send, store)) == [("a", "7", "done", "60")]

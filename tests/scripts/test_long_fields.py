@@ -25,18 +25,18 @@ MOST = 20_000
 """Bytes that a script may read of records in these tests: those of small records are read as they are."""
 
 VERBS: dict[str, Callable[[Store], Call[Any]]] = {
-    "dispatch": lambda store: store.dispatch(limit=100, cap=CAP, now=NOW),
-    "start": lambda store: store.start("w", (), hold=100, lease=15, now=NOW),
-    "start-fetched": lambda store: store.start("w", ("held",), hold=1, lease=15, now=NOW),
-    "heartbeat": lambda store: store.heartbeat("w", 15, fresh=False, now=NOW),
-    "requeue": lambda store: store.requeue("w", "it stops", now=NOW),
-    "cancel": lambda store: store.cancel("ready", now=NOW),
-    "cancel-held": lambda store: store.cancel("held", now=NOW),
-    "replace": lambda store: store.replace([New("ready", VALID, due=NOW)], now=NOW),
-    "enqueue-keep": lambda store: store.enqueue([New("ready", VALID, due=NOW)], keep=True, now=NOW),
-    "reschedule": lambda store: store.reschedule("due", NOW, now=NOW),
-    "queue-stats": lambda store: store.queue_stats(now=NOW),
-    "audit": lambda store: store.audit([b"ready", b"held", b"due"], now=NOW),
+    "dispatch": lambda store: store.at(NOW).dispatch(limit=100, cap=CAP),
+    "start": lambda store: store.at(NOW).start("w", (), hold=100, lease=15),
+    "start-fetched": lambda store: store.at(NOW).start("w", ("held",), hold=1, lease=15),
+    "heartbeat": lambda store: store.at(NOW).heartbeat("w", 15, fresh=False),
+    "requeue": lambda store: store.at(NOW).requeue("w", "it stops"),
+    "cancel": lambda store: store.at(NOW).cancel("ready"),
+    "cancel-held": lambda store: store.at(NOW).cancel("held"),
+    "replace": lambda store: store.at(NOW).replace([New("ready", VALID, due=NOW)]),
+    "enqueue-keep": lambda store: store.at(NOW).enqueue([New("ready", VALID, due=NOW)], keep=True),
+    "reschedule": lambda store: store.at(NOW).reschedule("due", NOW),
+    "queue-stats": lambda store: store.at(NOW).queue_stats(),
+    "audit": lambda store: store.at(NOW).audit([b"ready", b"held", b"due"]),
 }
 
 
@@ -65,23 +65,23 @@ def test_no_verb_reads_a_field_that_is_too_long(
     if limited:
         send(store.limit({"concurrency": 9, "concurrency:g": 2}))
     for job_id, worker in (("held", "w"), ("ready", None)):
-        send(store.enqueue([New(job_id, VALID, due=NOW)], now=NOW))
-        send(store.dispatch(limit=100, cap=CAP, now=NOW))
+        send(store.at(NOW).enqueue([New(job_id, VALID, due=NOW)]))
+        send(store.at(NOW).dispatch(limit=100, cap=CAP))
         if worker:
-            send(store.start(worker, (), hold=1, lease=15, now=NOW))
-    send(store.enqueue([New("due", VALID, due=NOW)], now=NOW))
+            send(store.at(NOW).start(worker, (), hold=1, lease=15))
+    send(store.at(NOW).enqueue([New("due", VALID, due=NOW)]))
     for job_id in ("held", "ready", "due"):
         raw.hset(f"evsched:{{{queue}}}:job:{job_id}", mapping=dict.fromkeys(FIELDS[1:], LONG))
     assert record_bytes(raw, send, VERBS[verb](store)) < MOST
 
 
 ENDS: dict[str, Callable[[Store, FetchedJob], Call[Any]]] = {
-    "complete": lambda store, run: store.complete("w", [(run, Done(b"1", 300.0, True))], now=NOW),
-    "retry": lambda store, run: store.retry("w", [(run, Retried(1.0, "x"))], now=NOW),
-    "bury": lambda store, run: store.bury("w", [(run, Buried("x", True))], now=NOW),
-    "abort": lambda store, run: store.abort("w", [(run, Aborted(300.0, True))], now=NOW),
-    "defer": lambda store, run: store.defer("w", [(run, Deferred(NOW + 9, "x"))], now=NOW),
-    "snooze": lambda store, run: store.snooze("w", [(run, Snoozed("x", 1.0))], now=NOW),
+    "complete": lambda store, run: store.at(NOW).complete("w", [(run, Done(b"1", 300.0, True))]),
+    "retry": lambda store, run: store.at(NOW).retry("w", [(run, Retried(1.0, "x"))]),
+    "bury": lambda store, run: store.at(NOW).bury("w", [(run, Buried("x", True))]),
+    "abort": lambda store, run: store.at(NOW).abort("w", [(run, Aborted(300.0, True))]),
+    "defer": lambda store, run: store.at(NOW).defer("w", [(run, Deferred(NOW + 9, "x"))]),
+    "snooze": lambda store, run: store.at(NOW).snooze("w", [(run, Snoozed("x", 1.0))]),
     "begin": lambda store, run: store.begin("w", [(run, "1")]),
     "progress": lambda store, run: store.progress("w", [(run, Progress(1, 2))]),
 }
@@ -93,9 +93,9 @@ ENDS: dict[str, Callable[[Store, FetchedJob], Call[Any]]] = {
 def test_no_end_of_a_run_reads_a_field_that_is_too_long(
     send: Send, store: Store, raw: Any, queue: str, end: str, cancelled: bool
 ) -> None:
-    send(store.enqueue([New("a", VALID, due=NOW)], now=NOW))
-    send(store.dispatch(limit=100, cap=CAP, now=NOW))
-    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    send(store.at(NOW).enqueue([New("a", VALID, due=NOW)]))
+    send(store.at(NOW).dispatch(limit=100, cap=CAP))
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
     record = f"evsched:{{{queue}}}:job:a"
     raw.hset(record, mapping=dict.fromkeys(set(FIELDS[1:]) - {b"worker", b"attempt"}, LONG))
     if not cancelled:
@@ -111,7 +111,7 @@ def test_job_with_long_fields_is_dead_and_its_reason_names_the_first(
     for field in ("priority", "group"):
         raw.hset(f"evsched:{{{queue}}}:job:{field}", mapping={"payload": VALID, field: LONG})
         raw.zadd(f"evsched:{{{queue}}}:schedule", {field: 1})
-    buried = dict(send(store.dispatch(limit=100, cap=CAP, now=NOW)).buried)
+    buried = dict(send(store.at(NOW).dispatch(limit=100, cap=CAP)).buried)
     assert buried["priority"].startswith("the priority is not a whole number")
     assert buried["group"].startswith("the group has more than 200 bytes")
 
@@ -124,16 +124,16 @@ def test_one_long_field_among_many_short_ones_is_noticed(
     record = f"evsched:{{{queue}}}:job:many"
     raw.hset(record, mapping={str(n): "" for n in range(fields)} | {"payload": VALID, "group": LONG})
     raw.zadd(f"evsched:{{{queue}}}:schedule", {"many": 1})
-    call = store.dispatch(limit=100, cap=CAP, now=NOW)
+    call = store.at(NOW).dispatch(limit=100, cap=CAP)
     assert record_bytes(raw, send, call) < MOST
     assert raw.zscore(f"evsched:{{{queue}}}:dead", "many") == NOW
 
 
 def test_small_record_costs_only_one_memory_usage_and_one_read(send: Send, store: Store, raw: Any, queue: str) -> None:
-    send(store.enqueue([New("a", VALID, due=NOW, priority=3, group="g")], now=NOW))
+    send(store.at(NOW).enqueue([New("a", VALID, due=NOW, priority=3, group="g")]))
     raw.config_resetstat()
-    send(store.dispatch(limit=100, cap=CAP, now=NOW))
-    send(store.start("w", (), hold=9, lease=15, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=CAP))
+    send(store.at(NOW).start("w", (), hold=9, lease=15))
     stats = raw.info("commandstats")
     assert {
         name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("memory|usage", "hmget", "hget")

@@ -25,35 +25,35 @@ def request(url: Any, **more: Any) -> bytes:
 
 def due(send: Send, store: Store, jobs: dict[str, bytes], **options: Any) -> None:
     send(store.enqueue([New(name, text, due=NOW, **options) for name, text in jobs.items()]))
-    send(store.dispatch(limit=999, cap=300_000, now=NOW))
+    send(store.at(NOW).dispatch(limit=999, cap=300_000))
 
 
 def start(send: Send, store: Store) -> dict[str, Any]:
-    return {job.id: job for job in send(store.start("w", (), hold=999, lease=15, now=NOW)).jobs}
+    return {job.id: job for job in send(store.at(NOW).start("w", (), hold=999, lease=15)).jobs}
 
 
 def test_each_origin_has_its_own_room_and_each_end_lets_its_next_job_pass(
     send: Send, store: Store, state: State
 ) -> None:
-    send(store.limit({EACH: 2}, now=NOW))
+    send(store.at(NOW).limit({EACH: 2}))
     due(send, store, {f"dead{n:02}": request("http://dead.test/") for n in range(50)})
     due(send, store, {f"good{n}": request("http://good.test/") for n in range(2)})
     jobs = start(send, store)
     assert sorted(jobs) == ["dead00", "dead01", "good0", "good1"]
-    assert explain(store.queue, send(store.explain("dead02", now=NOW))).sentence == (
+    assert explain(store.queue, send(store.at(NOW).explain("dead02"))).sentence == (
         "the gate is closed to origin http://dead.test by the concurrency limit: 2 of 2"
     )
-    assert send(store.complete("w", [(jobs["good0"], DONE), (jobs["dead01"], DONE)], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(jobs["good0"], DONE), (jobs["dead01"], DONE)])) == []
     assert list(start(send, store)) == ["dead02"]
     assert send(store.recount()) == []
     assert state()["in_flight"]["#origin:http://dead.test"] == "2"
-    send(store.limit({EACH: None}, now=NOW))
+    send(store.at(NOW).limit({EACH: None}))
     assert len(start(send, store)) == 47
     assert not {"limits", "throttled", "in_flight", "backlog:origin:http://dead.test"} & state().keys()
 
 
 def test_an_origin_may_have_a_limit_of_its_own(send: Send, store: Store) -> None:
-    send(store.limit({EACH: 1, "concurrency:origin:https://big.test": 3}, now=NOW))
+    send(store.at(NOW).limit({EACH: 1, "concurrency:origin:https://big.test": 3}))
     due(send, store, {f"{host}{n}": request(f"https://{host}.test/{n}") for n in range(4) for host in ("big", "small")})
     assert sorted(start(send, store)) == ["big0", "big1", "big2", "small0"]
 
@@ -87,7 +87,7 @@ def test_an_origin_may_have_a_limit_of_its_own(send: Send, store: Store) -> None
 def test_origin_of_a_payload_is_read(
     send: Send, store: Store, state: State, payload: bytes, origin: str | None
 ) -> None:
-    send(store.limit({EACH: 1}, now=NOW))
+    send(store.at(NOW).limit({EACH: 1}))
     due(send, store, {"one": payload, "two": payload})
     counts = {name: count for name, count in state()["in_flight"].items() if name.startswith("#")}
     assert counts == ({"#": "2"} if origin is None else {f"#origin:{origin}": "1"})
@@ -96,26 +96,26 @@ def test_origin_of_a_payload_is_read(
 
 
 def test_job_counts_in_its_own_group_its_task_and_its_origin(send: Send, store: Store, state: State) -> None:
-    send(store.limit({EACH: 9, "concurrency:*": 9, "concurrency:task:evsched.http": 1}, now=NOW))
+    send(store.at(NOW).limit({EACH: 9, "concurrency:*": 9, "concurrency:task:evsched.http": 1}))
     due(send, store, {f"job{n}": request("http://a.test") for n in range(2)}, group="alice")
     (job,) = start(send, store).values()
     groups = ("alice", "task:evsched.http", "origin:http://a.test")
     assert {name: state()["in_flight"][f"#{name}"] for name in groups} == dict.fromkeys(groups, "1")
-    send(store.complete("w", [(job, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(job, DONE)]))
     assert list(start(send, store)) == ["job1"]
     assert send(store.recount()) == []
 
 
 def test_jobs_in_flight_are_counted_when_the_limit_is_set(send: Send, store: Store, state: State) -> None:
-    send(store.limit({"concurrency": 99}, now=NOW))
+    send(store.at(NOW).limit({"concurrency": 99}))
     due(send, store, {f"job{n}": request("http://a.test") for n in range(3)})
     start(send, store)
-    send(store.limit({EACH: 2}, now=NOW))
+    send(store.at(NOW).limit({EACH: 2}))
     assert state()["in_flight"]["#origin:http://a.test"] == "3"
-    send(store.limit({"rate:origin:http://a.test": 1}, now=NOW))
-    send(store.limit({EACH: None}, now=NOW))
+    send(store.at(NOW).limit({"rate:origin:http://a.test": 1}))
+    send(store.at(NOW).limit({EACH: None}))
     assert state()["limits"]["origins"] == "1"
-    send(store.limit({"rate:origin:http://a.test": None}, now=NOW))
+    send(store.at(NOW).limit({"rate:origin:http://a.test": None}))
     assert state()["limits"] == {"concurrency": "99"}
 
 

@@ -20,11 +20,11 @@ def declared(rule: str = "@daily") -> Declared:
 
 
 def pause(send: Send, store: Store, until: float | None = NOW + 60, why: str = "the disk is full") -> None:
-    assert send(store.hold(NAME, True, until=until, why=why, now=NOW))
+    assert send(store.at(NOW).hold(NAME, True, until=until, why=why))
 
 
 def over(send: Send, store: Store, now: float) -> list[tuple[str, bytes]]:
-    return [(name, end) for name, end, _ in send(store.agenda(15, 9, now=now)).over]
+    return [(name, end) for name, end, _ in send(store.at(now).agenda(15, 9)).over]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_pause_has_an_end_and_a_reason_until_it_is_resumed(
     fields = {"paused": f"{NOW:.6f}", "paused_until": f"{NOW + 60:.6f}", "paused_why": "the disk is full"}
     assert {name: value for name, value in record().items() if name.startswith("paused")} == fields
     assert (state()["recurrences"], state()["pauses"]) == ({NAME: INF}, {NAME: NOW + 60})
-    send(store.hold(NAME, False, now=NOW + 1))
+    send(store.at(NOW + 1).hold(NAME, False))
     assert state() == before
 
 
@@ -59,9 +59,9 @@ def test_a_second_pause_takes_the_place_of_the_first(send: Send, store: Store, s
 def test_the_agenda_has_the_pauses_that_are_over_and_the_next_end(send: Send, store: Store) -> None:
     send(store.declare(declared()))
     pause(send, store)
-    agenda = send(store.agenda(15, 9, now=NOW + 59))
+    agenda = send(store.at(NOW + 59).agenda(15, 9))
     assert (agenda.rows, agenda.over, agenda.pause_ends) == ([], [], NOW + 60)
-    agenda = send(store.agenda(15, 9, now=NOW + 60))
+    agenda = send(store.at(NOW + 60).agenda(15, 9))
     assert agenda.pause_ends is None
     ((name, end, fields),) = agenda.over
     assert (name, float(end), fields["rule"]) == (NAME, NOW + 60, b"@daily")
@@ -90,7 +90,7 @@ def test_a_dispatcher_that_comes_late_ends_no_pause_of_another(
     if meanwhile == "paused again":
         pause(send, store, NOW + 90)
     elif meanwhile == "resumed":
-        send(store.hold(NAME, False, now=NOW + 61))
+        send(store.at(NOW + 61).hold(NAME, False))
     else:
         send(store.remove(NAME))
     before = state()
@@ -100,11 +100,11 @@ def test_a_dispatcher_that_comes_late_ends_no_pause_of_another(
 
 def test_a_pause_with_an_end_outlives_deploys(send: Send, store: Store, state: State, record: Any) -> None:
     def deploy(content: str, *rules: str) -> None:
-        found = send(store.register("app", content, now=NOW))
+        found = send(store.at(NOW).register("app", content))
         for rule in rules:
             send(store.declare(declared(rule), "app", found.revision))
         if not rules:
-            send(store.retire(NAME, "app", found.revision, now=NOW))
+            send(store.at(NOW).retire(NAME, "app", found.revision))
 
     deploy("old", "@daily")
     pause(send, store)
@@ -128,7 +128,7 @@ def test_old_client_can_pause_and_resume_a_recurrence_paused_with_an_end(
     pause(send, store)
     raw.hdel(f"{root}recurrence:{NAME}", "paused")
     raw.zadd(f"{root}recurrences", {NAME: 0})
-    send(store.recur(NAME, b"0", [Occurrence(f"{NAME}@9", NOW + 9, NOW + 9, 5)], next_=NOW + 99, now=NOW))
+    send(store.at(NOW).recur(NAME, b"0", [Occurrence(f"{NAME}@9", NOW + 9, NOW + 9, 5)], next_=NOW + 99))
     assert send(store.unpause(NAME, over(send, store, NOW + 61)[0][1], NOW + 7777))
     after = state()
     assert (after["recurrences"], "pauses" in after) == ({NAME: NOW + 99}, False)
@@ -142,16 +142,16 @@ def end_run(send: Send, store: Store, how: str, n: int) -> None:
     now, job_id = NOW + 60 * n, f"{NAME}@{NOW + 60 * n:.0f}"
     seen = f"{send(store.next_planned(NAME)):.0f}".encode()
     put = [Occurrence(job_id, now, now, 5), Occurrence(f"{NAME}@{now + 5:.0f}", now + 5, now + 5, 5)]
-    assert send(store.recur(NAME, seen, put, next_=now + 60, now=now)) == [one.id for one in put]
-    send(store.dispatch(limit=9, cap=1000, now=now))
-    jobs = send(store.start("w", (), hold=9, lease=15, now=now)).jobs
+    assert send(store.at(now).recur(NAME, seen, put, next_=now + 60)) == [one.id for one in put]
+    send(store.at(now).dispatch(limit=9, cap=1000))
+    jobs = send(store.at(now).start("w", (), hold=9, lease=15)).jobs
     assert [job.id for job in jobs] == [job_id]
     if how == "complete":
-        send(store.complete("w", [(jobs[0], Done(b"null", 9, False))], now=now))
+        send(store.at(now).complete("w", [(jobs[0], Done(b"null", 9, False))]))
     elif how == "abort":
-        send(store.abort("w", [(jobs[0], Aborted(9, False))], now=now))
+        send(store.at(now).abort("w", [(jobs[0], Aborted(9, False))]))
     else:
-        send(store.bury("w", [(jobs[0], Buried("no", False, outcome=cast(Any, how)))], now=now))
+        send(store.at(now).bury("w", [(jobs[0], Buried("no", False, outcome=cast(Any, how)))]))
 
 
 def failing(send: Send, store: Store, *ends: str) -> None:
@@ -187,17 +187,17 @@ def test_a_cancelled_run_neither_fails_nor_ends_a_row_of_failures(send: Send, st
 
 def test_retry_does_not_count_as_a_failure(send: Send, store: Store, record: Any) -> None:
     failing(send, store)
-    send(store.recur(NAME, b"0", [Occurrence(f"{NAME}@9", NOW, NOW, 5)], next_=NOW + 60, now=NOW))
+    send(store.at(NOW).recur(NAME, b"0", [Occurrence(f"{NAME}@9", NOW, NOW, 5)], next_=NOW + 60))
     for n in range(4):
-        send(store.dispatch(limit=9, cap=1000, now=NOW + n))
-        (job,) = send(store.start("w", (), hold=9, lease=15, now=NOW + n)).jobs
-        send(store.retry("w", [(job, Retried(1, "no"))], now=NOW + n))
+        send(store.at(NOW + n).dispatch(limit=9, cap=1000))
+        (job,) = send(store.at(NOW + n).start("w", (), hold=9, lease=15)).jobs
+        send(store.at(NOW + n).retry("w", [(job, Retried(1, "no"))]))
     assert record().keys().isdisjoint({"failing", "failed", "paused"})
 
 
 def test_after_a_resume_three_more_failures_are_allowed(send: Send, store: Store, record: Any) -> None:
     failing(send, store, "dead", "dead", "dead")
-    send(store.hold(NAME, False, now=NOW))
+    send(store.at(NOW).hold(NAME, False))
     assert "failing" not in record()
     end_run(send, store, "dead", 10)
     end_run(send, store, "dead", 11)
@@ -209,20 +209,20 @@ def test_after_a_resume_three_more_failures_are_allowed(send: Send, store: Store
 def test_a_pause_by_hand_keeps_its_reason_when_runs_fail(send: Send, store: Store, record: Any) -> None:
     failing(send, store, "dead", "dead")
     pause(send, store)
-    send(store.trigger(NAME, f"{NOW + 500:.6f}", now=NOW + 500))
-    send(store.dispatch(limit=9, cap=1000, now=NOW + 500))
-    (job,) = send(store.start("w", (), hold=9, lease=15, now=NOW + 500)).jobs
-    send(store.bury("w", [(job, Buried("no", False))], now=NOW + 500))
+    send(store.at(NOW + 500).trigger(NAME, f"{NOW + 500:.6f}"))
+    send(store.at(NOW + 500).dispatch(limit=9, cap=1000))
+    (job,) = send(store.at(NOW + 500).start("w", (), hold=9, lease=15)).jobs
+    send(store.at(NOW + 500).bury("w", [(job, Buried("no", False))]))
     assert (record()["failing"], record()["paused_why"]) == ("3", "the disk is full")
 
 
 def test_a_backfill_that_fails_stops(send: Send, store: Store, state: State) -> None:
     failing(send, store)
-    send(store.backfill(NAME, [f"{NOW - 60 * n:.0f}" for n in range(9, 0, -1)], now=NOW))
+    send(store.at(NOW).backfill(NAME, [f"{NOW - 60 * n:.0f}" for n in range(9, 0, -1)]))
     for _ in range(9):
-        send(store.dispatch(limit=9, cap=1000, now=NOW))
-        for job in send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs:
-            send(store.bury("w", [(job, Buried("no", False))], now=NOW))
+        send(store.at(NOW).dispatch(limit=9, cap=1000))
+        for job in send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs:
+            send(store.at(NOW).bury("w", [(job, Buried("no", False))]))
     assert len(state()["dead"]) == 3
     assert len(state()[f"requests:{NAME}"]) == 6
 
@@ -244,13 +244,13 @@ def test_a_recurrence_that_a_client_has_stopped_is_not_paused(
 ) -> None:
     failing(send, store, "dead", "dead")
     now, job_id = NOW + 600, f"{NAME}@{NOW + 600:.0f}"
-    send(store.recur(NAME, f"{NOW + 120:.0f}".encode(), [Occurrence(job_id, now, now, 5)], next_=now + 60, now=now))
-    send(store.dispatch(limit=9, cap=1000, now=now))
-    (job,) = send(store.start("w", (), hold=9, lease=15, now=now)).jobs
+    send(store.at(now).recur(NAME, f"{NOW + 120:.0f}".encode(), [Occurrence(job_id, now, now, 5)], next_=now + 60))
+    send(store.at(now).dispatch(limit=9, cap=1000))
+    (job,) = send(store.at(now).start("w", (), hold=9, lease=15)).jobs
     raw.delete(f"evsched:{{{store.queue}}}:recurrences")
     if lost != "stopped by a client":
         raw.set(f"evsched:{{{store.queue}}}:recurrences", "x")
-    assert send(store.bury("w", [(job, Buried("no", False))], now=now)) == []
+    assert send(store.at(now).bury("w", [(job, Buried("no", False))])) == []
     assert job_id in state()["dead"]
     assert "recurrences" not in state()
 
@@ -258,17 +258,17 @@ def test_a_recurrence_that_a_client_has_stopped_is_not_paused(
 def test_a_pauses_key_of_a_wrong_type_stops_no_recurrence(send: Send, store: Store, state: State, raw: Any) -> None:
     raw.set(f"evsched:{{{store.queue}}}:pauses", "x")
     send(store.declare(declared()))
-    agenda = send(store.agenda(15, 9, now=NOW))
+    agenda = send(store.at(NOW).agenda(15, 9))
     assert ([name for name, *_ in agenda.rows], agenda.pause_ends, agenda.over) == ([NAME], None, [])
-    assert send(store.hold(NAME, True, now=NOW))
-    assert send(store.hold(NAME, False, now=NOW))
+    assert send(store.at(NOW).hold(NAME, True))
+    assert send(store.at(NOW).hold(NAME, False))
     send(store.remove(NAME))
     assert state() == {}
 
 
 def test_a_pause_after_failures_is_reported_by_one_dispatcher(send: Send, store: Store, raw: Any) -> None:
     raw.sadd(f"evsched:{{{store.queue}}}:newly_paused", "r", "s")
-    assert send(store.agenda(15, 9, now=NOW)).newly_paused == 2
+    assert send(store.at(NOW).agenda(15, 9)).newly_paused == 2
     assert sorted(send(store.take_newly_paused(9))) == ["r", "s"]
     assert send(store.take_newly_paused(9)) == []
-    assert send(store.agenda(15, 9, now=NOW)).newly_paused == 0
+    assert send(store.at(NOW).agenda(15, 9)).newly_paused == 0

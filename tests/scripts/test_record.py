@@ -39,9 +39,9 @@ def record(raw: Any, queue: str) -> str:
 def run_of(send: Send, store: Store, raw: Any, record: str) -> FetchedJob:
     """Have a worker run the job, then write all fields that its start has not written; none says that it has ended."""
     raw.delete(record)
-    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
-    send(store.dispatch(limit=9, cap=99, now=NOW))
-    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(store.at(NOW).dispatch(limit=9, cap=99))
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
     kept = {"worker", "attempt", "started", "payload", "again", "stop", "outcome", "finished", "result", "ledger"}
     raw.hset(record, mapping={name: value for name, value in WHOLE.items() if name not in kept | {"recurrence"}})
     return run
@@ -56,13 +56,13 @@ def test_job_with_a_reused_id_keeps_no_field_of_the_ended_job(
 ) -> None:
     raw.hdel(record, "worker", "parked")
     raw.zadd(keys.schedule(store.queue), {"a": NOW})
-    send(store.dispatch(limit=9, cap=99, now=NOW))
+    send(store.at(NOW).dispatch(limit=9, cap=99))
     assert fields_of(state) == (names("id", "description") - OWN) - {"parked"}
 
 
 def test_a_revived_job_keeps_its_description(send: Send, store: Store, raw: Any, record: str, state: State) -> None:
     raw.zadd(f"{keys.root(store.queue)}dead", {"a": NOW})
-    assert send(store.revive(["a"], now=NOW)) == ["a"]
+    assert send(store.at(NOW).revive(["a"])) == ["a"]
     assert fields_of(state) == names("id", "description")
 
 
@@ -72,7 +72,7 @@ def test_job_scheduled_during_its_run_starts_with_new_attempts(
     run = run_of(send, store, raw, record)
     before = fields_of(state)
     raw.hset(record, "again", NOW + 9)
-    assert send(store.complete("w", [(run, Done(b"1", 60, reply=False))], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(run, Done(b"1", 60, reply=False))])) == []
     assert fields_of(state) == before - names("job", "run", "attempt")
 
 
@@ -81,7 +81,7 @@ def test_failed_attempt_replaces_the_fields_of_the_previous_attempt(
 ) -> None:
     run = run_of(send, store, raw, record)
     before = fields_of(state)
-    assert send(store.retry("w", [(run, Retried(5, "it failed"))], now=NOW)) == []
+    assert send(store.at(NOW).retry("w", [(run, Retried(5, "it failed"))])) == []
     assert fields_of(state) == before - names("run", "attempt")
 
 
@@ -93,8 +93,8 @@ def test_interrupted_run_is_the_last_failure_only_if_it_had_begun(
     run_of(send, store, raw, record)
     raw.hset(record, "begun", "1" if begun else "soon")
     before = fields_of(state)
-    (lease,) = send(store.survey(now=NOW)).leases
-    assert send(store.requeue("w", "why", lease=lease.end if died else b"", now=NOW)).ids == ["a"]
+    (lease,) = send(store.at(NOW).survey()).leases
+    assert send(store.at(NOW).requeue("w", "why", lease=lease.end if died else b"")).ids == ["a"]
     gone = names("run", "attempt") if begun else names("run")
     assert fields_of(state) == before - gone - {"started"}
 
@@ -102,7 +102,7 @@ def test_interrupted_run_is_the_last_failure_only_if_it_had_begun(
 def test_successful_job_keeps_no_failure(send: Send, store: Store, raw: Any, record: str, state: State) -> None:
     run = run_of(send, store, raw, record)
     before = fields_of(state)
-    assert send(store.complete("w", [(run, Done(b"1", 60, reply=False))], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(run, Done(b"1", 60, reply=False))])) == []
     assert fields_of(state) == (before - names("attempt") - {"reason"}) | {"outcome", "result", "finished"}
 
 
@@ -111,7 +111,7 @@ def test_a_dead_job_keeps_only_the_failure_that_killed_it(
 ) -> None:
     run = run_of(send, store, raw, record)
     before = fields_of(state)
-    assert send(store.bury("w", [(run, Buried("why", reply=False))], now=NOW)) == []
+    assert send(store.at(NOW).bury("w", [(run, Buried("why", reply=False))])) == []
     assert fields_of(state) == (before - names("attempt")) | {"outcome", "finished"}
 
 

@@ -37,11 +37,11 @@ def put(
 
 def dispatch(send: Send, store: Store, now: float) -> list[str]:
     """Return the recurrences of which an occurrence was missed, once for each."""
-    return send(store.dispatch(limit=99, cap=1000, now=now)).missed
+    return send(store.at(now).dispatch(limit=99, cap=1000)).missed
 
 
 def fetch(send: Send, store: Store, now: float, worker: str = "w") -> list[FetchedJob]:
-    return send(store.start(worker, (), hold=99, lease=15, now=now)).jobs
+    return send(store.at(now).start(worker, (), hold=99, lease=15)).jobs
 
 
 def record(state: State) -> dict[str, str]:
@@ -56,7 +56,7 @@ def test_a_retry_is_not_a_new_occurrence(
     first, second = put(send, store, NOW, NOW + 60, overlap=overlap, misfire=misfire)
     dispatch(send, store, NOW)
     (job,) = fetch(send, store, NOW)
-    send(store.retry("w", [(job, Retried(1, "no"))], now=NOW))
+    send(store.at(NOW).retry("w", [(job, Retried(1, "no"))]))
     # No dispatcher was running: the retry is 100 s late, and the next occurrence is due beside it.
     dispatch(send, store, NOW + 101)
     assert first in state()["ready"]
@@ -91,19 +91,19 @@ def ended_by(send: Send, store: Store, job: FetchedJob, how: str) -> None:
     """End a run for good, by the verb of that name."""
     now = NOW + 70
     if how == "complete":
-        send(store.complete("w", [(job, DONE)], now=now))
+        send(store.at(now).complete("w", [(job, DONE)]))
     elif how == "bury":
-        send(store.bury("w", [(job, Buried("no", False))], now=now))
+        send(store.at(now).bury("w", [(job, Buried("no", False))]))
     elif how == "abort":
-        send(store.abort("w", [(job, Aborted(60, False))], now=now))
+        send(store.at(now).abort("w", [(job, Aborted(60, False))]))
     else:
-        send(store.cancel(job.id, now=now))
+        send(store.at(now).cancel(job.id))
         if how == "retry":
-            send(store.retry("w", [(job, Retried(1, "no"))], now=now))
+            send(store.at(now).retry("w", [(job, Retried(1, "no"))]))
         elif how == "requeue":
-            send(store.requeue("w", "it died", now=now))
+            send(store.at(now).requeue("w", "it died"))
         else:
-            send(store.start("w", (job.id,), hold=1, lease=15, now=now))
+            send(store.at(now).start("w", (job.id,), hold=1, lease=15))
 
 
 @pytest.mark.parametrize(("overlap", "ran"), [("skip", [0]), ("wait", [0]), ("allow", [0, 1, 2])])
@@ -115,9 +115,9 @@ def test_occurrences_due_at_one_opening_follow_the_overlap_policy(
     send(store.recur(NAME, f"{NOW + 900:.0f}".encode(), rows, next_=NOW + 960))
     ended = list[str]()
     for _ in range(3):  # so many are due that dispatch moves them in several steps
-        send(store.dispatch(limit=1, cap=1000, now=NOW + 60))
+        send(store.at(NOW + 60).dispatch(limit=1, cap=1000))
         for job in fetch(send, store, NOW + 60):
-            send(store.complete("w", [(job, DONE)], now=NOW + 60))
+            send(store.at(NOW + 60).complete("w", [(job, DONE)]))
             ended.append(job.id)
     assert ended == [rows[n].id for n in ran]
     assert record(state).get("missed", "0") == str(3 - len(ran))
@@ -147,7 +147,7 @@ def test_an_occurrence_runs_when_the_one_it_waits_for_is_cancelled(send: Send, s
     dispatch(send, store, NOW)
     dispatch(send, store, NOW + 60)
     assert state()["schedule"] == {second: float("inf")}
-    assert send(store.cancel(first, now=NOW + 60)).place == "ready"
+    assert send(store.at(NOW + 60).cancel(first)).place == "ready"
     assert state()["schedule"] == {second: NOW + 60}
     assert "runs" not in record(state)
 
@@ -157,7 +157,7 @@ def test_cancelled_waiting_occurrence_is_replaced_by_the_next(send: Send, store:
     dispatch(send, store, NOW)
     fetch(send, store, NOW)
     dispatch(send, store, NOW + 60)
-    send(store.cancel(second, now=NOW + 61))
+    send(store.at(NOW + 61).cancel(second))
     assert dispatch(send, store, NOW + 120) == []
     assert state()["schedule"] == {third: float("inf")}
     assert record(state)["waiting"] == third
@@ -167,10 +167,10 @@ def test_a_dead_occurrence_that_is_revived_runs_beside_the_next(send: Send, stor
     first, second = put(send, store, NOW, NOW + 60, misfire="skip")
     dispatch(send, store, NOW)
     (job,) = fetch(send, store, NOW)
-    send(store.bury("w", [(job, Buried("no", False))], now=NOW))
+    send(store.at(NOW).bury("w", [(job, Buried("no", False))]))
     dispatch(send, store, NOW + 60)
     assert [job.id for job in fetch(send, store, NOW + 60)] == [second]
-    send(store.revive([first], now=NOW + 61))
+    send(store.at(NOW + 61).revive([first]))
     assert dispatch(send, store, NOW + 61) == []
     assert state()["ready"] == [first]
 
@@ -192,11 +192,11 @@ def test_changed_recurrence_is_not_advanced_by_its_previous_rule(send: Send, sto
     for rule in ("@yearly", "@hourly", "@daily"):
         (before,) = state().get("recurrences", {"none": 1}).values()
         send(store.declare(Declared(name=NAME, rule=rule, payload=b'{"task":"t"}')))
-        assert send(store.recur(NAME, b"%d" % before, [], next_=NOW + 9e6, now=NOW)) is None
+        assert send(store.at(NOW).recur(NAME, b"%d" % before, [], next_=NOW + 9e6)) is None
         (score,) = state()["recurrences"].values()
         assert score <= 0  # from now on
     assert send(store.declare(Declared(name=NAME, rule="@daily", payload=b'{"task":"t"}'))) == "same"
-    assert send(store.recur(NAME, b"%d" % score, [], next_=NOW + 60, now=NOW)) == []
+    assert send(store.at(NOW).recur(NAME, b"%d" % score, [], next_=NOW + 60)) == []
     assert state()["recurrences"] == {NAME: NOW + 60}
 
 
@@ -240,14 +240,14 @@ def test_due_occurrence_is_not_removed_while_it_waits_for_a_retry(
     dispatch(send, store, NOW)
     (job,) = fetch(send, store, NOW)
     verb, outcome = WAITS[waits]
-    assert send(verb(store)("w", [(job, outcome)], now=NOW)) == []
+    assert send(verb(store.at(NOW))("w", [(job, outcome)])) == []
     assert state()["schedule"].keys() == {first, second}
     send(CHANGES[change](store))
     assert state()["schedule"].keys() == {first}
     assert f"job:{second}" not in state()
     dispatch(send, store, NOW + 60)
     (job,) = fetch(send, store, NOW + 60)
-    send(store.complete("w", [(job, DONE)], now=NOW + 60))
+    send(store.at(NOW + 60).complete("w", [(job, DONE)]))
     assert state()[f"job:{first}"]["outcome"] == "done"
 
 
@@ -259,7 +259,7 @@ def test_a_removed_recurrence_leaves_only_its_due_occurrences(send: Send, store:
     assert after["ready"] == [first]
     assert {name for name in after if name.startswith(("recurrence", "schedule"))} == set()
     (job,) = fetch(send, store, NOW)
-    send(store.complete("w", [(job, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(job, DONE)]))
     assert "recurrences" not in state()
 
 
@@ -272,18 +272,18 @@ def test_recurrence_advanced_by_a_clock_ahead_recurs_from_now_on(send: Send, sto
     declared = Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', count=5)
     send(store.declare(declared))
     rows = [Occurrence(f"{NAME}@{at:.0f}", at, at, 5.0) for at in (NOW + 3600, NOW + 3660)]
-    send(store.recur(NAME, b"0", rows, next_=NOW + 3720, now=NOW + 3600))
+    send(store.at(NOW + 3600).recur(NAME, b"0", rows, next_=NOW + 3720))
     before = state()
     # Now it is no further ahead than a right clock moves it.
-    assert send(store.rewind(AHEAD, 0, 10, now=NOW + 3590)) == (1, [])
+    assert send(store.at(NOW + 3590).rewind(AHEAD, 0, 10)) == (1, [])
     assert state() == before
-    assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (1, [NAME])
+    assert send(store.at(NOW).rewind(AHEAD, 0, 10)) == (1, [NAME])
     after = state()
     assert after["recurrences"] == {NAME: 0.0}
     assert "schedule" not in after
     assert not [key for key in after if key.startswith("job:")]
     assert record(state)["made"] == "0"
-    assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (0, [])
+    assert send(store.at(NOW).rewind(AHEAD, 0, 10)) == (0, [])
     assert state() == after
 
 
@@ -292,20 +292,20 @@ def test_recurrence_advanced_before_the_clock_was_ahead_is_unchanged(
 ) -> None:
     for n, moved in enumerate((NOW - 60, NOW + 3600, NOW - 60, NOW + 3600)):
         send(store.declare(Declared(name=f"r{n}", rule="@daily", payload=b'{"task":"t"}')))
-        send(store.recur(f"r{n}", b"0", [], next_=NOW + 7200 + n, now=moved))
-    send(store.hold("r3", True, now=NOW + 3600))
-    assert send(store.rewind(AHEAD, 0, 2, now=NOW)) == (2, ["r1"])
-    assert send(store.rewind(AHEAD, 1, 2, now=NOW)) == (2, [])
+        send(store.at(moved).recur(f"r{n}", b"0", [], next_=NOW + 7200 + n))
+    send(store.at(NOW + 3600).hold("r3", True))
+    assert send(store.at(NOW).rewind(AHEAD, 0, 2)) == (2, ["r1"])
+    assert send(store.at(NOW).rewind(AHEAD, 1, 2)) == (2, [])
     scores = {"r0": NOW + 7200, "r1": 0.0, "r2": NOW + 7202, "r3": float("inf")}
     assert state()["recurrences"] == scores
     raw.set(f"evsched:{{{store.queue}}}:recurrence:r0", "of another type")
-    assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (3, [])
+    assert send(store.at(NOW).rewind(AHEAD, 0, 10)) == (3, [])
 
 
 def test_a_recurrence_that_ended_by_a_clock_ahead_recurs_again(send: Send, store: Store, state: State) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', end=NOW + 1800)))
-    send(store.recur(NAME, b"0", [], next_=None, now=NOW + 3600))
-    assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (1, [NAME])
+    send(store.at(NOW + 3600).recur(NAME, b"0", [], next_=None))
+    assert send(store.at(NOW).rewind(AHEAD, 0, 10)) == (1, [NAME])
     assert state()["recurrences"] == {NAME: 0.0}
 
 
@@ -315,11 +315,11 @@ def test_a_recurrence_that_ended_by_a_clock_ahead_recurs_again(send: Send, store
 def test_changed_calendar_replans_its_recurrence(send: Send, store: Store, state: State) -> None:
     first, second = put(send, store, NOW, NOW + 10)
     dispatch(send, store, NOW)
-    assert send(store.replan(NAME, now=NOW))
+    assert send(store.at(NOW).replan(NAME))
     after = state()
     assert (after["recurrences"], after["ready"], record(state)["made"]) == ({NAME: 0}, [first], "1")
     assert f"job:{second}" not in after
-    assert send(store.replan(NAME, now=NOW))
+    assert send(store.at(NOW).replan(NAME))
     assert state() == {**after, "recurrences": {NAME: -1}}
 
 
@@ -327,31 +327,31 @@ def test_changed_calendar_replans_its_recurrence(send: Send, store: Store, state
 def test_outdated_calendar_does_not_advance_a_recurrence(send: Send, store: Store, state: State, seen: bytes) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', skip="holidays")))
     if seen == b"-1":
-        send(store.replan(NAME, now=NOW))
+        send(store.at(NOW).replan(NAME))
     assert state()["recurrences"] == {NAME: float(seen)}
-    assert send(store.replan(NAME, now=NOW))
-    assert send(store.recur(NAME, seen, [], next_=NOW + 60, now=NOW)) is None
+    assert send(store.at(NOW).replan(NAME))
+    assert send(store.at(NOW).recur(NAME, seen, [], next_=NOW + 60)) is None
     assert state()["recurrences"] == {NAME: -1 - float(seen)}
 
 
 @pytest.mark.parametrize("why", ["paused", "retired", "overdue", "gone"])
 def test_stopped_or_overdue_recurrence_is_not_replanned(send: Send, store: Store, state: State, why: str) -> None:
-    revision = send(store.register("app", "content", now=NOW)).revision
+    revision = send(store.at(NOW).register("app", "content")).revision
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}'), "app", revision))
-    send(store.recur(NAME, b"0", [], next_=NOW + 60, now=NOW))
+    send(store.at(NOW).recur(NAME, b"0", [], next_=NOW + 60))
     if why == "paused":
-        send(store.hold(NAME, True, until=NOW + 99, now=NOW))
+        send(store.at(NOW).hold(NAME, True, until=NOW + 99))
     elif why == "retired":
-        send(store.retire(NAME, "app", revision, now=NOW))
+        send(store.at(NOW).retire(NAME, "app", revision))
     elif why == "gone":
         send(store.remove(NAME))
     before = state()
-    assert send(store.replan(NAME, now=NOW + 61)) is (why == "overdue")
+    assert send(store.at(NOW + 61).replan(NAME)) is (why == "overdue")
     assert state() == before
 
 
 def test_recurrence_stopped_for_a_missing_calendar_resumes(send: Send, store: Store, state: State) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', skip="holidays")))
-    send(store.recur(NAME, b"0", [], next_=None, reason="there is no calendar holidays", now=NOW))
-    assert send(store.replan(NAME, now=NOW))
+    send(store.at(NOW).recur(NAME, b"0", [], next_=None, reason="there is no calendar holidays"))
+    assert send(store.at(NOW).replan(NAME))
     assert state()["recurrences"] == {NAME: 0}

@@ -21,12 +21,12 @@ def runs(send: Send, store: Store) -> list[FetchedJob]:
     """Three runs held by worker "w", and the window `night`."""
     send(store.set_window("night", "22:00-06:00 UTC"))
     send(store.enqueue([New(name, b'{"task":"t"}', due=NOW) for name in "abc"]))
-    send(store.dispatch(limit=10, cap=1000, now=NOW))
-    return send(store.start("w", (), hold=3, lease=15, now=NOW)).jobs
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    return send(store.at(NOW).start("w", (), hold=3, lease=15)).jobs
 
 
 def defer(send: Send, store: Store, runs: list[FetchedJob], deferred: Deferred = CLOSED) -> None:
-    assert send(store.defer("w", [(run, deferred) for run in runs], now=NOW)) == []
+    assert send(store.at(NOW).defer("w", [(run, deferred) for run in runs])) == []
 
 
 def test_jobs_that_wait_for_the_window_are_due_at_once(
@@ -34,12 +34,12 @@ def test_jobs_that_wait_for_the_window_are_due_at_once(
 ) -> None:
     defer(send, store, runs)
     assert state()["deferred:night"] == dict.fromkeys("abc", OPENS)
-    assert send(store.reopen("night", limit=2, now=NOW + 1)) == (2, 1)
-    assert send(store.reopen("night", limit=2, now=NOW + 1)) == (1, 0)
+    assert send(store.at(NOW + 1).reopen("night", limit=2)) == (2, 1)
+    assert send(store.at(NOW + 1).reopen("night", limit=2)) == (1, 0)
     after = state()
     assert after["schedule"] == dict.fromkeys("abc", NOW + 1)
     assert "deferred:night" not in after
-    assert send(store.reopen("night", limit=2, now=NOW + 1)) == (0, 0)
+    assert send(store.at(NOW + 1).reopen("night", limit=2)) == (0, 0)
     assert state() == after
 
 
@@ -47,9 +47,9 @@ def test_jobs_that_were_moved_meanwhile_are_left_alone(
     send: Send, store: Store, runs: list[FetchedJob], state: State
 ) -> None:
     defer(send, store, runs)
-    send(store.reschedule("a", OPENS + 60, now=NOW))
-    send(store.cancel("b", now=NOW))
-    assert send(store.reopen("night", now=NOW + 1)) == (1, 0)
+    send(store.at(NOW).reschedule("a", OPENS + 60))
+    send(store.at(NOW).cancel("b"))
+    assert send(store.at(NOW + 1).reopen("night")) == (1, 0)
     assert state()["schedule"] == {"a": OPENS + 60, "c": NOW + 1}
 
 
@@ -59,7 +59,7 @@ def test_jobs_that_wait_for_another_window_or_an_unnamed_one_stay(
     send(store.set_window("day", "06:00-22:00 UTC"))
     defer(send, store, runs[:1], Deferred(OPENS, "closed", "day", "06:00-22:00 UTC"))
     defer(send, store, runs[1:], Deferred(OPENS, "closed"))
-    assert send(store.reopen("night", now=NOW + 1)) == (0, 0)
+    assert send(store.at(NOW + 1).reopen("night")) == (0, 0)
     assert state()["schedule"] == dict.fromkeys("abc", OPENS)
     assert state()["deferred:day"] == {"a": OPENS}
 

@@ -25,22 +25,22 @@ def declare(send: Send, store: Store, overlap: Overlap = "skip", **more: Any) ->
 
 
 def backfill(send: Send, store: Store, *planned: str, now: float = NOW) -> Backfilled:
-    return send(store.backfill(NAME, planned or PAST, now=now))
+    return send(store.at(now).backfill(NAME, planned or PAST))
 
 
 def put(send: Send, store: Store, at: float, seen: bytes = b"0", next_: float = NOW + DAY) -> str:
     """Put an occurrence of the rule on the schedule."""
-    ids = send(store.recur(NAME, seen, [Occurrence(f"{NAME}@{at:.0f}", at, at, 5)], next_=next_, now=NOW))
+    ids = send(store.at(NOW).recur(NAME, seen, [Occurrence(f"{NAME}@{at:.0f}", at, at, 5)], next_=next_))
     assert ids is not None
     return ids[0]
 
 
 def dispatch(send: Send, store: Store, now: float = NOW) -> list[str]:
-    return send(store.dispatch(limit=200, cap=1000, now=now)).missed
+    return send(store.at(now).dispatch(limit=200, cap=1000)).missed
 
 
 def fetch(send: Send, store: Store, now: float = NOW) -> list[FetchedJob]:
-    return send(store.start("w", (), hold=200, lease=15, now=now)).jobs
+    return send(store.at(now).start("w", (), hold=200, lease=15)).jobs
 
 
 def run_all(send: Send, store: Store, now: float = NOW) -> list[str]:
@@ -52,7 +52,7 @@ def run_all(send: Send, store: Store, now: float = NOW) -> list[str]:
         if not jobs:
             return ran
         ran += [job.id for job in jobs]
-        send(store.complete("w", [(job, DONE) for job in jobs], now=now))
+        send(store.at(now).complete("w", [(job, DONE) for job in jobs]))
 
 
 def waiting(state: State) -> list[str]:
@@ -88,11 +88,11 @@ def test_without_overlap_one_runs_at_a_time(send: Send, store: Store, state: Sta
     (job,) = fetch(send, store)
     backfill(send, store)
     assert "schedule" not in state()
-    send(store.retry("w", [(job, Retried(5, "no"))], now=NOW))
+    send(store.at(NOW).retry("w", [(job, Retried(5, "no"))]))
     assert list(state()["schedule"]) == [job.id]
     dispatch(send, store, NOW + 5)
     (job,) = fetch(send, store, NOW + 5)
-    send(store.bury("w", [(job, Buried("no", False))], now=NOW + 5))
+    send(store.at(NOW + 5).bury("w", [(job, Buried("no", False))]))
     assert list(state()["schedule"]) == [f"{NAME}@{PAST[1]}"]
     assert waiting(state) == PAST[2:]
 
@@ -104,7 +104,7 @@ def test_with_overlap_a_hundred_are_under_way_at_a_time(send: Send, store: Store
     assert backfill(send, store, *planned) == Backfilled(known=250, waiting=149)  # and no other hundred
     dispatch(send, store)
     jobs = fetch(send, store)
-    send(store.complete("w", [(job, DONE) for job in jobs[:9]], now=NOW))
+    send(store.at(NOW).complete("w", [(job, DONE) for job in jobs[:9]]))
     assert len(waiting(state)) == 140
     assert len(run_all(send, store)) == 250 - len(jobs)
     assert waiting(state) == []
@@ -134,14 +134,14 @@ def test_rule_continues_beside_a_backfill_without_losing_occurrences(send: Send,
     regular = put(send, store, NOW + 60)
     assert dispatch(send, store, NOW + 60) == []  # not missed: it waits, although overlap is "skip"
     assert state()["schedule"] == {regular: float("inf")}
-    send(store.complete("w", [(first, DONE)], now=NOW + 70))
+    send(store.at(NOW + 70).complete("w", [(first, DONE)]))
     # The occurrence of the rule is due earlier, so it comes first, and the requested run goes back to its place.
     dispatch(send, store, NOW + 70)
     (second,) = fetch(send, store, NOW + 70)
     assert second.id == regular
     assert waiting(state) == PAST[1:]
     assert f"job:{NAME}@{PAST[1]}" not in state()
-    send(store.complete("w", [(second, DONE)], now=NOW + 80))
+    send(store.at(NOW + 80).complete("w", [(second, DONE)]))
     assert run_all(send, store, NOW + 80) == [f"{NAME}@{planned}" for planned in PAST[1:]]
     assert state()[f"recurrence:{NAME}"].get("missed", "0") == "0"
 
@@ -155,11 +155,11 @@ def test_two_operators_at_once_get_one_run_of_each_planned_time(send: Send, stor
 
 def test_backfill_waits_while_its_recurrence_is_paused(send: Send, store: Store, state: State) -> None:
     declare(send, store)
-    send(store.hold(NAME, True, now=NOW))
+    send(store.at(NOW).hold(NAME, True))
     assert backfill(send, store) == Backfilled(requested=4, waiting=4)
     assert run_all(send, store) == []
-    send(store.hold(NAME, False, now=NOW))
-    send(store.recur(NAME, b"0", [], next_=NOW + DAY, now=NOW))  # what a dispatcher does when it is resumed
+    send(store.at(NOW).hold(NAME, False))
+    send(store.at(NOW).recur(NAME, b"0", [], next_=NOW + DAY))  # what a dispatcher does when it is resumed
     assert len(run_all(send, store)) == 4
 
 
@@ -168,8 +168,8 @@ def test_a_pause_stops_a_backfill_that_has_begun(send: Send, store: Store, state
     backfill(send, store)
     dispatch(send, store)
     jobs = fetch(send, store)
-    send(store.hold(NAME, True, now=NOW))
-    send(store.complete("w", [(job, DONE) for job in jobs], now=NOW))
+    send(store.at(NOW).hold(NAME, True))
+    send(store.at(NOW).complete("w", [(job, DONE) for job in jobs]))
     assert run_all(send, store) == []
     assert waiting(state) == PAST[1:]
 
@@ -182,7 +182,7 @@ def test_a_recurrence_that_is_removed_takes_its_backfill_with_it(send: Send, sto
     send(store.remove(NAME))
     with pytest.raises(JobMissing):
         backfill(send, store)
-    send(store.complete("w", [(job, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(job, DONE)]))
     assert run_all(send, store) == []
     assert [key for key in state() if NAME in key.partition(":")[2]] == []
     declare(send, store)
@@ -194,11 +194,11 @@ def test_a_backfill_survives_a_deploy_and_the_rest_runs_with_the_new_code(
     send: Send, store: Store, state: State, how: str
 ) -> None:
     def deploy(content: str, *payloads: bytes) -> None:
-        found = send(store.register("app", content, now=NOW))
+        found = send(store.at(NOW).register("app", content))
         for payload in payloads:
             send(store.declare(Declared(name=NAME, rule="@daily", payload=payload), "app", found.revision))
         if not payloads:
-            send(store.retire(NAME, "app", found.revision, now=NOW))
+            send(store.at(NOW).retire(NAME, "app", found.revision))
 
     deploy("old", b'{"task":"old"}')
     backfill(send, store)
@@ -208,12 +208,12 @@ def test_a_backfill_survives_a_deploy_and_the_rest_runs_with_the_new_code(
         with pytest.raises(JobMissing, match="the code no longer declares it"):
             backfill(send, store)
     deploy("new", b'{"task":"new"}')
-    send(store.recur(NAME, b"0", [], next_=NOW + DAY, now=NOW))
+    send(store.at(NOW).recur(NAME, b"0", [], next_=NOW + DAY))
     payloads = list[bytes]()
     dispatch(send, store)
     while jobs := fetch(send, store):
         payloads += [job.payload for job in jobs]
-        send(store.complete("w", [(job, DONE) for job in jobs], now=NOW))
+        send(store.at(NOW).complete("w", [(job, DONE) for job in jobs]))
         dispatch(send, store)
     assert payloads[-3:] == [b'{"task":"new"}'] * 3
     assert waiting(state) == []
@@ -228,12 +228,12 @@ def test_backfill_continues_when_its_current_job_vanishes(
     first = f"{NAME}@{PAST[0]}"
     if lost == "cancelled":
         dispatch(send, store)
-        send(store.cancel(first, now=NOW))
+        send(store.at(NOW).cancel(first))
     else:
         raw.zrem(f"evsched:{{{store.queue}}}:schedule", first)
         raw.delete(f"evsched:{{{store.queue}}}:job:{first}")
         assert run_all(send, store) == []
-        send(store.recur(NAME, b"0", [], next_=NOW + DAY, now=NOW))
+        send(store.at(NOW).recur(NAME, b"0", [], next_=NOW + DAY))
     assert run_all(send, store) == [f"{NAME}@{planned}" for planned in PAST[1:]]
 
 
@@ -249,7 +249,7 @@ def test_backfill_is_bounded_and_reports_the_omitted_times(send: Send, store: St
 
 
 def trigger(send: Send, store: Store, planned: str = f"{NOW:.6f}", now: float = NOW) -> bool:
-    return send(store.trigger(NAME, planned, now=now))
+    return send(store.at(now).trigger(NAME, planned))
 
 
 def test_a_trigger_makes_one_run_now_even_if_it_is_sent_twice(send: Send, store: Store, state: State) -> None:
@@ -287,7 +287,7 @@ def test_trigger_waits_for_the_current_run_and_precedes_a_backfill(send: Send, s
     (job,) = fetch(send, store)
     assert not trigger(send, store)
     assert not trigger(send, store, f"{NOW + 1:.6f}", now=NOW + 1)
-    send(store.complete("w", [(job, DONE)], now=NOW + 2))
+    send(store.at(NOW + 2).complete("w", [(job, DONE)]))
     ran = run_all(send, store, NOW + 2)
     assert ran[:2] == [f"{NAME}@{NOW:.6f}", f"{NAME}@{NOW + 1:.6f}"]
     assert len(ran) == 5
@@ -303,7 +303,7 @@ def test_a_trigger_overlaps_where_that_is_allowed(send: Send, store: Store) -> N
 
 def test_a_paused_recurrence_can_be_triggered_and_stays_paused(send: Send, store: Store, state: State) -> None:
     declare(send, store)
-    send(store.hold(NAME, True, now=NOW))
+    send(store.at(NOW).hold(NAME, True))
     assert trigger(send, store)
     assert len(run_all(send, store)) == 1
     assert state()["recurrences"] == {NAME: float("inf")}
@@ -335,7 +335,7 @@ def test_run_ends_beside_a_recurrences_key_of_a_wrong_type(send: Send, store: St
     dispatch(send, store)
     jobs = fetch(send, store)
     raw.set(f"evsched:{{{store.queue}}}:recurrences", "x")
-    assert send(store.complete("w", [(job, DONE) for job in jobs], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(job, DONE) for job in jobs])) == []
     assert waiting(state) == PAST[1:]
 
 
@@ -353,11 +353,11 @@ def test_a_request_with_a_key_triggers_once_and_has_the_first_reply(
     declare(send, store)
     request = IdempotentRequest("k", "asked")
     with pytest.raises(JobMissing):
-        send(store.trigger_once(request, "other", f"{NOW:.6f}", now=NOW))
+        send(store.at(NOW).trigger_once(request, "other", f"{NOW:.6f}"))
     assert raw.exists(f"evsched:{{{queue}}}:unique:/k") == 0
-    first = send(store.trigger_once(request, NAME, f"{NOW:.6f}", now=NOW))
+    first = send(store.at(NOW).trigger_once(request, NAME, f"{NOW:.6f}"))
     assert first == ("asked", f"{NAME}@{NOW:.6f}", True)
     before = state()
-    assert send(store.trigger_once(request, NAME, f"{NOW + 5:.6f}", now=NOW + 5)) == first
-    assert send(store.trigger_once(IdempotentRequest("k", "else"), NAME, f"{NOW + 6:.6f}", now=NOW + 6)) == first
+    assert send(store.at(NOW + 5).trigger_once(request, NAME, f"{NOW + 5:.6f}")) == first
+    assert send(store.at(NOW + 6).trigger_once(IdempotentRequest("k", "else"), NAME, f"{NOW + 6:.6f}")) == first
     assert state() == before

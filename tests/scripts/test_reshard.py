@@ -45,30 +45,30 @@ def new(*ids: str, due: float = FAR) -> list[New]:
 
 
 def leave(send: SendCall, store: Store, other: Store, *members: str, token: str = "a", now: float = NOW) -> Batch:
-    left = send(store.depart(other.queue, token, [member.encode() for member in members], now=now))
+    left = send(store.at(now).depart(other.queue, token, [member.encode() for member in members]))
     assert left.batch is not None, left
     return left.batch
 
 
 def move(send: SendCall, store: Store, other: Store, *members: str, now: float = NOW) -> Vacated:
     batch = leave(send, store, other, *members, token=f"{now}", now=now)
-    return send(store.vacate(batch, send(other.arrive(store.queue, batch, now=now))))
+    return send(store.vacate(batch, send(other.at(now).arrive(store.queue, batch))))
 
 
 def start(send: SendCall, store: Store, now: float) -> list[FetchedJob]:
-    send(store.dispatch(limit=100, cap=100_000, now=now))
-    return send(store.start("w", (), hold=100, lease=15, now=now)).jobs
+    send(store.at(now).dispatch(limit=100, cap=100_000))
+    return send(store.at(now).start("w", (), hold=100, lease=15)).jobs
 
 
 def test_a_job_moves_with_all_that_is_known_of_it(
     send: SendCall, store: Store, other: Store, state: State, there: State
 ) -> None:
-    send(Store(store.queue, by="billing").enqueue(new("a", "b"), now=NOW))
+    send(Store(store.queue, by="billing").at(NOW).enqueue(new("a", "b")))
     before = state()
     batch = leave(send, store, other, "a", "b")
     assert "schedule" not in state()
     assert set(state()["moving"]) == {"*", "a", "b"}
-    assert send(other.arrive(store.queue, batch, now=NOW)) == Arrival(False, int(batch.number), [])
+    assert send(other.at(NOW).arrive(store.queue, batch)) == Arrival(False, int(batch.number), [])
     assert send(store.vacate(batch, Arrival(False, 0, []))) == Vacated(2, 0)
     assert state() == {}
     after = there()
@@ -78,20 +78,20 @@ def test_a_job_moves_with_all_that_is_known_of_it(
 
 
 def test_each_step_may_be_repeated(send: SendCall, store: Store, other: Store, state: State, there: State) -> None:
-    send(store.enqueue(new("a", "b"), now=NOW))
+    send(store.at(NOW).enqueue(new("a", "b")))
     batch = leave(send, store, other, "a", "b")
     before = state()
     assert leave(send, store, other, "a", "b") == batch
     assert leave(send, store, other, "a", "b", token="z") == batch  # another program, which finishes it
-    assert send(store.depart(now=NOW)).batch == batch
+    assert send(store.at(NOW).depart()).batch == batch
     assert state() == before
-    arrival = send(other.arrive(store.queue, batch, now=NOW))
+    arrival = send(other.at(NOW).arrive(store.queue, batch))
     arrived = there()
-    assert send(other.arrive(store.queue, batch, now=NOW)) == arrival
+    assert send(other.at(NOW).arrive(store.queue, batch)) == arrival
     assert there() == arrived
     assert send(store.vacate(batch, arrival)) == Vacated(2, 0)
     assert send(store.vacate(batch, arrival)) == Vacated(0, 0)
-    assert send(other.arrive(store.queue, batch, now=NOW)) == arrival
+    assert send(other.at(NOW).arrive(store.queue, batch)) == arrival
     assert there() == arrived
     assert state() == {}
 
@@ -100,16 +100,16 @@ def test_each_step_may_be_repeated(send: SendCall, store: Store, other: Store, s
 def test_late_call_does_not_bring_back_a_job_that_has_run(
     send: SendCall, store: Store, other: Store, there: State, later: str
 ) -> None:
-    send(store.enqueue(new("a", "b"), now=NOW))
+    send(store.at(NOW).enqueue(new("a", "b")))
     batch = leave(send, store, other, "a")
-    arrival = send(other.arrive(store.queue, batch, now=NOW))
+    arrival = send(other.at(NOW).arrive(store.queue, batch))
     send(store.vacate(batch, arrival))
     (job,) = start(send, other, FAR)
-    assert send(other.complete("w", [(job, Done(b"1", 0.0, False))], now=FAR)) == []
+    assert send(other.at(FAR).complete("w", [(job, Done(b"1", 0.0, False))])) == []
     if later == "another batch":
         move(send, store, other, "b", now=NOW + 1)
     before = there()
-    late = send(other.arrive(store.queue, batch, now=FAR))
+    late = send(other.at(FAR).arrive(store.queue, batch))
     assert late.over is (later == "another batch")
     assert send(store.vacate(batch, late)) == Vacated(0, 0)
     assert there() == before
@@ -118,28 +118,28 @@ def test_late_call_does_not_bring_back_a_job_that_has_run(
 def test_batch_repeated_before_its_arrival_keeps_changes_made_meanwhile(
     send: SendCall, store: Store, other: Store, raw: Any, there: State
 ) -> None:
-    send(store.enqueue(new("a"), now=NOW))
+    send(store.at(NOW).enqueue(new("a")))
     leave(send, store, other, "a")
     raw.hset(f"evsched:{{{store.queue}}}:job:a", "payload", b'{"task":"u"}')
-    batch = send(store.depart(now=NOW)).batch
+    batch = send(store.at(NOW).depart()).batch
     assert batch is not None
-    send(other.arrive(store.queue, batch, now=NOW))
+    send(other.at(NOW).arrive(store.queue, batch))
     assert there()["job:a"]["payload"] == '{"task":"u"}'
 
 
 def test_batch_with_a_number_too_low_after_a_clock_set_back_moves_later(
     send: SendCall, store: Store, other: Store, state: State, there: State
 ) -> None:
-    send(store.enqueue(new("a", "b"), now=NOW))
+    send(store.at(NOW).enqueue(new("a", "b")))
     move(send, store, other, "a", now=NOW)
     batch = leave(send, store, other, "b", now=NOW - 500)
-    arrival = send(other.arrive(store.queue, batch, now=NOW - 500))
+    arrival = send(other.at(NOW - 500).arrive(store.queue, batch))
     assert arrival.over
     assert send(store.vacate(batch, arrival)) == Vacated(0, 1)
     assert state()["schedule"] == {"b": FAR}
-    again = send(store.depart(other.queue, "z", [b"b"], above=arrival.last, now=NOW - 500)).batch
+    again = send(store.at(NOW - 500).depart(other.queue, "z", [b"b"], above=arrival.last)).batch
     assert again is not None
-    arrival = send(other.arrive(store.queue, again, now=NOW - 500))
+    arrival = send(other.at(NOW - 500).arrive(store.queue, again))
     assert send(store.vacate(again, arrival)) == Vacated(1, 0)
     assert there()["schedule"] == {"a": FAR, "b": FAR}
 
@@ -147,12 +147,12 @@ def test_batch_with_a_number_too_low_after_a_clock_set_back_moves_later(
 def test_two_batches_with_one_number_are_distinguished(
     send: SendCall, store: Store, other: Store, state: State, there: State
 ) -> None:
-    send(store.enqueue(new("a", "b"), now=NOW))
+    send(store.at(NOW).enqueue(new("a", "b")))
     batch = leave(send, store, other, "a", token="one")
-    send(store.vacate(batch, send(other.arrive(store.queue, batch, now=NOW))))
+    send(store.vacate(batch, send(other.at(NOW).arrive(store.queue, batch))))
     same = leave(send, store, other, "b", token="two")
     assert same.number == batch.number
-    arrival = send(other.arrive(store.queue, same, now=NOW))
+    arrival = send(other.at(NOW).arrive(store.queue, same))
     assert arrival.over
     send(store.vacate(same, arrival))
     assert (state()["schedule"], there()["schedule"]) == ({"b": FAR}, {"a": FAR})
@@ -165,14 +165,14 @@ def test_only_jobs_that_wait_for_their_time_move(
     send: SendCall, store: Store, other: Store, raw: Any, state: State
 ) -> None:
     root = f"evsched:{{{store.queue}}}:"
-    send(store.enqueue(new("runs", "waits", "dead", due=NOW), now=NOW))
+    send(store.at(NOW).enqueue(new("runs", "waits", "dead", due=NOW)))
     jobs = {job.id: job for job in start(send, store, NOW)}
-    send(store.bury("w", [(jobs["dead"], Buried("x", False))], now=NOW))
-    send(store.limit({"concurrency": 1}, now=NOW))
-    send(store.requeue("w", "x", ids=["waits"], now=NOW))
-    send(store.enqueue(new("soon", due=NOW + 60), now=NOW))
-    send(store.enqueue(new("ended", due=NOW - 1), now=NOW))
-    send(store.relay([RowJob("row", PAYLOAD, None, None, FAR, 9)], now=NOW))
+    send(store.at(NOW).bury("w", [(jobs["dead"], Buried("x", False))]))
+    send(store.at(NOW).limit({"concurrency": 1}))
+    send(store.at(NOW).requeue("w", "x", ids=["waits"]))
+    send(store.at(NOW).enqueue(new("soon", due=NOW + 60)))
+    send(store.at(NOW).enqueue(new("ended", due=NOW - 1)))
+    send(store.at(NOW).relay([RowJob("row", PAYLOAD, None, None, FAR, 9)]))
     raw.hset(f"{root}job:r@1", mapping={"payload": PAYLOAD, "recurrence": "r"})
     raw.hset(f"{root}job:leaves", mapping={"payload": PAYLOAD, "recurrence": "other"})
     raw.hset(f"{root}job:many", mapping={"payload": PAYLOAD} | {f"f{n}": n for n in range(100)})
@@ -182,7 +182,7 @@ def test_only_jobs_that_wait_for_their_time_move(
     members = ["runs", "waits", "dead", "row", "r@1", "leaves", "many", "expires", "text", "bare", "not an id", "{no"]
     raw.zadd(f"{root}schedule", dict.fromkeys(members, FAR))
     before = state()
-    left = send(store.depart(other.queue, "a", [m.encode() for m in [*members, "soon", "nobody"]], now=NOW))
+    left = send(store.at(NOW).depart(other.queue, "a", [m.encode() for m in [*members, "soon", "nobody"]]))
     assert left.batch is not None
     assert [member for member, _ in left.batch.jobs] == [b"leaves"]
     why = {member.decode(): reason for member, reason in left.stay}
@@ -207,19 +207,19 @@ def test_job_whose_id_exists_at_the_destination_returns(
     same = '{"task":"same"}'
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {inline: FAR, same: FAR})
     raw.zadd(f"evsched:{{{other.queue}}}:schedule", {same: FAR + 1})
-    send(store.enqueue(new("waits", "dead", "runs", "ended", "free"), now=NOW))
-    send(other.enqueue(new("waits", "inline"), now=NOW))
-    send(other.enqueue(new("dead", "runs", "ended", due=NOW), now=NOW))
+    send(store.at(NOW).enqueue(new("waits", "dead", "runs", "ended", "free")))
+    send(other.at(NOW).enqueue(new("waits", "inline")))
+    send(other.at(NOW).enqueue(new("dead", "runs", "ended", due=NOW)))
     jobs = {job.id: job for job in start(send, other, NOW)}
-    send(other.bury("w", [(jobs["dead"], Buried("x", False))], now=NOW))
-    send(other.complete("w", [(jobs["ended"], DONE)], now=NOW))
+    send(other.at(NOW).bury("w", [(jobs["dead"], Buried("x", False))]))
+    send(other.at(NOW).complete("w", [(jobs["ended"], DONE)]))
     here, where = state(), there()
     members = ["waits", "dead", "runs", "ended", "free", inline, same]
     batch = leave(send, store, other, *members)
-    arrival = send(other.arrive(store.queue, batch, now=NOW))
+    arrival = send(other.at(NOW).arrive(store.queue, batch))
     stays = {"waits", "dead", "runs", inline, same}
     assert {member.decode() for member in arrival.stay} == stays
-    assert send(other.arrive(store.queue, batch, now=NOW)).stay == arrival.stay
+    assert send(other.at(NOW).arrive(store.queue, batch)).stay == arrival.stay
     assert send(store.vacate(batch, arrival)) == Vacated(2, 5)
     after = there()
     assert set(state()["schedule"]) == stays
@@ -245,10 +245,10 @@ def test_an_inline_job_moves_as_it_is(
 
 
 ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
-    "retry": lambda store, job: store.retry("w", [(job, Retried(500.0, "ValueError: no"))], now=NOW),
-    "snooze": lambda store, job: store.snooze("w", [(job, Snoozed("later", 500.0))], now=NOW),
-    "defer": lambda store, job: store.defer("w", [(job, Deferred(FAR, "closed"))], now=NOW),
-    "unknown": lambda store, job: store.defer("w", [(job, Deferred(FAR, "x", unknown_since=NOW))], now=NOW),
+    "retry": lambda store, job: store.at(NOW).retry("w", [(job, Retried(500.0, "ValueError: no"))]),
+    "snooze": lambda store, job: store.at(NOW).snooze("w", [(job, Snoozed("later", 500.0))]),
+    "defer": lambda store, job: store.at(NOW).defer("w", [(job, Deferred(FAR, "closed"))]),
+    "unknown": lambda store, job: store.at(NOW).defer("w", [(job, Deferred(FAR, "x", unknown_since=NOW))]),
 }
 
 
@@ -256,7 +256,7 @@ ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
 def test_a_job_that_has_run_moves_with_its_attempts_and_its_reason(
     send: SendCall, store: Store, other: Store, state: State, there: State, end: str
 ) -> None:
-    send(store.enqueue(new("a", due=NOW), now=NOW))
+    send(store.at(NOW).enqueue(new("a", due=NOW)))
     (job,) = start(send, store, NOW)
     send(store.ask("a"))
     assert send(ENDS[end](store, job)) == []
@@ -266,16 +266,16 @@ def test_a_job_that_has_run_moves_with_its_attempts_and_its_reason(
     assert (after["schedule"], after["job:a"]) == (before["schedule"], before["job:a"])
     (again,) = start(send, other, FAR)
     assert again.attempt == (2 if end == "retry" else 1)
-    send(other.complete("w", [(again, DONE)], now=FAR))
+    send(other.at(FAR).complete("w", [(again, DONE)]))
     assert json.loads(there()["reply:a"][0])["outcome"] == "done"
 
 
 def test_a_suspect_stays_a_suspect(send: SendCall, store: Store, other: Store, state: State, there: State) -> None:
-    send(store.enqueue(new("a", due=NOW), now=NOW))
+    send(store.at(NOW).enqueue(new("a", due=NOW)))
     start(send, store, NOW)
-    (lease,) = send(store.survey(now=NOW)).leases
-    send(store.requeue("w", "it died", lease=lease.end, now=NOW))
-    send(store.reschedule("a", FAR, now=NOW))
+    (lease,) = send(store.at(NOW).survey()).leases
+    send(store.at(NOW).requeue("w", "it died", lease=lease.end))
+    send(store.at(NOW).reschedule("a", FAR))
     before = state()["suspects"]
     assert before == {"a": "1 1"}
     assert move(send, store, other, "a") == Vacated(1, 0)
@@ -305,21 +305,21 @@ def test_moved_job_is_due_when_its_named_window_changes(
 ) -> None:
     for part in (store, other):
         send(part.set_window("night", "22:00-06:00"))
-    send(store.enqueue([New("a", b'{"task":"t","window":"night"}', due=NOW)], now=NOW))
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t","window":"night"}', due=NOW)]))
     (job,) = start(send, store, NOW)
-    assert send(store.defer("w", [(job, Deferred(FAR, "closed", "night", "22:00-06:00"))], now=NOW)) == []
+    assert send(store.at(NOW).defer("w", [(job, Deferred(FAR, "closed", "night", "22:00-06:00"))])) == []
     assert move(send, store, other, "a") == Vacated(1, 0)
     assert there()["deferred:night"] == {"a": FAR}
-    assert send(other.reopen("night", now=NOW)) == (1, 0)
+    assert send(other.at(NOW).reopen("night")) == (1, 0)
 
 
 def test_moving_a_job_replaces_an_old_reply_and_record_of_its_id(
     send: SendCall, store: Store, other: Store, there: State
 ) -> None:
-    send(other.enqueue(new("a", due=NOW), now=NOW))
+    send(other.at(NOW).enqueue(new("a", due=NOW)))
     (job,) = start(send, other, NOW)
-    send(other.complete("w", [(job, Done(b"1", 300.0, True))], now=NOW))
-    send(store.enqueue([New("a", PAYLOAD, due=FAR)], now=NOW))
+    send(other.at(NOW).complete("w", [(job, Done(b"1", 300.0, True))]))
+    send(store.at(NOW).enqueue([New("a", PAYLOAD, due=FAR)]))
     assert move(send, store, other, "a") == Vacated(1, 0)
     assert "reply:a" not in there()
     assert "group" not in there()["job:a"]
@@ -331,15 +331,15 @@ def test_moving_a_job_replaces_an_old_reply_and_record_of_its_id(
 def test_moving_job_is_shown_as_scheduled_and_its_changes_wait(
     send: SendCall, store: Store, other: Store, state: State
 ) -> None:
-    send(store.enqueue(new("a"), now=NOW))
+    send(store.at(NOW).enqueue(new("a")))
     batch = leave(send, store, other, "a")
     before = state()
-    found = send(store.look("a", now=NOW))
+    found = send(store.at(NOW).look("a"))
     assert found is not None
     assert (found.place, found.due) == ("schedule", FAR)
     with pytest.raises(JobExists):
-        send(store.enqueue(new("a"), now=NOW))
-    assert send(store.enqueue(new("a", due=NOW), keep=True, now=NOW)) == [FAR]
+        send(store.at(NOW).enqueue(new("a")))
+    assert send(store.at(NOW).enqueue(new("a", due=NOW), keep=True)) == [FAR]
     calls: list[Call[Any]] = [
         store.cancel("a"),
         store.reschedule("a", NOW),
@@ -350,12 +350,12 @@ def test_moving_job_is_shown_as_scheduled_and_its_changes_wait(
         with pytest.raises(StoreDown, match="a is being moved to another shard: try again") as refusal:
             send(call)
         assert refusal.value.kind == "moving"
-    assert send(store.cancel_matching(["a"], b"{}", now=NOW)) == 0
-    assert send(store.audit([b"a"], now=NOW)) == []
+    assert send(store.at(NOW).cancel_matching(["a"], b"{}")) == 0
+    assert send(store.at(NOW).audit([b"a"])) == []
     assert state() == before
-    arrival = send(other.arrive(store.queue, batch, now=NOW))
-    assert send(other.audit([b"a"], now=NOW)) == []
-    assert send(other.cancel("a", now=NOW)).place == "schedule"
+    arrival = send(other.at(NOW).arrive(store.queue, batch))
+    assert send(other.at(NOW).audit([b"a"])) == []
+    assert send(other.at(NOW).cancel("a")).place == "schedule"
     assert send(store.vacate(batch, arrival)) == Vacated(1, 0)
     assert send(store.look("a")) is send(other.look("a")) is None
 
@@ -363,20 +363,20 @@ def test_moving_job_is_shown_as_scheduled_and_its_changes_wait(
 def test_moving_id_scheduled_by_a_foreign_client_keeps_its_record(
     send: SendCall, store: Store, other: Store, raw: Any, state: State
 ) -> None:
-    send(store.enqueue(new("a", "b"), now=NOW))
+    send(store.at(NOW).enqueue(new("a", "b")))
     batch = leave(send, store, other, "a", "b")
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW, "b": NOW + 5})
     (run,) = start(send, store, NOW)
-    assert send(store.vacate(batch, send(other.arrive(store.queue, batch, now=NOW)))) == Vacated(2, 0)
+    assert send(store.vacate(batch, send(other.at(NOW).arrive(store.queue, batch)))) == Vacated(2, 0)
     assert set(state()) >= {"job:a", "job:b"}
-    assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(run, DONE)])) == []
     assert [job.id for job in start(send, store, NOW + 5)] == ["b"]
 
 
 def test_dispatcher_leaves_departed_jobs_out_until_they_return(
     send: SendCall, store: Store, other: Store, state: State
 ) -> None:
-    send(store.enqueue([*new("a"), *new("b", due=NOW + 100)], now=NOW))
+    send(store.at(NOW).enqueue([*new("a"), *new("b", due=NOW + 100)]))
     batch = leave(send, store, other, "a")
     assert [job.id for job in start(send, store, FAR + 1)] == ["b"]
     send(store.vacate(batch, Arrival(True, 0, [])))
@@ -387,7 +387,7 @@ def test_dispatcher_leaves_departed_jobs_out_until_they_return(
 def test_a_batch_is_bounded_by_its_bytes(send: SendCall, store: Store, other: Store) -> None:
     big = b'{"task":"t","args":["%s"]}' % (b"x" * 200_000)
     send(store.enqueue([New(f"j{n}", big, due=FAR) for n in range(4)]))
-    left = send(store.depart(other.queue, "a", [b"j0", b"j1", b"j2", b"j3"], now=NOW))
+    left = send(store.at(NOW).depart(other.queue, "a", [b"j0", b"j1", b"j2", b"j3"]))
     assert left.batch is not None
     assert [member for member, _ in left.batch.jobs] == [b"j0", b"j1"]
     assert left.stay == []
@@ -518,7 +518,7 @@ def test_a_batch_that_was_on_its_way_elsewhere_comes_home_too(
     now = send(server.clock())
     send(store.enqueue([New(job, PAYLOAD, due=now + 5000) for job in ("a", "b")]))
     shards(queue, 3)
-    assert send(store.depart(f"{queue}:1", "killed", [b"a", b"b"], now=now)).batch
+    assert send(store.at(now).depart(f"{queue}:1", "killed", [b"a", b"b"])).batch
     assert pass_over(Run(send), queue, 0, 3).moved == 2
     assert everything(raw, queue, 3) == {queue: {"a", "b"}}
 
@@ -558,7 +558,7 @@ def test_pass_counts_jobs_that_cannot_move(
 
 
 def test_job_that_moves_between_two_lookups_is_still_found(send: SendCall, store: Store, other: Store) -> None:
-    send(store.enqueue(new("a"), now=NOW))
+    send(store.at(NOW).enqueue(new("a")))
     asked = list[str]()
 
     def look(part: Store) -> Operation[str]:

@@ -24,7 +24,7 @@ def rule(name: str, text: str = "@daily") -> Declared:
 
 
 def register(send: Send, store: Store, content: str, now: float = NOW, **more: Any) -> Registered:
-    return send(store.register("app", content, now=now, **more))
+    return send(store.at(now).register("app", content, **more))
 
 
 def deploy(send: Send, store: Store, content: str, *declared: Declared, now: float = NOW) -> float:
@@ -33,7 +33,7 @@ def deploy(send: Send, store: Store, content: str, *declared: Declared, now: flo
     for one in declared:
         assert send(store.declare(one, "app", found.revision)) != "older"
     for name in set(found.declared) - {one.name for one in declared}:
-        send(store.retire(name, "app", found.revision, now=now))
+        send(store.at(now).retire(name, "app", found.revision))
     return found.revision
 
 
@@ -69,7 +69,7 @@ def test_revision_given_by_the_app_counts_with_any_content(send: Send, store: St
     assert register(send, store, "five") == Registered(6.75, 6.75, [])
     assert register(send, store, "six", given=7) == Registered(7, 7, [])
     assert register(send, store, "five") == Registered(6.75, 7, [])
-    assert send(store.retire("r", "app", 6.75, now=NOW)) == "older"
+    assert send(store.at(NOW).retire("r", "app", 6.75)) == "older"
 
 
 def test_an_app_that_declares_nothing_has_a_revision_too(send: Send, store: Store) -> None:
@@ -176,8 +176,8 @@ def test_records_of_an_evsched_without_revisions_are_older_than_any(
 def test_undeclared_recurrence_stops_and_keeps_its_record(send: Send, store: Store, state: State) -> None:
     old = deploy(send, store, "old", rule("r"), rule("kept"))
     job_id = put(send, store, "r")
-    send(store.hold("r", True, now=NOW + 1))
-    send(store.hold("r", False, now=NOW + 2))
+    send(store.at(NOW + 1).hold("r", True))
+    send(store.at(NOW + 2).hold("r", False))
     job_id = put(send, store, "r")
     record = state()["recurrence:r"]
     new = deploy(send, store, "new", rule("kept"), now=NOW + 3)
@@ -187,7 +187,7 @@ def test_undeclared_recurrence_stops_and_keeps_its_record(send: Send, store: Sto
     assert f"job:{job_id}" not in after
     assert after["recurrence:r"] == {**{k: v for k, v in record.items() if k != "ahead"}, "retired": f"{NOW + 3:.6f}"}
     # Once more, as after a lost reply: nothing changes.
-    assert send(store.retire("r", "app", new, now=NOW + 9)) == "retired"
+    assert send(store.at(NOW + 9).retire("r", "app", new)) == "retired"
     assert state() == after
     assert old < new
 
@@ -234,18 +234,18 @@ def test_prune_deletes_only_retired_recurrences(send: Send, store: Store, state:
 
 def test_a_pause_outlives_a_change_and_ends_by_resume(send: Send, store: Store, state: State) -> None:
     deploy(send, store, "old", rule("r"))
-    send(store.hold("r", True, now=NOW))
+    send(store.at(NOW).hold("r", True))
     deploy(send, store, "new", rule("r", "@hourly"))
     assert send(store.declare(rule("r", "@weekly"))) == "changed"
     record = state()["recurrence:r"]
     assert (record["rule"], record["paused"], state()["recurrences"]) == ("@weekly", f"{NOW:.6f}", {"r": INF})
-    assert send(store.hold("r", False, now=NOW))
+    assert send(store.at(NOW).hold("r", False))
     assert state()["recurrences"] == {"r": 0}
 
 
 def test_a_pause_outlives_a_time_in_which_the_recurrence_is_retired(send: Send, store: Store, state: State) -> None:
     deploy(send, store, "old", rule("r"))
-    send(store.hold("r", True, now=NOW))
+    send(store.at(NOW).hold("r", True))
     deploy(send, store, "new")
     deploy(send, store, "newest", rule("r", "@hourly"))
     assert state()["recurrences"] == {"r": INF}
@@ -254,9 +254,9 @@ def test_a_pause_outlives_a_time_in_which_the_recurrence_is_retired(send: Send, 
 
 def test_resume_does_not_start_a_retired_recurrence(send: Send, store: Store, state: State) -> None:
     deploy(send, store, "old", rule("r"))
-    send(store.hold("r", True, now=NOW))
+    send(store.at(NOW).hold("r", True))
     deploy(send, store, "new")
-    assert not send(store.hold("r", False, now=NOW))
+    assert not send(store.at(NOW).hold("r", False))
     assert state()["recurrences"] == {"r": INF}
     deploy(send, store, "newest", rule("r"), rule("other"))
     assert state()["recurrences"]["r"] == 0
@@ -264,15 +264,15 @@ def test_resume_does_not_start_a_retired_recurrence(send: Send, store: Store, st
 
 def test_rewind_does_not_start_a_retired_recurrence(send: Send, store: Store, state: State) -> None:
     deploy(send, store, "old", rule("r"))
-    send(store.recur("r", b"0", [], next_=NOW + 7200, now=NOW + 3600))
+    send(store.at(NOW + 3600).recur("r", b"0", [], next_=NOW + 7200))
     deploy(send, store, "new")
-    assert send(store.rewind(15, 0, 9, now=NOW)) == (1, [])
+    assert send(store.at(NOW).rewind(15, 0, 9)) == (1, [])
     assert state()["recurrences"] == {"r": INF}
 
 
 def test_recurrence_declared_again_after_its_removal_is_not_paused(send: Send, store: Store, raw: Any) -> None:
     deploy(send, store, "content", rule("r"))
-    send(store.hold("r", True, now=NOW))
+    send(store.at(NOW).hold("r", True))
     raw.zrem(f"evsched:{{{store.queue}}}:recurrences", "r")  # how a client stops it, says the protocol
     assert send(store.declare(rule("r"))) == "made"
     assert raw.zscore(f"evsched:{{{store.queue}}}:recurrences", "r") == 0

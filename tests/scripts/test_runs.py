@@ -27,9 +27,9 @@ DONE = Done(b'{"n":1}', 300.0, False)
 @pytest.fixture
 def run(send: Send, store: Store) -> FetchedJob:
     """A run of job "a" held by worker "w"."""
-    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
-    send(store.dispatch(limit=10, cap=1000, now=NOW))
-    (started,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    (started,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
     return started
 
 
@@ -53,11 +53,11 @@ def test_start_twice_is_the_same_run_and_an_ended_one_is_not_started(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     before = state()
-    again = send(store.start("w", ["a"], hold=1, lease=15, now=NOW))
+    again = send(store.at(NOW).start("w", ["a"], hold=1, lease=15))
     assert (again.jobs, again.leased) == ([run], True)
     assert state() == before
-    send(store.complete("w", [(run, DONE)], now=NOW))
-    assert send(store.start("w", ["a"], hold=1, lease=15, now=NOW)).jobs == []
+    send(store.at(NOW).complete("w", [(run, DONE)]))
+    assert send(store.at(NOW).start("w", ["a"], hold=1, lease=15)).jobs == []
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_runs_end_in_any_order_and_lost_ones_change_nothing(
     ended: str, lost: str, send: Send, store: Store, state: State
 ) -> None:
     send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW + n / 1e3) for n, job_id in enumerate("abcd")]))
-    send(store.dispatch(limit=10, cap=1000, now=NOW + 1))
-    held = {job.id: job for job in send(store.start("w", (), hold=4, lease=15, now=NOW + 1)).jobs}
+    send(store.at(NOW + 1).dispatch(limit=10, cap=1000))
+    held = {job.id: job for job in send(store.at(NOW + 1).start("w", (), hold=4, lease=15)).jobs}
     assert list(held) == ["a", "b", "c", "d"]
     held["x"] = replace(held["a"], id="x")
     held |= {job_id.upper(): replace(held[job_id], attempt=7) for job_id in "ab"}
-    assert send(store.complete("w", [(held[name], DONE) for name in ended], now=NOW + 2)) == list(lost)
+    assert send(store.at(NOW + 2).complete("w", [(held[name], DONE) for name in ended])) == list(lost)
     done = [job_id for job_id in "abcd" if job_id in ended]
     assert state().get("processing:w", []) == [job_id for job_id in "abcd" if job_id not in done]
     assert [job_id for job_id in "abcd" if "finished" in state()[f"job:{job_id}"]] == done
@@ -90,7 +90,7 @@ def test_runs_end_in_any_order_and_lost_ones_change_nothing(
 
 def test_start_fetches_up_to_hold(send: Send, store: Store, state: State) -> None:
     send(store.enqueue([New(f"j{n:02}", b'{"task":"t"}', due=NOW) for n in range(50)]))
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
     reply = send(store.start("w", (), hold=20, lease=15))
     assert ([job.id for job in reply.jobs], reply.more, reply.leased) == ([f"j{n:02}" for n in range(20)], True, False)
     assert len(state()["ready"]) == 16
@@ -99,7 +99,7 @@ def test_start_fetches_up_to_hold(send: Send, store: Store, state: State) -> Non
 
 def test_start_buries_a_job_without_a_record_and_says_why(send: Send, store: Store, state: State, raw: Any) -> None:
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "gone")
-    reply = send(store.start("w", ["gone"], hold=1, lease=15, now=NOW))
+    reply = send(store.at(NOW).start("w", ["gone"], hold=1, lease=15))
     assert reply.jobs == []
     assert "its record was gone" in reply.buried[0][1]
     assert state()["dead"] == {"gone": NOW}
@@ -111,7 +111,7 @@ def test_start_does_not_run_a_future_job_with_the_id_of_a_cancelled_one(
 ) -> None:
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW + 60)]))
-    assert send(store.start("w", ["a"], hold=1, lease=15, now=NOW)).jobs == []
+    assert send(store.at(NOW).start("w", ["a"], hold=1, lease=15)).jobs == []
     after = state()
     assert (after["schedule"], "processing:w" in after) == ({"a": NOW + 60}, False)
 
@@ -119,7 +119,7 @@ def test_start_does_not_run_a_future_job_with_the_id_of_a_cancelled_one(
 def test_complete_keeps_the_record_for_its_retention(
     run: FetchedJob, send: Send, store: Store, state: State, raw: Any
 ) -> None:
-    assert send(store.complete("w", [(run, DONE)], now=NOW + 1)) == []
+    assert send(store.at(NOW + 1).complete("w", [(run, DONE)])) == []
     after = state()
     assert after["job:a"]["outcome"] == "done"
     assert after["job:a"]["result"] == '{"n":1}'
@@ -131,7 +131,7 @@ def test_complete_keeps_the_record_for_its_retention(
 def test_complete_without_retention_keeps_only_the_reply(
     run: FetchedJob, send: Send, store: Store, state: State, raw: Any
 ) -> None:
-    send(store.complete("w", [(run, Done(b"7", 0.0, True))], now=NOW))
+    send(store.at(NOW).complete("w", [(run, Done(b"7", 0.0, True))]))
     after = state()
     assert [json.loads(item) for item in after.pop("reply:a")] == [{"id": "a", "outcome": "done", "result": 7}]
     assert after == {"leases": {"w": NOW + 15}}
@@ -141,10 +141,10 @@ def test_complete_without_retention_keeps_only_the_reply(
 def test_end_of_a_run_its_worker_no_longer_holds_writes_nothing(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
-    (lease,) = send(store.survey(now=NOW)).leases
+    (lease,) = send(store.at(NOW).survey()).leases
     send(store.begin("w", [(run, "1")]))
     send(store.requeue("w", "it died", lease=lease.end))
-    (newer,) = send(store.start("v", (), hold=1, lease=15, now=NOW)).jobs
+    (newer,) = send(store.at(NOW).start("v", (), hold=1, lease=15)).jobs
     assert newer.attempt == 2
     before = state()
     assert send(store.complete("w", [(run, DONE)])) == ["a"]
@@ -156,20 +156,20 @@ def test_end_of_a_run_its_worker_no_longer_holds_writes_nothing(
 
 
 def test_a_retry_sent_twice_is_lost_the_second_time(run: FetchedJob, send: Send, store: Store, state: State) -> None:
-    assert send(store.retry("w", [(run, Retried(5.0, "no luck"))], now=NOW)) == []
+    assert send(store.at(NOW).retry("w", [(run, Retried(5.0, "no luck"))])) == []
     before = state()
     assert before["schedule"] == {"a": NOW + 5}
     assert before["job:a"]["reason"] == "no luck"
-    assert send(store.retry("w", [(run, Retried(5.0, "no luck"))], now=NOW)) == ["a"]
+    assert send(store.at(NOW).retry("w", [(run, Retried(5.0, "no luck"))])) == ["a"]
     assert state() == before
 
 
 def test_bury_replies_to_a_waiting_client(run: FetchedJob, send: Send, store: Store, state: State) -> None:
-    assert send(store.bury("w", [(run, Buried('"quoted" \u20ac', True))], now=NOW)) == []
+    assert send(store.at(NOW).bury("w", [(run, Buried('"quoted" \u20ac', True))])) == []
     after = state()
     assert after["dead"] == {"a": NOW}
     assert json.loads(after["reply:a"][0])["reason"] == '"quoted" \u20ac'
-    assert send(store.revive(["a"], now=NOW + 1)) == ["a"]
+    assert send(store.at(NOW + 1).revive(["a"])) == ["a"]
     assert state()["schedule"] == {"a": NOW + 1}
     assert "attempt" not in state()["job:a"]
 
@@ -179,7 +179,7 @@ def test_an_end_of_an_id_that_is_scheduled_again_does_not_remove_it(
 ) -> None:
     schedule = f"evsched:{{{store.queue}}}:schedule"
     raw.zadd(schedule, {"a": NOW + 60})
-    send(store.complete("w", [(run, Done(b"1", 1.0, False))], now=NOW))
+    send(store.at(NOW).complete("w", [(run, Done(b"1", 1.0, False))]))
     after = state()
     assert (after["schedule"], after["job:a"]["payload"]) == ({"a": NOW + 60}, '{"task":"t"}')
     assert raw.pttl(f"evsched:{{{store.queue}}}:job:a") == -1
@@ -189,16 +189,16 @@ def test_a_retry_of_an_id_that_is_scheduled_again_keeps_both_times(
     run: FetchedJob, send: Send, store: Store, state: State, raw: Any
 ) -> None:
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})
-    send(store.retry("w", [(run, Retried(1.0, "x"))], now=NOW))
+    send(store.at(NOW).retry("w", [(run, Retried(1.0, "x"))]))
     after = state()
     assert (after["schedule"], float(after["job:a"]["again"])) == ({"a": NOW + 1}, NOW + 60)
 
 
 def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state: State) -> None:
     send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(5)]))
-    send(store.dispatch(limit=10, cap=1000, now=NOW))
-    send(store.start("w", (), hold=3, lease=15, now=NOW))
-    (lease,) = send(store.survey(now=NOW)).leases
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    send(store.at(NOW).start("w", (), hold=3, lease=15))
+    (lease,) = send(store.at(NOW).survey()).leases
     assert (lease.worker, lease.left, lease.held) == ("w", 15.0, 3)
     assert send(store.requeue("w", "it died", lease=b"1", limit=10)) == PutBack("moved", [], [])
     assert send(store.requeue("w", "it died", lease=lease.end, limit=1)) == PutBack("more", ["j2"], [])
@@ -218,8 +218,8 @@ def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state
 def test_requeue_ends_a_stopped_job_as_cancelled_and_reports_it(
     send: Send, store: Store, run: FetchedJob, state: State
 ) -> None:
-    assert send(store.cancel("a", now=NOW)).place == "processing"
-    assert send(store.requeue("w", "worker w was stopped", now=NOW)) == PutBack("all", [], ["a"])
+    assert send(store.at(NOW).cancel("a")).place == "processing"
+    assert send(store.at(NOW).requeue("w", "worker w was stopped")) == PutBack("all", [], ["a"])
     after = state()
     assert "ready" not in after
     assert (after["job:a"]["outcome"], after["job:a"]["reason"]) == ("cancelled", "cancelled; worker w was stopped")
@@ -228,35 +228,35 @@ def test_requeue_ends_a_stopped_job_as_cancelled_and_reports_it(
 def test_run_that_did_not_begin_keeps_the_reason_of_an_earlier_failure(
     send: Send, store: Store, run: FetchedJob, state: State
 ) -> None:
-    send(store.requeue("w", "no process was free", now=NOW))
+    send(store.at(NOW).requeue("w", "no process was free"))
     assert state()["job:a"]["reason"] == "no process was free"
     assert "started" not in state()["job:a"]
-    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
-    send(store.retry("w", [(run, Retried(0.0, "no luck"))], now=NOW))
-    send(store.dispatch(limit=10, cap=1000, now=NOW))
-    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
-    send(store.requeue("w", "no process was free", now=NOW))
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
+    send(store.at(NOW).retry("w", [(run, Retried(0.0, "no luck"))]))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
+    send(store.at(NOW).requeue("w", "no process was free"))
     assert state()["job:a"]["reason"] == "no luck"
-    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
-    send(store.complete("w", [(run, DONE)], now=NOW))
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
+    send(store.at(NOW).complete("w", [(run, DONE)]))
     assert "reason" not in state()["job:a"]
 
 
 def test_a_job_in_two_lists_runs_in_one(run: FetchedJob, send: Send, store: Store, state: State, raw: Any) -> None:
     raw.rpush(f"evsched:{{{store.queue}}}:processing:v", "a")
-    assert send(store.start("v", ["a"], hold=1, lease=15, now=NOW)).jobs == []
+    assert send(store.at(NOW).start("v", ["a"], hold=1, lease=15)).jobs == []
     after = state()
     assert "processing:v" not in after
     assert "again" not in after["job:a"]
-    send(store.complete("w", [(run, DONE)], now=NOW))
+    send(store.at(NOW).complete("w", [(run, DONE)]))
     assert not {"schedule", "ready", "backlog"} & state().keys()
 
 
 def test_heartbeat_renews_a_lease_and_reports_a_missing_one(send: Send, store: Store, state: State) -> None:
-    assert send(store.heartbeat("w", 15, now=NOW)) == Renewed(False, 0, [], True, False)
+    assert send(store.at(NOW).heartbeat("w", 15)) == Renewed(False, 0, [], True, False)
     assert state() == {}
-    assert send(store.heartbeat("w", 15, fresh=True, now=NOW)) == Renewed(True, 0, [], True, False)
-    assert send(store.heartbeat("w", 15, now=NOW + 5)) == Renewed(True, 0, [], True, False)
+    assert send(store.at(NOW).heartbeat("w", 15, fresh=True)) == Renewed(True, 0, [], True, False)
+    assert send(store.at(NOW + 5).heartbeat("w", 15)) == Renewed(True, 0, [], True, False)
     assert state() == {"leases": {"w": NOW + 20}}
 
 
@@ -285,7 +285,7 @@ def test_full_memory_refuses_new_jobs_and_lets_existing_ones_end() -> None:
         raw.config_set("maxmemory", 1)
         with pytest.raises(StoreDown, match=r"OOM|memory"):
             sender.send(store.enqueue([New("e", b"{}")]))
-        sender.send(store.dispatch(limit=10, cap=100, now=NOW))
+        sender.send(store.at(NOW).dispatch(limit=10, cap=100))
         a, b, c, _ = sender.send(store.start("w", (), hold=4, lease=15)).jobs
         assert sender.send(store.complete("w", [(a, DONE)])) == []
         assert sender.send(store.retry("w", [(b, Retried(1.0, "x"))])) == []

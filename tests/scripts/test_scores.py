@@ -15,7 +15,7 @@ MEMBER = '{"task":"t","id":"a"}'
 
 
 def dispatch(store: Store, now: float = NOW, **more: Any) -> Any:
-    return store.dispatch(limit=100, cap=1000, now=now, **more)
+    return store.at(now).dispatch(limit=100, cap=1000, **more)
 
 
 @pytest.mark.parametrize("score", ["-inf", "-1", "0", "-1e300"])

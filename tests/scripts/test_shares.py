@@ -16,15 +16,15 @@ SLOTS = 256
 def begin(send: Send, store: Store, workers: str, jobs: int) -> None:
     """Begin the leases of workers, whose names are letters, and dispatch jobs."""
     for worker in workers:
-        send(store.heartbeat(worker, 15, fresh=True, now=NOW))
+        send(store.at(NOW).heartbeat(worker, 15, fresh=True))
     for first in range(0, jobs, 500):
         send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(first, min(first + 500, jobs))]))
-        send(store.dispatch(limit=500, cap=1000, now=NOW))
+        send(store.at(NOW).dispatch(limit=500, cap=1000))
 
 
 def start(send: Send, store: Store, worker: str, hold: int = SLOTS) -> int:
     """Return how many jobs a worker that may hold `hold` gets."""
-    return len(send(store.start(worker, (), hold=hold, lease=15, now=NOW)).jobs)
+    return len(send(store.at(NOW).start(worker, (), hold=hold, lease=15)).jobs)
 
 
 @pytest.mark.parametrize(("workers", "parts"), [("u", [200]), ("uv", [100, 100]), ("uvwxyz", [34] * 5 + [30])])

@@ -23,19 +23,19 @@ def fetch(send: Send, store: Store) -> Callable[[int], list[FetchedJob]]:
 
     def fetch(count: int) -> list[FetchedJob]:
         send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(count)]))
-        send(store.dispatch(limit=100, cap=1000, now=NOW))
+        send(store.at(NOW).dispatch(limit=100, cap=1000))
         return start_all(send, store)
 
     return fetch
 
 
 def start_all(send: Send, store: Store, worker: str = "w") -> list[FetchedJob]:
-    return send(store.start(worker, (), hold=100, lease=15, now=NOW)).jobs
+    return send(store.at(NOW).start(worker, (), hold=100, lease=15)).jobs
 
 
 def die(send: Send, store: Store, worker: str = "w") -> None:
-    lease = {lease.worker: lease.end for lease in send(store.survey(now=NOW)).leases}[worker]
-    assert send(store.requeue(worker, "it died", lease=lease, now=NOW)).rest == "all"
+    lease = {lease.worker: lease.end for lease in send(store.at(NOW).survey()).leases}[worker]
+    assert send(store.at(NOW).requeue(worker, "it died", lease=lease)).rest == "all"
 
 
 def suspicion(jobs: list[FetchedJob]) -> dict[str, tuple[int, int, int]]:
@@ -47,7 +47,7 @@ def test_a_job_that_a_worker_hands_back_costs_no_attempt_begun_or_not(
 ) -> None:
     jobs = fetch(2)
     send(store.begin("w", [(jobs[0], "1")]))
-    send(store.requeue("w", "it stops", now=NOW))
+    send(store.at(NOW).requeue("w", "it stops"))
     assert suspicion(start_all(send, store)) == {"j0": (1, 0, 0), "j1": (1, 0, 0)}
 
 
@@ -88,7 +88,7 @@ def test_only_job_of_each_dead_worker_stays_a_suspect(
     fetch(2)
     die(send, store)
     first, second = start_all(send, store)
-    send(store.complete("w", [(second, Done(b"1", 100.0, False))], now=NOW))
+    send(store.at(NOW).complete("w", [(second, Done(b"1", 100.0, False))]))
     send(store.begin("w", [(first, "1")]))
     die(send, store)
     (only,) = start_all(send, store)
@@ -104,7 +104,7 @@ def test_a_job_that_is_buried_before_it_began_is_charged_no_attempt(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
     (run,) = fetch(1)
-    assert send(store.bury("w", [(run, Buried("unknown task", False, began=False))], now=NOW)) == []
+    assert send(store.at(NOW).bury("w", [(run, Buried("unknown task", False, began=False))])) == []
     assert state()["job:j0"]["attempt"] == "0"
 
 
@@ -125,11 +125,11 @@ def test_job_that_killed_its_process_is_charged_for_its_doubtful_runs(
     fetch(2)
     die(send, store)
     first, second = start_all(send, store)
-    assert send(store.retry("w", [(first, Retried(0.0, "killed", killed=True))], now=NOW)) == []
+    assert send(store.at(NOW).retry("w", [(first, Retried(0.0, "killed", killed=True))])) == []
     assert (state()["job:j0"]["attempt"], state()["suspects"]["j0"]) == ("2", "2 0 1")
-    assert send(store.bury("w", [(second, Buried("killed", False, killed=True))], now=NOW)) == []
+    assert send(store.at(NOW).bury("w", [(second, Buried("killed", False, killed=True))])) == []
     assert state()["job:j1"]["attempt"] == "2"
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
     (run,) = start_all(send, store)
     assert (run.attempt, run.deaths, run.doubts, run.counted) == (3, 2, 0, 1)
 
@@ -142,16 +142,16 @@ def test_a_run_that_ends_clears_the_suspicion(
     die(send, store)
     first, _ = start_all(send, store)
     call = {
-        "retry": store.retry("w", [(first, Retried(0.0, "no luck"))], now=NOW),
-        "complete": store.complete("w", [(first, Done(b"1", 100.0, False))], now=NOW),
-        "bury": store.bury("w", [(first, Buried("no luck", False))], now=NOW),
+        "retry": store.at(NOW).retry("w", [(first, Retried(0.0, "no luck"))]),
+        "complete": store.at(NOW).complete("w", [(first, Done(b"1", 100.0, False))]),
+        "bury": store.at(NOW).bury("w", [(first, Buried("no luck", False))]),
     }[end]
     assert send(call) == []
     if end == "bury":
-        send(store.revive(["j0"], now=NOW))
+        send(store.at(NOW).revive(["j0"]))
     elif end == "complete":
         send(store.enqueue([New("j0", b'{"task":"t"}', due=NOW)]))
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
     (newer,) = start_all(send, store)
     assert (newer.id, newer.deaths, newer.doubts) == ("j0", 0, 0)
 
@@ -162,8 +162,8 @@ def test_a_job_that_may_not_start_yet_stays_a_suspect(
     fetch(2)
     die(send, store)
     first, _ = start_all(send, store)
-    send(store.defer("w", [(first, Deferred(NOW, "not yet"))], now=NOW))
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    send(store.at(NOW).defer("w", [(first, Deferred(NOW, "not yet"))]))
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
     assert suspicion(start_all(send, store)) == {"j0": (1, 1, 1)}
 
 
@@ -182,7 +182,7 @@ def test_a_malformed_suspect_field_is_ignored(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any, text: str
 ) -> None:
     fetch(2)
-    send(store.requeue("w", "it stops", now=NOW))
+    send(store.at(NOW).requeue("w", "it stops"))
     raw.hset(f"evsched:{{{store.queue}}}:suspects", "j0", text)
     assert suspicion(start_all(send, store))["j0"] == (1, 0, 0)
 
@@ -212,7 +212,7 @@ def test_suspects_key_of_the_wrong_type_does_not_stop_the_end_of_a_run(
     die(send, store)
     first, second = start_all(send, store)
     assert (first.deaths, second.deaths) == (0, 0)
-    assert send(store.complete("w", [(first, Done(b"1", 100.0, False))], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(first, Done(b"1", 100.0, False))])) == []
 
 
 @pytest.mark.parametrize("beside", [0, 1], ids=["by itself", "beside another"])
@@ -255,9 +255,9 @@ def test_count_of_doubtful_runs_is_kept_until_the_job_ends(
     die(send, store)
     (job,) = start_all(send, store)
     assert (job.attempt, job.deaths, job.counted) == (3, 0, 2)
-    send(store.retry("w", [(job, Retried(0.0, "no luck"))], now=NOW))
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    send(store.at(NOW).retry("w", [(job, Retried(0.0, "no luck"))]))
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
     (job,) = start_all(send, store)
     assert (job.attempt, job.deaths, job.counted) == (4, 0, 2)
-    send(store.bury("w", [(job, Buried("no luck", False))], now=NOW))
+    send(store.at(NOW).bury("w", [(job, Buried("no luck", False))]))
     assert not raw.exists(f"evsched:{{{store.queue}}}:suspects")

@@ -18,11 +18,11 @@ TRACE = "Traceback (most recent call last):\n..."
 @pytest.fixture
 def start(send: Send, store: Store) -> Callable[[], FetchedJob]:
     """Return a function that dispatches job "a", and starts it."""
-    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW)]))
 
     def start() -> FetchedJob:
-        send(store.dispatch(limit=10, cap=1000, now=NOW))
-        (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+        send(store.at(NOW).dispatch(limit=10, cap=1000))
+        (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
         return run
 
     return start
@@ -38,15 +38,15 @@ def raised(send: Send, store: Store) -> Callable[[], tuple[str | None, str | Non
 
 
 def fail(send: Send, store: Store, run: FetchedJob) -> None:
-    assert send(store.retry("w", [(run, Retried(0.0, "no luck", traceback=TRACE, error="E"))], now=NOW)) == []
+    assert send(store.at(NOW).retry("w", [(run, Retried(0.0, "no luck", traceback=TRACE, error="E"))])) == []
 
 
 ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
-    "done": lambda store, run: store.complete("w", [(run, Done(b"1", 300.0, False))], now=NOW),
-    "asked for another attempt": lambda store, run: store.retry("w", [(run, Retried(9.0, "later"))], now=NOW),
-    "given up without a traceback": lambda store, run: store.bury("w", [(run, Buried("expired", False))], now=NOW),
-    "cancelled": lambda store, run: store.abort("w", [(run, Aborted(300.0, False))], now=NOW),
-    "interrupted": lambda store, run: store.requeue("w", "it was stopped", now=NOW),
+    "done": lambda store, run: store.at(NOW).complete("w", [(run, Done(b"1", 300.0, False))]),
+    "asked for another attempt": lambda store, run: store.at(NOW).retry("w", [(run, Retried(9.0, "later"))]),
+    "given up without a traceback": lambda store, run: store.at(NOW).bury("w", [(run, Buried("expired", False))]),
+    "cancelled": lambda store, run: store.at(NOW).abort("w", [(run, Aborted(300.0, False))]),
+    "interrupted": lambda store, run: store.at(NOW).requeue("w", "it was stopped"),
 }
 
 
@@ -68,14 +68,14 @@ def test_a_run_that_ends_without_an_error_deletes_the_earlier_traceback(
 
 
 NOT_FAILED: dict[str, Callable[[Store, FetchedJob], Any]] = {
-    "outside its window": lambda store, run: store.defer("w", [(run, Deferred(NOW, "closed"))], now=NOW),
-    "snoozed": lambda store, run: store.snooze("w", [(run, Snoozed("snoozed"))], now=NOW),
-    "handed back": lambda store, run: store.requeue("w", "it was stopped", now=NOW),
+    "outside its window": lambda store, run: store.at(NOW).defer("w", [(run, Deferred(NOW, "closed"))]),
+    "snoozed": lambda store, run: store.at(NOW).snooze("w", [(run, Snoozed("snoozed"))]),
+    "handed back": lambda store, run: store.at(NOW).requeue("w", "it was stopped"),
 }
 
 
 def expire(send: Send, store: Store, run: FetchedJob) -> None:
-    assert send(store.bury("w", [(run, Buried("expired", True, "expired", began=False))], now=NOW)) == []
+    assert send(store.at(NOW).bury("w", [(run, Buried("expired", True, "expired", began=False))])) == []
 
 
 @pytest.mark.parametrize("between", [(), *((name,) for name in NOT_FAILED), ("snoozed", "outside its window")])
@@ -108,14 +108,14 @@ def test_failure_is_replaced_by_the_next_and_cleared_by_a_revival(
     send: Send, store: Store, start: Callable[[], FetchedJob]
 ) -> None:
     fail(send, store, start())
-    send(store.defer("w", [(start(), Deferred(NOW, "closed"))], now=NOW))
+    send(store.at(NOW).defer("w", [(start(), Deferred(NOW, "closed"))]))
     assert status_of(send, store, "a").failure == "no luck"
-    assert send(store.retry("w", [(start(), Retried(0.0, "worse luck"))], now=NOW)) == []
+    assert send(store.at(NOW).retry("w", [(start(), Retried(0.0, "worse luck"))])) == []
     status = status_of(send, store, "a")
     assert (status.reason, status.failure, status.traceback) == ("worse luck", None, None)
     assert status.error is None
     expire(send, store, start())
-    send(store.revive(["a"], now=NOW))
+    send(store.at(NOW).revive(["a"]))
     expire(send, store, start())
     assert status_of(send, store, "a").reason == "expired"
 
@@ -125,7 +125,7 @@ def test_retry_with_an_invalid_payload_keeps_the_last_failure(
 ) -> None:
     fail(send, store, start())
     raw.hset(f"evsched:{{{store.queue}}}:job:a", "payload", "x" * 2000)
-    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
     status = status_of(send, store, "a")
     assert status.reason is not None
     assert status.reason.startswith("the payload has 2000 bytes")
@@ -136,9 +136,9 @@ def test_retry_with_an_invalid_payload_keeps_the_last_failure(
 def test_a_dead_job_keeps_its_traceback_until_it_is_revived(
     send: Send, store: Store, start: Callable[[], FetchedJob], raised: Callable[[], tuple[str | None, str | None]]
 ) -> None:
-    send(store.bury("w", [(start(), Buried("no luck", False, traceback=TRACE, error="E"))], now=NOW))
+    send(store.at(NOW).bury("w", [(start(), Buried("no luck", False, traceback=TRACE, error="E"))]))
     assert raised() == (TRACE, "E")
-    send(store.revive(["a"], now=NOW))
+    send(store.at(NOW).revive(["a"]))
     assert raised() == (None, None)
 
 
@@ -151,6 +151,6 @@ def test_id_scheduled_again_while_failing_runs_without_a_traceback(
 ) -> None:
     run = start()
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})
-    send(store.bury("w", [(run, Buried("no luck", False, traceback=TRACE, error="E"))], now=NOW))
+    send(store.at(NOW).bury("w", [(run, Buried("no luck", False, traceback=TRACE, error="E"))]))
     assert raised() == (None, None)
     assert status_of(send, store, "a").place == "schedule"

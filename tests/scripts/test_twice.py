@@ -23,8 +23,8 @@ def new(*ids: str) -> list[New]:
 def runs(send: Send, store: Store) -> list[FetchedJob]:
     """Three runs held by worker "w", and three jobs in ready."""
     send(store.enqueue(new("a", "b", "c", "x", "y", "z")))
-    send(store.dispatch(limit=10, cap=1000, now=NOW))
-    return send(store.start("w", (), hold=3, lease=15, now=NOW)).jobs
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    return send(store.at(NOW).start("w", (), hold=3, lease=15)).jobs
 
 
 def test_a_second_enqueue_is_refused(send: Send, store: Store, state: State) -> None:
@@ -38,9 +38,9 @@ def test_a_second_enqueue_is_refused(send: Send, store: Store, state: State) -> 
 def test_the_second_end_of_a_run_is_lost(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
     a, b, c = runs
     calls = [
-        store.complete("w", [(a, Done(b"1", 300.0, True))], now=NOW),
-        store.retry("w", [(b, Retried(1.0, "x"))], now=NOW),
-        store.bury("w", [(c, Buried("x", True))], now=NOW),
+        store.at(NOW).complete("w", [(a, Done(b"1", 300.0, True))]),
+        store.at(NOW).retry("w", [(b, Retried(1.0, "x"))]),
+        store.at(NOW).bury("w", [(c, Buried("x", True))]),
     ]
     assert [send(call) for call in calls] == [[], [], []]
     before = state()
@@ -53,7 +53,7 @@ def test_a_message_whose_call_is_repeated_is_sent_once(
 ) -> None:
     message = Message("stream", f"{queue}:stream", b"1")
     forwarded = Forwarded(b"null", 300.0, True, message, Retried(1.0, "x"))
-    call = store.forward("w", [(run, forwarded) for run in runs], now=NOW)
+    call = store.at(NOW).forward("w", [(run, forwarded) for run in runs])
     assert send(call) == NotEnded([])
     before = state()
     assert send(call) == NotEnded(["a", "b", "c"])
@@ -64,7 +64,7 @@ def test_a_message_whose_call_is_repeated_is_sent_once(
 def test_the_second_snooze_of_a_run_is_lost_and_not_counted(
     send: Send, store: Store, state: State, runs: list[FetchedJob]
 ) -> None:
-    call = store.snooze("w", [(run, Snoozed("x", 9.0)) for run in runs], now=NOW)
+    call = store.at(NOW).snooze("w", [(run, Snoozed("x", 9.0)) for run in runs])
     assert send(call) == []
     before = state()
     assert send(call) == ["a", "b", "c"]
@@ -77,7 +77,7 @@ def test_a_run_that_is_named_twice_in_one_call_ends_once(
 ) -> None:
     a, b, _ = runs
     done = Done(b"1", 300.0, True)
-    assert send(store.complete("w", [(a, done), (a, done), (b, done)], now=NOW)) == ["a"]
+    assert send(store.at(NOW).complete("w", [(a, done), (a, done), (b, done)])) == ["a"]
     assert len(state()["reply:a"]) == 1
 
 
@@ -85,7 +85,7 @@ def test_one_lost_run_does_not_stop_the_others(send: Send, store: Store, state: 
     a, b, c = runs
     stale = FetchedJob("b", b.attempt + 1, b.due, b.payload)
     done = Done(b"1", 0.0, False)
-    assert send(store.complete("w", [(a, done), (stale, done), (c, done)], now=NOW)) == ["b"]
+    assert send(store.at(NOW).complete("w", [(a, done), (stale, done), (c, done)])) == ["b"]
     assert state()["processing:w"] == ["b"]
 
 
@@ -114,8 +114,8 @@ def test_second_cancel_is_missing_and_second_reschedule_changes_nothing(send: Se
 def test_a_second_revive_or_drop_is_missing(
     send: Send, store: Store, state: State, runs: list[FetchedJob], verb: str
 ) -> None:
-    send(store.bury("w", [(run, Buried("x", False)) for run in runs], now=NOW))
-    call = store.revive(["a", "b"], now=NOW) if verb == "revive" else store.drop(["a", "b"])
+    send(store.at(NOW).bury("w", [(run, Buried("x", False)) for run in runs]))
+    call = store.at(NOW).revive(["a", "b"]) if verb == "revive" else store.drop(["a", "b"])
     assert send(call) == ["a", "b"]
     before = state()
     with pytest.raises(JobMissing):
@@ -127,7 +127,7 @@ def test_a_second_revive_or_drop_is_missing(
 @pytest.mark.usefixtures("runs")
 def test_a_second_start_hands_out_the_same_runs(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
     before = state()
-    assert send(store.start("w", ["a", "b", "c"], hold=3, lease=15, now=NOW)).jobs == runs
+    assert send(store.at(NOW).start("w", ["a", "b", "c"], hold=3, lease=15)).jobs == runs
     assert state() == before
 
 
@@ -135,9 +135,9 @@ def test_a_second_start_hands_out_the_same_runs(send: Send, store: Store, state:
 def test_reading_verbs_change_nothing(send: Send, store: Store, state: State) -> None:
     before = state()
     calls: list[Call[Any]] = [
-        store.survey(now=NOW),
-        store.look("a", now=NOW),
-        store.look("x", now=NOW),
+        store.at(NOW).survey(),
+        store.at(NOW).look("a"),
+        store.at(NOW).look("x"),
         store.held("w"),
     ]
     for call in calls:

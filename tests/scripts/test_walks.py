@@ -126,10 +126,10 @@ class Walk:
             new = New(job, payload_of(job), priority=priority, group=group, due=due)
             try:
                 if conflict == "replace":
-                    self.send(self.store.replace([new], now=self.now))
+                    self.send(self.store.at(self.now).replace([new]))
                 else:
                     within = 0.0 if conflict == "unique" else None
-                    self.send(self.store.enqueue([new], keep=conflict == "keep", within=within, now=self.now))
+                    self.send(self.store.at(self.now).enqueue([new], keep=conflict == "keep", within=within))
                 written = True
             except JobExists:
                 written = False
@@ -147,7 +147,7 @@ class Walk:
     def dispatch(self) -> None:
         self.now += self.pick.choice([0.0, 1.0, 3.0])
         limit = self.pick.choice([3, 100])
-        self.send(self.store.dispatch(limit=limit, cap=1000, now=self.now))
+        self.send(self.store.at(self.now).dispatch(limit=limit, cap=1000))
         self.model.dispatch(self.now, limit)
 
     def start(self) -> None:
@@ -156,7 +156,7 @@ class Walk:
             fetched = self.fetch(worker)
         hold = self.pick.choice([2, 5, 30])
         wait = self.pick.random() < 0.6
-        fetch = self.send(self.store.start(worker, fetched, hold=hold, lease=15, wait=wait, now=self.now))
+        fetch = self.send(self.store.at(self.now).start(worker, fetched, hold=hold, lease=15, wait=wait))
         expected = self.model.start(worker, fetched, hold, self.now, wait=wait)
         assert not fetch.waits or worker in self.model.idle
         self.done["an idle worker"] += fetch.waits
@@ -169,7 +169,7 @@ class Walk:
         self.runs += [(worker, job) for job in fetch.jobs]
 
     def fetch(self, worker: str) -> list[str]:
-        self.send(self.store.heartbeat(worker, 15, fresh=True, now=self.now))  # as every worker does first
+        self.send(self.store.at(self.now).heartbeat(worker, 15, fresh=True))  # as every worker does first
         one = self.raw.lmove(f"{self.root}ready", f"{self.root}processing:{worker}", "LEFT", "RIGHT")
         expected = self.model.fetch(worker)
         assert (one.decode() if one else None) == expected
@@ -191,27 +191,27 @@ class Walk:
             self.forward(worker, job)
             return
         if end == "complete":
-            lost = self.send(self.store.complete(worker, [(job, Done(b"1", 1000, False))], now=self.now))
+            lost = self.send(self.store.at(self.now).complete(worker, [(job, Done(b"1", 1000, False))]))
             own = self.model.complete(worker, job.id, job.attempt, self.now)
         elif end == "retry":
             killed, error = self.pick.random() < 0.3, self.error()
             outcome = Retried(1.0, "x", killed, error=error)
-            lost = self.send(self.store.retry(worker, [(job, outcome)], now=self.now))
+            lost = self.send(self.store.at(self.now).retry(worker, [(job, outcome)]))
             at = self.now + 1
             own = self.model.retry(worker, job.id, job.attempt, at, self.now, killed=killed, error=error or None)
         elif end == "defer":
-            lost = self.send(self.store.defer(worker, [(job, Deferred(self.now + 2, "x"))], now=self.now))
+            lost = self.send(self.store.at(self.now).defer(worker, [(job, Deferred(self.now + 2, "x"))]))
             own = self.model.defer(worker, job.id, job.attempt, self.now + 2, self.now)
         elif end == "snooze":
-            lost = self.send(self.store.snooze(worker, [(job, Snoozed("x", 2.0))], now=self.now))
+            lost = self.send(self.store.at(self.now).snooze(worker, [(job, Snoozed("x", 2.0))]))
             own = self.model.snooze(worker, job.id, job.attempt, self.now + 2, self.now)
         elif end == "abort":
-            lost = self.send(self.store.abort(worker, [(job, Aborted(1000, False))], now=self.now))
+            lost = self.send(self.store.at(self.now).abort(worker, [(job, Aborted(1000, False))]))
             own = self.model.abort(worker, job.id, job.attempt, self.now)
         else:
             killed, error = self.pick.random() < 0.3, self.error()
             buried = Buried("x", False, killed=killed, error=error)
-            lost = self.send(self.store.bury(worker, [(job, buried)], now=self.now))
+            lost = self.send(self.store.at(self.now).bury(worker, [(job, buried)]))
             own = self.model.bury(worker, job.id, job.attempt, self.now, killed=killed, error=error or None)
         assert lost == ([] if own else [job.id])
         self.done[f"{end}, {'own' if own else 'lost'}"] += 1
@@ -220,7 +220,7 @@ class Walk:
         refused = self.pick.random() < 0.5
         message = Message("right", self.refused if refused else self.sent, job.id.encode())
         outcome = Forwarded(b"null", 1000, False, message, Retried(1.0, "x"))
-        not_ended = self.send(self.store.forward(worker, [(job, outcome)], now=self.now))
+        not_ended = self.send(self.store.at(self.now).forward(worker, [(job, outcome)]))
         expected = self.model.forward(worker, job.id, job.attempt, self.now, refused=refused)
         assert not_ended.lost == ([job.id] if expected == "lost" else [])
         assert [*not_ended.refused] == ([job.id] if expected == "refused" else [])
@@ -235,10 +235,10 @@ class Walk:
 
     def requeue(self) -> None:
         worker, limit = self.pick.choice(WORKERS), self.pick.choice([2, 100])
-        leases = {lease.worker: lease.end for lease in self.send(self.store.survey(now=self.now)).leases}
+        leases = {lease.worker: lease.end for lease in self.send(self.store.at(self.now).survey()).leases}
         died = self.pick.random() < 0.6
         lease = leases.get(worker, b"none") if died else b""
-        self.send(self.store.requeue(worker, "x", lease=lease, limit=limit, now=self.now))
+        self.send(self.store.at(self.now).requeue(worker, "x", lease=lease, limit=limit))
         self.model.requeue(worker, limit, self.now, died=died)
         self.done["it died" if died else "it hands back"] += 1
 
@@ -252,7 +252,7 @@ class Walk:
         if self.out_of_reach(job):
             return
         try:
-            place = cast("str", self.send(self.store.cancel(job, now=self.now)).place)
+            place = cast("str", self.send(self.store.at(self.now).cancel(job)).place)
         except JobMissing:
             place = "MISSING"
         assert place == self.model.cancel(job, self.now)
@@ -277,7 +277,7 @@ class Walk:
         if job in self.model.moving:
             return
         try:
-            self.send(self.store.reschedule(job, due, now=self.now))
+            self.send(self.store.at(self.now).reschedule(job, due))
             moved = True
         except (JobMissing, JobRunning):
             moved = False
@@ -289,7 +289,7 @@ class Walk:
         if self.out_of_reach(job):
             return
         try:
-            self.send(self.store.drop([job]) if drop else self.store.revive([job], now=self.now))
+            self.send(self.store.drop([job]) if drop else self.store.at(self.now).revive([job]))
             moved = True
         except JobMissing:
             moved = False
@@ -307,7 +307,7 @@ class Walk:
     def depart(self) -> None:
         waiting = sorted(self.model.schedule)
         jobs = [*self.pick.sample(waiting, min(5, len(waiting))), *self.pick.sample(IDS, 5)]
-        call = self.store.depart("other", "t", [job.encode() for job in jobs], calm=0.0, now=self.now)
+        call = self.store.at(self.now).depart("other", "t", [job.encode() for job in jobs], calm=0.0)
         self.leaving = self.send(call).batch
         expected = self.model.depart(jobs, self.now)
         assert {job.decode() for job, _ in (self.leaving.jobs if self.leaving else ())} == expected
@@ -328,7 +328,7 @@ class Walk:
         jobs = [job for job in self.away if not self.out_of_reach(job) and self.pick.random() < 0.6]
         self.arrivals += 1
         batch = Batch(str(self.arrivals), "t", self.store.queue, [(job.encode(), self.away[job][0]) for job in jobs])
-        found = self.send(self.store.arrive("other", batch, now=self.now))
+        found = self.send(self.store.at(self.now).arrive("other", batch))
         taken = self.model.arrive({job: self.away.pop(job)[1:] for job in jobs})
         assert (found.over, {job.decode() for job in found.stay}) == (False, taken)
         self.done["arrive"] += len(jobs) - len(taken)
@@ -349,13 +349,13 @@ class Walk:
         error = one.error.rpartition(".")[2] if dead and one is not None and one.error else None
         of, model = condition(group=group, error=error), self.model
         if verb == "cancel":
-            changed = self.send(self.store.cancel_matching(jobs, of, now=self.now))
+            changed = self.send(self.store.at(self.now).cancel_matching(jobs, of))
             expected = model.cancel_matching(jobs, group, self.now)
         elif verb == "reschedule":
-            changed = self.send(self.store.reschedule_matching(jobs, of, due, now=self.now))
+            changed = self.send(self.store.at(self.now).reschedule_matching(jobs, of, due))
             expected = model.reschedule_matching(jobs, group, due, self.now)
         elif verb == "revive":
-            changed = self.send(self.store.revive_matching(jobs, of, now=self.now))
+            changed = self.send(self.store.at(self.now).revive_matching(jobs, of))
             expected = sum(model.revive(job, self.now) for job in jobs if self.is_dead(job, group, error))
         else:
             changed = self.send(self.store.drop_matching(jobs, of))
@@ -378,16 +378,16 @@ class Walk:
     def limit(self) -> None:
         name = self.pick.choice(list(LIMITS))
         value = self.pick.choice(LIMITS[name])
-        self.send(self.store.limit({name: value}, now=self.now))
+        self.send(self.store.at(self.now).limit({name: value}))
         self.model.limit(name, value, self.now)
 
     def pause(self) -> None:
         until = self.now + 2 if int(self.now) % 2 else None
-        self.send(self.store.pause(until=until, limit=999, now=self.now))
+        self.send(self.store.at(self.now).pause(until=until, limit=999))
         self.model.pause(until, self.now)
 
     def resume(self) -> None:
-        was = self.send(self.store.resume(now=self.now))
+        was = self.send(self.store.at(self.now).resume())
         assert (was is not None) is self.model.is_paused(self.now)
         self.model.resume(self.now)
 
@@ -472,12 +472,12 @@ class Walk:
     def the_audit_finds_nothing(self) -> None:
         """Audit as `evsched doctor` does: each id, and again each id found in a worker's list or a group's backlog."""
         store, lists = self.store, [f"processing:{worker}" for worker in WORKERS]
-        leased = {lease.worker for lease in self.send(store.survey(now=self.now)).leases}
+        leased = {lease.worker for lease in self.send(store.at(self.now).survey()).leases}
         strays = [worker for worker in WORKERS if self.model.processing.get(worker) and worker not in leased]
-        found = self.send(store.audit([job.encode() for job in IDS], strays=strays, now=self.now))
+        found = self.send(store.at(self.now).audit([job.encode() for job in IDS], strays=strays))
         for place in (*lists, *(f"backlog:{group}" for group in GROUPS)):
             _, ids = self.send(store.members(place.encode(), 0, 250))
-            found += self.send(store.audit(ids, met=place.encode(), strays=strays, now=self.now))
+            found += self.send(store.at(self.now).audit(ids, met=place.encode(), strays=strays))
         found += self.send(store.recount([group.encode() for group in self.model.sides], strays=strays))
         assert found == []
 

@@ -33,15 +33,15 @@ def seed(send: Send, store: Store, raw: Any) -> FetchedJob:
     """Put a job into every place; return the run that worker "w" holds."""
 
     def run(job_id: str) -> FetchedJob:
-        send(store.enqueue([New(job_id, b'{"task":"t","reply":true}', due=NOW)], now=NOW))
-        send(store.dispatch(limit=100, cap=1000, now=NOW))
-        return send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs[0]
+        send(store.at(NOW).enqueue([New(job_id, b'{"task":"t","reply":true}', due=NOW)]))
+        send(store.at(NOW).dispatch(limit=100, cap=1000))
+        return send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs[0]
 
-    send(store.bury("w", [(run("dead"), Buried("x", False))], now=NOW))
+    send(store.at(NOW).bury("w", [(run("dead"), Buried("x", False))]))
     running = run("running")
-    send(store.enqueue([New(f"r{n:02}", b'{"task":"t"}', due=NOW) for n in range(18)], now=NOW))
-    send(store.dispatch(limit=100, cap=1000, now=NOW))
-    send(store.enqueue([New("scheduled", b'{"task":"t"}', due=NOW)], now=NOW))
+    send(store.at(NOW).enqueue([New(f"r{n:02}", b'{"task":"t"}', due=NOW) for n in range(18)]))
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
+    send(store.at(NOW).enqueue([New("scheduled", b'{"task":"t"}', due=NOW)]))
     return running
 
 
@@ -51,33 +51,33 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
     due = b'{"task":"t","reply":true}'
 
     def put(*ids: str, **more: Any) -> None:
-        send(store.enqueue([New(job_id, due, due=NOW - 5, **more) for job_id in ids], now=NOW - 5))
-        send(store.dispatch(limit=100, cap=1000, now=NOW))
+        send(store.at(NOW - 5).enqueue([New(job_id, due, due=NOW - 5, **more) for job_id in ids]))
+        send(store.at(NOW).dispatch(limit=100, cap=1000))
 
     put("dead")
-    (run,) = send(store.start("w", (), hold=1, lease=99, now=NOW)).jobs
-    send(store.bury("w", [(run, Buried("x", False))], now=NOW))
-    send(store.limit({"concurrency": 7, "rate": 1000, "concurrency:g": 1, "rate:g": 1, "weight:g": 2}, now=NOW))
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=99)).jobs
+    send(store.at(NOW).bury("w", [(run, Buried("x", False))]))
+    send(store.at(NOW).limit({"concurrency": 7, "rate": 1000, "concurrency:g": 1, "rate:g": 1, "weight:g": 2}))
     put("g0", "g1", "g2", group="g")
     put("running")
-    jobs = send(store.start("w", ["running"], hold=2, lease=99, now=NOW)).jobs
+    jobs = send(store.at(NOW).start("w", ["running"], hold=2, lease=99)).jobs
     put("r1", "r2", "r3", "r4", "r5", "r6", "r7")
     send(store.ask("running"))
-    send(store.start("v", (), hold=1, lease=99, now=NOW))
+    send(store.at(NOW).start("v", (), hold=1, lease=99))
     send(store.declare(Declared(name="r", payload=b'{"task":"t"}', rule="@hourly")))
     send(store.recur("r", b"0", [Occurrence("r@1", NOW - 1, NOW - 1, None)], next_=NOW + 9))
-    send(store.register("app", "content", given=1, now=NOW))
+    send(store.at(NOW).register("app", "content", given=1))
     send(store.declare(Declared(name="retired", payload=b'{"task":"t"}', rule="@hourly"), "app", 1))
-    send(store.retire("retired", "app", 1, now=NOW))
+    send(store.at(NOW).retire("retired", "app", 1))
     send(store.declare(Declared(name="kept", payload=b'{"task":"t"}', rule="@hourly"), "app", 1))
-    send(store.enqueue([New("scheduled", due, due=NOW - 1)], now=NOW))
+    send(store.at(NOW).enqueue([New("scheduled", due, due=NOW - 1)]))
     for planned in (NOW - 99, NOW - 98):
-        send(store.backfill("r", [f"{planned:.0f}"], now=NOW))
+        send(store.at(NOW).backfill("r", [f"{planned:.0f}"]))
     send(store.declare(Declared(name="paused", payload=b'{"task":"t"}', rule="@hourly")))
-    send(store.hold("paused", True, until=NOW - 5, now=NOW - 9))
+    send(store.at(NOW - 9).hold("paused", True, until=NOW - 5))
     send(store.set_window("night", "22:00-06:00"))
-    send(store.enqueue([New(job_id, due, due=NOW + 50) for job_id in ("leaves", "later", "later-too")], now=NOW))
-    send(store.depart("there", "first", [b"leaves"], calm=9.0, now=NOW))
+    send(store.at(NOW).enqueue([New(job_id, due, due=NOW + 50) for job_id in ("leaves", "later", "later-too")]))
+    send(store.at(NOW).depart("there", "first", [b"leaves"], calm=9.0))
     raw.hset(f"evsched:{{{store.queue}}}:arrived", "there", '{"number":"1","token":"x","stay":{}}')
     raw.rpush(f"evsched:{{{store.queue}}}:reply:running", "{}")
     raw.zadd(f"evsched:{{{store.queue}}}:canary", {"": 0})
@@ -90,75 +90,75 @@ LEAVING = Batch(f"{NOW * 1e6:.0f}", "first", "there", [])
 TASK = condition(task="t")
 OCCURRENCE = Occurrence("r@2", NOW + 9, NOW + 9, None)
 CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
-    "abort": lambda store, runs: store.abort("w", [(runs[RUN], Aborted(9, True))], now=NOW),
-    "agenda": lambda store, runs: store.agenda(99, 9, now=NOW),
+    "abort": lambda store, runs: store.at(NOW).abort("w", [(runs[RUN], Aborted(9, True))]),
+    "agenda": lambda store, runs: store.at(NOW).agenda(99, 9),
     "ask": lambda store, runs: store.ask("r1"),
-    "audit": lambda store, runs: store.audit([b"running", b"g1", b"r3", b"scheduled", b"dead"], now=NOW),
-    "heartbeat": lambda store, runs: store.heartbeat("w", 99, now=NOW),
-    "backfill": lambda store, runs: store.backfill("r", [f"{NOW - 97:.0f}"], now=NOW),
+    "audit": lambda store, runs: store.at(NOW).audit([b"running", b"g1", b"r3", b"scheduled", b"dead"]),
+    "heartbeat": lambda store, runs: store.at(NOW).heartbeat("w", 99),
+    "backfill": lambda store, runs: store.at(NOW).backfill("r", [f"{NOW - 97:.0f}"]),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
-    "bury": lambda store, runs: store.bury("w", [(runs[RUN], Buried("x", True))], now=NOW),
-    "cancel": lambda store, runs: store.cancel("r4", now=NOW),
-    "queue_stats": lambda store, runs: store.queue_stats(now=NOW),
-    "complete": lambda store, runs: store.complete("w", [(runs[RUN], DONE)], now=NOW),
+    "bury": lambda store, runs: store.at(NOW).bury("w", [(runs[RUN], Buried("x", True))]),
+    "cancel": lambda store, runs: store.at(NOW).cancel("r4"),
+    "queue_stats": lambda store, runs: store.at(NOW).queue_stats(),
+    "complete": lambda store, runs: store.at(NOW).complete("w", [(runs[RUN], DONE)]),
     "declare": lambda store, runs: store.declare(Declared(name="r", payload=b"{}", rule="@daily"), "app", 1),
-    "declare_limits": lambda store, runs: store.declare_limits("app", 1, {"rate": 9, "concurrency:g": 2}, now=NOW),
-    "depart": lambda store, runs: store.depart("there", "t", [b"later", b"later-too"], calm=9.0, now=NOW),
-    "arrive": lambda store, runs: store.arrive("there", ARRIVING, now=NOW),
+    "declare_limits": lambda store, runs: store.at(NOW).declare_limits("app", 1, {"rate": 9, "concurrency:g": 2}),
+    "depart": lambda store, runs: store.at(NOW).depart("there", "t", [b"later", b"later-too"], calm=9.0),
+    "arrive": lambda store, runs: store.at(NOW).arrive("there", ARRIVING),
     "vacate": lambda store, runs: store.vacate(LEAVING, Arrival(False, 0, [])),
-    "defer": lambda store, runs: store.defer("w", [(runs[RUN], Deferred(NOW + 1, "x"))], now=NOW),
-    "dispatch": lambda store, runs: store.dispatch(limit=100, cap=1000, canary="c", now=NOW),
+    "defer": lambda store, runs: store.at(NOW).defer("w", [(runs[RUN], Deferred(NOW + 1, "x"))]),
+    "dispatch": lambda store, runs: store.at(NOW).dispatch(limit=100, cap=1000, canary="c"),
     "drop": lambda store, runs: store.drop(["dead"]),
-    "enqueue": lambda store, runs: store.enqueue([New("n1", b"{}", due=NOW), New("n2", b"{}", due=NOW)], now=NOW),
-    "explain": lambda store, runs: store.explain("g1", now=NOW),
+    "enqueue": lambda store, runs: store.at(NOW).enqueue([New("n1", b"{}", due=NOW), New("n2", b"{}", due=NOW)]),
+    "explain": lambda store, runs: store.at(NOW).explain("g1"),
     "find": lambda store, runs: store.find("schedule", TASK),
-    "forward": lambda store, runs: store.forward("w", [(runs[RUN], FORWARDED)], now=NOW),
-    "forget": lambda store, runs: store.forget([store.queue], now=NOW),
-    "glance": lambda store, runs: store.glance([store.queue], now=NOW),
-    "hold": lambda store, runs: store.hold("r", True, now=NOW),
-    "limit": lambda store, runs: store.limit({"concurrency": 9, "concurrency:g": 2}, now=NOW),
-    "look": lambda store, runs: store.look("g1", now=NOW),
-    "mend": lambda store, runs: store.mend(
-        [Violation(b"", "in_flight", "", b""), Violation(b"g", "stranded", "", b"")], now=NOW
+    "forward": lambda store, runs: store.at(NOW).forward("w", [(runs[RUN], FORWARDED)]),
+    "forget": lambda store, runs: store.at(NOW).forget([store.queue]),
+    "glance": lambda store, runs: store.at(NOW).glance([store.queue]),
+    "hold": lambda store, runs: store.at(NOW).hold("r", True),
+    "limit": lambda store, runs: store.at(NOW).limit({"concurrency": 9, "concurrency:g": 2}),
+    "look": lambda store, runs: store.at(NOW).look("g1"),
+    "mend": lambda store, runs: store.at(NOW).mend(
+        [Violation(b"", "in_flight", "", b""), Violation(b"g", "stranded", "", b"")]
     ),
-    "pause": lambda store, runs: store.pause(now=NOW),
+    "pause": lambda store, runs: store.at(NOW).pause(),
     "prune": lambda store, runs: store.prune("retired"),
     "progress": lambda store, runs: store.progress("w", [(runs[RUN], Progress(1, 2, ""))]),
     "recount": lambda store, runs: store.recount([b"g"]),
     "recur": lambda store, runs: store.recur("r", str(int(NOW + 9)).encode(), [OCCURRENCE], next_=NOW + 99),
-    "register": lambda store, runs: store.register("app", "content", now=NOW),
+    "register": lambda store, runs: store.at(NOW).register("app", "content"),
     "remove": lambda store, runs: store.remove("r"),
-    "reopen": lambda store, runs: store.reopen("night", now=NOW),
-    "relay": lambda store, runs: store.relay(
-        [RowJob("r5", b"{}", None, None, NOW, 8), RowJob("n1", b"{}", None, None, NOW, 9)], now=NOW
+    "reopen": lambda store, runs: store.at(NOW).reopen("night"),
+    "relay": lambda store, runs: store.at(NOW).relay(
+        [RowJob("r5", b"{}", None, None, NOW, 8), RowJob("n1", b"{}", None, None, NOW, 9)]
     ),
-    "replace": lambda store, runs: store.replace([New("r5", b"{}", due=NOW), New("n1", b"{}", due=NOW)], now=NOW),
-    "requeue": lambda store, runs: store.requeue("w", "x", now=NOW),
-    "replan": lambda store, runs: store.replan("r", now=NOW),
-    "reschedule": lambda store, runs: store.reschedule("g1", NOW, now=NOW),
-    "resume": lambda store, runs: store.resume(now=NOW),
-    "retire": lambda store, runs: store.retire("retired", "app", 1, now=NOW),
-    "retry": lambda store, runs: store.retry("w", [(runs[RUN], Retried(1.0, "x"))], now=NOW),
-    "revive": lambda store, runs: store.revive(["dead"], now=NOW),
-    "rewind": lambda store, runs: store.rewind(9, 0, 9, now=NOW - 9999),
-    "seek": lambda store, runs: store.seek("t", now=NOW),
-    "snooze": lambda store, runs: store.snooze("w", [(runs[RUN], Snoozed("x", 1.0))], now=NOW),
-    "stand_by": lambda store, runs: store.stand_by("p", Announced("app", "content", "d"), lease=9, claim=9, now=NOW),
+    "replace": lambda store, runs: store.at(NOW).replace([New("r5", b"{}", due=NOW), New("n1", b"{}", due=NOW)]),
+    "requeue": lambda store, runs: store.at(NOW).requeue("w", "x"),
+    "replan": lambda store, runs: store.at(NOW).replan("r"),
+    "reschedule": lambda store, runs: store.at(NOW).reschedule("g1", NOW),
+    "resume": lambda store, runs: store.at(NOW).resume(),
+    "retire": lambda store, runs: store.at(NOW).retire("retired", "app", 1),
+    "retry": lambda store, runs: store.at(NOW).retry("w", [(runs[RUN], Retried(1.0, "x"))]),
+    "revive": lambda store, runs: store.at(NOW).revive(["dead"]),
+    "rewind": lambda store, runs: store.at(NOW - 9999).rewind(9, 0, 9),
+    "seek": lambda store, runs: store.at(NOW).seek("t"),
+    "snooze": lambda store, runs: store.at(NOW).snooze("w", [(runs[RUN], Snoozed("x", 1.0))]),
+    "stand_by": lambda store, runs: store.at(NOW).stand_by("p", Announced("app", "content", "d"), lease=9, claim=9),
     "settle": lambda store, runs: store.settle([Report("1-1", "dead", "7", "done", "", "9")]),
-    "start": lambda store, runs: store.start("w", [RUN], hold=5, lease=99, wait=True, now=NOW),
+    "start": lambda store, runs: store.at(NOW).start("w", [RUN], hold=5, lease=99, wait=True),
     "decline": lambda store, runs: store.decline("w"),
-    "survey": lambda store, runs: store.survey(now=NOW),
+    "survey": lambda store, runs: store.at(NOW).survey(),
     "unpause": lambda store, runs: store.unpause("paused", f"{NOW - 5:.0f}".encode(), NOW + 5),
-    "trigger": lambda store, runs: store.trigger("r", f"{NOW:.6f}", now=NOW),
-    "withdraw": lambda store, runs: store.withdraw([("dead", 7)], now=NOW),
+    "trigger": lambda store, runs: store.at(NOW).trigger("r", f"{NOW:.6f}"),
+    "withdraw": lambda store, runs: store.at(NOW).withdraw([("dead", 7)]),
 }
 WAITING = ["scheduled", "r4", "g1", "g2", "running", "r@1"]
 BY_FILTER: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "find in ready": lambda store, runs: store.find("ready", TASK),
     "find in a group": lambda store, runs: store.find("backlog:g", TASK),
-    "cancel matching": lambda store, runs: store.cancel_matching(WAITING, TASK, now=NOW),
-    "reschedule matching": lambda store, runs: store.reschedule_matching(WAITING, TASK, NOW, now=NOW),
-    "revive matching": lambda store, runs: store.revive_matching(["dead"], TASK, now=NOW),
+    "cancel matching": lambda store, runs: store.at(NOW).cancel_matching(WAITING, TASK),
+    "reschedule matching": lambda store, runs: store.at(NOW).reschedule_matching(WAITING, TASK, NOW),
+    "revive matching": lambda store, runs: store.at(NOW).revive_matching(["dead"], TASK),
     "drop matching": lambda store, runs: store.drop_matching(["dead"], TASK),
 }
 """Jobs whose record is of another type do not match, so they stop no other."""
@@ -269,15 +269,15 @@ def bring_back(send: Send, store: Store) -> None:
 
 def run_all(send: Send, store: Store, name: str) -> None:
     """Hand back the jobs of all workers, open all gates, and run everything."""
-    send(store.limit({"concurrency": None, "rate": None, "concurrency:g": None, "rate:g": None}, now=NOW))
-    send(store.resume(now=NOW))
+    send(store.at(NOW).limit({"concurrency": None, "rate": None, "concurrency:g": None, "rate:g": None}))
+    send(store.at(NOW).resume())
     for worker in "wv":
-        send(store.requeue(worker, "x", now=NOW))
+        send(store.at(NOW).requeue(worker, "x"))
     for n in range(6):  # a requested run brings the next when it ends
         now = NOW + 9999 + 9 * n
-        send(store.dispatch(limit=100, cap=1000, now=now))
-        jobs = send(store.start("u", (), hold=100, lease=99, now=now)).jobs
-        assert send(store.complete("u", [(job, DONE) for job in jobs], now=now)) == [], name
+        send(store.at(now).dispatch(limit=100, cap=1000))
+        jobs = send(store.at(now).start("u", (), hold=100, lease=99)).jobs
+        assert send(store.at(now).complete("u", [(job, DONE) for job in jobs])) == [], name
 
 
 def test_an_invalid_due_leaves_no_record(send: Send, store: Store, state: State) -> None:
@@ -291,7 +291,7 @@ def test_a_reply_list_of_the_wrong_type_does_not_stop_the_end_of_a_job(
 ) -> None:
     run = seed(send, store, raw)
     raw.set(f"evsched:{{{store.queue}}}:reply:running", "wrong")
-    assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(run, DONE)])) == []
     assert state()["job:running"]["outcome"] == "done"
     assert "processing:w" not in state()
 
@@ -300,7 +300,7 @@ def test_a_retention_over_64_bits_becomes_the_longest_possible(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     run = seed(send, store, raw)
-    assert send(store.complete("w", [(run, Done(b"1", 1e300, True))], now=NOW)) == []
+    assert send(store.at(NOW).complete("w", [(run, Done(b"1", 1e300, True))])) == []
     after = state()
     assert after["job:running"]["outcome"] == "done"
     assert json.loads(after["reply:running"][0])["outcome"] == "done"
@@ -313,7 +313,7 @@ def test_an_inline_job_whose_record_is_of_the_wrong_type_stops_no_other(
     raw.set(f"evsched:{{{store.queue}}}:job:x", "wrong")
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {'{"task":"t","id":"x"}': NOW - 1})
     send(store.enqueue([New("next", b'{"task":"t"}', due=NOW)]))
-    step = send(store.dispatch(limit=10, cap=1000, now=NOW))
+    step = send(store.at(NOW).dispatch(limit=10, cap=1000))
     ((job_id, reason),) = step.buried
     assert "DEL it and schedule the job again" in reason
     after = state()
@@ -325,8 +325,8 @@ def test_an_inline_job_whose_record_is_of_the_wrong_type_stops_no_other(
 def runs(send: Send, store: Store, raw: Any) -> list[FetchedJob]:
     """Three runs of worker "w"; the record of the second was overwritten meanwhile."""
     send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in "abc"]))
-    send(store.dispatch(limit=10, cap=1000, now=NOW))
-    runs = send(store.start("w", (), hold=3, lease=15, now=NOW)).jobs
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    runs = send(store.at(NOW).start("w", (), hold=3, lease=15)).jobs
     raw.set(f"evsched:{{{store.queue}}}:job:b", "wrong")
     return runs
 
@@ -336,9 +336,9 @@ def test_a_record_that_was_overwritten_does_not_stop_the_end_of_other_runs(
     send: Send, store: Store, state: State, runs: list[FetchedJob], end: str
 ) -> None:
     calls = {
-        "complete": store.complete("w", [(run, DONE) for run in runs], now=NOW),
-        "retry": store.retry("w", [(run, Retried(1.0, "x")) for run in runs], now=NOW),
-        "bury": store.bury("w", [(run, Buried("x", False)) for run in runs], now=NOW),
+        "complete": store.at(NOW).complete("w", [(run, DONE) for run in runs]),
+        "retry": store.at(NOW).retry("w", [(run, Retried(1.0, "x")) for run in runs]),
+        "bury": store.at(NOW).bury("w", [(run, Buried("x", False)) for run in runs]),
     }
     assert send(calls[end]) == ["b"]
     assert state()["processing:w"] == ["b"]
@@ -347,7 +347,7 @@ def test_a_record_that_was_overwritten_does_not_stop_the_end_of_other_runs(
 @pytest.mark.usefixtures("runs")
 def test_overwritten_record_is_dead_at_its_next_start_and_others_run(send: Send, store: Store, state: State) -> None:
     assert send(store.requeue("w", "it died")) == PutBack("all", ["a", "b", "c"], [])
-    reply = send(store.start("v", (), hold=9, lease=15, now=NOW))
+    reply = send(store.at(NOW).start("v", (), hold=9, lease=15))
     assert [job.id for job in reply.jobs] == ["a", "c"]
     ((job_id, reason),) = reply.buried
     assert "is not a hash" in reason

@@ -151,9 +151,9 @@ async def test_a_node_that_hears_no_other_node_is_not_believed() -> None:
             for number in range(3):
                 await scene.handle.using(queue=queue).enqueue(queue, number)
             await scene.all_ran(queue, 3)
-            started = Topology(parse(url))  # of a program that starts now
-            assert await started.owner(keys.root(queue)) == ("127.0.0.1", heir.port)
-            assert started.owner_sync(keys.root(queue)) == ("127.0.0.1", heir.port)
+            for blocking in (False, True):
+                started = Topology(parse(url))  # of a program that starts now
+                assert await started.owner(keys.root(queue), blocking=blocking) == ("127.0.0.1", heir.port)
 
 
 def info(cluster: Cluster, node: EmbeddedRedis) -> str:

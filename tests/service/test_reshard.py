@@ -197,7 +197,7 @@ def test_dispatcher_finishes_an_interrupted_reshard(cli: Cli, url: str, raw: Any
     client = SyncClient(url)
     client.enqueue("mail", [_job("a"), _job("b")])
     now = client.now("mail")
-    batch = client.send(source.depart("mail:1", "t", [b"a", b"b"], now=now - 90.0)).batch
+    batch = client.send(source.at(now - 90.0).depart("mail:1", "t", [b"a", b"b"])).batch
     assert batch is not None
     with ExitStack() as stack:
         child = cli.start("dispatcher", "--metrics-port", "0")
@@ -404,7 +404,7 @@ def test_reopened_shard_takes_over_limits_and_pause_of_the_queue(cli: Cli, url: 
 def test_new_shard_of_a_paused_queue_is_paused(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
-    client.send(Store("mail").pause(now=1e9))
+    client.send(Store("mail").at(1e9).pause())
     assert cli.run("queues", "shard", "mail", "2").returncode == 0
     assert {float(since or 0) for since in limits(raw, 2, "paused")} == {1e9}
     client.close()

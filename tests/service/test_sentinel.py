@@ -26,7 +26,8 @@ from evsched.transport import connection
 from evsched.transport.call import Call, raw
 from evsched.transport.connection import primary
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import BatchingSender, BlockingSender, DirectSender
+from evsched.transport.links import new_link
+from evsched.transport.senders import BatchingSender, DirectSender
 from tests.support.certificates import make_certificates
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
@@ -218,15 +219,16 @@ async def test_open_connections_are_checked_unless_the_process_listens(
     monkeypatch.setattr(connection, "_CHECK_INTERVAL", 0.0)
     sender = BatchingSender(sentinels.url)
     assert await sender.send(PING) == b"PONG"
-    assert primary(sentinels.url).is_due()
+    link = new_link("redis", host="127.0.0.1", port=sentinels.primary().port)
+    assert primary(sentinels.url).is_due(link)
     async with primary(sentinels.url).followed():
-        assert not primary(sentinels.url).is_due()
-    assert primary(sentinels.url).is_due()
+        assert not primary(sentinels.url).is_due(link)
+    assert primary(sentinels.url).is_due(link)
     for process in sentinels.processes:
         process.kill()
         process.wait()
     assert await sender.send(PING) == b"PONG"
-    assert not primary(sentinels.url).is_due()  # they are left alone for a while
+    assert not primary(sentinels.url).is_due(link)  # they are left alone for a while
     await sender.close()
 
 
@@ -271,7 +273,7 @@ async def test_a_stale_sentinel_cuts_no_connection(sentinels: Sentinels) -> None
     """It is asked because the others are down, and its answer is not believed."""
     stale = sentinels.start_stale(next(server for server in sentinels.servers if server is not sentinels.primary()))
     url = sentinels.url.replace(f"/{NAME}", f",127.0.0.1:{stale}/{NAME}")
-    waiting, late = BlockingSender(url, reply_timeout=60), BatchingSender(url)
+    waiting, late = DirectSender(url, reply_timeout=60), BatchingSender(url)
     await waiting.open()
     await waiting.send(Call(("RPUSH", "list", "value"), raw), 1)
     for process in sentinels.processes:
@@ -286,7 +288,7 @@ async def test_a_stale_sentinel_cuts_no_connection(sentinels: Sentinels) -> None
 async def test_connection_to_a_hung_old_primary_is_cut_once_the_new_one_is_found(
     sentinels: Sentinels,
 ) -> None:
-    waiting, other = BlockingSender(sentinels.url, reply_timeout=60), DirectSender(sentinels.url, reply_timeout=0.2)
+    waiting, other = DirectSender(sentinels.url, reply_timeout=60), DirectSender(sentinels.url, reply_timeout=0.2)
     try:
         await waiting.open()
         await other.attempt_all([PING])
@@ -306,7 +308,7 @@ async def test_connection_to_a_hung_old_primary_is_cut_once_the_new_one_is_found
 async def test_waiting_connection_learns_of_a_failover_from_the_sentinels(
     sentinels: Sentinels,
 ) -> None:
-    waiting = BlockingSender(sentinels.url, reply_timeout=60)
+    waiting = DirectSender(sentinels.url, reply_timeout=60)
     async with primary(sentinels.url).followed():
         await waiting.open()
         hangs = asyncio.create_task(waiting.send(Call(("BLPOP", "nothing", 60), raw), 60))

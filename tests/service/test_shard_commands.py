@@ -88,10 +88,10 @@ def die(redis: SyncClient, queue: str, *ids: str, now: float = 1e9, reason: str 
     """Have jobs die in one shard."""
     store = Store(queue)
     for job_id in ids:
-        redis.send(store.enqueue([New(job_id, JOB, due=now)], now=now))
-        redis.send(store.dispatch(limit=1, cap=1000, now=now))
-        (run,) = redis.send(store.start("w", (), hold=1, lease=15, now=now)).jobs
-        redis.send(store.bury("w", [(run, Buried(reason, reply=False))], now=now))
+        redis.send(store.at(now).enqueue([New(job_id, JOB, due=now)]))
+        redis.send(store.at(now).dispatch(limit=1, cap=1000))
+        (run,) = redis.send(store.at(now).start("w", (), hold=1, lease=15)).jobs
+        redis.send(store.at(now).bury("w", [(run, Buried(reason, reply=False))]))
 
 
 def place(redis: SyncClient, queue: str, job_id: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The gate in plain Python: a second version of _limits, _in_flight, _fair and _gate.lua, to compare them with."""
+"""The gate in plain Python: a second version of _in_flight.lua and _gate.lua, to compare them with."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import redis
 
 from evsched.transport.embedded import EmbeddedRedis, ServerBinary, find_server
-from evsched.transport.links import new_sync_link
+from evsched.transport.links import BlockingLink
 from tests.support.patience import PATIENCE
 from tests.support.topology import Servers, free_port, pause, tls_settings
 
@@ -158,11 +158,11 @@ class Sentinels(Servers):
         options: Any = {"ssl_ca_certs": str(self._certificates / "ca.crt")} if self._certificates else {}
         scheme = "rediss" if options else "redis"
         # Not a client of redis-py: with TLS 1.3 its pool takes a session ticket for data that was not read.
-        link = new_sync_link(scheme, host="127.0.0.1", port=port, username=name, password=password, **options)
+        link = BlockingLink(scheme, host="127.0.0.1", port=port, username=name, password=password, **options).raw
         try:
             link.connect()
             link.send_command(*words)
-            return _as_text(cast(Any, link).read_response())
+            return _as_text(link.read_response())
         finally:
             link.disconnect()
 

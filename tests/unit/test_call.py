@@ -63,7 +63,7 @@ def test_every_verb_has_one_key_the_root() -> None:
 def test_numbers_lose_nothing_on_the_way() -> None:
     store = Store("mail")
     assert store.enqueue([New("a", b"{}", due=1900000000.123457)]).words[-2:] == ("1900000000.123457", "0.0")
-    assert store.enqueue([New("a", b"{}", priority=0, delay=1e-6)], now=1.5).words == (
+    assert store.at(1.5).enqueue([New("a", b"{}", priority=0, delay=1e-6)]).words == (
         *(1, "evsched:{mail}:", "1.500000", "", "", "", "", ""),
         *("a", b"{}", 0, "", "", "1e-06"),
     )

@@ -8,9 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from anyio.lowlevel import checkpoint
 
 from evsched.errors import StoreDown
-from evsched.transport.links import SingleFlight
+from evsched.transport.links import SingleFlight, finish
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio
@@ -21,21 +22,21 @@ class Attempts:
 
     def __init__(self) -> None:
         self.begun = 0
-        self.begins = asyncio.Event()
-        self.go = asyncio.Event()
+        self.begins = threading.Event()
+        self.go = threading.Event()
 
     async def __call__(self) -> int:
         self.begun += 1
         self.begins.set()
         number = self.begun
-        await self.go.wait()
+        assert await asyncio.to_thread(self.go.wait, PATIENCE)
         return number
 
 
 async def test_callers_at_the_same_time_share_an_attempt_and_later_ones_do_not() -> None:
     flight, attempt = SingleFlight[int](), Attempts()
     callers = [asyncio.create_task(flight.run(attempt)) for _ in range(200)]
-    await attempt.begins.wait()
+    assert await asyncio.to_thread(attempt.begins.wait, PATIENCE)
     attempt.go.set()
     assert {*await asyncio.gather(*callers)} == {1}
     assert await flight.run(attempt) == 2
@@ -44,7 +45,7 @@ async def test_callers_at_the_same_time_share_an_attempt_and_later_ones_do_not()
 async def test_caller_after_an_outdate_waits_for_an_attempt_of_its_own() -> None:
     flight, attempt = SingleFlight[int](), Attempts()
     first = asyncio.create_task(flight.run(attempt))
-    await attempt.begins.wait()
+    assert await asyncio.to_thread(attempt.begins.wait, PATIENCE)
     flight.outdate()
     second = asyncio.create_task(flight.run(attempt))
     attempt.go.set()
@@ -54,7 +55,7 @@ async def test_caller_after_an_outdate_waits_for_an_attempt_of_its_own() -> None
 async def test_a_cancelled_caller_leaves_the_attempt_to_the_others() -> None:
     flight, attempt = SingleFlight[int](), Attempts()
     first, second = (asyncio.create_task(flight.run(attempt)) for _ in range(2))
-    await attempt.begins.wait()
+    assert await asyncio.to_thread(attempt.begins.wait, PATIENCE)
     first.cancel()
     attempt.go.set()
     assert await second == 1
@@ -62,16 +63,18 @@ async def test_a_cancelled_caller_leaves_the_attempt_to_the_others() -> None:
 
 
 async def test_an_error_is_shared_and_the_next_caller_tries_again() -> None:
-    flight, tried = SingleFlight[int](), list[int]()
+    flight, attempt = SingleFlight[int](), Attempts()
 
     async def fail() -> int:
-        tried.append(1)
-        raise StoreDown("away", kind="connection")
+        raise StoreDown(f"away {await attempt()}", kind="connection")
 
     for count in (1, 2):
-        errors = await asyncio.gather(*(flight.run(fail) for _ in range(5)), return_exceptions=True)
-        assert [str(error) for error in errors] == ["away"] * 5
-        assert len(tried) == count
+        attempt.go.clear()
+        callers = [asyncio.create_task(flight.run(fail)) for _ in range(5)]
+        await checkpoint()  # each of them waits now
+        attempt.go.set()
+        errors = await asyncio.gather(*callers, return_exceptions=True)
+        assert [str(error) for error in errors] == [f"away {count}"] * 5
 
 
 async def test_attempts_slow_down_until_one_brings_news() -> None:
@@ -88,23 +91,31 @@ async def test_attempts_slow_down_until_one_brings_news() -> None:
 
 
 def test_threads_share_an_attempt_too() -> None:
-    flight, begins, go, numbers = SingleFlight[int](), threading.Event(), threading.Event(), list[int]()
+    flight, attempt = SingleFlight[int](), Attempts()
 
-    def attempt() -> int:
-        numbers.append(len(numbers))
-        begins.set()
-        assert go.wait(PATIENCE)
-        return numbers[-1]
+    def run() -> int:
+        return finish(flight.run(attempt, blocking=True))
 
     with ThreadPoolExecutor(4) as threads:
-        first = threads.submit(flight.run_sync, attempt)
-        assert begins.wait(PATIENCE)
-        shared = threads.submit(flight.run_sync, attempt)
+        first = threads.submit(run)
+        assert attempt.begins.wait(PATIENCE)
+        shared = threads.submit(run)
         while not shared.running():
             pass
         flight.outdate()
-        later = threads.submit(flight.run_sync, attempt)
-        go.set()
-        assert first.result(PATIENCE) == 0
-        assert later.result(PATIENCE) == 1
-        assert shared.result(PATIENCE) in (0, 1)  # 1 if it had not begun to wait
+        later = threads.submit(run)
+        attempt.go.set()
+        assert first.result(PATIENCE) == 1
+        assert later.result(PATIENCE) == 2
+        assert shared.result(PATIENCE) in (1, 2)  # 2 if it had not begun to wait
+
+
+async def test_a_blocked_event_loop_holds_up_no_attempt_of_others() -> None:
+    flight, attempt = SingleFlight[int](), Attempts()
+    attempt.go.set()
+    caller = asyncio.create_task(flight.run(attempt))
+    while not attempt.begins.is_set():
+        await checkpoint()
+    with ThreadPoolExecutor(1) as thread:  # `result` blocks this event loop, in which the first caller waits
+        assert thread.submit(lambda: finish(flight.run(attempt, blocking=True))).result(PATIENCE) in (1, 2)
+    assert await caller == 1

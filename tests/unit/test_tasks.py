@@ -44,7 +44,7 @@ def bind(handler: Any, *args: Any, **kwargs: Any) -> Any:
 
 def test_the_signature_is_read_once() -> None:
     task = define(deliver)
-    assert (task.name, task.on, task.returns) == ("deliver", "loop", int)
+    assert (task.name, task.on, task.signature.returns) == ("deliver", "loop", int)
     assert (task.timeout, task.retention, task.retry) == (DEFAULT_TIMEOUT, DEFAULT_RETENTION, Retry())
     assert (task.signature.required, sorted(task.signature.named)) == (frozenset({"to"}), ["express", "weight"])
     assert define(anything).on == "thread"

@@ -1,3 +1,124 @@
+-- Members of the schedule: the job that a member stands for. A member that begins with `{` is an inline job, which
+-- becomes a record here. A member that cannot be a job is kept under an id of its own, for the reader of the dead set.
+
+-- Bytes of a member, at most: four times the default cap of a payload. The content of a longer one is not kept.
+local MEMBER_MOST = 1048576
+
+local ID_RULE = 'not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id'
+local TOO_LONG = 'the payload has %d bytes, more than %d'
+local NOT_A_HASH = 'not a hash: DEL it and schedule the job again'
+
+-- An id for a member that contains no valid one: the SHA-1 of the member, or, if it is very long, that of its length,
+-- beginning and end.
+-- USES MEMBER_MOST
+local function digest(member)
+  if #member <= MEMBER_MOST then
+    return redis.sha1hex(member)
+  end
+  return redis.sha1hex(#member .. member:sub(1, 4096) .. member:sub(-4096))
+end
+
+-- Is this member of the schedule an inline job, or meant to be one?
+local function is_inline(member)
+  return member:byte() == 123 -- {
+end
+
+-- The id under which a member is kept that is not valid as an id.
+-- USES digest
+local function misnamed_id(member)
+  return 'bad-' .. digest(member)
+end
+
+-- Keep the member, or its beginning when it is long, in the record under which it is kept.
+-- USES record
+local function note_member(id, member)
+  redis.call('HSET', record(id), 'member', #member <= 1024 and member or member:sub(1, 1024))
+end
+
+-- Keep a member that is not valid as an id, with its record if it has one and is not very long: the name of its record
+-- would be copied several times. Returns the id under which it is kept.
+-- USES misnamed_id, record, MEMBER_MOST, note_member
+local function keep_misnamed(member)
+  local id = misnamed_id(member)
+  if #member <= MEMBER_MOST and redis.call('TYPE', record(member)).ok == 'hash' then
+    redis.call('RENAME', record(member), record(id))
+  end
+  note_member(id, member)
+  return id
+end
+
+-- Keep an inline job that cannot run, or its beginning when it is very long. Returns the id under which it is kept.
+-- USES digest, MEMBER_MOST, record
+local function keep_inline(member)
+  local id = digest(member)
+  if #member <= MEMBER_MOST then
+    redis.call('HSET', record(id), 'payload', member)
+  else
+    redis.call('HSET', record(id), 'member', member:sub(1, 1024))
+  end
+  return id
+end
+
+-- Decode an inline job. Returns it as a table, or nil and why it cannot run.
+-- USES TOO_LONG, is_id, ID_RULE
+local function decode(member, cap)
+  if #member > cap then
+    return nil, TOO_LONG:format(#member, cap) .. ': store the data elsewhere and pass a reference'
+  end
+  local good, job = pcall(cjson.decode, member)
+  if not good then
+    return nil, 'the inline job is not valid JSON (' .. tostring(job) .. '): correct it and schedule it again'
+  end
+  for _, field in ipairs({ 'id', 'priority', 'group' }) do
+    if job[field] == cjson.null then
+      job[field] = nil
+    end
+  end
+  for _, field in ipairs({ 'id', 'group' }) do
+    if job[field] ~= nil and type(job[field]) ~= 'string' then
+      return nil, 'the ' .. field .. ' of the inline job is not a string: put it in quotes'
+    end
+  end
+  if job.id and not is_id(job.id) then
+    return nil, 'the id of the inline job is ' .. ID_RULE
+  end
+  return job
+end
+
+-- Make a record of an inline job. Returns its id; or the id under which it is kept, and why it cannot run.
+-- USES decode, keep_inline, digest, record, NOT_A_HASH
+local function adopt(member, cap)
+  local job, problem = decode(member, cap)
+  if not job then
+    return keep_inline(member), problem
+  end
+  local id, fields = job.id or digest(member), { 'payload', member }
+  if job.priority ~= nil then
+    fields[#fields + 1] = 'priority'
+    fields[#fields + 1] = tostring(job.priority)
+  end
+  if job.group then
+    fields[#fields + 1] = 'group'
+    fields[#fields + 1] = job.group
+  end
+  if type(redis.pcall('HSET', record(id), unpack(fields))) == 'table' then
+    return keep_inline(member), 'the key of the record of ' .. id .. ' is ' .. NOT_A_HASH
+  end
+  return id
+end
+
+-- The id of the job that a member of the schedule stands for. When it cannot run: the id under which it is kept, and
+-- why.
+-- USES is_inline, adopt, is_id, keep_misnamed, ID_RULE
+local function identify(member, cap)
+  if is_inline(member) then
+    return adopt(member, cap)
+  elseif not is_id(member) then
+    return keep_misnamed(member), 'the id is ' .. ID_RULE
+  end
+  return member
+end
+
 -- Recurrences, as the verbs of jobs need them.
 --
 -- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds, <= 0: from now on
@@ -20,31 +141,6 @@ end
 local function unended(id)
   local run = fields_of(record(id), 'worker', 'finished', 'payload')
   return not run.err and run[3] and not run[2] and place_of(id, run[1], run[2])
-end
-
--- The ids of the occurrences that are on the schedule ahead of their time.
--- USES recurrence, occurrence_of
-local function ahead_of(name)
-  local ids = {}
-  for id in (redis.call('HGET', recurrence(name), 'ahead') or ''):gmatch('%S+') do
-    if occurrence_of(name, id) and redis.call('ZSCORE', schedule, id) then
-      ids[#ids + 1] = id
-    end
-  end
-  return ids
-end
-
--- Remove those from the schedule: the recurrence was changed, paused or removed. An occurrence that was dispatched
--- before is a job like any other, which waits for its retry or cannot begin yet: it stays.
--- USES ahead_of, moment_of, field_of, record, recurrence
-local function withdraw(name)
-  for _, id in ipairs(ahead_of(name)) do
-    if not moment_of(field_of(id, 'due')) then
-      redis.call('ZREM', schedule, id)
-      redis.call('DEL', record(id))
-    end
-  end
-  redis.call('HDEL', recurrence(name), 'ahead', 'waiting')
 end
 
 -- Have the next time of a recurrence be the first one from now on. The score is 0 or -1, whichever it was not: so a
@@ -161,51 +257,6 @@ local function judge_occurrence(name, id, due, now)
   return 'go'
 end
 
--- Pauses of recurrences, by an operator or after failures.
---
--- pauses        zset  name -> when the pause ends, Unix seconds; only of pauses that end by themselves
--- newly_paused  set   names of recurrences that were paused because of failures, which no dispatcher has reported yet
---
--- The record of a paused recurrence has `paused`, since when; `paused_until`, its end; and `paused_why`. Its score is
--- +inf. So a dispatcher that does not know of ends leaves it paused.
-
-local pauses = root .. 'pauses'
-local newly_paused = root .. 'newly_paused'
-
--- Pause a recurrence; `ends` and `why` may be ''. Dispatchers receive an event, and look when the pause ends.
--- USES recurrence, withdraw, pauses, seconds
-local function begin_pause(name, ends, why, now)
-  local key = recurrence(name)
-  withdraw(name)
-  redis.call('HDEL', key, 'paused_until', 'paused_why')
-  redis.call('HSET', key, 'paused', seconds(now))
-  if why ~= '' then
-    redis.call('HSET', key, 'paused_why', why)
-  end
-  redis.pcall('ZREM', pauses, name) -- pcall: the key may be of another type
-  if ends ~= '' then
-    redis.call('HSET', key, 'paused_until', ends)
-    redis.call('ZADD', pauses, ends, name)
-  end
-  redis.call('ZREM', recurrences, name) -- otherwise a second pause would change nothing, and cause no event
-  redis.call('ZADD', recurrences, '+inf', name)
-end
-
--- Pause a recurrence that has failed as often in a row as its `pause_after` allows. Called at the end of a run, where
--- nothing may be refused: a key of another type changes nothing.
--- USES recurrence, made_of, begin_pause, newly_paused
-local function pause_if_failing(name, now)
-  local found = redis.call('HMGET', recurrence(name), 'pause_after', 'failing', 'paused', 'retired')
-  local most, failing = made_of(found[1]), made_of(found[2])
-  if most == 0 or failing < most or found[3] or found[4] then
-    return
-  end
-  if type(redis.pcall('ZSCORE', recurrences, name)) == 'string' then
-    begin_pause(name, '', failing .. (failing == 1 and ' failure' or ' failures in a row'), now)
-    redis.pcall('SADD', newly_paused, name)
-  end
-end
-
 -- Forget a pause, and the failures before it; return whether there was one. The caller sets the score.
 -- USES recurrence, pauses
 local function end_pause(name)
@@ -228,10 +279,6 @@ local REQUESTS_MOST = 20000
 -- How many requested runs are on the schedule or run at a time, if overlap is allowed.
 local REQUESTS_AT_ONCE = 100
 
-local function requests_of(name)
-  return root .. 'requests:' .. name
-end
-
 local function requested_of(name)
   return root .. 'requested:' .. name
 end
@@ -252,47 +299,6 @@ end
 -- USES requests_of, requested_of
 local function forget_requests(name)
   redis.call('DEL', requests_of(name), requested_of(name))
-end
-
--- Make jobs of the next requested runs, at most `most`, and one if overlap is not allowed. The caller has checked that
--- no occurrence of such a recurrence is on its way or runs. While the recurrence is paused, only triggered runs begin;
--- none when it is retired.
--- USES requests_of, recurrence, occurrence_of, moment_of, record, write_record, seconds, whole_seconds
-local function begin_requests(name, most, now)
-  local requests, key = requests_of(name), recurrence(name)
-  if redis.call('EXISTS', requests) == 0 then
-    return
-  end
-  local found = redis.pcall('HMGET', key, 'payload', 'priority', 'group', 'overlap', 'requested', 'paused', 'retired')
-  -- pcall: a run ends here, so nothing may be refused because a key is of another type.
-  if found.err or found[7] or type(redis.pcall('ZSCORE', recurrences, name)) ~= 'string' then
-    return
-  end
-  local turn = occurrence_of(name, found[5])
-  if found[4] ~= 'allow' then
-    most = 1
-    if turn and redis.call('ZSCORE', schedule, turn) then
-      return
-    end
-  end
-  local last = found[6] and 0 or '+inf'
-  while most > 0 do
-    -- An error, when the key is of another type, has no elements either.
-    local planned = redis.pcall('ZRANGE', requests, '-inf', last, 'BYSCORE', 'LIMIT', 0, 1)[1]
-    if not planned then
-      return
-    end
-    redis.call('ZREM', requests, planned)
-    local id = name .. '@' .. planned
-    if moment_of(planned) and redis.call('EXISTS', record(id)) == 0 then
-      redis.call('ZADD', schedule, seconds(now), id)
-      -- A group of their own, so that other occurrences do not wait behind a long backfill.
-      write_record(id, found[1] or '', found[2] or '', found[3] or '@requested', whole_seconds(now))
-      redis.call('HSET', record(id), 'recurrence', name, 'planned', planned)
-      redis.call('HSET', key, 'requested', id)
-      most = most - 1
-    end
-  end
 end
 
 -- The same, unless an occurrence is on its way or runs that a requested run must not overlap with.
