@@ -11,7 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final, Literal
 
-from evsched.api.problem import Problem
+from evsched.api.replies import Problem
 from evsched.config import Config, variable
 from evsched.errors import ConfigError
 

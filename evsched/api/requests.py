@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evsched.client.sweep import Waiting
+from evsched.client.sweep import Filter, Waiting
 from evsched.client.wire_schema import Group, Length, Priority, Window
 from evsched.jobs.job import OnConflict, RetryFields
 from evsched.recurrence.recurrence import Misfire, Overlap
@@ -204,3 +204,9 @@ class ResultQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How long to wait for the end of a job."""
 
     wait: Annotated[float, Meta(ge=0, le=WAIT_MOST, description="Seconds.")] = 0.0
+
+
+def filter_of(given: JobsQuery | DeadJobs) -> Filter:
+    """Return the conditions of a request; none = an empty filter."""
+    conditions: dict[str, Any] = {name: getattr(given, name) for name in Filter.__struct_fields__}
+    return Filter(**conditions)
