@@ -34,6 +34,7 @@ from evsched.api.replies import (
 from evsched.api.requests import (
     EnqueueJob,
     EnqueueJobs,
+    JobFields,
     JobsQuery,
     ListQuery,
     NewJob,
@@ -240,8 +241,8 @@ async def _enqueue_once(
     return [scheduled[at] for at in range(len(jobs))]
 
 
-_OF_PAYLOAD: Final = ("priority", "group", "window", "timeout", "retry", "retention", "meta")
-"""The options of each job."""
+_OF_PAYLOAD: Final = tuple({*JobFields.__struct_fields__} - {"task", "args", "kwargs"})
+"""The options of each job of a recurrence."""
 
 
 async def list_recurrences(request: ApiRequest, query: ListQuery) -> Recurrences:
