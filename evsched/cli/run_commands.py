@@ -80,7 +80,7 @@ def worker(
     if processes is not None:
         return _worker_processes(config, processes, module, metrics_targets, environment)
 
-    from evsched.services.locate_app import find_app
+    from evsched.app import find_app
     from evsched.services.service import run_worker
     from evsched.services.worker_process import tied_to_parent
 
@@ -109,7 +109,7 @@ def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
 
     Example: evsched dev tasks:app
     """
-    from evsched.services.locate_app import find_app
+    from evsched.app import find_app
     from evsched.services.service import run_dev
     from evsched.transport.embedded import EmbeddedRedis, is_ended, project_folder
 

@@ -25,6 +25,9 @@ from evsched.jobs.tasks import Hook, Hooks
 from evsched.store.queue import Queue, as_struct
 from evsched.transport.call import Call, Word, text, texts
 
+NO_LEASE: Final = b"none"
+"""The lease of a worker that has none, for `requeue`."""
+
 
 class PutBack(Struct, frozen=True):
     """The result of `requeue`."""
@@ -209,7 +212,7 @@ class RunEnds(Queue):
         limit: int = 250,
         now: float | None = None,
     ) -> Call[PutBack]:
-        """Return the jobs of a worker to the front of ready. `lease`: only if that still is its lease."""
+        """Return the jobs of a worker to the front of ready. `lease`: only if it still has that one, or `NO_LEASE`."""
         put = as_struct(PutBack, text, texts, texts)
         return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
 
