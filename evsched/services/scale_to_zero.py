@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from evsched import keys
@@ -27,7 +27,6 @@ from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.lease import Times
 from evsched.runtime.loops import background, first_of
-from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
 from evsched.services.worker_process import WorkerReady
 from evsched.store.queue import Announced
@@ -72,7 +71,7 @@ class ReadyWatch:
         self._last = last
         self._emit = emit
         self._announced = announced
-        self._parent = new_id()
+        self._parent = keys.new_id()
         self._sender = BatchingSender(last.url, reply_timeout=self._times.reply_timeout)
 
     async def __aenter__(self) -> ReadyWatch:
@@ -140,7 +139,8 @@ class ReadyWatch:
         """Return when one queue needs a process, and why."""
         reconnect = Reconnect("parent, waiting for jobs", self._emit, store.queue)
         pause, refused, next_look = _PAUSE, 0, 0.0
-        async with self._connection(store) as blocking:
+        blocking = BlockingSender(self._last.url, reply_timeout=self._times.reply_timeout, near=keys.root(store.queue))
+        try:
             while True:
                 async with reconnect:
                     began = time.monotonic()
@@ -163,19 +163,12 @@ class ReadyWatch:
                     else:
                         refused, next_look = refused + 1, 0.0
                         await asyncio.sleep(_REFUSED)
+        finally:
+            await blocking.close()
 
     def _stand_by(self, store: Store, claim: float) -> Call[Stance]:
         announced, lease = self._announced(store.queue), self._times.idle_lease
         return store.stand_by(self._parent, announced, lease=lease, claim=claim)
-
-    @contextlib.asynccontextmanager
-    async def _connection(self, store: Store) -> AsyncGenerator[BlockingSender]:
-        near, timeout = keys.root(store.queue), self._times.reply_timeout
-        blocking = BlockingSender(self._last.url, reply_timeout=timeout, near=near)
-        try:
-            yield blocking
-        finally:
-            await blocking.close()
 
     async def _arrives(self, store: Store, blocking: BlockingSender, most: float) -> bool:
         """Wait for a job, for the probe interval at most: a connection that is half open is then noticed.

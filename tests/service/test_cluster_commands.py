@@ -19,8 +19,8 @@ from evsched.config import Config
 from evsched.diagnostics.standstill import Standstill
 from evsched.errors import StoreRefused
 from evsched.runtime.loops import Runtime
-from evsched.services.first_check import unsafe_settings
 from evsched.services.scale_to_zero import ReadyWatch
+from evsched.services.service import unsafe_settings
 from evsched.services.worker_process import WorkerReady
 from evsched.store import server as about
 from evsched.store.client_calls import New
