@@ -1,8 +1,8 @@
 """The lease of a deployment, and the times that follow from it.
 
 A worker renews its lease in Redis; when the lease ends, a dispatcher has the worker's jobs start elsewhere. All
-processes must agree on how long that takes, so the lease is kept in Redis. Each process reads it when it starts, and
-dispatchers and workers read it again every five minutes.
+processes must agree on how long that takes, so the lease is kept in Redis. Each process reads it when it starts, or
+when it connects to Redis, and again every five minutes.
 
 While it changes, some processes have the old lease and some the new one. A worker with the longer one would look dead
 to a dispatcher with the shorter one. So for `SETTLING` seconds after a change, workers use the shorter of the two, and

@@ -20,13 +20,13 @@ from typing import Final
 
 import msgspec
 
-from evsched import events
+from evsched import events, shard_map
 from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import Emit
 from evsched.lease import Times
 from evsched.process_events import ChildKilled
-from evsched.runtime.loops import background
+from evsched.runtime.loops import Runtime, background
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.shutdown import bound
 from evsched.services.worker_process import NOT_STARTED, ChildReport, Fetching, Launch, WorkerProcess, WorkerReady
@@ -90,7 +90,9 @@ class Children:
         self.some_wanted = asyncio.Event()
         """At least one is wanted."""
         self._bound = bound(config.shutdown_grace) + _MARGIN
-        self._recovery = Recovery(config, emit)
+        self.times = Times(config)
+        """The times that follow from the lease, which the parent reads whenever it connects to Redis."""
+        self._recovery = Recovery(config, self.times, emit)
         self._emit = emit
         self._on_report = on_report
         self._on_cannot_start = on_cannot_start
@@ -121,7 +123,7 @@ class Children:
         return [self._keepers[child].result() for child in running]
 
     async def _end_within_bound(self, children: Sequence[WorkerProcess]) -> None:
-        """End children for good, and kill those that hang."""
+        """End children for good, and kill any that hang."""
         for child in children:
             self.end(child)
         if keepers := [self._keepers[child] for child in children if child in self._keepers]:
@@ -234,8 +236,9 @@ class Recovery:
     which the janitor finds when the lease ends.
     """
 
-    def __init__(self, config: Config, emit: Emit) -> None:
-        self._times, self._batch = Times(config), config.batch
+    def __init__(self, config: Config, times: Times, emit: Emit) -> None:
+        self._config = config
+        self._times = times
         self._emit = emit
         self._running = set[asyncio.Task[None]]()
 
@@ -253,6 +256,7 @@ class Recovery:
         reason = f"worker {worker.worker} died: its process {_end_of(code)}"
         sender = BatchingSender(worker.url, reply_timeout=self._times.reply_timeout)
         try:
+            await shard_map.learn_lease(Runtime(self._config, sender, self._emit, made_times=self._times))
             async with asyncio.timeout(self._times.lease):
                 async with asyncio.TaskGroup() as group:
                     for queue in worker.queues:
@@ -282,7 +286,7 @@ class Recovery:
         lease, rest = next((one.end for one in survey.leases if one.worker == worker), NO_LEASE), ""
         while held and rest != "moved":  # moved: a janitor was quicker
             # The last ones first, each slice to the front of ready: so their order stays.
-            held, ids = held[: -self._batch], held[-self._batch :]
+            held, ids = held[: -self._config.batch], held[-self._config.batch :]
             done = await sender.send(store.requeue(worker, reason, ids=ids, lease=lease))
             rest, queue = done.rest, store.queue
             count[queue] += len(done.ids)

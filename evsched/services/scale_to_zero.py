@@ -21,12 +21,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from evsched import keys
+from evsched import keys, shard_map
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.lease import Times
-from evsched.runtime.loops import background, first_of
+from evsched.runtime.loops import Runtime, background, first_of
 from evsched.runtime.reconnect import Reconnect
 from evsched.services.worker_process import WorkerReady
 from evsched.store.queue import Announced
@@ -66,13 +66,16 @@ class ReadyWatch:
     `async with`: at its end the parent is no longer registered.
     """
 
-    def __init__(self, config: Config, last: WorkerReady, emit: Emit, announced: Callable[[str], Announced]) -> None:
-        self._times = Times(config)
+    def __init__(
+        self, config: Config, times: Times, last: WorkerReady, emit: Emit, announced: Callable[[str], Announced]
+    ) -> None:
+        self._times = times
         self._last = last
         self._emit = emit
         self._announced = announced
         self._parent = keys.new_id()
-        self._sender = BatchingSender(last.url, reply_timeout=self._times.reply_timeout)
+        self._sender = BatchingSender(last.url, reply_timeout=times.reply_timeout)
+        self._runtime = Runtime(config, self._sender, emit, made_times=times)
 
     async def __aenter__(self) -> ReadyWatch:
         return self
@@ -90,7 +93,9 @@ class ReadyWatch:
 
         `abandon`: when it is set, return None, and claim nothing.
         """
-        async with background(*(self._watch(Store(queue)) for queue in self._last.queues), abandon.wait()) as tasks:
+        await shard_map.learn_lease(self._runtime)
+        watches = (self._watch(Store(queue)) for queue in self._last.queues)
+        async with background(*watches, abandon.wait(), shard_map.follow_lease(self._runtime)) as tasks:
             await first_of(tasks)
         ended = zip(self._last.queues, tasks, strict=False)
         found: list[tuple[str, Need]] = [(queue, task.result()) for queue, task in ended if not task.cancelled()]

@@ -203,7 +203,7 @@ class Supervisor:
             await self._children.none_wanted.wait()
             if (last := self._children.last_ready) is not None:
                 self._emit(ParentWaits(queues=last.queues))
-                async with ReadyWatch(self._config, last, self._emit, self._announced) as watch:
+                async with ReadyWatch(self._config, self._children.times, last, self._emit, self._announced) as watch:
                     # A reload starts one too, and the new code may serve other queues.
                     if (found := await watch.wait(self._children.some_wanted)) is not None:
                         queue, need = found

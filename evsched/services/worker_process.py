@@ -84,7 +84,7 @@ _INHERITANCE: Final = "_EVSCHED_INHERITANCE"
 
 
 class Inheritance(Struct, frozen=True, omit_defaults=True):
-    """What a parent passes to a worker process besides the link, as JSON in the environment."""
+    """The things that a worker process gets from its parent besides the link, as JSON in the environment."""
 
     metrics: int | None = None
     """The descriptor of the socket that reserves the metrics port."""
