@@ -45,12 +45,7 @@ class KnownShards:
         self._read_at = -_AGAIN
         self._failed: ShardsUnread | None = None
         """Why the last read failed."""
-        self._reading: asyncio.Future[None] | None = None
-
-    async def begin(self) -> None:
-        """Read the numbers at the start, in case they cannot be read when the first request comes."""
-        await self._read()
-        self._read_at = -_AGAIN
+        self._reading = asyncio.Lock()
 
     async def refresh(self) -> None:
         """Read the numbers, unless they were read just now. If Redis does not return them, the last ones hold.
@@ -58,11 +53,21 @@ class KnownShards:
         While their node does not answer, they cannot change. If they were never read, a new job of a random id goes to
         the queue itself, lists are not complete, and other requests that may concern a shard are refused (`check`).
         """
-        if time.monotonic() - self._read_at < (_AGAIN if self._failed else _KEPT):
-            return
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._read())
-        await asyncio.shield(self._reading)  # a request that ends must not cancel the read of the others
+        async with self._reading:
+            if time.monotonic() - self._read_at >= (_AGAIN if self._failed else _KEPT):
+                await self.read()
+                self._read_at = time.monotonic()
+
+    async def read(self) -> None:
+        """Read the numbers now. Called at the start, in case they cannot be read when the first request comes."""
+        try:
+            found, self._failed = await self._client.run(once(read_all_shards())), None
+            if found is not NONE or not self.known:  # NONE: Redis refuses to return them
+                self._client.shards = found
+        except ShardsUnread as error:
+            self._failed = error
+            if self._client.shards is NONE:
+                self._client.shards = unread()
 
     @property
     def known(self) -> bool:
@@ -77,18 +82,6 @@ class KnownShards:
         """
         if self._failed is not None and not self.known:
             raise self._failed.with_traceback(None)
-
-    async def _read(self) -> None:
-        try:
-            found, self._failed = await self._client.run(once(read_all_shards())), None
-            if found is not NONE or not self.known:  # NONE: Redis refuses to return them
-                self._client.shards = found
-        except ShardsUnread as error:
-            self._failed = error
-            if self._client.shards is NONE:
-                self._client.shards = unread()
-        finally:
-            self._read_at, self._reading = time.monotonic(), None
 
 
 T = TypeVar("T")

@@ -191,7 +191,7 @@ def create(config: Config | None = None) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        await server.shards.begin()
+        await server.shards.read()
         yield
         await server.client.close()
 

@@ -15,35 +15,10 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from evsched.api import replies, requests
 from evsched.api.api_request import EXAMINED_MOST, ApiRequest, check_same, idempotency_key
-from evsched.api.replies import (
-    Changed,
-    Explained,
-    Jobs,
-    Outcome,
-    Problem,
-    Recurrences,
-    Reply,
-    Resumed,
-    Scheduled,
-    ScheduledJobs,
-    Stopping,
-    Triggered,
-    invalid,
-)
-from evsched.api.requests import (
-    EnqueueJob,
-    EnqueueJobs,
-    JobFields,
-    JobsQuery,
-    ListQuery,
-    NewJob,
-    NewRecurrence,
-    Pause,
-    Reschedule,
-    ResultQuery,
-    filter_of,
-)
+from evsched.api.replies import Problem, Reply, invalid
+from evsched.api.requests import filter_of
 from evsched.client import operations, recurrence_operations, spread
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.operations import Operation
@@ -61,23 +36,23 @@ from evsched.store.operator_calls import Match
 from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
 
-_OPTIONS: Final = tuple({*NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})
+_OPTIONS: Final = tuple({*requests.NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})
 """The fields of a request that are options of a job as they are."""
 
 
-async def enqueue(request: ApiRequest, body: EnqueueJob) -> Reply[Scheduled]:
+async def enqueue(request: ApiRequest, body: requests.EnqueueJob) -> Reply[replies.Scheduled]:
     """Schedule a job."""
     key = UNSET if body.unique is None else body.unique.key
     (scheduled,) = await _enqueue(request, "jobs", body, [body], key)
     return Reply(_created(body.on_conflict), scheduled, request.location(f"jobs/{scheduled.id}"))
 
 
-async def enqueue_many(request: ApiRequest, body: EnqueueJobs) -> Reply[ScheduledJobs]:
+async def enqueue_many(request: ApiRequest, body: requests.EnqueueJobs) -> Reply[replies.ScheduledJobs]:
     """Schedule many jobs, all or none; of a queue with shards, all or none of each shard."""
     most = request.config.api_jobs_cap
     if len(body.jobs) > most:
         raise invalid(f"the request has {len(body.jobs)} jobs, more than {most}: send several requests")
-    return Reply(_created(body.on_conflict), ScheduledJobs(await _enqueue(request, "batches", body, body.jobs)))
+    return Reply(_created(body.on_conflict), replies.ScheduledJobs(await _enqueue(request, "batches", body, body.jobs)))
 
 
 def _created(on_conflict: OnConflict | None) -> HTTPStatus:
@@ -96,21 +71,21 @@ async def look(request: ApiRequest) -> JobStatus:
     return status
 
 
-async def explain(request: ApiRequest) -> Explained:
+async def explain(request: ApiRequest) -> replies.Explained:
     """Explain why a job has not run yet, or the next step of a recurrence of this name."""
     found = await request.client.explain(request.queue, request.job)
-    return Explained(request.job, found.sentence, found.facts)
+    return replies.Explained(request.job, found.sentence, found.facts)
 
 
-async def cancel(request: ApiRequest) -> Reply[Stopping]:
+async def cancel(request: ApiRequest) -> Reply[replies.Stopping]:
     """Delete a waiting job, or have its worker stop it."""
     place = await request.client.cancel(request.queue, request.job)
     if place == "processing":
-        return Reply(HTTPStatus.ACCEPTED, Stopping(request.job, place))
+        return Reply(HTTPStatus.ACCEPTED, replies.Stopping(request.job, place))
     return Reply(HTTPStatus.NO_CONTENT)
 
 
-async def reschedule(request: ApiRequest, body: Reschedule) -> Scheduled:
+async def reschedule(request: ApiRequest, body: requests.Reschedule) -> replies.Scheduled:
     """Give a waiting job another due."""
     if body.due is None and body.delay is None:
         raise invalid("give due or delay: a delay of 0 makes the job due now")
@@ -118,10 +93,10 @@ async def reschedule(request: ApiRequest, body: Reschedule) -> Scheduled:
         # Each repetition would move the job again.
         raise invalid("a request with a delay is not done once, whatever its Idempotency-Key: send `due` instead")
     due = await request.client.reschedule(request.queue, request.job, body.due, delay=body.delay)
-    return Scheduled(request.job, request.queue, due)
+    return replies.Scheduled(request.job, request.queue, due)
 
 
-async def wait_for_end(request: ApiRequest, query: ResultQuery) -> Reply[Outcome]:
+async def wait_for_end(request: ApiRequest, query: requests.ResultQuery) -> Reply[replies.Outcome]:
     """Return how a job has ended; wait for it if the query says so."""
     parts = request.client.parts_of(request.queue, request.job)
     ending = request.client.run(spread.of_job(parts, lambda store: operations.end(store, request.job, query.wait)))
@@ -130,11 +105,11 @@ async def wait_for_end(request: ApiRequest, query: ResultQuery) -> Reply[Outcome
     except TimeoutError:
         ended = None
     if ended is None:
-        return Reply(HTTPStatus.ACCEPTED, Outcome(request.job, None))
-    return Reply(HTTPStatus.OK, Outcome(request.job, ended.outcome, ended.result, ended.reason))
+        return Reply(HTTPStatus.ACCEPTED, replies.Outcome(request.job, None))
+    return Reply(HTTPStatus.OK, replies.Outcome(request.job, ended.outcome, ended.result, ended.reason))
 
 
-async def list_jobs(request: ApiRequest, query: JobsQuery) -> Jobs:
+async def list_jobs(request: ApiRequest, query: requests.JobsQuery) -> replies.Jobs:
     """List the waiting and the dead jobs, the next to run first; with a filter, only matching jobs."""
     limit, matching = request.limit(query.limit), filter_of(query)
     places = get_args(Waiting) if query.place is None else (query.place,)
@@ -143,27 +118,33 @@ async def list_jobs(request: ApiRequest, query: JobsQuery) -> Jobs:
     return replace(jobs, complete=jobs.complete and not lost and request.shards.known)
 
 
-def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[Jobs]:
+def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[replies.Jobs]:
     """Return the first jobs, the next to run first."""
     found = list[Match]()
     for place in places:
         if len(found) <= limit:
             found += yield from front(stores, place, limit + 1 - len(found))
-    return Jobs(found[:limit], len(found) <= limit)
+    return replies.Jobs(found[:limit], len(found) <= limit)
 
 
-def _search(matching: Filter, places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[Jobs]:
+def _search(
+    matching: Filter, places: Sequence[Waiting], limit: int, stores: Sequence[Store]
+) -> Operation[replies.Jobs]:
     """Return jobs that match, in no order: `limit` of them, or those among the first that are examined."""
     sweeps = Sweeps(Sweep(store, matching, places) for store in stores)
     more = True
     while more and len(sweeps.found) <= limit and sweeps.examined < EXAMINED_MOST:
         more = yield from sweeps.step()
-    return Jobs(sweeps.found[:limit], not more and len(sweeps.found) <= limit)
+    return replies.Jobs(sweeps.found[:limit], not more and len(sweeps.found) <= limit)
 
 
 async def _enqueue(
-    request: ApiRequest, path: str, body: EnqueueJob | EnqueueJobs, given: Sequence[NewJob], key: Any = UNSET
-) -> list[Scheduled]:
+    request: ApiRequest,
+    path: str,
+    body: requests.EnqueueJob | requests.EnqueueJobs,
+    given: Sequence[requests.NewJob],
+    key: Any = UNSET,
+) -> list[replies.Scheduled]:
     """Enqueue jobs, unless a request with the same Idempotency-Key did so before; return the reply of that one.
 
     `path`: of the request, below that of the queue. `key`: makes a unique job's id; unset = its arguments do.
@@ -175,7 +156,7 @@ async def _enqueue(
         try:
             jobs.append(_new(request, one, unique, key))
         except ConfigError as error:
-            raise invalid(f"jobs[{at}]: {error}" if isinstance(body, EnqueueJobs) else str(error)) from None
+            raise invalid(f"jobs[{at}]: {error}" if isinstance(body, requests.EnqueueJobs) else str(error)) from None
     once = request.once(path, body)
     named = any(one.id is not None for one in given)
     if named or unique is not None or once is not None:
@@ -190,10 +171,10 @@ async def _enqueue(
         ]
         return await _enqueue_once(request, once, jobs, known, on_conflict, unique)
     dues = await request.client.enqueue(request.queue, jobs, on_conflict, unique)
-    return [Scheduled(job.id, request.queue, due) for job, due in zip(jobs, dues, strict=True)]
+    return [replies.Scheduled(job.id, request.queue, due) for job, due in zip(jobs, dues, strict=True)]
 
 
-def _new(request: ApiRequest, given: NewJob, unique: Unique | None, key: Any) -> New:
+def _new(request: ApiRequest, given: requests.NewJob, unique: Unique | None, key: Any) -> New:
     """Build a job.
 
     Raises:
@@ -217,12 +198,12 @@ async def _enqueue_once(
     known: Sequence[str],
     on_conflict: OnConflict | None,
     unique: Unique | None,
-) -> list[Scheduled]:
+) -> list[replies.Scheduled]:
     """Enqueue the jobs of a request with an Idempotency-Key. `known`: texts that decide in which shard each goes."""
     homes = dict[str, list[int]]()
     for at, text in enumerate(known):
         homes.setdefault(request.client.shards.home(request.queue, text), []).append(at)
-    scheduled = dict[int, Scheduled]()
+    scheduled = dict[int, replies.Scheduled]()
     for home, places in homes.items():
         call = request.client.store(home).enqueue_once(
             once, [jobs[at] for at in places], on_conflict=on_conflict, within=unique and unique.seconds
@@ -237,19 +218,19 @@ async def _enqueue_once(
                 "its reply is not known any more: look its jobs up",
             )
         for at, (job_id, due) in zip(places, accepted.jobs, strict=True):
-            scheduled[at] = Scheduled(job_id, request.queue, due)
+            scheduled[at] = replies.Scheduled(job_id, request.queue, due)
     return [scheduled[at] for at in range(len(jobs))]
 
 
-_OF_PAYLOAD: Final = tuple({*JobFields.__struct_fields__} - {"task", "args", "kwargs"})
+_OF_PAYLOAD: Final = tuple({*requests.JobFields.__struct_fields__} - {"task", "args", "kwargs"})
 """The options of each job of a recurrence."""
 
 
-async def list_recurrences(request: ApiRequest, query: ListQuery) -> Recurrences:
+async def list_recurrences(request: ApiRequest, query: requests.ListQuery) -> replies.Recurrences:
     """List the recurrences of a queue, the next to recur first."""
     limit = request.limit(query.limit)
     found = await request.client.run(list_statuses(request.store, limit + 1))
-    return Recurrences(found[:limit], len(found) <= limit)
+    return replies.Recurrences(found[:limit], len(found) <= limit)
 
 
 async def look_recurrence(request: ApiRequest) -> RecurrenceStatus:
@@ -257,12 +238,12 @@ async def look_recurrence(request: ApiRequest) -> RecurrenceStatus:
     return await request.client.run(recurrence_status(request.store, request.name))
 
 
-async def put(request: ApiRequest, body: NewRecurrence) -> Reply[Changed]:
+async def put(request: ApiRequest, body: requests.NewRecurrence) -> Reply[replies.Changed]:
     """Create a recurrence, or change the one of that name."""
     declared = _declared(request, body)
     check_declared(declared)
     change, paused = await request.client.run(recurrence_operations.add(request.store, declared))
-    reply = Changed(request.name, change, paused)
+    reply = replies.Changed(request.name, change, paused)
     if change == "made":
         return Reply(HTTPStatus.CREATED, reply, request.location(f"recurrences/{request.name}"))
     return Reply(HTTPStatus.OK, reply)
@@ -273,18 +254,18 @@ async def remove(request: ApiRequest) -> None:
     await request.client.remove(request.queue, request.name)
 
 
-async def pause(request: ApiRequest, body: Pause) -> None:
+async def pause(request: ApiRequest, body: requests.Pause) -> None:
     """Pause a recurrence, until a moment or until it is resumed."""
     until = _moment("until", body.until)
     await request.client.run(recurrence_operations.pause(request.store, request.name, until, body.why))
 
 
-async def resume(request: ApiRequest) -> Resumed:
+async def resume(request: ApiRequest) -> replies.Resumed:
     """Resume a recurrence from now on."""
-    return Resumed(request.name, await request.client.send(request.store.hold(request.name, False)))
+    return replies.Resumed(request.name, await request.client.send(request.store.hold(request.name, False)))
 
 
-async def trigger(request: ApiRequest) -> Reply[Triggered]:
+async def trigger(request: ApiRequest) -> Reply[replies.Triggered]:
     """Run a recurrence once now, or when the runs have ended that it must not overlap with."""
     once = request.once(f"recurrences/{request.name}/trigger", None)
     if once is None:
@@ -293,10 +274,10 @@ async def trigger(request: ApiRequest) -> Reply[Triggered]:
         triggering = recurrence_operations.trigger_once(request.store, request.name, once)
         first, job_id, begun = await request.client.run(triggering)
         check_same(once, first)
-    return Reply(HTTPStatus.ACCEPTED, Triggered(job_id, begun))
+    return Reply(HTTPStatus.ACCEPTED, replies.Triggered(job_id, begun))
 
 
-def _declared(request: ApiRequest, body: NewRecurrence) -> Declared:
+def _declared(request: ApiRequest, body: requests.NewRecurrence) -> Declared:
     of_payload: dict[str, Any] = {name: getattr(body, name) for name in _OF_PAYLOAD}
     options = JobOptions(**of_payload)
     check_job_options(options)

@@ -11,25 +11,10 @@ from typing import Final, cast
 
 from msgspec import UNSET
 
+from evsched.api import replies, requests
 from evsched.api.api_request import EXAMINED_MOST, ApiRequest
-from evsched.api.replies import (
-    CalendarDays,
-    Calendars,
-    CalendarSet,
-    DeadChanged,
-    NamedWindow,
-    Problem,
-    QueueCounts,
-    QueueLimit,
-    QueueLimits,
-    QueuePaused,
-    QueueResumed,
-    Queues,
-    Windows,
-    WindowSet,
-    invalid,
-)
-from evsched.api.requests import CreateQuery, DeadJobs, ListQuery, NewCalendar, NewLimits, NewWindow, Pause, filter_of
+from evsched.api.replies import Problem, invalid
+from evsched.api.requests import filter_of
 from evsched.client.gate import LimitOptions
 from evsched.client.operations import ask_nodes, once
 from evsched.client.reshard import finish_moves
@@ -43,7 +28,7 @@ from evsched.store.store import Store
 from evsched.transport.servers import topology
 
 
-async def list_queues(request: ApiRequest, query: ListQuery) -> Queues:
+async def list_queues(request: ApiRequest, query: requests.ListQuery) -> replies.Queues:
     """List the queues with their counts."""
     limit = request.limit(query.limit)
     names, complete = await _names(request)
@@ -53,7 +38,7 @@ async def list_queues(request: ApiRequest, query: ListQuery) -> Queues:
     if errors and not found:
         raise errors[0]
     complete = complete and not errors and len(names) <= limit and request.shards.known
-    return Queues(found, complete)
+    return replies.Queues(found, complete)
 
 
 async def _names(request: ApiRequest) -> tuple[list[str], bool]:
@@ -76,14 +61,14 @@ async def _read(request: ApiRequest, queue: str) -> QueueStats | StoreError:
         return error
 
 
-async def count(request: ApiRequest) -> QueueCounts:
+async def count(request: ApiRequest) -> replies.QueueCounts:
     """Count the jobs of a queue. One that was never used has none."""
     request.shards.check()
     return _counts(request.queue, await request.client.run(queue_stats(request.stores)))
 
 
-def _counts(queue: str, stats: QueueStats) -> QueueCounts:
-    return QueueCounts(
+def _counts(queue: str, stats: QueueStats) -> replies.QueueCounts:
+    return replies.QueueCounts(
         queue=queue,
         **stats.places,
         overdue=stats.due,
@@ -121,30 +106,30 @@ async def _check_shards(request: ApiRequest) -> None:
     await request.client.run(check(request.stores))
 
 
-async def pause(request: ApiRequest, body: Pause, query: CreateQuery) -> QueuePaused:
+async def pause(request: ApiRequest, body: requests.Pause, query: requests.CreateQuery) -> replies.QueuePaused:
     """Pause a queue, until a moment or until it is resumed: running jobs finish, and no other starts."""
     await _check_shards(request)
     await _check_used(request, create=query.create)
     since = await request.client.pause(request.queue, until=body.until, why=body.why)
-    return QueuePaused(request.queue, since)
+    return replies.QueuePaused(request.queue, since)
 
 
-async def resume(request: ApiRequest) -> QueueResumed:
+async def resume(request: ApiRequest) -> replies.QueueResumed:
     """Resume a queue."""
     await _check_shards(request)
     await _check_used(request)
-    return QueueResumed(request.queue, await request.client.resume(request.queue))
+    return replies.QueueResumed(request.queue, await request.client.resume(request.queue))
 
 
 _LIMITS: Final = ("concurrency", "rate", "burst", "weight")
 
 
-async def limits(request: ApiRequest) -> QueueLimits:
+async def limits(request: ApiRequest) -> replies.QueueLimits:
     """List the limits of a queue, and the limits that the code of the apps declares."""
     return _listed(request, await request.client.limits(request.queue))
 
 
-async def limit(request: ApiRequest, body: NewLimits, query: CreateQuery) -> QueueLimits:
+async def limit(request: ApiRequest, body: requests.NewLimits, query: requests.CreateQuery) -> replies.QueueLimits:
     """Set limits of a queue, of a group or of a task, and list all."""
     fields = {name: value for name in _LIMITS if (value := getattr(body, name)) is not UNSET}
     if not fields:
@@ -156,27 +141,27 @@ async def limit(request: ApiRequest, body: NewLimits, query: CreateQuery) -> Que
     return _listed(request, await request.client.limit(request.queue, group=body.group, task=body.task, **options))
 
 
-def _listed(request: ApiRequest, found: Limits) -> QueueLimits:
-    rows = list[QueueLimit]()
+def _listed(request: ApiRequest, found: Limits) -> replies.QueueLimits:
+    rows = list[replies.QueueLimit]()
     for field, value in found.fields().items():
         name, _, group = field.partition(":")
         declared = found.declared.get(field)
         of_code = (None, None) if declared is None else (declared.value, declared.app)
-        rows.append(QueueLimit(group or None, name, value, *of_code))
-    return QueueLimits(request.queue, rows)
+        rows.append(replies.QueueLimit(group or None, name, value, *of_code))
+    return replies.QueueLimits(request.queue, rows)
 
 
-async def revive(request: ApiRequest, body: DeadJobs) -> DeadChanged:
+async def revive(request: ApiRequest, body: requests.DeadJobs) -> replies.DeadChanged:
     """Schedule dead jobs again, due now, with all attempts: by id, by a filter, or all."""
     return await _change(request, body, Store.revive)
 
 
-async def drop(request: ApiRequest, body: DeadJobs) -> DeadChanged:
+async def drop(request: ApiRequest, body: requests.DeadJobs) -> replies.DeadChanged:
     """Delete dead jobs: by id, by a filter, or all."""
     return await _change(request, body, Store.drop)
 
 
-async def _change(request: ApiRequest, body: DeadJobs, change: ChangeDead) -> DeadChanged:
+async def _change(request: ApiRequest, body: requests.DeadJobs, change: ChangeDead) -> replies.DeadChanged:
     client, matching = request.client, filter_of(body)
     if sum((body.ids is not None, not matching.is_empty, body.all)) != 1:
         raise invalid("say which jobs: give ids, or a filter, or all: one of them")
@@ -185,7 +170,7 @@ async def _change(request: ApiRequest, body: DeadJobs, change: ChangeDead) -> De
             raise invalid(f"the request has {len(body.ids)} ids, more than {request.config.api_jobs_cap}: send several")
         ids = list(dict.fromkeys(body.ids))
         changed = await client.run(change_dead(lambda job: client.parts_of(request.queue, job), ids, change))
-        return DeadChanged(changed, complete=True)
+        return replies.DeadChanged(changed, complete=True)
     if body.all:
         matching = Filter(older=0.0)  # only the jobs that are dead by now, so that it ends
     stores = await client.whole(request.queue)
@@ -195,21 +180,23 @@ async def _change(request: ApiRequest, body: DeadJobs, change: ChangeDead) -> De
     sweeps, more = Sweeps(plan(store, matching) for store in stores), True
     while more and sweeps.examined < EXAMINED_MOST:
         more = await client.run(sweeps.step())
-    return DeadChanged(sweeps.swept.changed, complete=not more)
+    return replies.DeadChanged(sweeps.swept.changed, complete=not more)
 
 
-async def list_calendars(request: ApiRequest) -> Calendars:
+async def list_calendars(request: ApiRequest) -> replies.Calendars:
     """List the calendars of a queue, with their days."""
     found = await request.client.calendars(request.queue)
-    return Calendars([CalendarDays(name, days.split()) for name, days in sorted(found.items())])
+    return replies.Calendars([replies.CalendarDays(name, days.split()) for name, days in sorted(found.items())])
 
 
-async def put_calendar(request: ApiRequest, body: NewCalendar, query: CreateQuery) -> CalendarSet:
+async def put_calendar(
+    request: ApiRequest, body: requests.NewCalendar, query: requests.CreateQuery
+) -> replies.CalendarSet:
     """Create or change a calendar. The recurrences that skip its days are planned again at once."""
     present = await request.client.calendars(request.queue)
     await _check_used(request, create=query.create or bool(present))
     planned = await request.client.set_calendar(request.queue, request.name, " ".join(body.days))
-    return CalendarSet(request.name, planned)
+    return replies.CalendarSet(request.name, planned)
 
 
 async def remove_calendar(request: ApiRequest) -> None:
@@ -217,19 +204,19 @@ async def remove_calendar(request: ApiRequest) -> None:
     await request.client.remove_calendar(request.queue, request.name)
 
 
-async def list_windows(request: ApiRequest) -> Windows:
+async def list_windows(request: ApiRequest) -> replies.Windows:
     """List the named windows of a queue."""
     found = await request.client.windows(request.queue)
-    return Windows([NamedWindow(name, window) for name, window in sorted(found.items())])
+    return replies.Windows([replies.NamedWindow(name, window) for name, window in sorted(found.items())])
 
 
-async def put_window(request: ApiRequest, body: NewWindow, query: CreateQuery) -> WindowSet:
+async def put_window(request: ApiRequest, body: requests.NewWindow, query: requests.CreateQuery) -> replies.WindowSet:
     """Create or change a named window. Jobs that wait for it are checked again at once."""
     await _check_shards(request)
     present = await request.client.windows(request.queue)
     await _check_used(request, create=query.create or bool(present))
     back = await request.client.set_window(request.queue, request.name, body.window)
-    return WindowSet(request.name, back)
+    return replies.WindowSet(request.name, back)
 
 
 async def remove_window(request: ApiRequest) -> None:

@@ -17,19 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from evsched import errors
 from evsched.client.recurrence_operations import RecurrenceStatus
-from evsched.errors import (
-    ConfigError,
-    EvschedError,
-    InUse,
-    JobExists,
-    JobMissing,
-    JobRunning,
-    ShardsDown,
-    ShardsUnread,
-    StoreDown,
-    StoreRefused,
-)
 from evsched.jobs.record import Place
 from evsched.store.operator_calls import Match
 from evsched.transport.servers import reason
@@ -280,11 +269,11 @@ def invalid(detail: str) -> Problem:
 
 
 _REFUSALS: Final = (
-    (JobExists, HTTPStatus.CONFLICT, "job-exists"),
-    (JobRunning, HTTPStatus.CONFLICT, "job-running"),
-    (InUse, HTTPStatus.CONFLICT, "in-use"),
-    (JobMissing, HTTPStatus.NOT_FOUND, "not-found"),
-    (ConfigError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
+    (errors.JobExists, HTTPStatus.CONFLICT, "job-exists"),
+    (errors.JobRunning, HTTPStatus.CONFLICT, "job-running"),
+    (errors.InUse, HTTPStatus.CONFLICT, "in-use"),
+    (errors.JobMissing, HTTPStatus.NOT_FOUND, "not-found"),
+    (errors.ConfigError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
 )
 """The errors whose messages are for the caller."""
 
@@ -294,7 +283,7 @@ async def error_response(request: Request, error: Exception) -> Response:
     match error:
         case Problem():
             return error.response()
-        case EvschedError():
+        case errors.EvschedError():
             return _problem_of(error, reads=request.method in ("GET", "HEAD")).response()
         case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers=headers):
             allowed = re.sub(", ?", " or ", (headers or {}).get("Allow", ""))
@@ -310,21 +299,21 @@ async def error_response(request: Request, error: Exception) -> Response:
             return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", detail).response()
 
 
-def _problem_of(error: EvschedError, *, reads: bool) -> Problem:
+def _problem_of(error: errors.EvschedError, *, reads: bool) -> Problem:
     """Return the problem that an error of evsched is to a caller. `reads`: the request changes nothing."""
     for kind, status, code in _REFUSALS:
         if isinstance(error, kind):
             return Problem(status, code, str(error))
-    if isinstance(error, StoreDown):
+    if isinstance(error, errors.StoreDown):
         _logger.error("a request was not done, since Redis cannot serve now: %s", error)
         why = "Redis cannot serve now" if error.node is None else reason(error)
         detail = why if reads else f"{why}; a write may have been done all the same: look before you repeat it"
-        if isinstance(error, ShardsDown):
+        if isinstance(error, errors.ShardsDown):
             detail = str(error)
-        elif isinstance(error, ShardsUnread):
+        elif isinstance(error, errors.ShardsUnread):
             detail = f"{why}, so the numbers of shards of queues cannot be read, and nothing was done"
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "redis-away", detail, {"Retry-After": str(_AWAY)})
-    if isinstance(error, StoreRefused):
+    if isinstance(error, errors.StoreRefused):
         _logger.error("Redis refused a request: %s", error)
         detail = (
             "Redis refused this: the log of the server says why; `evsched doctor` finds wrong data and missing rights"
