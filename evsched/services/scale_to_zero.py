@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -103,37 +102,34 @@ class ReadyWatch:
             await self.end_claim(queue)
         return None if abandon.is_set() else found[0]
 
-    async def keep_claim(self, queue: str, started: Awaitable[object]) -> None:
-        """Keep the claim until the process is `started`, or has failed to, and then end it."""
-        store = Store(queue)
-        await self._repeat(lambda: [store.prolong_start(_CLAIM)], started, _CLAIM / 2, _CLAIM_MOST)
-        await self.end_claim(queue)
+    async def hand_over(
+        self, queue: str, started: Callable[[], Awaitable[object]], serving: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Keep the claim until the process has `started`, or failed to, and the registration until it is `serving`.
 
-    async def stay(self, serving: Awaitable[object]) -> None:
-        """Keep the registration until a process is `serving`, however often it is started."""
+        Each waits for that. The process may be started several times before it serves.
+        """
 
         def register() -> list[Call[Stance]]:
             return [self._stand_by(Store(queue), claim=0) for queue in self._last.queues]
 
-        await self._repeat(register, serving, self._times.idle_heartbeat)
+        async with background(self._repeat(register, self._times.idle_heartbeat)):
+            prolonging = self._repeat(lambda: [Store(queue).prolong_start(_CLAIM)], _CLAIM / 2)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLAIM_MOST), background(prolonging):
+                    await started()
+            await self.end_claim(queue)
+            await serving()
 
-    async def _repeat(
-        self, calls: Callable[[], Sequence[Call[Any]]], until: Awaitable[object], every: float, most: float = math.inf
-    ) -> None:
-        """Send these calls every `every` seconds until something is done, for `most` seconds at most.
+    async def _repeat(self, calls: Callable[[], Sequence[Call[Any]]], every: float) -> None:
+        """Send these calls every `every` seconds until cancelled.
 
         A call that fails is not repeated before its turn: claim and registration last longer than that.
         """
-        waiting, gives_up = asyncio.ensure_future(until), time.monotonic() + most
-        try:
-            while time.monotonic() < gives_up:
-                await asyncio.wait([waiting], timeout=every)
-                if waiting.done():
-                    return
-                with contextlib.suppress(StoreError):
-                    await self._sender.send_all(calls())
-        finally:
-            waiting.cancel()
+        while True:
+            await asyncio.sleep(every)
+            with contextlib.suppress(StoreError):
+                await self._sender.send_all(calls())
 
     async def end_claim(self, queue: str) -> None:
         """End the claim, so that others may start a process."""

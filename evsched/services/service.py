@@ -135,11 +135,12 @@ def run_doctor(config: Config, role: Role | None, interval: float, on_changes: O
     """Examine Redis and its queues every `interval` seconds, until SIGTERM or SIGINT."""
 
     async def work(process: _ServiceProcess) -> None:
-        watch = DoctorWatch(process.runtime, role, interval, on_changes)
-        process.telemetry.of_reader(config.queues[0] if config.queues else DEFAULT_QUEUE, watch.problem)
+        reconnect = Reconnect("doctor", process.runtime.emit)
+        process.telemetry.of_reader(next(iter(config.queues), DEFAULT_QUEUE), lambda: reconnect.reason)
         process.runtime.emit(DoctorStarted(interval=interval))
         # Not by `run_loops`, which would call it a bug that stdout cannot be written.
-        await process.shutdown.request.run_until_made(watch.run())
+        watching = _watch_findings(process.runtime, reconnect, role, interval, on_changes)
+        await process.shutdown.request.run_until_made(watching)
 
     _run(config, 0.0, work)
 
@@ -173,7 +174,7 @@ def run_api(config: Config) -> None:
     server = ApiServer(config)
 
     async def work(process: _ServiceProcess) -> None:
-        process.telemetry.of_reader(config.queues[0] if config.queues else DEFAULT_QUEUE)
+        process.telemetry.of_reader(next(iter(config.queues), DEFAULT_QUEUE))
         serve = server.serve(process.runtime.emit, process.shutdown.request)
         async with background(serve, process.wait_for_redis()) as (serving, checking):
             await first_of((serving, checking))
@@ -280,50 +281,27 @@ OnChanges = Callable[[Sequence[Finding], Sequence[Finding]], object]
 """Gets the new findings and the ones that are gone, after each examination with any."""
 
 
-class DoctorWatch:
-    """The doctor as a service: it examines Redis and the queues every `interval` seconds, and reports changes.
+async def _watch_findings(
+    runtime: Runtime, reconnect: Reconnect, role: Role | None, interval: float, on_changes: OnChanges
+) -> None:
+    """Examine Redis and the queues, and report changes, until cancelled.
 
-    The interval is counted from the end of an examination.
+    The interval is counted from the end of an examination. One that fails changes no finding.
     """
-
-    def __init__(self, runtime: Runtime, role: Role | None, interval: float, on_changes: OnChanges) -> None:
-        self._runtime = runtime
-        self._role: Role | None = role
-        self._interval = interval
-        self._on_changes = on_changes
-        self._reconnect = Reconnect("doctor", runtime.emit)
-        self._known = list[Finding]()
-
-    def problem(self) -> str | None:
-        """Return why the last examination failed; None = it did not."""
-        return self._reconnect.reason
-
-    async def run(self) -> None:
-        """Examine until cancelled."""
-        while True:
-            rest = 0.0  # after a failure `_reconnect` has waited
-            async with self._reconnect:
-                await self.step()
-                rest = self._interval
-            await asyncio.sleep(rest)
-
-    async def step(self) -> None:
-        """Examine once.
-
-        Raises:
-            StoreDown, StoreRefused: the earlier findings stay known.
-        """
-        config = self._runtime.config
-        sender, ledger_url = self._runtime.sender, config.ledger_url
-        found = (await examine(config.url, sender, config.queues, self._role, ledger_url=ledger_url)).found
-        new, gone = changes(self._known, found)
-        self._known = found
-        problems = [finding for finding in found if finding.level != "info"]
-        self._runtime.emit(
-            process_events.Examined(checks=[one.check for one in problems], levels=[one.level for one in problems])
-        )
-        if new or gone:
-            self._on_changes(new, gone)
+    config, known = runtime.config, list[Finding]()
+    while True:
+        rest = 0.0  # after a failure `reconnect` has waited
+        async with reconnect:
+            found = (await examine(config.url, runtime.sender, config.queues, role, ledger_url=config.ledger_url)).found
+            (new, gone), known = changes(known, found), found
+            problems = [finding for finding in found if finding.level != "info"]
+            runtime.emit(
+                process_events.Examined(checks=[one.check for one in problems], levels=[one.level for one in problems])
+            )
+            if new or gone:
+                on_changes(new, gone)
+            rest = interval
+        await asyncio.sleep(rest)
 
 
 _LOADING: Final = "loading"
@@ -409,7 +387,7 @@ async def _of_each_node(sender: BatchingSender, call: Call[dict[str, str]]) -> l
         StoreRefused
     """
     nodes = await sender.nodes()
-    values = await asyncio.gather(*(sender.send(call.at(node)) for node in nodes), return_exceptions=True)
+    values = await sender.attempt_all([call.at(node) for node in nodes])
     found, away = list[tuple[Host | None, dict[str, str]]](), list[StoreDown]()
     for node, value in zip(nodes, values, strict=True):
         if isinstance(value, StoreDown):

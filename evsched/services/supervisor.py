@@ -212,8 +212,7 @@ class Supervisor:
                             self._count.keep(time.monotonic())
                         child = self._children.current[0]
                         self._children.begin(child)
-                        await watch.keep_claim(queue, child.settled.wait())
-                        await watch.stay(child.until_it_fetches())
+                        await watch.hand_over(queue, child.settled.wait, child.until_it_fetches)
 
     def _announced(self, queue: str) -> Announced:
         """Return what the last child that was ready has announced: a reload may bring other code while none runs."""

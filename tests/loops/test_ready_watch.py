@@ -233,7 +233,7 @@ async def test_the_claim_of_a_start_lasts_until_the_process_has_started(
     started = asyncio.Event()
     async with ready_watch(config, recorder, store.queue) as one:
         await one.wait(asyncio.Event())
-        keeping = asyncio.ensure_future(one.keep_claim(store.queue, started.wait()))
+        keeping = asyncio.ensure_future(one.hand_over(store.queue, started.wait, started.wait))
         second = watch(config, recorder, store.queue)
         await never(second, 3.0)  # the claim alone lasts 2 s
         started.set()  # it was ready, or died
