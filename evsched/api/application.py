@@ -34,7 +34,7 @@ from evsched.api.api_request import ApiRequest, KnownShards, Waiters, idempotenc
 from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.api.replies import Health, Problem, Reply, error_response, invalid, response
 from evsched.api.request_body import UnreadBody
-from evsched.api.requests import NAME_IN_PATH, NAME_RULE
+from evsched.api.requests import NAME_IN_PATH, NAME_RULE, PATH_PARAMETERS
 from evsched.client.client import Client
 from evsched.client.operations import Send
 from evsched.config import DEFAULT_QUEUE, Config
@@ -108,12 +108,6 @@ class HealthPages:
         return response(Reply(HTTPStatus.SERVICE_UNAVAILABLE, Health(False, _AWAY)))
 
 
-_NAMED: Final = {
-    "queue": "the name of a queue",
-    "id": "the id of a job",
-    "name": "the name of a recurrence, a calendar or a window",
-}
-
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -155,7 +149,7 @@ class _Endpoints:
     def _check_path(self, path: Mapping[str, str]) -> None:
         for name, value in path.items():
             if not re.fullmatch(NAME_IN_PATH, value) or len(value) > 200:
-                raise invalid(f"{_NAMED[name]} is {NAME_RULE}")
+                raise invalid(f"{PATH_PARAMETERS[name]} is {NAME_RULE}")
         queue = path.get("queue")
         whole = queue and self.client.shards.whole(queue)
         if queue is not None and self.config.queues and not {queue, whole} & {*self.config.queues}:

@@ -18,7 +18,7 @@ from evsched import __version__
 from evsched.api import job_handlers, operator_handlers
 from evsched.api.access import Scope
 from evsched.api.replies import MEDIA_TYPE, ProblemDetails, Reply
-from evsched.api.requests import NAME_IN_PATH
+from evsched.api.requests import NAME_IN_PATH, PATH_PARAMETERS
 from evsched.client.wire_schema import DIALECT
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -111,12 +111,6 @@ OPERATIONS: Final = (
 )
 
 
-_PATH_PARAMETERS: Final = {
-    "queue": "The name of the queue.",
-    "id": "The id of the job.",
-    "name": "The name of the recurrence, the calendar or the window.",
-}
-
 _STATUSES: Final = {
     200: "Done.",
     201: "Created.",
@@ -178,7 +172,7 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
             "name": name,
             "in": "path",
             "required": True,
-            "description": _PATH_PARAMETERS[name],
+            "description": f"{PATH_PARAMETERS[name].capitalize()}.",
             "schema": {"type": "string", "pattern": NAME_IN_PATH, "maxLength": 200},
         }
         for name in re.findall(r"{(\w+)}", operation.path)

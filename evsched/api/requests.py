@@ -25,6 +25,12 @@ NAME_IN_PATH: Final = r"^(\.*[A-Za-z0-9_:@-][A-Za-z0-9._:@-]*|\.{3,})$"
 NAME_RULE: Final = "1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or .."
 """The same in words."""
 
+PATH_PARAMETERS: Final = {
+    "queue": "the name of a queue",
+    "id": "the id of a job",
+    "name": "the name of a recurrence, a calendar or a window",
+}
+
 JobId = Annotated[str, Meta(pattern=NAME_IN_PATH, max_length=200, description="Else a random one.")]
 Task = Annotated[str, Meta(min_length=1, description="The name of the task.")]
 Delay = Annotated[float, Meta(description="Seconds from now, by Redis's clock. Give `due` or `delay`.")]
