@@ -269,31 +269,26 @@ class Recovery:
     async def _put_back(
         self, sender: BatchingSender, store: Store, worker: str, reason: str, count: Counter[str]
     ) -> None:
-        """Put back the jobs of one queue, also if another queue fails."""
-        reconnect, done = Reconnect("recovery", self._emit, store.queue), False
-        while not done:
+        """Put back the jobs in the worker's list of one queue, also if another queue fails."""
+        reconnect, queue, batch = Reconnect("recovery", self._emit, store.queue), store.queue, self._config.batch
+        while True:
             async with reconnect:
-                await self._try(sender, store, worker, reason, count)
-                done = True
-
-    async def _try(self, sender: BatchingSender, store: Store, worker: str, reason: str, count: Counter[str]) -> None:
-        """Put back the jobs in the worker's list of one queue.
-
-        Raises:
-            StoreDown, StoreRefused: some may have been put back.
-        """
-        survey, held = await sender.send_all([store.survey(), store.held(worker)])
-        lease, rest = next((one.end for one in survey.leases if one.worker == worker), NO_LEASE), ""
-        while held and rest != "moved":  # moved: a janitor was quicker
-            # The last ones first, each slice to the front of ready: so their order stays.
-            held, ids = held[: -self._config.batch], held[-self._config.batch :]
-            done = await sender.send(store.requeue(worker, reason, ids=ids, lease=lease))
-            rest, queue = done.rest, store.queue
-            count[queue] += len(done.ids)
-            if done.ids:
-                self._emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="died", reason=reason))
-            for job_id in done.cancelled:
-                self._emit(events.JobAborted(queue=queue, id=job_id))
+                survey, held = await sender.send_all([store.survey(), store.held(worker)])
+                lease, rest = next((one.end for one in survey.leases if one.worker == worker), NO_LEASE), ""
+                while held and rest != "moved":  # moved: a janitor was quicker
+                    # The last ones first, each slice to the front of ready: so their order stays.
+                    held, ids = held[:-batch], held[-batch:]
+                    done = await sender.send(store.requeue(worker, reason, ids=ids, lease=lease))
+                    rest = done.rest
+                    count[queue] += len(done.ids)
+                    if done.ids:
+                        back = events.JobsRequeued(
+                            queue=queue, worker=worker, ids=done.ids, cause="died", reason=reason
+                        )
+                        self._emit(back)
+                    for job_id in done.cancelled:
+                        self._emit(events.JobAborted(queue=queue, id=job_id))
+                return
 
 
 def _end_of(code: int) -> str:

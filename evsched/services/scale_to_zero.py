@@ -68,13 +68,11 @@ class ReadyWatch:
     def __init__(
         self, config: Config, times: Times, last: WorkerReady, emit: Emit, announced: Callable[[str], Announced]
     ) -> None:
-        self._times = times
+        sender = BatchingSender(last.url, reply_timeout=times.reply_timeout)
+        self._runtime = Runtime(config, sender, emit, made_times=times)
         self._last = last
-        self._emit = emit
         self._announced = announced
         self._parent = keys.new_id()
-        self._sender = BatchingSender(last.url, reply_timeout=times.reply_timeout)
-        self._runtime = Runtime(config, self._sender, emit, made_times=times)
 
     async def __aenter__(self) -> ReadyWatch:
         return self
@@ -83,9 +81,11 @@ class ReadyWatch:
         try:
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(_LEAVE):
-                    await self._sender.send_all([Store(queue).stand_down(self._parent) for queue in self._last.queues])
+                    await self._runtime.sender.send_all(
+                        [Store(queue).stand_down(self._parent) for queue in self._last.queues]
+                    )
         finally:
-            await self._sender.close()
+            await self._runtime.sender.close()
 
     async def wait(self, abandon: asyncio.Event) -> tuple[str, Need] | None:
         """Return the first queue that needs a worker process, whose start this parent has claimed, and why.
@@ -113,7 +113,7 @@ class ReadyWatch:
         def register() -> list[Call[Stance]]:
             return [self._stand_by(Store(queue), claim=0) for queue in self._last.queues]
 
-        async with background(self._repeat(register, self._times.idle_heartbeat)):
+        async with background(self._repeat(register, self._runtime.times.idle_heartbeat)):
             prolonging = self._repeat(lambda: [Store(queue).prolong_start(_CLAIM)], _CLAIM / 2)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLAIM_MOST), background(prolonging):
@@ -129,18 +129,20 @@ class ReadyWatch:
         while True:
             await asyncio.sleep(every)
             with contextlib.suppress(StoreError):
-                await self._sender.send_all(calls())
+                await self._runtime.sender.send_all(calls())
 
     async def end_claim(self, queue: str) -> None:
         """End the claim, so that others may start a process."""
         with contextlib.suppress(StoreError):  # it ends by itself
-            await self._sender.send(Store(queue).end_start())
+            await self._runtime.sender.send(Store(queue).end_start())
 
     async def _watch(self, store: Store) -> Need:
         """Return when one queue needs a process, and why."""
-        reconnect = Reconnect("parent, waiting for jobs", self._emit, store.queue)
+        reconnect = Reconnect("parent, waiting for jobs", self._runtime.emit, store.queue)
         pause, refused, next_look = _PAUSE, 0, 0.0
-        blocking = BlockingSender(self._last.url, reply_timeout=self._times.reply_timeout, near=keys.root(store.queue))
+        blocking = BlockingSender(
+            self._last.url, reply_timeout=self._runtime.times.reply_timeout, near=keys.root(store.queue)
+        )
         try:
             while True:
                 async with reconnect:
@@ -155,8 +157,8 @@ class ReadyWatch:
                             pause = min(2 * pause, _PAUSE_MOST)
                         elif time.monotonic() < next_look:
                             continue
-                    found = await self._sender.send(self._stand_by(store, _CLAIM))
-                    next_look = time.monotonic() + self._times.idle_heartbeat
+                    found = await self._runtime.sender.send(self._stand_by(store, _CLAIM))
+                    next_look = time.monotonic() + self._runtime.times.idle_heartbeat
                     if not found.need:
                         refused = 0
                     elif found.claimed or refused >= _REFUSED_MOST:
@@ -168,7 +170,7 @@ class ReadyWatch:
             await blocking.close()
 
     def _stand_by(self, store: Store, claim: float) -> Call[Stance]:
-        announced, lease = self._announced(store.queue), self._times.idle_lease
+        announced, lease = self._announced(store.queue), self._runtime.times.idle_lease
         return store.stand_by(self._parent, announced, lease=lease, claim=claim)
 
     async def _arrives(self, store: Store, blocking: BlockingSender, most: float) -> bool:
@@ -177,7 +179,7 @@ class ReadyWatch:
         Raises:
             StoreDown, StoreRefused
         """
-        block = min(self._times.probe_interval, max(most, _PAUSE))
+        block = min(self._runtime.times.probe_interval, max(most, _PAUSE))
         try:
             return await blocking.send(store.await_ready(block), block)
         except StoreError as error:

@@ -29,7 +29,7 @@ from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError, StoreR
 from evsched.events import DispatcherStarted, Events
 from evsched.execution.precautions import AppSource
 from evsched.process_events import DoctorStarted, HandlersLeft, JobsPutBack, RedisFailed, RedisUnsafe
-from evsched.runtime.loops import Runtime, background, first_of
+from evsched.runtime.loops import Runtime, background, first_of, run_beside
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.shutdown import Shutdown
 from evsched.services.app_shards import AppShards
@@ -175,12 +175,8 @@ def run_api(config: Config) -> None:
 
     async def work(process: _ServiceProcess) -> None:
         process.telemetry.of_reader(next(iter(config.queues), DEFAULT_QUEUE))
-        serve = server.serve(process.runtime.emit, process.shutdown.request)
-        async with background(serve, process.wait_for_redis()) as (serving, checking):
-            await first_of((serving, checking))
-            if checking.done():
-                checking.result()
-            await serving
+        serving = server.serve(process.runtime.emit, process.shutdown.request)
+        await run_beside(serving, process.wait_for_redis())
 
     _run(config, GRACE, work, at_once=not config.require_redis)
 
@@ -218,11 +214,7 @@ async def _run_until_asked_to_end(process: _ServiceProcess, work: _Work, *, at_o
 
 
 async def _both(process: _ServiceProcess, app: App, *, burst: bool = False) -> None:
-    async with background(_dispatch(process), _work(process, app, burst=burst)) as (dispatching, working):
-        await first_of((dispatching, working))
-        if dispatching.done():
-            dispatching.result()
-        await working
+    await run_beside(_work(process, app, burst=burst), _dispatch(process))
 
 
 async def _dispatch(process: _ServiceProcess) -> None:

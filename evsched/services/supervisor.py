@@ -96,43 +96,6 @@ class ProcessCount:
         return None
 
 
-class Reload:
-    """Replaces the children one by one with processes that run the code on disk; asked again meanwhile, it starts over.
-
-    Each new process must be ready before the old one is asked to end. So there is no gap, and at most one process more
-    than before. If a new one does not become ready, its code is broken: the reload stops, and the processes that have
-    not been replaced continue.
-    """
-
-    def __init__(self, children: Children, emit: Emit) -> None:
-        self._children = children
-        self._emit = emit
-        self._asked = asyncio.Event()
-
-    def ask(self) -> None:
-        self._asked.set()
-
-    async def run(self) -> None:
-        """Reload whenever asked to, until cancelled."""
-        while True:
-            await self._asked.wait()
-            self._asked.clear()
-            await self._replace_all()
-
-    async def _replace_all(self) -> None:
-        # Without a child, one is started all the same: the new code is tried, and its recurrences are declared.
-        began, old = time.monotonic(), self._children.wanted or self._children.current[:1]
-        self._emit(Reloading(processes=len(old)))
-        for replaced, child in enumerate(old):
-            failure = await self._children.replace(child, self._asked)
-            if self._asked.is_set():
-                return
-            if failure is not None:
-                self._emit(ReloadFailed(number=child.number, reason=failure, replaced=replaced, processes=len(old)))
-                return
-        self._emit(Reloaded(processes=len(old), seconds=time.monotonic() - began))
-
-
 class Supervisor:
     """Keeps `bounds` worker processes.
 
@@ -156,7 +119,7 @@ class Supervisor:
         self._children = Children(
             config, bounds.most, launch, targets, emit, self._note_report, self._end_since_none_starts
         )
-        self._reload = Reload(self._children, emit)
+        self._reload_asked = asyncio.Event()
         self._none_starts = asyncio.Event()
         self._code = 0
         """The exit code of a first child that could not start."""
@@ -174,8 +137,8 @@ class Supervisor:
         loop, request = asyncio.get_running_loop(), self._shutdown.request
         request.attach()
         self._shutdown.kill_children = self._children.kill
-        self._shutdown.reload = lambda: loop.call_soon_threadsafe(self._reload.ask)
-        loops = {"reload": self._reload.run()}
+        self._shutdown.reload = lambda: loop.call_soon_threadsafe(self._reload_asked.set)
+        loops = {"reload": self._reload_when_asked()}
         if self._count.bounds.least == 0:
             loops["parent"] = self._start_when_jobs_wait()
         try:
@@ -196,6 +159,29 @@ class Supervisor:
         if any(code not in (0, -signal.SIGTERM) for code in codes):
             return self._code or FORCED
         return self._code
+
+    async def _reload_when_asked(self) -> None:
+        """Replace the children one by one with processes that run the code on disk; start over when asked meanwhile.
+
+        Each new process must be ready before the old one is asked to end. So there is no gap, and at most one process
+        more than before. If a new one does not become ready, its code is broken: the reload stops, and the processes
+        that have not been replaced continue.
+        """
+        while True:
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
+            # Without a child, one is started all the same: the new code is tried, and its recurrences are declared.
+            began, old = time.monotonic(), self._children.wanted or self._children.current[:1]
+            self._emit(Reloading(processes=len(old)))
+            for replaced, child in enumerate(old):
+                failure = await self._children.replace(child, self._reload_asked)
+                if self._reload_asked.is_set():
+                    break
+                if failure is not None:
+                    self._emit(ReloadFailed(number=child.number, reason=failure, replaced=replaced, processes=len(old)))
+                    break
+            else:
+                self._emit(Reloaded(processes=len(old), seconds=time.monotonic() - began))
 
     async def _start_when_jobs_wait(self) -> None:
         """Start a child when none is wanted, and a queue needs one."""
