@@ -7,6 +7,7 @@ The braces are a Redis Cluster hash tag: all keys of a queue live in one slot.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Final
 
@@ -190,3 +191,18 @@ def check_queue(name: Any) -> str:
         weight = "; only `evsched worker` takes a weight such as =3" if "=" in str(name) else ""
         raise ConfigError(f"queue {name!r}: {QUEUE_RULE}{weight}")
     return name
+
+
+def new_id() -> str:
+    """Return an id under which a process registers, which no other has.
+
+    It consists of the host and the pid, for people; random digits, since hosts share names; and the release.
+    """
+    host, release = (re.sub(r"[^A-Za-z0-9._-]", "-", text) for text in (os.uname().nodename[:60], RELEASE))
+    return f"{host}-{os.getpid()}-{os.urandom(4).hex()}-{release}"
+
+
+def release_of(worker: str) -> str | None:
+    """Return the release of evsched that made an id; None if the id does not say it, as before 0.1.0."""
+    found = re.search(r"-\d+-[0-9a-f]{8}-(.+)$", worker)
+    return found and found[1]

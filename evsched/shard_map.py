@@ -6,6 +6,7 @@ Redis may be down, or may refuse to say it. Then a process goes on with its last
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -17,6 +18,12 @@ from evsched.errors import WRONG_TYPE, StoreError, StoreRefused
 from evsched.runtime.loops import Runtime
 from evsched.store import server
 from evsched.transport.address import Host
+
+_SELDOM: Final = 10
+"""Safety caps between two reads of the facts, at most: an idle process sends few commands."""
+
+_AGAIN: Final = 2.0
+"""Seconds, half of them random, between two tries while they cannot be read."""
 
 _PAUSE: Final = 0.01
 """Seconds between two slices of a scan for shards."""
@@ -79,6 +86,19 @@ async def _stored_lease(runtime: Runtime) -> float | None:
         if error.kind != WRONG_TYPE:
             raise
         return None
+
+
+async def follow_lease(runtime: Runtime) -> None:
+    """Read the lease again from time to time, until cancelled."""
+    known = runtime.times.read is not None
+    while True:
+        await asyncio.sleep(until_next_read(runtime, known=known))
+        known = await learn_lease(runtime)
+
+
+def until_next_read(runtime: Runtime, *, known: bool) -> float:
+    """Return the seconds until a process reads the facts again. `known`: the last read succeeded."""
+    return (_SELDOM * runtime.times.safety_cap if known else _AGAIN) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
 async def find(runtime: Runtime, node: Host, found: Callable[[], None]) -> None:

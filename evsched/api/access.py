@@ -11,7 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final, Literal
 
-from evsched.api.problem import Problem
+from evsched.api.replies import Problem
 from evsched.config import Config, variable
 from evsched.errors import ConfigError
 
@@ -71,10 +71,8 @@ class Access:
     """
 
     def __init__(self, config: Config) -> None:
-        read, write = (
-            _read_tokens("api_read_tokens", config.api_read_tokens),
-            _read_tokens("api_write_tokens", config.api_write_tokens),
-        )
+        read = _read_tokens("api_read_tokens", config.api_read_tokens)
+        write = _read_tokens("api_write_tokens", config.api_write_tokens)
         if read & write:
             raise ConfigError("the same API token is given for reading and for writing: give it for writing only")
         for name in config.api_open_hosts:
@@ -91,10 +89,7 @@ class Access:
                 "-hex 32`; or let every caller of this host read and write with --open-host localhost"
             )
         rate = config.api_rate
-        self._callers = [
-            *(_Caller(token, "read", rate) for token in sorted(read)),
-            *(_Caller(token, "write", rate) for token in sorted(write)),
-        ]
+        self._callers = [_Caller(token, "write" if token in write else "read", rate) for token in sorted(read | write)]
         self._open = Bucket(rate) if config.api_open_hosts else None
         self._unknown = Bucket(config.api_unknown_rate)
 

@@ -1,4 +1,4 @@
-"""A request as a handler sees it: path, query and body are checked, and its caller may do this.
+"""A request as a handler sees it: its path is checked, and its caller may do this.
 
 The API also keeps how many shards queues have: read at the start, and again by the first request after a while, so an
 API that nobody uses asks Redis nothing.
@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine
+from hashlib import sha256
 from http import HTTPStatus
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
-from evsched.api.problem import Problem
+from evsched.api.replies import Problem, invalid
 from evsched.client.client import Client
 from evsched.client.operations import once
 from evsched.client.spread import read_all_shards
 from evsched.config import Config
 from evsched.errors import ShardsUnread
+from evsched.runtime.loops import background, first_of
 from evsched.shards import NONE, unread
+from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
 
 _KEPT: Final = 1.0
@@ -40,28 +45,33 @@ class KnownShards:
         self._read_at = -_AGAIN
         self._failed: ShardsUnread | None = None
         """Why the last read failed."""
-        self._reading: asyncio.Future[None] | None = None
-
-    async def begin(self) -> None:
-        """Read the numbers at the start, in case they cannot be read when the first request comes."""
-        await self._read()
-        self._read_at = -_AGAIN
+        self._reading = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Read the numbers, unless they were read just now. If Redis does not say them, those before hold.
+        """Read the numbers, unless they were read just now. If Redis does not return them, the last ones hold.
 
         While their node does not answer, they cannot change. If they were never read, a new job of a random id goes to
         the queue itself, lists are not complete, and other requests that may concern a shard are refused (`check`).
         """
-        if time.monotonic() - self._read_at < (_AGAIN if self._failed else _KEPT):
-            return
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._read())
-        await asyncio.shield(self._reading)  # a request that ends must not cancel the read of the others
+        async with self._reading:
+            if time.monotonic() - self._read_at >= (_AGAIN if self._failed else _KEPT):
+                await self.read()
+                self._read_at = time.monotonic()
+
+    async def read(self) -> None:
+        """Read the numbers now. Called at the start, in case they cannot be read when the first request comes."""
+        try:
+            found, self._failed = await self._client.run(once(read_all_shards())), None
+            if found is not NONE or not self.known:  # NONE: Redis refuses to return them
+                self._client.shards = found
+        except ShardsUnread as error:
+            self._failed = error
+            if self._client.shards is NONE:
+                self._client.shards = unread()
 
     @property
     def known(self) -> bool:
-        """Whether the numbers were ever read, or Redis refused to say them."""
+        """Whether the numbers were ever read, or Redis refused to return them."""
         return self._client.shards.learned is not False
 
     def check(self) -> None:
@@ -73,23 +83,8 @@ class KnownShards:
         if self._failed is not None and not self.known:
             raise self._failed.with_traceback(None)
 
-    async def _read(self) -> None:
-        try:
-            found, self._failed = await self._client.run(once(read_all_shards())), None
-            if found is not NONE or not self.known:  # NONE: Redis refuses to say them
-                self._client.shards = found
-        except ShardsUnread as error:
-            self._failed = error
-            if self._client.shards is NONE:
-                self._client.shards = unread()
-        finally:
-            self._read_at, self._reading = time.monotonic(), None
-
 
 T = TypeVar("T")
-Body = TypeVar("Body")
-Query = TypeVar("Query")
-
 
 EXAMINED_MOST: Final = 100_000
 """Jobs that a request with a filter examines at most: about 1.5 s of Redis's time, in slices of 2 ms."""
@@ -107,61 +102,53 @@ class Waiters:
         """Let no request wait any longer, because the server stops."""
         self._stopping.set()
 
-    async def wait(
-        self, seconds: float, ending: Coroutine[Any, Any, T], gone: Callable[[], Coroutine[Any, Any, None]]
-    ) -> T | None:
-        """Return the result of `ending` within this many seconds; None if the server stops, or the caller is `gone`.
+    async def wait(self, http: Request, ending: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of `ending`; None if the server stops, or the caller closes the connection, before it.
 
         Raises:
             Problem: too many wait.
         """
-        if seconds <= 0:
-            return await ending
         if self._now >= self._most:
             ending.close()
             detail = "too many requests wait for the end of a job: look again later, or wait for fewer jobs"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "too-many-waiting", detail, {"Retry-After": "1"})
         self._now += 1
-        work = asyncio.ensure_future(ending)
-        others = [asyncio.ensure_future(gone()), asyncio.ensure_future(self._stopping.wait())]
         try:
-            await asyncio.wait([work, *others], return_when=asyncio.FIRST_COMPLETED)
-            return work.result() if work.done() else None
+            async with background(ending, _disconnect(http), self._stopping.wait()) as (work, *others):
+                await first_of((work, *others))
+                return work.result() if work.done() else None
         finally:
             self._now -= 1
-            for task in (work, *others):
-                task.cancel()
-            await asyncio.gather(work, *others, return_exceptions=True)
 
 
-class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
-    """A request. `base`: the path under which the API is mounted; '' = none."""
+async def _disconnect(http: Request) -> None:
+    """Return when the caller of a request without a body has closed the connection."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+class ApiRequest(Struct, frozen=True):
+    """A request, and the state of the application that handles it."""
 
     client: Client
     shards: KnownShards
     config: Config
     waiters: Waiters
-    base: str
-    path: Mapping[str, str]
-    headers: Headers
+    http: Request
     caller: str
     """A digest of the caller's token; "" = it needs none."""
-    gone: Callable[[], Coroutine[Any, Any, None]]
-    """Returns when the caller has closed the connection. Only for requests without a body."""
-    body: Body
-    query: Query
 
     @property
     def queue(self) -> str:
-        return self.path["queue"]
+        return self.http.path_params["queue"]
 
     @property
     def job(self) -> str:
-        return self.path["id"]
+        return self.http.path_params["id"]
 
     @property
     def name(self) -> str:
-        return self.path["name"]
+        return self.http.path_params["name"]
 
     @property
     def store(self) -> Store:
@@ -176,5 +163,67 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
         """Return how many rows to list: as many as were asked for, up to the server's limit."""
         return min(given, self.config.api_list_cap)
 
+    def location(self, path: str) -> dict[str, str]:
+        """Return the header with the address of something new. `path`: its path below that of the queue."""
+        return {"Location": f"{self.http.scope.get('root_path', '')}/v1/queues/{self.queue}/{path}"}
 
-Request = Asked[Any, Any]
+    def once(self, path: str, body: Any) -> IdempotentRequest | None:
+        """Return the key of a request with a digest of the request; None if it has no key. A key belongs to its caller.
+
+        Two requests ask for the same if their paths and the values in their bodies are the same; the order of fields
+        and the spaces between them do not count. `path`: below that of the queue.
+
+        Raises:
+            Problem: the body is nested too deeply.
+        """
+        key = idempotency_key(self.http.headers)
+        if key is None:
+            return None
+        try:
+            return IdempotentRequest(_digest(key, self.caller), _digest(path, body))
+        except RecursionError:
+            raise invalid("the body is nested too deeply") from None
+
+
+_KEY_MOST: Final = 255
+"""Characters of a key."""
+
+_DIGITS: Final = 32
+"""Hex digits of a digest: 128 bits."""
+
+
+def idempotency_key(headers: Headers) -> str | None:
+    """Return the Idempotency-Key of a request, which is done once, and whose repetitions get the same reply.
+
+    Raises:
+        Problem: it is not valid.
+    """
+    keys = headers.getlist("idempotency-key")
+    if not keys:
+        return None
+    if len(keys) > 1:
+        raise Problem(HTTPStatus.BAD_REQUEST, "invalid", "the header Idempotency-Key is there twice: send one")
+    key = keys[0].strip().removeprefix('"').removesuffix('"')
+    if not 1 <= len(key) <= _KEY_MOST:
+        detail = f"Idempotency-Key: send 1 to {_KEY_MOST} characters, such as a UUID"
+        raise Problem(HTTPStatus.BAD_REQUEST, "invalid", detail)
+    return key
+
+
+def check_same(request: IdempotentRequest, asked: str) -> None:
+    """Refuse a key that an earlier request has used. `asked`: what the first request of the key asked for.
+
+    Raises:
+        Problem: that was something else.
+    """
+    if asked != request.asked:
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "key-reused",
+            "another request was sent with this Idempotency-Key in the last 24 hours: nothing was done; send a new key "
+            "with each new request",
+        )
+
+
+def _digest(*parts: Any) -> str:
+    return sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:_DIGITS]

@@ -9,9 +9,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from os import environ
@@ -29,14 +28,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope
 from starlette.types import Send as SendMessage
 
 from evsched import environment
-from evsched.api import endpoints, idempotency, request_body
+from evsched.api import endpoints, request_body
 from evsched.api.access import Access
-from evsched.api.api_request import Asked, KnownShards, Waiters
+from evsched.api.api_request import ApiRequest, KnownShards, Waiters, idempotency_key
 from evsched.api.endpoints import OPERATIONS, Operation
-from evsched.api.problem import Problem, invalid, of_error
-from evsched.api.replies import Health, Reply
+from evsched.api.replies import Health, Problem, Reply, error_response, invalid, response
 from evsched.api.request_body import UnreadBody
-from evsched.api.requests import NAME_IN_PATH, NAME_RULE
+from evsched.api.requests import NAME_IN_PATH, NAME_RULE, PATH_PARAMETERS
 from evsched.client.client import Client
 from evsched.client.operations import Send
 from evsched.config import DEFAULT_QUEUE, Config
@@ -81,7 +79,7 @@ _KEPT: Final = 1.0
 
 
 class HealthPages:
-    """Answers /healthz and /readyz."""
+    """Answers /healthz and /readyz, which need no token: supervisors must always reach them."""
 
     def __init__(self, client: Client, queue: str) -> None:
         self._client = client
@@ -90,11 +88,11 @@ class HealthPages:
         self._checked = -_KEPT
         self._checking = asyncio.Lock()
 
-    async def alive(self) -> Reply:
+    async def alive(self, _: Request) -> Response:
         """Say that the event loop runs."""
-        return Reply(HTTPStatus.OK, Health(True))
+        return response(Health(True))
 
-    async def ready(self) -> Reply:
+    async def ready(self, _: Request) -> Response:
         """Say whether Redis serves."""
         async with self._checking:
             if time.monotonic() - self._checked >= _KEPT:
@@ -106,17 +104,9 @@ class HealthPages:
                 if self._reason is not None and before is None:
                     _logger.error("not ready: %s", self._reason)
         if self._reason is None:
-            return Reply(HTTPStatus.OK, Health(True))
-        return Reply(HTTPStatus.SERVICE_UNAVAILABLE, Health(False, _AWAY))
+            return response(Health(True))
+        return response(Reply(HTTPStatus.SERVICE_UNAVAILABLE, Health(False, _AWAY)))
 
-
-_NAMED: Final = {
-    "queue": "the name of a queue",
-    "id": "the id of a job",
-    "name": "the name of a recurrence, a calendar or a window",
-}
-
-_encode: Final = msgspec.json.Encoder().encode
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -142,41 +132,28 @@ class _Endpoints:
             request_body.trust(request.scope)
         caller = self.access.admit(authorization, operation.needs, time.monotonic())
         await self.shards.refresh()
-        path = self._check_path(request.path_params)
-        idempotency.read_key(request.headers)  # one that is not valid is refused everywhere, also where none is needed
-        query = None if operation.query is None else _query(request, operation.query)
-        body = None
+        self._check_path(request.path_params)
+        idempotency_key(request.headers)  # one that is not valid is refused everywhere, also where none is needed
+        given = dict[str, Any]()
+        if "query" in operation.inputs:
+            given["query"] = _query(request, operation.inputs["query"])
         if operation.body is not None:
-            body = await request_body.read(request, operation.body, self.config.api_body_cap)
-        asked = Asked(
-            client=self.client,
-            shards=self.shards,
-            config=self.config,
-            waiters=self.waiters,
-            base=request.scope.get("root_path", ""),
-            path=path,
-            headers=request.headers,
-            caller=caller,
-            gone=partial(_gone, request),
-            body=body,
-            query=query,
-        )
+            given["body"] = await request_body.read(request, operation.body, self.config.api_body_cap)
+        checked = ApiRequest(self.client, self.shards, self.config, self.waiters, request, caller)
         try:
-            return _response(await operation.handler(asked))
+            return response(await operation.handler(checked, **given))
         except JobMissing:
             self.shards.check()
             raise
 
-    def _check_path(self, path: dict[str, Any]) -> dict[str, str]:
+    def _check_path(self, path: Mapping[str, str]) -> None:
         for name, value in path.items():
             if not re.fullmatch(NAME_IN_PATH, value) or len(value) > 200:
-                what = _NAMED[name]
-                raise invalid(f"{what} is {NAME_RULE}")
+                raise invalid(f"{PATH_PARAMETERS[name]} is {NAME_RULE}")
         queue = path.get("queue")
         whole = queue and self.client.shards.whole(queue)
         if queue is not None and self.config.queues and not {queue, whole} & {*self.config.queues}:
             raise Problem(HTTPStatus.FORBIDDEN, "queue-not-allowed", f"queue {queue} is not served by this API")
-        return path
 
     def endpoint(self, operations: dict[str, Operation]) -> Endpoint:
         """Return the endpoint of a path, by its operations."""
@@ -187,18 +164,10 @@ class _Endpoints:
 
         return endpoint
 
-    def page(self, page: Callable[[], Awaitable[Reply]]) -> Endpoint:
-        """Return the endpoint of a page that needs no token, and that supervisors must always reach."""
-
-        async def endpoint(request: Request) -> Response:
-            return _response(await page())
-
-        return endpoint
-
     async def document(self, request: Request) -> Response:
         """Return the OpenAPI document."""
         self.access.admit_anyone(time.monotonic())
-        return _response(Reply(HTTPStatus.OK, endpoints.document(request.scope.get("root_path", ""))))
+        return response(endpoints.document(request.scope.get("root_path", "")))
 
 
 def create(config: Config | None = None) -> Starlette:
@@ -216,7 +185,7 @@ def create(config: Config | None = None) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        await server.shards.begin()
+        await server.shards.read()
         yield
         await server.client.close()
 
@@ -224,16 +193,12 @@ def create(config: Config | None = None) -> Starlette:
         routes=[
             *(Route(path, server.endpoint(methods), methods=[*methods]) for path, methods in by_path.items()),
             Route("/openapi.json", server.document),
-            Route("/healthz", server.page(server.health.alive)),
-            Route("/readyz", server.page(server.health.ready)),
+            Route("/healthz", server.health.alive),
+            Route("/readyz", server.health.ready),
         ],
-        exception_handlers={
-            Problem: _answer_problem,
-            EvschedError: _answer_error,
-            HTTPException: _answer_http_exception,
-            ClientDisconnect: _answer_nobody,
-            Exception: _answer_bug,
-        },
+        exception_handlers=dict.fromkeys(
+            (Problem, EvschedError, HTTPException, ClientDisconnect, Exception), error_response
+        ),
         middleware=[Middleware(UnreadBody)],
         lifespan=lifespan,
     )
@@ -286,47 +251,3 @@ def _refuse_other_origins(request: Request) -> None:
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
         detail = "a page of another origin may not use an API without tokens: start it with tokens"
         raise Problem(HTTPStatus.FORBIDDEN, "other-origin", detail)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _response(reply: Reply) -> Response:
-    headers = {"Cache-Control": "no-store", **reply.headers}
-    if reply.body is None:
-        return Response(None, reply.status, headers)
-    return Response(_encode(reply.body), reply.status, headers, "application/json")
-
-
-async def _answer_problem(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
-    return error.response()
-
-
-async def _answer_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, EvschedError)
-    return of_error(error, reads=request.method in ("GET", "HEAD")).response()
-
-
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """Answer a path or a method that there is not."""
-    assert isinstance(error, HTTPException)
-    status = HTTPStatus(error.status_code)
-    if status is HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
-        detail = f"{request.method} is not possible here: use {re.sub(', ?', ' or ', allowed)}"
-        return Problem(status, "no-such-method", detail, error.headers).response()
-    return Problem(status, "no-such-path", "there is no such path: /openapi.json lists all").response()
-
-
-async def _answer_nobody(_: Request, error: Exception) -> Response:
-    """End a request whose caller has gone."""
-    return Response(None, HTTPStatus.BAD_REQUEST)
-
-
-async def _answer_bug(_: Request, error: Exception) -> Response:
-    """Answer after a bug, whose traceback the server logs."""
-    detail = "the server failed: its log has the reason"
-    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", detail).response()

@@ -15,296 +15,278 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from evsched.api import idempotency
-from evsched.api.api_request import EXAMINED_MOST, Asked
-from evsched.api.problem import invalid
-from evsched.api.replies import (
-    Changed,
-    Explained,
-    Jobs,
-    Outcome,
-    Recurrences,
-    Reply,
-    Resumed,
-    Scheduled,
-    ScheduledJobs,
-    Stopping,
-    Triggered,
-)
-from evsched.api.requests import (
-    EnqueueJob,
-    EnqueueJobs,
-    JobsQuery,
-    ListQuery,
-    NewJob,
-    NewRecurrence,
-    Pause,
-    Reschedule,
-    ResultQuery,
-)
+from evsched.api import replies, requests
+from evsched.api.api_request import EXAMINED_MOST, ApiRequest, check_same, idempotency_key
+from evsched.api.replies import Problem, Reply, invalid
+from evsched.api.requests import filter_of
 from evsched.client import operations, recurrence_operations, spread
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.operations import Operation
 from evsched.client.option_values import Unique, id_of_arguments, id_of_key, unix
-from evsched.client.recurrence_operations import list_statuses, recurrence_status
+from evsched.client.recurrence_operations import RecurrenceStatus, list_statuses, recurrence_status
 from evsched.client.spread import front
 from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.client.sweeps import Sweeps
 from evsched.errors import ConfigError, JobMissing
+from evsched.jobs.job import OnConflict
+from evsched.jobs.record import JobStatus
 from evsched.recurrence.recurrence import Declared, check_declared
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import Match
 from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
 
-_OPTIONS: Final = tuple({*NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})
+_OPTIONS: Final = tuple({*requests.NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})
 """The fields of a request that are options of a job as they are."""
 
 
-async def enqueue(asked: Asked[EnqueueJob, None]) -> Reply:
+async def enqueue(request: ApiRequest, body: requests.EnqueueJob) -> Reply[replies.Scheduled]:
     """Schedule a job."""
-    given = asked.body
-    unique = None if given.unique is None else Unique(within=given.unique.within)
-    job = _new(asked, given, unique, UNSET if given.unique is None else given.unique.key)
-    (scheduled,) = await _write(asked, "jobs", [job], unique, named=given.id is not None)
-    # With on_conflict, the job may have been there.
-    status = HTTPStatus.CREATED if given.on_conflict is None else HTTPStatus.OK
-    return Reply(status, scheduled, {"Location": f"{asked.base}/v1/queues/{asked.queue}/jobs/{scheduled.id}"})
+    key = UNSET if body.unique is None else body.unique.key
+    (scheduled,) = await _enqueue(request, "jobs", body, [body], key)
+    return Reply(_created(body.on_conflict), scheduled, request.location(f"jobs/{scheduled.id}"))
 
 
-async def enqueue_many(asked: Asked[EnqueueJobs, None]) -> Reply:
+async def enqueue_many(request: ApiRequest, body: requests.EnqueueJobs) -> Reply[replies.ScheduledJobs]:
     """Schedule many jobs, all or none; of a queue with shards, all or none of each shard."""
-    given, most = asked.body, asked.config.api_jobs_cap
-    if len(given.jobs) > most:
-        raise invalid(f"the request has {len(given.jobs)} jobs, more than {most}: send several requests")
-    unique = None if given.unique is None else Unique(within=given.unique.within)
-    jobs = [_new(asked, job, unique, UNSET, f"jobs[{at}]: ") for at, job in enumerate(given.jobs)]
-    named = any(job.id is not None for job in given.jobs)
-    scheduled = await _write(asked, "batches", jobs, unique, named=named)
-    return Reply(HTTPStatus.CREATED if given.on_conflict is None else HTTPStatus.OK, ScheduledJobs(scheduled))
+    most = request.config.api_jobs_cap
+    if len(body.jobs) > most:
+        raise invalid(f"the request has {len(body.jobs)} jobs, more than {most}: send several requests")
+    return Reply(_created(body.on_conflict), replies.ScheduledJobs(await _enqueue(request, "batches", body, body.jobs)))
 
 
-async def look(asked: Asked[None, None]) -> Reply:
+def _created(on_conflict: OnConflict | None) -> HTTPStatus:
+    """Return the status after an enqueue. With `on_conflict`, the job may have been there."""
+    return HTTPStatus.CREATED if on_conflict is None else HTTPStatus.OK
+
+
+async def look(request: ApiRequest) -> JobStatus:
     """Return the place and the record of a job."""
-    status = await asked.client.status(asked.queue, asked.job)
+    status = await request.client.status(request.queue, request.job)
     if status is None:
         raise JobMissing(
-            f"there is no job {asked.job} in queue {asked.queue}: it never existed, was cancelled while it waited, or "
-            "ended and its retention is over"
+            f"there is no job {request.job} in queue {request.queue}: it never existed, was cancelled while it "
+            "waited, or ended and its retention is over"
         )
-    return Reply(HTTPStatus.OK, status)
+    return status
 
 
-async def explain(asked: Asked[None, None]) -> Reply:
+async def explain(request: ApiRequest) -> replies.Explained:
     """Explain why a job has not run yet, or the next step of a recurrence of this name."""
-    found = await asked.client.explain(asked.queue, asked.job)
-    return Reply(HTTPStatus.OK, Explained(asked.job, found.sentence, found.facts))
+    found = await request.client.explain(request.queue, request.job)
+    return replies.Explained(request.job, found.sentence, found.facts)
 
 
-async def cancel(asked: Asked[None, None]) -> Reply:
+async def cancel(request: ApiRequest) -> Reply[replies.Stopping]:
     """Delete a waiting job, or have its worker stop it."""
-    place = await asked.client.cancel(asked.queue, asked.job)
+    place = await request.client.cancel(request.queue, request.job)
     if place == "processing":
-        return Reply(HTTPStatus.ACCEPTED, Stopping(asked.job, place))
+        return Reply(HTTPStatus.ACCEPTED, replies.Stopping(request.job, place))
     return Reply(HTTPStatus.NO_CONTENT)
 
 
-async def reschedule(asked: Asked[Reschedule, None]) -> Reply:
+async def reschedule(request: ApiRequest, body: requests.Reschedule) -> replies.Scheduled:
     """Give a waiting job another due."""
-    given = asked.body
-    if given.due is None and given.delay is None:
+    if body.due is None and body.delay is None:
         raise invalid("give due or delay: a delay of 0 makes the job due now")
-    if given.delay is not None and idempotency.read_key(asked.headers) is not None:
+    if body.delay is not None and idempotency_key(request.http.headers) is not None:
         # Each repetition would move the job again.
         raise invalid("a request with a delay is not done once, whatever its Idempotency-Key: send `due` instead")
-    due = await asked.client.reschedule(asked.queue, asked.job, given.due, delay=given.delay)
-    return Reply(HTTPStatus.OK, Scheduled(asked.job, asked.queue, due))
+    due = await request.client.reschedule(request.queue, request.job, body.due, delay=body.delay)
+    return replies.Scheduled(request.job, request.queue, due)
 
 
-async def wait_for_end(asked: Asked[None, ResultQuery]) -> Reply:
+async def wait_for_end(request: ApiRequest, query: requests.ResultQuery) -> Reply[replies.Outcome]:
     """Return how a job has ended; wait for it if the query says so."""
-    seconds = asked.query.wait
-    parts = asked.client.parts_of(asked.queue, asked.job)
-    ending = asked.client.run(spread.of_job(parts, lambda store: operations.end(store, asked.job, seconds)))
+    parts = request.client.parts_of(request.queue, request.job)
+    ending = request.client.run(spread.of_job(parts, lambda store: operations.end(store, request.job, query.wait)))
     try:
-        ended = await asked.waiters.wait(seconds, ending, asked.gone)
+        ended = await (request.waiters.wait(request.http, ending) if query.wait else ending)
     except TimeoutError:
         ended = None
     if ended is None:
-        return Reply(HTTPStatus.ACCEPTED, Outcome(asked.job, None))
-    return Reply(HTTPStatus.OK, Outcome(asked.job, ended.outcome, ended.result, ended.reason))
+        return Reply(HTTPStatus.ACCEPTED, replies.Outcome(request.job, None))
+    return Reply(HTTPStatus.OK, replies.Outcome(request.job, ended.outcome, ended.result, ended.reason))
 
 
-async def list_jobs(asked: Asked[None, JobsQuery]) -> Reply:
+async def list_jobs(request: ApiRequest, query: requests.JobsQuery) -> replies.Jobs:
     """List the waiting and the dead jobs, the next to run first; with a filter, only matching jobs."""
-    query, limit = asked.query, asked.limit(asked.query.limit)
+    limit, matching = request.limit(query.limit), filter_of(query)
     places = get_args(Waiting) if query.place is None else (query.place,)
-    names = {"task": query.task, "group": query.group, "reason": query.reason, "error": query.error}
-    matching = Filter(**names, older=query.older, since=query.since, until=query.until)
     read = partial(_first, places, limit) if matching.is_empty else partial(_search, matching, places, limit)
-    jobs, lost = await asked.client.run(spread.answering(asked.stores, read, set()))
-    return Reply(HTTPStatus.OK, replace(jobs, complete=jobs.complete and not lost and asked.shards.known))
+    jobs, lost = await request.client.run(spread.answering(request.stores, read, set()))
+    return replace(jobs, complete=jobs.complete and not lost and request.shards.known)
 
 
-def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[Jobs]:
+def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[replies.Jobs]:
     """Return the first jobs, the next to run first."""
     found = list[Match]()
     for place in places:
         if len(found) <= limit:
             found += yield from front(stores, place, limit + 1 - len(found))
-    return Jobs(found[:limit], len(found) <= limit)
+    return replies.Jobs(found[:limit], len(found) <= limit)
 
 
-def _search(matching: Filter, places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[Jobs]:
+def _search(
+    matching: Filter, places: Sequence[Waiting], limit: int, stores: Sequence[Store]
+) -> Operation[replies.Jobs]:
     """Return jobs that match, in no order: `limit` of them, or those among the first that are examined."""
     sweeps = Sweeps(Sweep(store, matching, places) for store in stores)
     more = True
     while more and len(sweeps.found) <= limit and sweeps.examined < EXAMINED_MOST:
         more = yield from sweeps.step()
-    return Jobs(sweeps.found[:limit], not more and len(sweeps.found) <= limit)
+    return replies.Jobs(sweeps.found[:limit], not more and len(sweeps.found) <= limit)
 
 
-def _new(asked: Asked[Any, Any], given: NewJob, unique: Unique | None, key: Any, where: str = "") -> New:
-    """Build a job. `key`: makes it unique together with its task; unset = its arguments. `where`: for messages."""
-    values: dict[str, Any] = {name: getattr(given, name) for name in _OPTIONS}
-    options = JobOptions(**values, reply=given.reply or None, queue=asked.queue, unique=unique)
-    try:
-        check_job_options(options)
-        job = new_job(given.task, given.args, given.kwargs, options, asked.config.payload_cap)
-        if unique is None:
-            return job
-        if key is UNSET:
-            return replace(job, id=id_of_arguments(given.task, given.args, given.kwargs))
-        return replace(job, id=id_of_key(given.task, key))
-    except ConfigError as error:
-        raise invalid(f"{where}{error}") from None
-
-
-async def _write(
-    asked: Asked[EnqueueJob, None] | Asked[EnqueueJobs, None],
+async def _enqueue(
+    request: ApiRequest,
     path: str,
-    jobs: list[New],
-    unique: Unique | None,
-    *,
-    named: bool,
-) -> list[Scheduled]:
+    body: requests.EnqueueJob | requests.EnqueueJobs,
+    given: Sequence[requests.NewJob],
+    key: Any = UNSET,
+) -> list[replies.Scheduled]:
     """Enqueue jobs, unless a request with the same Idempotency-Key did so before; return the reply of that one.
 
-    `path`: of the request, below that of the queue. `named`: whether the caller has given an id to one of the jobs.
+    `path`: of the request, below that of the queue. `key`: makes a unique job's id; unset = its arguments do.
     """
-    on_conflict, request = asked.body.on_conflict, idempotency.read(asked.headers, asked.caller, path, asked.body)
-    if named or unique is not None or request is not None:
-        asked.shards.check()  # a second job of the id, or of the request, may be in a shard
-    if request is not None:
-        within = None if unique is None else unique.seconds
-        return await _write_once(asked, jobs, request, within, lasting=unique is not None)
-    if unique is None and not named:
+    on_conflict = body.on_conflict
+    unique = None if body.unique is None else Unique(within=body.unique.within)
+    jobs = list[New]()
+    for at, one in enumerate(given):
+        try:
+            jobs.append(_new(request, one, unique, key))
+        except ConfigError as error:
+            raise invalid(f"jobs[{at}]: {error}" if isinstance(body, requests.EnqueueJobs) else str(error)) from None
+    once = request.once(path, body)
+    named = any(one.id is not None for one in given)
+    if named or unique is not None or once is not None:
+        request.shards.check()  # a second job of the id, or of the request, may be in a shard
+    else:
         # If Redis was down, the call was made again: it then meets the very jobs that it has written before.
         on_conflict = "keep"
-    dues = await asked.client.enqueue(asked.queue, jobs, on_conflict, unique)
-    return [Scheduled(job.id, asked.queue, due) for job, due in zip(jobs, dues, strict=True)]
+    if once is not None:
+        # A repetition must find the shards of the first request. So a job with a random id goes to the home of the key.
+        known = [
+            once.key if unique is None and one.id is None else job.id for job, one in zip(jobs, given, strict=True)
+        ]
+        return await _enqueue_once(request, once, jobs, known, on_conflict, unique)
+    dues = await request.client.enqueue(request.queue, jobs, on_conflict, unique)
+    return [replies.Scheduled(job.id, request.queue, due) for job, due in zip(jobs, dues, strict=True)]
 
 
-async def _write_once(
-    asked: Asked[EnqueueJob, None] | Asked[EnqueueJobs, None],
-    jobs: list[New],
-    request: IdempotentRequest,
-    within: float | None,
-    *,
-    lasting: bool,
-) -> list[Scheduled]:
-    """Enqueue the jobs of a request with an Idempotency-Key; `lasting`: a repetition makes jobs of the same ids.
+def _new(request: ApiRequest, given: requests.NewJob, unique: Unique | None, key: Any) -> New:
+    """Build a job.
 
-    A repetition must find the shards of the first request. So a job whose id it does not have goes to the home of the
-    key.
+    Raises:
+        ConfigError: an option or an argument is not valid.
     """
-    given = asked.body.jobs if isinstance(asked.body, EnqueueJobs) else [asked.body]
+    values: dict[str, Any] = {name: getattr(given, name) for name in _OPTIONS}
+    options = JobOptions(**values, reply=given.reply or None, queue=request.queue, unique=unique)
+    check_job_options(options)
+    job = new_job(given.task, given.args, given.kwargs, options, request.config.payload_cap)
+    if unique is None:
+        return job
+    if key is UNSET:
+        return replace(job, id=id_of_arguments(given.task, given.args, given.kwargs))
+    return replace(job, id=id_of_key(given.task, key))
+
+
+async def _enqueue_once(
+    request: ApiRequest,
+    once: IdempotentRequest,
+    jobs: Sequence[New],
+    known: Sequence[str],
+    on_conflict: OnConflict | None,
+    unique: Unique | None,
+) -> list[replies.Scheduled]:
+    """Enqueue the jobs of a request with an Idempotency-Key. `known`: texts that decide in which shard each goes."""
     homes = dict[str, list[int]]()
-    for at, job in enumerate(jobs):
-        known = job.id if lasting or given[at].id is not None else request.key
-        homes.setdefault(asked.client.shards.home(asked.queue, known), []).append(at)
-    scheduled = dict[int, Scheduled]()
+    for at, text in enumerate(known):
+        homes.setdefault(request.client.shards.home(request.queue, text), []).append(at)
+    scheduled = dict[int, replies.Scheduled]()
     for home, places in homes.items():
-        some = [jobs[at] for at in places]
-        once = asked.client.store(home).enqueue_once(request, some, on_conflict=asked.body.on_conflict, within=within)
-        accepted = await asked.client.send(once)
-        idempotency.check(request, accepted.asked)
+        call = request.client.store(home).enqueue_once(
+            once, [jobs[at] for at in places], on_conflict=on_conflict, within=unique and unique.seconds
+        )
+        accepted = await request.client.send(call)
+        check_same(once, accepted.asked)
         if len(accepted.jobs) != len(places):
-            raise idempotency.moved()
+            raise Problem(
+                HTTPStatus.CONFLICT,
+                "shards-changed",
+                "the number of shards of the queue has changed since the first request with this Idempotency-Key, so "
+                "its reply is not known any more: look its jobs up",
+            )
         for at, (job_id, due) in zip(places, accepted.jobs, strict=True):
-            scheduled[at] = Scheduled(job_id, asked.queue, due)
+            scheduled[at] = replies.Scheduled(job_id, request.queue, due)
     return [scheduled[at] for at in range(len(jobs))]
 
 
-_OF_PAYLOAD: Final = ("priority", "group", "window", "timeout", "retry", "retention", "meta")
-"""The options of each job."""
+_OF_PAYLOAD: Final = tuple({*requests.JobFields.__struct_fields__} - {"task", "args", "kwargs"})
+"""The options of each job of a recurrence."""
 
 
-async def list_recurrences(asked: Asked[None, ListQuery]) -> Reply:
+async def list_recurrences(request: ApiRequest, query: requests.ListQuery) -> replies.Recurrences:
     """List the recurrences of a queue, the next to recur first."""
-    limit = asked.limit(asked.query.limit)
-    found = await asked.client.run(list_statuses(asked.store, limit + 1))
-    return Reply(HTTPStatus.OK, Recurrences(found[:limit], len(found) <= limit))
+    limit = request.limit(query.limit)
+    found = await request.client.run(list_statuses(request.store, limit + 1))
+    return replies.Recurrences(found[:limit], len(found) <= limit)
 
 
-async def look_recurrence(asked: Asked[None, None]) -> Reply:
+async def look_recurrence(request: ApiRequest) -> RecurrenceStatus:
     """Return a recurrence."""
-    return Reply(HTTPStatus.OK, await asked.client.run(recurrence_status(asked.store, asked.name)))
+    return await request.client.run(recurrence_status(request.store, request.name))
 
 
-async def put(asked: Asked[NewRecurrence, None]) -> Reply:
+async def put(request: ApiRequest, body: requests.NewRecurrence) -> Reply[replies.Changed]:
     """Create a recurrence, or change the one of that name."""
-    declared = _declared(asked)
+    declared = _declared(request, body)
     check_declared(declared)
-    change, paused = await asked.client.run(recurrence_operations.add(asked.store, declared))
-    reply = Changed(asked.name, change, paused)
+    change, paused = await request.client.run(recurrence_operations.add(request.store, declared))
+    reply = replies.Changed(request.name, change, paused)
     if change == "made":
-        return Reply(HTTPStatus.CREATED, reply, {"Location": _location(asked)})
+        return Reply(HTTPStatus.CREATED, reply, request.location(f"recurrences/{request.name}"))
     return Reply(HTTPStatus.OK, reply)
 
 
-async def remove(asked: Asked[None, None]) -> Reply:
+async def remove(request: ApiRequest) -> None:
     """Delete a recurrence, with the occurrences that it has on the schedule."""
-    await asked.client.remove(asked.queue, asked.name)
-    return Reply(HTTPStatus.NO_CONTENT)
+    await request.client.remove(request.queue, request.name)
 
 
-async def pause(asked: Asked[Pause, None]) -> Reply:
+async def pause(request: ApiRequest, body: requests.Pause) -> None:
     """Pause a recurrence, until a moment or until it is resumed."""
-    until = _moment("until", asked.body.until)
-    await asked.client.run(recurrence_operations.pause(asked.store, asked.name, until, asked.body.why))
-    return Reply(HTTPStatus.NO_CONTENT)
+    until = _moment("until", body.until)
+    await request.client.run(recurrence_operations.pause(request.store, request.name, until, body.why))
 
 
-async def resume(asked: Asked[None, None]) -> Reply:
+async def resume(request: ApiRequest) -> replies.Resumed:
     """Resume a recurrence from now on."""
-    return Reply(HTTPStatus.OK, Resumed(asked.name, await asked.client.send(asked.store.hold(asked.name, False))))
+    return replies.Resumed(request.name, await request.client.send(request.store.hold(request.name, False)))
 
 
-async def trigger(asked: Asked[None, None]) -> Reply:
+async def trigger(request: ApiRequest) -> Reply[replies.Triggered]:
     """Run a recurrence once now, or when the runs have ended that it must not overlap with."""
-    request = idempotency.read(asked.headers, asked.caller, f"recurrences/{asked.name}/trigger", None)
-    if request is None:
-        job_id, begun = await asked.client.run(recurrence_operations.trigger(asked.store, asked.name))
+    once = request.once(f"recurrences/{request.name}/trigger", None)
+    if once is None:
+        job_id, begun = await request.client.run(recurrence_operations.trigger(request.store, request.name))
     else:
-        first, job_id, begun = await asked.client.run(
-            recurrence_operations.trigger_once(asked.store, asked.name, request)
-        )
-        idempotency.check(request, first)
-    return Reply(HTTPStatus.ACCEPTED, Triggered(job_id, begun))
+        triggering = recurrence_operations.trigger_once(request.store, request.name, once)
+        first, job_id, begun = await request.client.run(triggering)
+        check_same(once, first)
+    return Reply(HTTPStatus.ACCEPTED, replies.Triggered(job_id, begun))
 
 
-def _declared(asked: Asked[NewRecurrence, None]) -> Declared:
-    given = asked.body
-    of_payload: dict[str, Any] = {name: getattr(given, name) for name in _OF_PAYLOAD}
+def _declared(request: ApiRequest, body: requests.NewRecurrence) -> Declared:
+    of_payload: dict[str, Any] = {name: getattr(body, name) for name in _OF_PAYLOAD}
     options = JobOptions(**of_payload)
     check_job_options(options)
-    fields = {name: value for name, value in msgspec.structs.asdict(given).items() if name in _AS_GIVEN}
+    fields = {name: value for name, value in msgspec.structs.asdict(body).items() if name in _AS_GIVEN}
     return Declared(
-        name=asked.name,
-        payload=new_job(given.task, given.args, given.kwargs, options, asked.config.payload_cap).payload,
-        start=_moment("start", given.start),
-        end=_moment("end", given.end),
+        name=request.name,
+        payload=new_job(body.task, body.args, body.kwargs, options, request.config.payload_cap).payload,
+        start=_moment("start", body.start),
+        end=_moment("end", body.end),
         **fields,
     )
 
@@ -314,7 +296,3 @@ _AS_GIVEN: Final = {*Declared.__struct_fields__} - {"name", "payload", "start", 
 
 def _moment(name: str, given: datetime | float | None) -> float | None:
     return None if given is None else unix(name, given)
-
-
-def _location(asked: Asked[Any, Any]) -> str:
-    return f"{asked.base}/v1/queues/{asked.queue}/recurrences/{asked.name}"

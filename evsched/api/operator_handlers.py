@@ -7,29 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Final, cast
 
 from msgspec import UNSET
 
-from evsched.api.api_request import EXAMINED_MOST, Asked
-from evsched.api.problem import Problem, invalid
-from evsched.api.replies import (
-    CalendarDays,
-    Calendars,
-    CalendarSet,
-    DeadChanged,
-    NamedWindow,
-    QueueCounts,
-    QueueLimit,
-    QueueLimits,
-    QueuePaused,
-    QueueResumed,
-    Queues,
-    Reply,
-    Windows,
-    WindowSet,
-)
-from evsched.api.requests import CreateQuery, DeadJobs, ListQuery, NewCalendar, NewLimits, NewWindow, Pause
+from evsched.api import replies, requests
+from evsched.api.api_request import EXAMINED_MOST, ApiRequest
+from evsched.api.replies import Problem, invalid
+from evsched.api.requests import filter_of
 from evsched.client.gate import LimitOptions
 from evsched.client.operations import ask_nodes, once
 from evsched.client.reshard import finish_moves
@@ -43,47 +28,47 @@ from evsched.store.store import Store
 from evsched.transport.servers import topology
 
 
-async def list_queues(asked: Asked[None, ListQuery]) -> Reply:
+async def list_queues(request: ApiRequest, query: requests.ListQuery) -> replies.Queues:
     """List the queues with their counts."""
-    limit = asked.limit(asked.query.limit)
-    names, complete = await _names(asked)
-    read = await asyncio.gather(*(_read(asked, name) for name in names[:limit]))
+    limit = request.limit(query.limit)
+    names, complete = await _names(request)
+    read = await asyncio.gather(*(_read(request, name) for name in names[:limit]))
     found = [_counts(name, one) for name, one in zip(names, read, strict=False) if isinstance(one, QueueStats)]
     errors = [one for one in read if isinstance(one, StoreError)]
     if errors and not found:
         raise errors[0]
-    complete = complete and not errors and len(names) <= limit and asked.shards.known
-    return Reply(HTTPStatus.OK, Queues(found, complete))
+    complete = complete and not errors and len(names) <= limit and request.shards.known
+    return replies.Queues(found, complete)
 
 
-async def _names(asked: Asked[Any, Any]) -> tuple[list[str], bool]:
+async def _names(request: ApiRequest) -> tuple[list[str], bool]:
     """Return the queues to list, and whether they are all: in a cluster, each node was asked once."""
-    client, url = asked.client, asked.config.url
-    if asked.config.queues:
-        return sorted(asked.config.queues), True
+    client, url = request.client, request.config.url
+    if request.config.queues:
+        return sorted(request.config.queues), True
     if topology(url) is None:
         return await client.run(listed(client.shards, client.store)), True
     known = await ask_nodes(url, client.perform)
     return await client.run(once(shown(client.shards, client.store, known.names))), not known.down
 
 
-async def _read(asked: Asked[Any, Any], queue: str) -> QueueStats | StoreError:
+async def _read(request: ApiRequest, queue: str) -> QueueStats | StoreError:
     """Read a queue with its shards. In a cluster each is asked once, so that none delays the list for long."""
-    reading = queue_stats(asked.client.stores(queue))
+    reading = queue_stats(request.client.stores(queue))
     try:
-        return await asked.client.run(reading if topology(asked.config.url) is None else once(reading))
+        return await request.client.run(reading if topology(request.config.url) is None else once(reading))
     except StoreError as error:
         return error
 
 
-async def count(asked: Asked[None, None]) -> Reply:
+async def count(request: ApiRequest) -> replies.QueueCounts:
     """Count the jobs of a queue. One that was never used has none."""
-    asked.shards.check()
-    return Reply(HTTPStatus.OK, _counts(asked.queue, await asked.client.run(queue_stats(asked.stores))))
+    request.shards.check()
+    return _counts(request.queue, await request.client.run(queue_stats(request.stores)))
 
 
-def _counts(queue: str, stats: QueueStats) -> QueueCounts:
-    return QueueCounts(
+def _counts(queue: str, stats: QueueStats) -> replies.QueueCounts:
+    return replies.QueueCounts(
         queue=queue,
         **stats.places,
         overdue=stats.due,
@@ -96,143 +81,144 @@ def _counts(queue: str, stats: QueueStats) -> QueueCounts:
     )
 
 
-async def _check_used(asked: Asked[Any, Any], *, create: bool) -> None:
-    """Refuse a queue that has never been used: its name is probably misspelt.
+async def _check_used(request: ApiRequest, *, create: bool | None = None) -> None:
+    """Refuse a queue that has never been used, unless the caller says `create`: its name is probably misspelt.
+
+    `create`: None = the request has no such parameter.
 
     Raises:
         Problem
     """
-    client = asked.client
-    if create or asked.config.queues:  # an API that serves only some queues has refused other names already
+    client = request.client
+    if create or request.config.queues:  # an API that serves only some queues has refused other names already
         return
-    if unknown := await client.run(never_used(client.shards, client.store, asked.queue)):
-        hint = "" if asked.query is None else "; add ?create=true to do this before its first job"
+    if unknown := await client.run(never_used(client.shards, client.store, request.queue)):
+        hint = "" if create is None else "; add ?create=true to do this before its first job"
         raise Problem(HTTPStatus.NOT_FOUND, "no-such-queue", unknown + hint)
 
 
-async def _check_shards(asked: Asked[Any, Any]) -> None:
+async def _check_shards(request: ApiRequest) -> None:
     """Refuse a change of a whole queue before anything is read, if a primary of its shards does not answer.
 
     Raises:
         ShardsDown: nothing was done.
     """
-    await asked.client.run(check(asked.stores))
+    await request.client.run(check(request.stores))
 
 
-async def pause(asked: Asked[Pause, CreateQuery]) -> Reply:
+async def pause(request: ApiRequest, body: requests.Pause, query: requests.CreateQuery) -> replies.QueuePaused:
     """Pause a queue, until a moment or until it is resumed: running jobs finish, and no other starts."""
-    await _check_shards(asked)
-    await _check_used(asked, create=asked.query.create)
-    since = await asked.client.pause(asked.queue, until=asked.body.until, why=asked.body.why)
-    return Reply(HTTPStatus.OK, QueuePaused(asked.queue, since))
+    await _check_shards(request)
+    await _check_used(request, create=query.create)
+    since = await request.client.pause(request.queue, until=body.until, why=body.why)
+    return replies.QueuePaused(request.queue, since)
 
 
-async def resume(asked: Asked[None, None]) -> Reply:
+async def resume(request: ApiRequest) -> replies.QueueResumed:
     """Resume a queue."""
-    await _check_shards(asked)
-    await _check_used(asked, create=False)
-    return Reply(HTTPStatus.OK, QueueResumed(asked.queue, await asked.client.resume(asked.queue)))
+    await _check_shards(request)
+    await _check_used(request)
+    return replies.QueueResumed(request.queue, await request.client.resume(request.queue))
 
 
-async def limits(asked: Asked[None, None]) -> Reply:
+_LIMITS: Final = ("concurrency", "rate", "burst", "weight")
+
+
+async def limits(request: ApiRequest) -> replies.QueueLimits:
     """List the limits of a queue, and the limits that the code of the apps declares."""
-    return _listed(asked, await asked.client.limits(asked.queue))
+    return _listed(request, await request.client.limits(request.queue))
 
 
-async def limit(asked: Asked[NewLimits, CreateQuery]) -> Reply:
+async def limit(request: ApiRequest, body: requests.NewLimits, query: requests.CreateQuery) -> replies.QueueLimits:
     """Set limits of a queue, of a group or of a task, and list all."""
-    given = asked.body
-    names = {"concurrency": given.concurrency, "rate": given.rate, "burst": given.burst, "weight": given.weight}
-    fields = {name: value for name, value in names.items() if value is not UNSET}
+    fields = {name: value for name in _LIMITS if (value := getattr(body, name)) is not UNSET}
     if not fields:
         raise invalid("give concurrency, rate, burst or weight: a number, or null to remove the limit")
-    await _check_shards(asked)
-    present = await asked.client.limits(asked.queue)
-    await _check_used(asked, create=asked.query.create or bool(present.queue or present.groups))
+    await _check_shards(request)
+    present = await request.client.limits(request.queue)
+    await _check_used(request, create=query.create or bool(present.queue or present.groups))
     options = cast("LimitOptions", fields)
-    return _listed(asked, await asked.client.limit(asked.queue, group=given.group, task=given.task, **options))
+    return _listed(request, await request.client.limit(request.queue, group=body.group, task=body.task, **options))
 
 
-def _listed(asked: Asked[Any, Any], found: Limits) -> Reply:
-    rows = list[QueueLimit]()
+def _listed(request: ApiRequest, found: Limits) -> replies.QueueLimits:
+    rows = list[replies.QueueLimit]()
     for field, value in found.fields().items():
         name, _, group = field.partition(":")
         declared = found.declared.get(field)
         of_code = (None, None) if declared is None else (declared.value, declared.app)
-        rows.append(QueueLimit(group or None, name, value, *of_code))
-    return Reply(HTTPStatus.OK, QueueLimits(asked.queue, rows))
+        rows.append(replies.QueueLimit(group or None, name, value, *of_code))
+    return replies.QueueLimits(request.queue, rows)
 
 
-async def revive(asked: Asked[DeadJobs, None]) -> Reply:
+async def revive(request: ApiRequest, body: requests.DeadJobs) -> replies.DeadChanged:
     """Schedule dead jobs again, due now, with all attempts: by id, by a filter, or all."""
-    return await _change(asked, Store.revive)
+    return await _change(request, body, Store.revive)
 
 
-async def drop(asked: Asked[DeadJobs, None]) -> Reply:
+async def drop(request: ApiRequest, body: requests.DeadJobs) -> replies.DeadChanged:
     """Delete dead jobs: by id, by a filter, or all."""
-    return await _change(asked, Store.drop)
+    return await _change(request, body, Store.drop)
 
 
-async def _change(asked: Asked[DeadJobs, None], change: ChangeDead) -> Reply:
-    given, client = asked.body, asked.client
-    names = {"task": given.task, "group": given.group, "reason": given.reason, "error": given.error}
-    matching = Filter(**names, older=given.older, since=given.since, until=given.until)
-    if sum((given.ids is not None, not matching.is_empty, given.all)) != 1:
+async def _change(request: ApiRequest, body: requests.DeadJobs, change: ChangeDead) -> replies.DeadChanged:
+    client, matching = request.client, filter_of(body)
+    if sum((body.ids is not None, not matching.is_empty, body.all)) != 1:
         raise invalid("say which jobs: give ids, or a filter, or all: one of them")
-    if given.ids is not None:
-        if len(given.ids) > asked.config.api_jobs_cap:
-            raise invalid(f"the request has {len(given.ids)} ids, more than {asked.config.api_jobs_cap}: send several")
-        ids = list(dict.fromkeys(given.ids))
-        changed = await client.run(change_dead(lambda job: client.parts_of(asked.queue, job), ids, change))
-        return Reply(HTTPStatus.OK, DeadChanged(changed, complete=True))
-    if given.all:
+    if body.ids is not None:
+        if len(body.ids) > request.config.api_jobs_cap:
+            raise invalid(f"the request has {len(body.ids)} ids, more than {request.config.api_jobs_cap}: send several")
+        ids = list(dict.fromkeys(body.ids))
+        changed = await client.run(change_dead(lambda job: client.parts_of(request.queue, job), ids, change))
+        return replies.DeadChanged(changed, complete=True)
+    if body.all:
         matching = Filter(older=0.0)  # only the jobs that are dead by now, so that it ends
-    stores = await client.whole(asked.queue)
+    stores = await client.whole(request.queue)
     if len(stores) > 1:
         await client.run(finish_moves(client.store, stores))
     plan = reviving if change is Store.revive else dropping
     sweeps, more = Sweeps(plan(store, matching) for store in stores), True
     while more and sweeps.examined < EXAMINED_MOST:
         more = await client.run(sweeps.step())
-    return Reply(HTTPStatus.OK, DeadChanged(sweeps.swept.changed, complete=not more))
+    return replies.DeadChanged(sweeps.swept.changed, complete=not more)
 
 
-async def list_calendars(asked: Asked[None, None]) -> Reply:
+async def list_calendars(request: ApiRequest) -> replies.Calendars:
     """List the calendars of a queue, with their days."""
-    found = await asked.client.calendars(asked.queue)
-    return Reply(HTTPStatus.OK, Calendars([CalendarDays(name, days.split()) for name, days in sorted(found.items())]))
+    found = await request.client.calendars(request.queue)
+    return replies.Calendars([replies.CalendarDays(name, days.split()) for name, days in sorted(found.items())])
 
 
-async def put_calendar(asked: Asked[NewCalendar, CreateQuery]) -> Reply:
+async def put_calendar(
+    request: ApiRequest, body: requests.NewCalendar, query: requests.CreateQuery
+) -> replies.CalendarSet:
     """Create or change a calendar. The recurrences that skip its days are planned again at once."""
-    present = await asked.client.calendars(asked.queue)
-    await _check_used(asked, create=asked.query.create or bool(present))
-    planned = await asked.client.set_calendar(asked.queue, asked.name, " ".join(asked.body.days))
-    return Reply(HTTPStatus.OK, CalendarSet(asked.name, planned))
+    present = await request.client.calendars(request.queue)
+    await _check_used(request, create=query.create or bool(present))
+    planned = await request.client.set_calendar(request.queue, request.name, " ".join(body.days))
+    return replies.CalendarSet(request.name, planned)
 
 
-async def remove_calendar(asked: Asked[None, None]) -> Reply:
+async def remove_calendar(request: ApiRequest) -> None:
     """Delete a calendar that no recurrence refers to."""
-    await asked.client.remove_calendar(asked.queue, asked.name)
-    return Reply(HTTPStatus.NO_CONTENT)
+    await request.client.remove_calendar(request.queue, request.name)
 
 
-async def list_windows(asked: Asked[None, None]) -> Reply:
+async def list_windows(request: ApiRequest) -> replies.Windows:
     """List the named windows of a queue."""
-    found = await asked.client.windows(asked.queue)
-    return Reply(HTTPStatus.OK, Windows([NamedWindow(name, window) for name, window in sorted(found.items())]))
+    found = await request.client.windows(request.queue)
+    return replies.Windows([replies.NamedWindow(name, window) for name, window in sorted(found.items())])
 
 
-async def put_window(asked: Asked[NewWindow, CreateQuery]) -> Reply:
+async def put_window(request: ApiRequest, body: requests.NewWindow, query: requests.CreateQuery) -> replies.WindowSet:
     """Create or change a named window. Jobs that wait for it are checked again at once."""
-    await _check_shards(asked)
-    present = await asked.client.windows(asked.queue)
-    await _check_used(asked, create=asked.query.create or bool(present))
-    back = await asked.client.set_window(asked.queue, asked.name, asked.body.window)
-    return Reply(HTTPStatus.OK, WindowSet(asked.name, back))
+    await _check_shards(request)
+    present = await request.client.windows(request.queue)
+    await _check_used(request, create=query.create or bool(present))
+    back = await request.client.set_window(request.queue, request.name, body.window)
+    return replies.WindowSet(request.name, back)
 
 
-async def remove_window(asked: Asked[None, None]) -> Reply:
+async def remove_window(request: ApiRequest) -> None:
     """Delete a named window that no recurrence refers to. Jobs that wait for it go to dead."""
-    await asked.client.remove_window(asked.queue, asked.name)
-    return Reply(HTTPStatus.NO_CONTENT)
+    await request.client.remove_window(request.queue, request.name)

@@ -1,23 +1,47 @@
-"""The replies, as structs. The OpenAPI document is made from them."""
+"""The replies, as structs, from which the OpenAPI document is made; and the answer to a request that cannot be done.
+
+The latter is a problem (RFC 9457), with a sentence about the error and its remedy.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from http import HTTPStatus
+from typing import Any, Final, Generic, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
+from evsched import errors
 from evsched.client.recurrence_operations import RecurrenceStatus
 from evsched.jobs.record import Place
 from evsched.store.operator_calls import Match
+from evsched.transport.servers import reason
+
+T = TypeVar("T")
 
 
-class Reply(Struct, frozen=True):
-    """An answer: its status, its body if it has one, and headers."""
+class Reply(Struct, Generic[T], frozen=True):
+    """A reply whose status depends on the result, or is not the usual one: 200, or 204 without a body."""
 
-    status: int
-    body: Any = None
+    status: HTTPStatus
+    body: T | None = None
     headers: Mapping[str, str] = {}
+
+
+def response(reply: Any) -> Response:
+    """Return the response for the result of a handler: a `Reply`, or a struct; None = there is nothing to return."""
+    if not isinstance(reply, Reply):
+        reply = Reply[Any](HTTPStatus.NO_CONTENT if reply is None else HTTPStatus.OK, reply)
+    headers = {"Cache-Control": "no-store", **reply.headers}
+    if reply.body is None:
+        return Response(None, reply.status, headers)
+    return Response(msgspec.json.encode(reply.body), reply.status, headers, "application/json")
 
 
 class Scheduled(Struct, frozen=True):
@@ -207,3 +231,93 @@ class Health(Struct, frozen=True):
 
     ok: bool
     reason: str | None = None
+
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+_AWAY: Final = 2
+"""Seconds after which a caller should try again when Redis is down: the call was tried for 5 s already."""
+
+_logger: Final = logging.getLogger("evsched")
+
+
+class ProblemDetails(Struct, frozen=True, kw_only=True):
+    """Why a request was not done (RFC 9457). Programs should look at `code`, people at `detail`."""
+
+    title: str
+    status: int
+    detail: str
+    code: str
+
+
+class Problem(Exception):
+    """Raised wherever a request cannot go on."""
+
+    def __init__(self, status: HTTPStatus, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail, self.headers = status, code, detail, dict(headers or {})
+
+    def response(self) -> Response:
+        detail = self.detail.encode(errors="backslashreplace").decode()
+        details = ProblemDetails(title=self.status.phrase, status=self.status, detail=detail, code=self.code)
+        headers = {"Cache-Control": "no-store", **self.headers}
+        return Response(msgspec.json.encode(details), self.status, headers, MEDIA_TYPE)
+
+
+def invalid(detail: str) -> Problem:
+    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", detail)
+
+
+_REFUSALS: Final = (
+    (errors.JobExists, HTTPStatus.CONFLICT, "job-exists"),
+    (errors.JobRunning, HTTPStatus.CONFLICT, "job-running"),
+    (errors.InUse, HTTPStatus.CONFLICT, "in-use"),
+    (errors.JobMissing, HTTPStatus.NOT_FOUND, "not-found"),
+    (errors.ConfigError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
+)
+"""The errors whose messages are for the caller."""
+
+
+async def error_response(request: Request, error: Exception) -> Response:
+    """Return the response to a request that was not done. Internal details go to the server's log."""
+    match error:
+        case Problem():
+            return error.response()
+        case errors.EvschedError():
+            return _problem_of(error, reads=request.method in ("GET", "HEAD")).response()
+        case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers=headers):
+            allowed = re.sub(", ?", " or ", (headers or {}).get("Allow", ""))
+            detail = f"{request.method} is not possible here: use {allowed}"
+            return Problem(HTTPStatus.METHOD_NOT_ALLOWED, "no-such-method", detail, headers).response()
+        case HTTPException():
+            status, detail = HTTPStatus(error.status_code), "there is no such path: /openapi.json lists all"
+            return Problem(status, "no-such-path", detail).response()
+        case ClientDisconnect():
+            return Response(None, HTTPStatus.BAD_REQUEST)  # nobody reads it
+        case _:  # a bug, whose traceback the server logs
+            detail = "the server failed: its log has the reason"
+            return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", detail).response()
+
+
+def _problem_of(error: errors.EvschedError, *, reads: bool) -> Problem:
+    """Return the problem that an error of evsched is to a caller. `reads`: the request changes nothing."""
+    for kind, status, code in _REFUSALS:
+        if isinstance(error, kind):
+            return Problem(status, code, str(error))
+    if isinstance(error, errors.StoreDown):
+        _logger.error("a request was not done, since Redis cannot serve now: %s", error)
+        why = "Redis cannot serve now" if error.node is None else reason(error)
+        detail = why if reads else f"{why}; a write may have been done all the same: look before you repeat it"
+        if isinstance(error, errors.ShardsDown):
+            detail = str(error)
+        elif isinstance(error, errors.ShardsUnread):
+            detail = f"{why}, so the numbers of shards of queues cannot be read, and nothing was done"
+        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "redis-away", detail, {"Retry-After": str(_AWAY)})
+    if isinstance(error, errors.StoreRefused):
+        _logger.error("Redis refused a request: %s", error)
+        detail = (
+            "Redis refused this: the log of the server says why; `evsched doctor` finds wrong data and missing rights"
+        )
+        return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "redis-refused", detail)
+    _logger.error("a request failed: %s", error)
+    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", str(error))

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from evsched.api.problem import Problem, invalid
+from evsched.api.replies import Problem, invalid
 from evsched.api.requests import NAME_IN_PATH, NAME_RULE
 from evsched.jobs.job import describe_malformed
 

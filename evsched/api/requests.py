@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evsched.client.sweep import Waiting
+from evsched.client.sweep import Filter, Waiting
 from evsched.client.wire_schema import Group, Length, Priority, Window
 from evsched.jobs.job import OnConflict, RetryFields
 from evsched.recurrence.recurrence import Misfire, Overlap
@@ -25,6 +25,12 @@ NAME_IN_PATH: Final = r"^(\.*[A-Za-z0-9_:@-][A-Za-z0-9._:@-]*|\.{3,})$"
 NAME_RULE: Final = "1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or .."
 """The same in words."""
 
+PATH_PARAMETERS: Final = {
+    "queue": "the name of a queue",
+    "id": "the id of a job",
+    "name": "the name of a recurrence, a calendar or a window",
+}
+
 JobId = Annotated[str, Meta(pattern=NAME_IN_PATH, max_length=200, description="Else a random one.")]
 Task = Annotated[str, Meta(min_length=1, description="The name of the task.")]
 Delay = Annotated[float, Meta(description="Seconds from now, by Redis's clock. Give `due` or `delay`.")]
@@ -40,24 +46,29 @@ WithReason = Annotated[str, Meta(min_length=1, description="Only jobs whose reas
 WithError = Annotated[str, Meta(min_length=1, description="Only jobs whose handler raised this class last.")]
 
 
-class NewJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job to schedule. An option that is left out has the task's value, or the default."""
+class JobFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a job, and of a recurrence for its jobs."""
 
     task: Task
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    id: JobId | None = None
-    due: Moment | None = None
-    delay: Delay | None = None
     priority: Priority | None = None
     group: Group | None = None
     timeout: Timeout | None = None
     retry: RetryFields | None = None
     retention: Annotated[Length, Meta(description="Seconds for which the result is kept.")] | None = None
-    expires: Moment | None = None
-    reply: Annotated[bool, Meta(description="Push the outcome to the job's reply list in Redis.")] = False
     meta: dict[str, Any] | None = None
     window: Window | None = None
+
+
+class NewJob(JobFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job to schedule. An option that is left out has the task's value, or the default."""
+
+    id: JobId | None = None
+    due: Moment | None = None
+    delay: Delay | None = None
+    expires: Moment | None = None
+    reply: Annotated[bool, Meta(description="Push the outcome to the job's reply list in Redis.")] = False
 
 
 class UniqueJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,13 +106,10 @@ class Reschedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     delay: Delay | None = None
 
 
-class NewRecurrence(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewRecurrence(JobFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rule that makes jobs again and again (docs/recurrence-reference.md)."""
 
     rule: Annotated[str, Meta(min_length=1, description="Five or six cron fields, @daily and the like, or `every 90`.")]
-    task: Task
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
     zone: Annotated[str, Meta(description="The IANA time zone of the rule.")] = "UTC"
     start: Moment | None = None
     end: Moment | None = None
@@ -110,16 +118,9 @@ class NewRecurrence(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     misfire: Annotated[Misfire, Meta(description="What to do about missed occurrences.")] = "once"
     most: Annotated[int, Meta(ge=1, description="How many missed occurrences `all` makes up for.")] = 100
     overlap: Annotated[Overlap, Meta(description="What to do if the occurrence before has not ended.")] = "skip"
-    window: Window | None = None
     after: Literal["end"] | None = None
     skip: Annotated[str, Meta(description="The calendars on whose days it makes no jobs.")] | None = None
     pause_after: Annotated[int, Meta(ge=1, description="Pause it after this many failures in a row.")] | None = None
-    priority: Priority | None = None
-    group: Group | None = None
-    timeout: Timeout | None = None
-    retry: RetryFields | None = None
-    retention: Annotated[Length, Meta(description="Seconds for which a result is kept.")] | None = None
-    meta: dict[str, Any] | None = None
 
 
 class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,18 +130,28 @@ class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     why: Annotated[str, Meta(max_length=500, description="A sentence for people who look at it later.")] = ""
 
 
-class DeadJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which dead jobs: `ids`, or a filter whose conditions must all hold, or `all`."""
+class JobFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Conditions that must all hold."""
 
-    ids: Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(min_length=1)] | None = None
-    all: bool = False
     task: OfTask | None = None
     group: OfGroup | None = None
     reason: WithReason | None = None
     error: WithError | None = None
     older: Age | None = None
-    since: Annotated[Moment, Meta(description="Only jobs that died then or later.")] | None = None
-    until: Annotated[Moment, Meta(description="Only jobs that died then or earlier.")] | None = None
+    since: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or later.")] | None = None
+    until: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or earlier.")] | None = None
+
+
+def filter_of(given: JobFilter) -> Filter:
+    conditions: dict[str, Any] = {name: getattr(given, name) for name in JobFilter.__struct_fields__}
+    return Filter(**conditions)
+
+
+class DeadJobs(JobFilter, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which dead jobs: `ids`, or a filter whose conditions must all hold, or `all`."""
+
+    ids: Annotated[list[Annotated[str, Meta(min_length=1, max_length=200)]], Meta(min_length=1)] | None = None
+    all: bool = False
 
 
 class NewLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,29 +186,25 @@ class CreateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     create: Annotated[bool, Meta(description="Do it even if the queue has never been used.")] = False
 
 
+Limit = Annotated[
+    int,
+    Meta(
+        ge=1, description="How many at most; a number above the server's limit, 1,000 by default, counts as that limit."
+    ),
+]
+
+
 class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much to list."""
 
-    limit: Annotated[
-        int,
-        Meta(
-            ge=1,
-            description="How many at most; a number above the server's limit, 1,000 by default, counts as that limit.",
-        ),
-    ] = 100
+    limit: Limit = 100
 
 
-class JobsQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobsQuery(JobFilter, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which jobs to list."""
 
+    limit: Limit = 100
     place: Waiting | None = None
-    task: OfTask | None = None
-    group: OfGroup | None = None
-    reason: WithReason | None = None
-    error: WithError | None = None
-    older: Age | None = None
-    since: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or later.")] | None = None
-    until: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or earlier.")] | None = None
 
 
 class ResultQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

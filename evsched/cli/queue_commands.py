@@ -21,8 +21,7 @@ from evsched.client.operations import Operation, find_queues_once, send
 from evsched.client.reshard import CALM, Reshard, stray_shards
 from evsched.display import format_duration
 from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
-from evsched.keys import check_queue
-from evsched.runtime.new_id import release_of
+from evsched.keys import check_queue, release_of
 from evsched.shards import Shards, check_count
 from evsched.store import server
 from evsched.store.gate_limits import Limits, merged

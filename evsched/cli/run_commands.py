@@ -78,7 +78,7 @@ def worker(
 
         return run_workers(config, read_process_range(processes), ["worker", module], environment, metrics_targets)
 
-    from evsched.services.locate_app import find_app
+    from evsched.app import find_app
     from evsched.services.service import run_worker
     from evsched.services.worker_process import tied_to_parent
 
@@ -98,7 +98,7 @@ def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
 
     Example: evsched dev tasks:app
     """
-    from evsched.services.locate_app import find_app
+    from evsched.app import find_app
     from evsched.services.service import run_dev
     from evsched.transport.embedded import EmbeddedRedis, is_ended, project_folder
 

@@ -23,7 +23,6 @@ from evsched.jobs.record import JobStatus, whole
 from evsched.jobs.tasks import RESERVED
 from evsched.recurrence.look_ahead import check_by_policies
 from evsched.recurrence.recurrence import read_declared, read_recurrence
-from evsched.runtime.new_id import release_of
 from evsched.shards import Shards
 from evsched.store import server
 from evsched.store.store import Store
@@ -99,7 +98,7 @@ async def _unknown_tasks(sender: BatchingSender, store: Store) -> list[Finding]:
 
 def _releases(members: set[str]) -> list[Finding]:
     """Report that workers, and parents that stand by, run several releases."""
-    found = Counter(release_of(member) or "unknown" for member in members)
+    found = Counter(keys.release_of(member) or "unknown" for member in members)
     if len(found) < 2:
         return []
     what = "workers of several releases run: " + ", ".join(f"{found[name]} of {name}" for name in sorted(found))

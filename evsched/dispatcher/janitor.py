@@ -20,10 +20,8 @@ from evsched.dispatcher.queue_rounds import QueueRounds, ServedQueues
 from evsched.events import Dispatched, Event, QueueFound, Woken
 from evsched.runtime.loops import Runtime, run_loops
 from evsched.store.dispatcher_calls import Lease
+from evsched.store.run_ends import NO_LEASE
 from evsched.store.store import Store
-
-_NO_LEASE: Final = b"none"
-"""The word for `requeue` if a worker has no lease."""
 
 _BESIDE: Final = 1.0
 """Seconds within which a worker fetches the job that a message named, unless it died or hangs."""
@@ -120,7 +118,7 @@ class Janitor:
         for key in [key for key in self._seen if key[0] == queue and key not in alive]:
             del self._seen[key]
         for key in [key for key in self._judged_dead if key[0] == queue]:
-            if not await self._requeue(store, key[1], _NO_LEASE) or self._judged_dead[key] < now:
+            if not await self._requeue(store, key[1], NO_LEASE) or self._judged_dead[key] < now:
                 del self._judged_dead[key]
             else:
                 rest = min(rest, self._runtime.times.heartbeat)

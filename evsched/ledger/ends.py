@@ -24,7 +24,6 @@ from evsched.ledger import rows
 from evsched.ledger.database import Database
 from evsched.ledger.epoch import check_owner, make_identity, note_checked, read_epoch
 from evsched.runtime.loops import Runtime, Wakeup
-from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store.relay_calls import SETTING, Report, read_ends
 from evsched.store.store import Store
@@ -48,7 +47,7 @@ class Ends:
 
     def __init__(self, runtime: Runtime, url: str) -> None:
         self._runtime = runtime
-        self._relay = new_id()
+        self._relay = keys.new_id()
         self._queues: list[str] = []
         self._added = asyncio.Event()
         self._inherits_at = 0.0

@@ -9,7 +9,7 @@ from typing import Final
 
 import psycopg
 
-from evsched import process_events
+from evsched import process_events, shard_map
 from evsched.errors import CannotStart, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import Database, check_server, check_sessions, check_url, transaction
@@ -88,7 +88,8 @@ class Service:
         """
         self._runtime.emit(process_events.LedgerStarted(server=server, database=await self._find_database()))
         loops = {"listener": self._listener, "relay": self._relay, "ends": self._ends, "withdrawals": self._withdrawals}
-        await run_loops({name: loop.run() for name, loop in loops.items()})
+        lease = shard_map.follow_lease(self._runtime)
+        await run_loops({"lease": lease, **{name: loop.run() for name, loop in loops.items()}})
 
     async def _find_database(self) -> str:
         """Wait until the database and Redis serve; return which database it is."""

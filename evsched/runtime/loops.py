@@ -84,6 +84,15 @@ async def first_of(tasks: Iterable[asyncio.Task[Any]]) -> asyncio.Task[Any]:
     return done.pop()
 
 
+async def run_beside(work: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> None:
+    """Run `work` to its end, and `other` meanwhile. If `other` fails, `work` is cancelled and the error raised."""
+    async with background(work, other) as (working, beside):
+        await first_of((working, beside))
+        if beside.done():
+            beside.result()
+        await working
+
+
 async def run_loops(loops: Mapping[str, Coroutine[Any, Any, None]]) -> None:
     """Run loops, keyed by name, until cancelled.
 

@@ -107,7 +107,7 @@ class Shutdown:
 
     def _run(self) -> None:
         try:
-            while not self._signals.wait(self._parent):
+            while (number := self._signals.next(parent=self._parent)) and not self._signals.is_stop(number):
                 if self.reload is not None:
                     self.reload()
             self.request.make()
@@ -126,8 +126,10 @@ class Shutdown:
     def _wait(self, began: float, until: float) -> None:
         """Wait; end the process at a second signal."""
         while (left := until - time.monotonic()) > 0:
-            number = self._signals.read(left)
-            if number is not None and self._parent is None and time.monotonic() - began > _TWICE:
+            number = self._signals.next(left)
+            if not number or not self._signals.is_stop(number):
+                continue
+            if self._parent is None and time.monotonic() - began > _TWICE:
                 self._ends_now = True  # before the children's end, which may end the event loop
                 call_within(1.0, lambda: self._emit(EndedAtOnce()))
                 if self.kill_children is not None:
@@ -232,7 +234,7 @@ class StopSignals:
         self._before = [signal.signal(number, self._forward) for number in self._received]
 
     def restore(self) -> None:
-        """Receive no more signals. `wait` and `read` raise EOFError from now on."""
+        """Receive no more signals. `next` raises EOFError from now on."""
         for number, before in zip(self._received, self._before, strict=True):
             signal.signal(number, before)
         signal.set_wakeup_fd(-1)
@@ -244,52 +246,34 @@ class StopSignals:
     def descriptors(self) -> Iterable[int]:
         return self._read_end.fileno(), self._write_end.fileno()
 
-    def wait(self, parent: socket.socket | None) -> bool:
-        """Wait until a signal asks for something, or until the other end of `parent` is closed.
+    def next(self, seconds: float | None = None, parent: socket.socket | None = None) -> int | None:
+        """Wait for a signal and return its number; None = none has come within `seconds`.
 
-        Return whether the process is to end; False = it is to reload.
+        SIGTERM stands for the end of the parent too, which closes the other end of `parent`.
 
         Raises:
             EOFError: `restore` was called.
         """
+        until = None if seconds is None else time.monotonic() + seconds
         poll = select.poll()
         for one in filter(None, (self._read_end, parent)):
             poll.register(one, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll()}
+            left = None if until is None else max(0.0, until - time.monotonic()) * 1000
+            ready = [descriptor for descriptor, _ in poll.poll(left)]
+            if not ready:
+                return None
             if self._read_end.fileno() not in ready:
-                return True
-            numbers = self._read_end.recv(64)
-            if not numbers:
+                return signal.SIGTERM
+            received = self._read_end.recv(1)
+            if not received:
                 raise EOFError
-            if any(self._is_stop(number) for number in numbers):
-                return True
-            if signal.SIGHUP in numbers and signal.SIGHUP in self._received:
-                return False
+            if received[0] in self._received:  # an app may handle others itself: Python writes their numbers too
+                return received[0]
 
-    def read(self, seconds: float) -> int | None:
-        """Return the number of the next signal that asks to end; None if none comes within `seconds`.
-
-        Raises:
-            EOFError: `restore` was called.
-        """
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            self._read_end.settimeout(left)
-            try:
-                numbers = self._read_end.recv(64)
-            except TimeoutError:
-                break
-            if not numbers:
-                raise EOFError
-            for number in filter(self._is_stop, numbers):
-                return number
-        return None
-
-    def _is_stop(self, number: int) -> bool:
-        """Return whether a signal asks to end. An app may handle others itself: Python writes their numbers too."""
-        hung_up = any(not os.isatty(descriptor) for descriptor in self._terminals)
-        return number in _STOPS or (number == signal.SIGHUP and number in self._received and hung_up)
+    def is_stop(self, number: int) -> bool:
+        """Return whether a signal asks to end: SIGHUP does if the terminal has hung up."""
+        return number in _STOPS or any(not os.isatty(descriptor) for descriptor in self._terminals)
 
     def _forward(self, number: int, frame: object) -> None:
         # Python writes the number to the wake-up descriptor, unless a job's own event loop has replaced the descriptor.

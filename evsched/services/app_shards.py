@@ -8,8 +8,6 @@ or by a command that says which workers to restart.
 from __future__ import annotations
 
 import asyncio
-import random
-from typing import Final
 
 from msgspec import structs
 
@@ -22,12 +20,6 @@ from evsched.runtime.loops import Runtime
 from evsched.shards import Shards
 from evsched.store import server
 from evsched.worker.worker import Worker
-
-_SELDOM: Final = 10
-"""Safety caps between two reads of the numbers: an idle worker sends few commands."""
-
-_AGAIN: Final = 2.0
-"""Seconds, half of them random, between two tries while the numbers cannot be read or written."""
 
 
 class AppShards:
@@ -96,8 +88,8 @@ class AppShards:
         `learned`: the numbers could be read at the start.
         """
         while True:
-            wait = _SELDOM * self._runtime.times.safety_cap if learned and not self._undeclared else _AGAIN
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            known = learned and not self._undeclared
+            await asyncio.sleep(shard_map.until_next_read(self._runtime, known=known))
             learned = await shard_map.learn(self._runtime)
             await self.declare()
             worker.serve(shard_map.spread(self._runtime, self._runtime.config.queues or self._app.queues).queues)

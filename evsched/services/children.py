@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final
 
-from evsched import events
+import msgspec
+
+from evsched import events, shard_map
 from evsched.config import Config
+from evsched.errors import CannotStart
 from evsched.events import Emit
 from evsched.lease import Times
 from evsched.process_events import ChildKilled
-from evsched.runtime.loops import background
+from evsched.runtime.loops import Runtime, background
 from evsched.runtime.reconnect import Reconnect
-from evsched.services.worker_process import NOT_STARTED, ChildReport, Fetching, WorkerProcess, WorkerReady
+from evsched.runtime.shutdown import bound
+from evsched.services.worker_process import NOT_STARTED, ChildReport, Fetching, Launch, WorkerProcess, WorkerReady
+from evsched.store.run_ends import NO_LEASE
 from evsched.store.store import Store
+from evsched.telemetry.http_server import reserve
 from evsched.transport.senders import BatchingSender
 
 _CANNOT_START: Final = (1, 2)
@@ -48,36 +57,31 @@ counts them. While Redis is down that takes longer; then the process after it co
 _READY_WITHIN: Final = 300.0
 """Seconds that a replacement has until it is ready: an app may load a large model."""
 
-Make = Callable[[int, asyncio.Future[int] | None], WorkerProcess]
-"""Makes a worker process with a number; the future is done when its predecessor has ended for good."""
-
-
-class ChildrenListener(Protocol):
-    """Handles what the children report and how they end."""
-
-    def reported(self, child: WorkerProcess, report: ChildReport) -> None:
-        """Handle a report of a child that is ready."""
-        ...
-
-    def cannot_start(self, child: WorkerProcess, code: int) -> None:
-        """Handle the exit of a child before any child was ready: the others would not start either."""
-        ...
-
-    def changed(self) -> None:
-        """Handle a change of which children are wanted."""
-        ...
-
 
 class Children:
     """Up to `count` worker processes, of which none runs at first.
 
-    `bound`: seconds within which a process ends after it is asked to.
+    `targets`: the file that lists their metrics ports. `on_report`: gets what a child reports once it is ready.
+    `on_cannot_start`: gets the exit code of a child that ends before any child was ready; the others would not start
+    either.
+
+    Raises:
+        CannotStart: a metrics port is taken.
     """
 
     def __init__(
-        self, make: Make, count: int, bound: float, recovery: Recovery, listener: ChildrenListener, emit: Emit
+        self,
+        config: Config,
+        count: int,
+        launch: Launch,
+        targets: Path | None,
+        emit: Emit,
+        on_report: Callable[[WorkerProcess, ChildReport], None],
+        on_cannot_start: Callable[[WorkerProcess, int], None],
     ) -> None:
-        self.current = [make(number, None) for number in range(count)]
+        self._launch = launch
+        self._ports = MetricsPorts(config, count, targets)
+        self.current = [WorkerProcess(number, launch, self._ports.of(number)) for number in range(count)]
         """By their numbers. Processes that are being replaced, or that replace one, are not all among them."""
         self.last_ready: WorkerReady | None = None
         """The last report of a child that was ready; None = none ever was, so the command line may be wrong."""
@@ -85,11 +89,13 @@ class Children:
         """A child was ready, and now none is wanted."""
         self.some_wanted = asyncio.Event()
         """At least one is wanted."""
-        self._make = make
-        self._bound = bound + _MARGIN
-        self._recovery = recovery
-        self._listener = listener
+        self._bound = bound(config.shutdown_grace) + _MARGIN
+        self.times = Times(config)
+        """The times that follow from the lease, which the parent reads whenever it connects to Redis."""
+        self._recovery = Recovery(config, self.times, emit)
         self._emit = emit
+        self._on_report = on_report
+        self._on_cannot_start = on_cannot_start
         self._keepers: dict[WorkerProcess, asyncio.Task[int]] = {}
         """The task that starts and restarts each child; its result is the last exit code."""
 
@@ -97,13 +103,13 @@ class Children:
     def wanted(self) -> list[WorkerProcess]:
         return [child for child in self.current if child.wanted]
 
-    def begin(self, child: WorkerProcess) -> None:
-        """Have a child run."""
+    def begin(self, child: WorkerProcess, *, proven: bool = True) -> None:
+        """Have a child run. One that is not `proven` is not started again if it ends before it was ready once."""
         self._want(child, True)
         child.settled.clear()
         keeper = self._keepers.get(child)
         if keeper is None or keeper.done():
-            self._keepers[child] = asyncio.ensure_future(self._keep(child, proven=True))
+            self._keepers[child] = asyncio.ensure_future(self._keep(child, proven))
 
     def end(self, child: WorkerProcess) -> None:
         """Ask a child to end, and do not start it again."""
@@ -112,21 +118,30 @@ class Children:
 
     async def end_all(self) -> list[int]:
         """End all, and kill children that hang; return the exit codes."""
-        running = {child: keeper for child, keeper in self._keepers.items() if not keeper.done()}
-        for child in running:
-            self.end(child)
-        if running:
-            await asyncio.wait(running.values(), timeout=self._bound)
-        for child in self.kill():
-            self._emit(ChildKilled(number=child.number, pid=child.pid))
-        return await asyncio.gather(*running.values())
+        running = [child for child, keeper in self._keepers.items() if not keeper.done()]
+        await self._end_within_bound(running)
+        return [self._keepers[child].result() for child in running]
 
-    def kill(self) -> list[WorkerProcess]:
-        """Kill the children that are alive, and return them. For any thread."""
-        alive = [child for child in list(self._keepers) if child.alive]
+    async def _end_within_bound(self, children: Sequence[WorkerProcess]) -> None:
+        """End children for good, and kill any that hang."""
+        for child in children:
+            self.end(child)
+        if keepers := [self._keepers[child] for child in children if child in self._keepers]:
+            await asyncio.wait(keepers, timeout=self._bound)
+            for child in self.kill(children):
+                self._emit(ChildKilled(number=child.number, pid=child.pid))
+            await asyncio.wait(keepers)
+
+    def kill(self, children: Iterable[WorkerProcess] | None = None) -> list[WorkerProcess]:
+        """Kill the children that are alive, of these or of all, and return them. For any thread."""
+        alive = [child for child in list(self._keepers if children is None else children) if child.alive]
         for child in alive:
             child.kill()
         return alive
+
+    def close(self) -> None:
+        """Give up the metrics ports."""
+        self._ports.close()
 
     async def replace(self, old: WorkerProcess, abandon: asyncio.Event) -> str | None:
         """Start a process in the place of `old`, and end `old` when the new one is ready; return when it has ended.
@@ -134,56 +149,54 @@ class Children:
         If the new one does not become ready, or `abandon` is set before it is, `old` stays; return why. None = it is
         replaced.
         """
-        new = self._make(old.number, self._keepers.get(old))
-        new.unwanted.clear()
-        keeper = self._keepers[new] = asyncio.ensure_future(self._keep(new, proven=False))
-        await _first(new.became_ready, abandon, keeper)
+        new = WorkerProcess(old.number, self._launch, self._ports.of(old.number), self._keepers.get(old))
+        self.begin(new, proven=False)
+        keeper = self._keepers[new]
+        async with background(new.became_ready.wait(), abandon.wait()) as waiting:
+            await asyncio.wait([*waiting, keeper], timeout=_READY_WITHIN, return_when=asyncio.FIRST_COMPLETED)
         if new.ready is None:
-            reason = _describe(keeper.result()) if keeper.done() else f"was not ready after {_READY_WITHIN:g} s"
-            await self._dismiss(new)
+            reason = f"was not ready after {_READY_WITHIN:g} s"
+            if keeper.done():
+                code = keeper.result()
+                reason = "could not be started" if code == NOT_STARTED else f"ended with {code}"
+            await self._end_within_bound([new])
+            del self._keepers[new]
             return reason
         new.put_back = old.put_back
         self.current[old.number] = new
-        await self._dismiss(old)
+        await self._end_within_bound([old])
+        self._keepers.pop(old, None)
         return None
 
-    async def _dismiss(self, child: WorkerProcess) -> None:
-        """End a child for good, and kill it if it hangs."""
-        self.end(child)
-        if (keeper := self._keepers.get(child)) is None:
-            return
-        await asyncio.wait([keeper], timeout=self._bound)
-        if child.alive:
-            child.kill()
-            self._emit(ChildKilled(number=child.number, pid=child.pid))
-        await asyncio.wait([keeper])
-        del self._keepers[child]
-
     def _want(self, child: WorkerProcess, wanted: bool) -> None:
+        """Note whether a child should run.
+
+        Raises:
+            CannotStart: the list of metrics ports cannot be written.
+        """
         (child.unwanted.clear if wanted else child.unwanted.set)()
         some = bool(self.wanted)
         (self.some_wanted.set if some else self.some_wanted.clear)()
         (self.none_wanted.set if self.last_ready is not None and not some else self.none_wanted.clear)()
-        self._listener.changed()
+        self._ports.write_targets(child.number for child in self.wanted)
 
-    async def _keep(self, child: WorkerProcess, *, proven: bool) -> int:
-        """Run a child as long as it is wanted; start it again when it ends by itself. Return the exit code.
-
-        A child that is not `proven` is not started again if it ends before it was ready once.
-        """
+    async def _keep(self, child: WorkerProcess, proven: bool) -> int:
+        """Run a child as long as it is wanted; start it again when it ends by itself. Return the exit code."""
         failures = 0
         while True:
             began = time.monotonic()
-            code = await child.run(self._emit, partial(self._on_report, child), self.last_ready)
+            code = await child.run(self._emit, partial(self._note_report, child), self.last_ready)
             resumed = child.terminated and child.wanted  # asked to end, and wanted again before it had ended
             if not resumed:
                 child.settled.set()
-            await self._recover(child, code)
+            if child.ready is not None and code != 0:  # it has died: otherwise it has put back its jobs itself
+                recovering = self._recovery.begin(child.ready, code, child.put_back)
+                await asyncio.wait([recovering], timeout=_COUNTED)
             proven = proven or child.ready is not None
             if not child.wanted or not proven:
                 return code
             if self.last_ready is None and code in _CANNOT_START:
-                self._listener.cannot_start(child, code)
+                self._on_cannot_start(child, code)
                 return code
             failures = 0 if resumed or time.monotonic() - began > _STABLE else failures + 1
             with contextlib.suppress(TimeoutError):
@@ -191,13 +204,7 @@ class Children:
             if not child.wanted:
                 return 0
 
-    async def _recover(self, child: WorkerProcess, code: int) -> None:
-        """Put back the jobs of a process that has died. A process that ends in order does so itself."""
-        if child.ready is not None and code != 0:
-            recovering = self._recovery.begin(child.ready, code, child.put_back)
-            await asyncio.wait([recovering], timeout=_COUNTED)
-
-    def _on_report(self, child: WorkerProcess, report: ChildReport) -> None:
+    def _note_report(self, child: WorkerProcess, report: ChildReport) -> None:
         if isinstance(report, WorkerReady):
             child.ready = self.last_ready = report
             child.became_ready.set()
@@ -205,7 +212,7 @@ class Children:
             child.fetching.set()
             child.settled.set()
         elif child.wanted and not child.terminated and self.current[child.number] is child:
-            self._listener.reported(child, report)
+            self._on_report(child, report)
 
 
 def restart_delay(failures: int) -> float:
@@ -220,20 +227,6 @@ def restart_delay(failures: int) -> float:
     return random.uniform(longest / 2, longest)  # noqa: S311 - no secret
 
 
-async def _first(ready: asyncio.Event, abandon: asyncio.Event, keeper: asyncio.Task[int]) -> None:
-    """Wait for the first of these, at most as long as a replacement has."""
-    async with background(ready.wait(), abandon.wait()) as waiting:
-        await asyncio.wait([*waiting, keeper], timeout=_READY_WITHIN, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _describe(code: int) -> str:
-    return "could not be started" if code == NOT_STARTED else f"ended with {code}"
-
-
-_NO_LEASE = b"none"
-"""The word for `requeue` if a worker has no lease."""
-
-
 class Recovery:
     """Puts back the jobs of worker processes that have died.
 
@@ -243,8 +236,9 @@ class Recovery:
     which the janitor finds when the lease ends.
     """
 
-    def __init__(self, config: Config, emit: Emit) -> None:
-        self._times, self._batch = Times(config), config.batch
+    def __init__(self, config: Config, times: Times, emit: Emit) -> None:
+        self._config = config
+        self._times = times
         self._emit = emit
         self._running = set[asyncio.Task[None]]()
 
@@ -262,6 +256,7 @@ class Recovery:
         reason = f"worker {worker.worker} died: its process {_end_of(code)}"
         sender = BatchingSender(worker.url, reply_timeout=self._times.reply_timeout)
         try:
+            await shard_map.learn_lease(Runtime(self._config, sender, self._emit, made_times=self._times))
             async with asyncio.timeout(self._times.lease):
                 async with asyncio.TaskGroup() as group:
                     for queue in worker.queues:
@@ -274,31 +269,26 @@ class Recovery:
     async def _put_back(
         self, sender: BatchingSender, store: Store, worker: str, reason: str, count: Counter[str]
     ) -> None:
-        """Put back the jobs of one queue, also if another queue fails."""
-        reconnect, done = Reconnect("recovery", self._emit, store.queue), False
-        while not done:
+        """Put back the jobs in the worker's list of one queue, also if another queue fails."""
+        reconnect, queue, batch = Reconnect("recovery", self._emit, store.queue), store.queue, self._config.batch
+        while True:
             async with reconnect:
-                await self._try(sender, store, worker, reason, count)
-                done = True
-
-    async def _try(self, sender: BatchingSender, store: Store, worker: str, reason: str, count: Counter[str]) -> None:
-        """Put back the jobs in the worker's list of one queue.
-
-        Raises:
-            StoreDown, StoreRefused: some may have been put back.
-        """
-        survey, held = await sender.send_all([store.survey(), store.held(worker)])
-        lease, rest = next((one.end for one in survey.leases if one.worker == worker), _NO_LEASE), ""
-        while held and rest != "moved":  # moved: a janitor was quicker
-            # The last ones first, each slice to the front of ready: so their order stays.
-            held, ids = held[: -self._batch], held[-self._batch :]
-            done = await sender.send(store.requeue(worker, reason, ids=ids, lease=lease))
-            rest, queue = done.rest, store.queue
-            count[queue] += len(done.ids)
-            if done.ids:
-                self._emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="died", reason=reason))
-            for job_id in done.cancelled:
-                self._emit(events.JobAborted(queue=queue, id=job_id))
+                survey, held = await sender.send_all([store.survey(), store.held(worker)])
+                lease, rest = next((one.end for one in survey.leases if one.worker == worker), NO_LEASE), ""
+                while held and rest != "moved":  # moved: a janitor was quicker
+                    # The last ones first, each slice to the front of ready: so their order stays.
+                    held, ids = held[:-batch], held[-batch:]
+                    done = await sender.send(store.requeue(worker, reason, ids=ids, lease=lease))
+                    rest = done.rest
+                    count[queue] += len(done.ids)
+                    if done.ids:
+                        back = events.JobsRequeued(
+                            queue=queue, worker=worker, ids=done.ids, cause="died", reason=reason
+                        )
+                        self._emit(back)
+                    for job_id in done.cancelled:
+                        self._emit(events.JobAborted(queue=queue, id=job_id))
+                return
 
 
 def _end_of(code: int) -> str:
@@ -309,3 +299,59 @@ def _end_of(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
+
+
+_EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104
+"""Addresses to listen on, but not to connect to: the file has the host's name instead."""
+
+
+class MetricsPorts:
+    """The metrics ports of worker processes, and the file that lists them for Prometheus (`file_sd_configs`).
+
+    There are `count` consecutive ports, beginning with the configured one, or none if none is configured. The parent
+    reserves them, so a worker process that is started again keeps its port. It does not listen: while the process does
+    not run, a scraper is refused at once.
+
+    Raises:
+        CannotStart: a port is taken.
+    """
+
+    def __init__(self, config: Config, count: int, targets: Path | None) -> None:
+        self._host = config.metrics_host
+        self._targets = targets
+        first = config.metrics_port
+        with contextlib.ExitStack() as reserved:
+            self._sockets = [
+                reserved.enter_context(reserve(self._host, first + number if first else 0))
+                for number in range(0 if first is None else count)
+            ]
+            self._reserved = reserved.pop_all()
+
+    def of(self, number: int) -> socket.socket | None:
+        """Return the socket of one process; None = there are no ports."""
+        return self._sockets[number] if self._sockets else None
+
+    def write_targets(self, numbers: Iterable[int]) -> None:
+        """Write the ports of the processes that should run: Prometheus shows one that died as down, and no others.
+
+        Raises:
+            CannotStart: the file cannot be written.
+        """
+        path = self._targets
+        if path is None:
+            return
+        host = socket.gethostname() if self._host in _EVERY_ADDRESS else self._host
+        ports = [self._sockets[number].getsockname()[1] for number in numbers if self._sockets]
+        text = msgspec.json.encode([{"targets": [f"{host}:{port}" for port in ports], "labels": {}}])
+        try:
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_bytes(text + b"\n")
+            part.replace(path)  # so Prometheus never reads half a file
+        except OSError as error:
+            raise CannotStart(f"metrics targets {path}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Close the ports and delete the file."""
+        if self._targets is not None:
+            self._targets.unlink(missing_ok=True)
+        self._reserved.close()

@@ -26,6 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from evsched import forks
+from evsched.app import find_app
 from evsched.errors import CannotStart, ConfigError
 from evsched.execution import parent_death, process_pool
 from evsched.execution.failure import Failure, failure_of, message, plain, release
@@ -38,7 +39,6 @@ from evsched.jobs.current_job import CurrentJob, Progress, set_current_job
 from evsched.jobs.job import Buried, Outcome, Requeued, decode_payload
 from evsched.jobs.retry import kinds_of
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
-from evsched.services.locate_app import find_app
 from evsched.telemetry import log
 
 _INTERVAL: Final = 0.1

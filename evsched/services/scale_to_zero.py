@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from evsched import keys
+from evsched import keys, shard_map
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.lease import Times
-from evsched.runtime.loops import background, first_of
-from evsched.runtime.new_id import new_id
+from evsched.runtime.loops import Runtime, background, first_of
 from evsched.runtime.reconnect import Reconnect
 from evsched.services.worker_process import WorkerReady
 from evsched.store.queue import Announced
@@ -67,13 +65,14 @@ class ReadyWatch:
     `async with`: at its end the parent is no longer registered.
     """
 
-    def __init__(self, config: Config, last: WorkerReady, emit: Emit, announced: Callable[[str], Announced]) -> None:
-        self._times = Times(config)
+    def __init__(
+        self, config: Config, times: Times, last: WorkerReady, emit: Emit, announced: Callable[[str], Announced]
+    ) -> None:
+        sender = BatchingSender(last.url, reply_timeout=times.reply_timeout)
+        self._runtime = Runtime(config, sender, emit, made_times=times)
         self._last = last
-        self._emit = emit
         self._announced = announced
-        self._parent = new_id()
-        self._sender = BatchingSender(last.url, reply_timeout=self._times.reply_timeout)
+        self._parent = keys.new_id()
 
     async def __aenter__(self) -> ReadyWatch:
         return self
@@ -82,16 +81,20 @@ class ReadyWatch:
         try:
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(_LEAVE):
-                    await self._sender.send_all([Store(queue).stand_down(self._parent) for queue in self._last.queues])
+                    await self._runtime.sender.send_all(
+                        [Store(queue).stand_down(self._parent) for queue in self._last.queues]
+                    )
         finally:
-            await self._sender.close()
+            await self._runtime.sender.close()
 
     async def wait(self, abandon: asyncio.Event) -> tuple[str, Need] | None:
         """Return the first queue that needs a worker process, whose start this parent has claimed, and why.
 
         `abandon`: when it is set, return None, and claim nothing.
         """
-        async with background(*(self._watch(Store(queue)) for queue in self._last.queues), abandon.wait()) as tasks:
+        await shard_map.learn_lease(self._runtime)
+        watches = (self._watch(Store(queue)) for queue in self._last.queues)
+        async with background(*watches, abandon.wait(), shard_map.follow_lease(self._runtime)) as tasks:
             await first_of(tasks)
         ended = zip(self._last.queues, tasks, strict=False)
         found: list[tuple[str, Need]] = [(queue, task.result()) for queue, task in ended if not task.cancelled()]
@@ -99,48 +102,48 @@ class ReadyWatch:
             await self.end_claim(queue)
         return None if abandon.is_set() else found[0]
 
-    async def keep_claim(self, queue: str, started: Awaitable[object]) -> None:
-        """Keep the claim until the process is `started`, or has failed to, and then end it."""
-        store = Store(queue)
-        await self._repeat(lambda: [store.prolong_start(_CLAIM)], started, _CLAIM / 2, _CLAIM_MOST)
-        await self.end_claim(queue)
+    async def hand_over(
+        self, queue: str, started: Callable[[], Awaitable[object]], serving: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Keep the claim until the process has `started`, or failed to, and the registration until it is `serving`.
 
-    async def stay(self, serving: Awaitable[object]) -> None:
-        """Keep the registration until a process is `serving`, however often it is started."""
+        Each waits for that. The process may be started several times before it serves.
+        """
 
         def register() -> list[Call[Stance]]:
             return [self._stand_by(Store(queue), claim=0) for queue in self._last.queues]
 
-        await self._repeat(register, serving, self._times.idle_heartbeat)
+        async with background(self._repeat(register, self._runtime.times.idle_heartbeat)):
+            prolonging = self._repeat(lambda: [Store(queue).prolong_start(_CLAIM)], _CLAIM / 2)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLAIM_MOST), background(prolonging):
+                    await started()
+            await self.end_claim(queue)
+            await serving()
 
-    async def _repeat(
-        self, calls: Callable[[], Sequence[Call[Any]]], until: Awaitable[object], every: float, most: float = math.inf
-    ) -> None:
-        """Send these calls every `every` seconds until something is done, for `most` seconds at most.
+    async def _repeat(self, calls: Callable[[], Sequence[Call[Any]]], every: float) -> None:
+        """Send these calls every `every` seconds until cancelled.
 
         A call that fails is not repeated before its turn: claim and registration last longer than that.
         """
-        waiting, gives_up = asyncio.ensure_future(until), time.monotonic() + most
-        try:
-            while time.monotonic() < gives_up:
-                await asyncio.wait([waiting], timeout=every)
-                if waiting.done():
-                    return
-                with contextlib.suppress(StoreError):
-                    await self._sender.send_all(calls())
-        finally:
-            waiting.cancel()
+        while True:
+            await asyncio.sleep(every)
+            with contextlib.suppress(StoreError):
+                await self._runtime.sender.send_all(calls())
 
     async def end_claim(self, queue: str) -> None:
         """End the claim, so that others may start a process."""
         with contextlib.suppress(StoreError):  # it ends by itself
-            await self._sender.send(Store(queue).end_start())
+            await self._runtime.sender.send(Store(queue).end_start())
 
     async def _watch(self, store: Store) -> Need:
         """Return when one queue needs a process, and why."""
-        reconnect = Reconnect("parent, waiting for jobs", self._emit, store.queue)
+        reconnect = Reconnect("parent, waiting for jobs", self._runtime.emit, store.queue)
         pause, refused, next_look = _PAUSE, 0, 0.0
-        async with self._connection(store) as blocking:
+        blocking = DirectSender(
+            self._last.url, reply_timeout=self._runtime.times.reply_timeout, near=keys.root(store.queue)
+        )
+        try:
             while True:
                 async with reconnect:
                     began = time.monotonic()
@@ -154,8 +157,8 @@ class ReadyWatch:
                             pause = min(2 * pause, _PAUSE_MOST)
                         elif time.monotonic() < next_look:
                             continue
-                    found = await self._sender.send(self._stand_by(store, _CLAIM))
-                    next_look = time.monotonic() + self._times.idle_heartbeat
+                    found = await self._runtime.sender.send(self._stand_by(store, _CLAIM))
+                    next_look = time.monotonic() + self._runtime.times.idle_heartbeat
                     if not found.need:
                         refused = 0
                     elif found.claimed or refused >= _REFUSED_MOST:
@@ -163,19 +166,12 @@ class ReadyWatch:
                     else:
                         refused, next_look = refused + 1, 0.0
                         await asyncio.sleep(_REFUSED)
-
-    def _stand_by(self, store: Store, claim: float) -> Call[Stance]:
-        announced, lease = self._announced(store.queue), self._times.idle_lease
-        return store.stand_by(self._parent, announced, lease=lease, claim=claim)
-
-    @contextlib.asynccontextmanager
-    async def _connection(self, store: Store) -> AsyncGenerator[DirectSender]:
-        near, timeout = keys.root(store.queue), self._times.reply_timeout
-        blocking = DirectSender(self._last.url, reply_timeout=timeout, near=near)
-        try:
-            yield blocking
         finally:
             await blocking.close()
+
+    def _stand_by(self, store: Store, claim: float) -> Call[Stance]:
+        announced, lease = self._announced(store.queue), self._runtime.times.idle_lease
+        return store.stand_by(self._parent, announced, lease=lease, claim=claim)
 
     async def _arrives(self, store: Store, blocking: DirectSender, most: float) -> bool:
         """Wait for a job, for the probe interval at most: a connection that is half open is then noticed.
@@ -183,7 +179,7 @@ class ReadyWatch:
         Raises:
             StoreDown, StoreRefused
         """
-        block = min(self._times.probe_interval, max(most, _PAUSE))
+        block = min(self._runtime.times.probe_interval, max(most, _PAUSE))
         try:
             return await blocking.send(store.await_ready(block), block)
         except StoreError as error:

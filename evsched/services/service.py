@@ -6,57 +6,57 @@ Each `run_...` starts one service and returns when it has ended. No other module
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import gc
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import structs
 
 import evsched
-from evsched import forks, process_events, shard_map
+from evsched import forks, keys, process_events, shard_map
 from evsched.app import App
 from evsched.config import DEFAULT_QUEUE, Config
+from evsched.diagnostics import server_checks
 from evsched.diagnostics.doctor import examine
 from evsched.diagnostics.finding import Finding, changes
 from evsched.diagnostics.server_checks import Role
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
-from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError
-from evsched.events import DispatcherStarted, Event, Events, ReadyDrained, ReadyLeft, Started, WorkerStarted
+from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError, StoreRefused
+from evsched.events import DispatcherStarted, Events
 from evsched.execution.precautions import AppSource
-from evsched.process_events import DoctorStarted, HandlersLeft, JobsPutBack, RedisFailed
-from evsched.runtime import garbage
-from evsched.runtime.loops import Runtime, background, first_of
+from evsched.process_events import DoctorStarted, HandlersLeft, JobsPutBack, RedisFailed, RedisUnsafe
+from evsched.runtime.loops import Runtime, background, first_of, run_beside
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.shutdown import Shutdown
 from evsched.services.app_shards import AppShards
-from evsched.services.first_check import check_layout, check_server, unsafe_settings
-from evsched.services.worker_process import (
-    LINK,
-    METRICS,
-    METRICS_TAKEN,
-    Behind,
-    ChildReport,
-    Fetching,
-    Idle,
-    WorkerReady,
-    announced,
-    inherited,
-    put_back,
-    report_line,
-)
+from evsched.services.worker_process import ChildLink, inheritance, inherited_link, inherited_socket
+from evsched.store.server import facts, info, layout
 from evsched.telemetry import log
 from evsched.telemetry.process_telemetry import Telemetry
-from evsched.transport.call import read_scripts
+from evsched.transport.address import Host, hide_password
+from evsched.transport.call import Call, read_scripts
 from evsched.transport.connection import primary
+from evsched.transport.embedded import read_version
+from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import topology
 from evsched.worker.worker import Worker
 
 _BURST_LOOK: Final = 0.2
 """Seconds between two checks whether a burst is done. It is not a service, so it may poll."""
+
+
+_COLLECTIONS: Final = (10_000, 2, 50)
+"""How often the garbage collector runs. Runs leave no reference cycles, so it finds nothing of ours; with the defaults
+it took a tenth of a busy worker's time, as it walks all objects several times for each batch of jobs.
+
+New objects until it looks for cycles among them: a batch has fewer, 256 runs of async handlers that wait have 25 each.
+Such collections until it looks at the survivors again: with 10, that takes 15 to 20 ms while a dispatcher finds
+thousands of queues, and its due jobs wait. Both until it looks at all objects: as seldom as with the defaults."""
 
 
 class _ServiceProcess:
@@ -71,10 +71,12 @@ class _ServiceProcess:
         self.server = ""
         self.learned = False
         """Whether Redis has said how many shards queues have."""
-        self.telemetry = Telemetry(
-            self.runtime, events, evsched.__version__, inherited(METRICS), inherited(METRICS_TAKEN)
-        )
-        for queue, count in put_back().items():
+        self.lingering = False
+        """Whether handlers still run in threads after the work is done: they cannot be ended."""
+        self.inheritance = given = inheritance()
+        reserved, taken = inherited_socket(given.metrics), inherited_socket(given.metrics_taken)
+        self.telemetry = Telemetry(self.runtime, events, evsched.__version__, reserved, taken)
+        for queue, count in given.put_back.items():
             self.runtime.emit(JobsPutBack(queue=queue, count=count))
 
     def spread(self, queues: Sequence[str]) -> Runtime:
@@ -109,43 +111,36 @@ class _ServiceProcess:
 _ENDED: Final = ", which ends the worker: its jobs start again when its lease ends; restart the process"
 """The end of the message about a handler that has ended its worker's event loop."""
 
-_Work = Callable[[_ServiceProcess], Awaitable[bool]]
-"""Works until the process is asked to end; returns whether handlers still run in threads, which cannot be ended."""
+_Work = Callable[[_ServiceProcess], Awaitable[object]]
+"""Works until the process is asked to end."""
 
 
 def run_dispatcher(config: Config) -> None:
     """Run a dispatcher until SIGTERM or SIGINT."""
-
-    async def work(process: _ServiceProcess) -> bool:
-        await process.shutdown.request.run_until_made(_dispatch(process))
-        return False
-
-    _run(config, 0.0, work)
+    _run(config, 0.0, lambda process: process.shutdown.request.run_until_made(_dispatch(process)))
 
 
 def run_worker(config: Config, app: App, *, burst: bool = False) -> None:
     """Run a worker until SIGTERM or SIGINT, then drain. `burst`: dispatch too, and end when nothing is due."""
-    if burst:
-        _run(config, config.shutdown_grace, lambda process: _both(process, app, burst=True))
-    else:
-        _run(config, config.shutdown_grace, lambda process: _work(process, app))
+    work = partial(_both, app=app, burst=True) if burst else partial(_work, app=app)
+    _run(config, config.shutdown_grace, work)
 
 
 def run_dev(config: Config, app: App) -> None:
     """Run a dispatcher and a worker in one process, until SIGTERM or SIGINT."""
-    _run(config, config.shutdown_grace, lambda process: _both(process, app))
+    _run(config, config.shutdown_grace, partial(_both, app=app))
 
 
 def run_doctor(config: Config, role: Role | None, interval: float, on_changes: OnChanges) -> None:
     """Examine Redis and its queues every `interval` seconds, until SIGTERM or SIGINT."""
 
-    async def work(process: _ServiceProcess) -> bool:
-        watch = DoctorWatch(process.runtime, role, interval, on_changes)
-        process.telemetry.of_reader(config.queues[0] if config.queues else DEFAULT_QUEUE, watch.problem)
+    async def work(process: _ServiceProcess) -> None:
+        reconnect = Reconnect("doctor", process.runtime.emit)
+        process.telemetry.of_reader(next(iter(config.queues), DEFAULT_QUEUE), lambda: reconnect.reason)
         process.runtime.emit(DoctorStarted(interval=interval))
         # Not by `run_loops`, which would call it a bug that stdout cannot be written.
-        await process.shutdown.request.run_until_made(watch.run())
-        return False
+        watching = _watch_findings(process.runtime, reconnect, role, interval, on_changes)
+        await process.shutdown.request.run_until_made(watching)
 
     _run(config, 0.0, work)
 
@@ -164,11 +159,10 @@ def run_ledger(config: Config) -> None:
             "use a Redis that is not a cluster, redis://HOST:PORT, or redis+sentinel:// for failovers"
         )
 
-    async def work(process: _ServiceProcess) -> bool:
+    async def work(process: _ServiceProcess) -> None:
         service = Service(process.runtime)
         process.telemetry.of_ledger(lambda: service.pulses, service.problem, service.database_problem, service.waiting)
         await process.shutdown.request.run_until_made(service.run(process.server))
-        return False
 
     _run(config, 0.0, work)
 
@@ -179,15 +173,10 @@ def run_api(config: Config) -> None:
 
     server = ApiServer(config)
 
-    async def work(process: _ServiceProcess) -> bool:
-        process.telemetry.of_reader(config.queues[0] if config.queues else DEFAULT_QUEUE)
-        serve = server.serve(process.runtime.emit, process.shutdown.request)
-        async with background(serve, process.wait_for_redis()) as (serving, checking):
-            await first_of((serving, checking))
-            if checking.done():
-                checking.result()
-            await serving
-        return False
+    async def work(process: _ServiceProcess) -> None:
+        process.telemetry.of_reader(next(iter(config.queues), DEFAULT_QUEUE))
+        serving = server.serve(process.runtime.emit, process.shutdown.request)
+        await run_beside(serving, process.wait_for_redis())
 
     _run(config, GRACE, work, at_once=not config.require_redis)
 
@@ -195,8 +184,10 @@ def run_api(config: Config) -> None:
 def _run(config: Config, grace: float, work: _Work, *, at_once: bool = False) -> None:
     """Run a process. `at_once`: its work begins while Redis may still be down."""
     read_scripts()
-    garbage.settle()
-    events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
+    gc.collect()  # cycles that the imports left would stay for good
+    gc.freeze()  # the modules and the app live as long as the process
+    gc.set_threshold(*_COLLECTIONS)
+    events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited_link()
     with Shutdown(grace, events.emit, link) as shutdown:
         try:
             asyncio.run(_run_until_asked_to_end(_ServiceProcess(config, events, shutdown, link), work, at_once=at_once))
@@ -210,25 +201,20 @@ def _run(config: Config, grace: float, work: _Work, *, at_once: bool = False) ->
 
 async def _run_until_asked_to_end(process: _ServiceProcess, work: _Work, *, at_once: bool) -> None:
     process.shutdown.request.attach()
-    lingering = False
     try:
         async with process.telemetry, primary(process.runtime.config.url).followed():
             if at_once or await process.shutdown.request.run_until_made(process.wait_for_redis()):
-                lingering = await work(process)
+                await work(process)
     finally:
         await process.runtime.sender.close()
         if ended := forks.end_children(1.0):
             process.runtime.emit(HandlersLeft(processes=ended))
-    if lingering:
+    if process.lingering:
         os._exit(0)  # a job's thread still runs after the grace: Python would wait for it forever
 
 
-async def _both(process: _ServiceProcess, app: App, *, burst: bool = False) -> bool:
-    async with background(_dispatch(process), _work(process, app, burst=burst)) as (dispatching, working):
-        await first_of((dispatching, working))
-        if dispatching.done():
-            dispatching.result()
-        return await working
+async def _both(process: _ServiceProcess, app: App, *, burst: bool = False) -> None:
+    await run_beside(_work(process, app, burst=burst), _dispatch(process))
 
 
 async def _dispatch(process: _ServiceProcess) -> None:
@@ -243,7 +229,7 @@ async def _dispatch(process: _ServiceProcess) -> None:
     await dispatcher.run()
 
 
-async def _work(process: _ServiceProcess, app: App, *, burst: bool = False) -> bool:
+async def _work(process: _ServiceProcess, app: App, *, burst: bool = False) -> None:
     config, shutdown = process.runtime.config, process.shutdown
     app.move_to(config.url)
     shards = AppShards(process.runtime, app)
@@ -251,7 +237,7 @@ async def _work(process: _ServiceProcess, app: App, *, burst: bool = False) -> b
     runtime = process.spread(config.queues or app.queues)
     queues, program = list(runtime.config.queues), structs.replace(app.program, shards=runtime.shards)
     source = None if app.origin is None else AppSource(app.origin, log.level())
-    worker = Worker(runtime, program, queues, source=source, before=announced())
+    worker = Worker(runtime, program, queues, source=source, before=process.inheritance.announced)
     process.telemetry.of_worker(worker)
     link = None
     if process.link is not None:
@@ -272,7 +258,7 @@ async def _work(process: _ServiceProcess, app: App, *, burst: bool = False) -> b
         if link is not None:
             link.close()
         await app.close()
-    return worker.lingering
+    process.lingering = worker.lingering
 
 
 async def _idle(process: _ServiceProcess, worker: Worker) -> None:
@@ -283,144 +269,127 @@ async def _idle(process: _ServiceProcess, worker: Worker) -> None:
             idle = await worker.idle()
 
 
-_BEHIND_AFTER: Final = 1.0
-"""Seconds for which jobs must stay in ready before the worker reports that it is behind: a burst passes sooner."""
-
-_IDLE_LEAST: Final = 0.1
-"""Seconds between two reports that the worker is idle, at least: the setting may be 0."""
-
-
-class ChildLink:
-    """Reports to the parent of this worker process, the supervisor, which decides how many processes run.
-
-    Subscribe `on_event` to the events of the process. When the parent ends, its end of the link closes, and `Shutdown`
-    stops the process.
-
-    The worker is idle when no job has started for the setting `scale_down_after`, counted from when Redis answered its
-    first fetch: that may take long, and a job may wait meanwhile.
-    """
-
-    def __init__(self, link: socket.socket, config: Config, worker: Worker) -> None:
-        self._link = link
-        self._config = config
-        self._worker = worker
-        self._unanswered = set[str]()
-        """Queues from which the first fetch is not answered yet."""
-        self._behind = set[str]()
-        """Queues in which the last fetch left ready jobs."""
-        self._checking: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._behind_timer: asyncio.TimerHandle | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
-        link.setblocking(False)
-
-    def on_event(self, event: Event) -> None:
-        """Report to the parent, or set a timer to report later."""
-        if isinstance(event, WorkerStarted):
-            announced = {queue: self._worker.announced(queue) for queue in event.queues}
-            self._unanswered.update(event.queues)
-            self._report(WorkerReady(event.worker, event.queues, self._config.url, announced))
-        elif isinstance(event, ReadyLeft):
-            self._note_answer(event.queue)
-            self._behind.add(event.queue)
-            if self._behind_timer is None:
-                self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)
-        elif isinstance(event, ReadyDrained):
-            self._note_answer(event.queue)
-            self._behind.discard(event.queue)
-            if self._behind_timer is not None and not self._behind:
-                self._behind_timer.cancel()
-                self._behind_timer = None
-        elif isinstance(event, Started):
-            self._wait_for_idleness()
-
-    def close(self) -> None:
-        """Stop reporting."""
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        if self._behind_timer is not None:
-            self._behind_timer.cancel()
-        if self._checking is not None:
-            self._checking.cancel()
-
-    def _note_answer(self, queue: str) -> None:
-        if queue in self._unanswered:
-            self._unanswered.discard(queue)
-            self._wait_for_idleness()
-            if not self._unanswered:
-                self._report(Fetching())
-
-    def _check_backlog(self) -> None:
-        self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)
-        self._checking = self._loop.create_task(self._report_behind())
-
-    async def _report_behind(self) -> None:
-        # A worker without free slots last fetched some time ago. Other workers may have fetched the jobs meanwhile.
-        with contextlib.suppress(StoreError):
-            if await self._worker.jobs_wait():
-                self._report(Behind())
-
-    def _wait_for_idleness(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        after = max(_IDLE_LEAST, self._config.scale_down_after)
-        self._idle_timer = self._loop.call_later(after, self._report_idle)
-
-    def _report_idle(self) -> None:
-        if not self._worker.busy():
-            self._report(Idle())
-        self._wait_for_idleness()
-
-    def _report(self, report: ChildReport) -> None:
-        with contextlib.suppress(OSError):  # the parent has ended
-            self._link.send(report_line(report))
-
-
 OnChanges = Callable[[Sequence[Finding], Sequence[Finding]], object]
 """Gets the new findings and the ones that are gone, after each examination with any."""
 
 
-class DoctorWatch:
-    """The doctor as a service: it examines Redis and the queues every `interval` seconds, and reports changes.
+async def _watch_findings(
+    runtime: Runtime, reconnect: Reconnect, role: Role | None, interval: float, on_changes: OnChanges
+) -> None:
+    """Examine Redis and the queues, and report changes, until cancelled.
 
-    The interval is counted from the end of an examination.
+    The interval is counted from the end of an examination. One that fails changes no finding.
     """
+    config, known = runtime.config, list[Finding]()
+    while True:
+        rest = 0.0  # after a failure `reconnect` has waited
+        async with reconnect:
+            found = (await examine(config.url, runtime.sender, config.queues, role, ledger_url=config.ledger_url)).found
+            (new, gone), known = changes(known, found), found
+            problems = [finding for finding in found if finding.level != "info"]
+            runtime.emit(
+                process_events.Examined(checks=[one.check for one in problems], levels=[one.level for one in problems])
+            )
+            if new or gone:
+                on_changes(new, gone)
+            rest = interval
+        await asyncio.sleep(rest)
 
-    def __init__(self, runtime: Runtime, role: Role | None, interval: float, on_changes: OnChanges) -> None:
-        self._runtime = runtime
-        self._role: Role | None = role
-        self._interval = interval
-        self._on_changes = on_changes
-        self._reconnect = Reconnect("doctor", runtime.emit)
-        self._known = list[Finding]()
 
-    def problem(self) -> str | None:
-        """Return why the last examination failed; None = it did not."""
-        return self._reconnect.reason
+_LOADING: Final = "loading"
+"""The kind of a StoreDown that says that Redis still reads its data."""
 
-    async def run(self) -> None:
-        """Examine until cancelled."""
-        while True:
-            rest = 0.0  # after a failure `_reconnect` has waited
-            async with self._reconnect:
-                await self.step()
-                rest = self._interval
-            await asyncio.sleep(rest)
 
-    async def step(self) -> None:
-        """Examine once.
+async def check_server(sender: BatchingSender, url: str) -> str:
+    """Return which server answers, such as "Redis 7.0.15".
 
-        Raises:
-            StoreDown, StoreRefused: the earlier findings stay known.
-        """
-        config = self._runtime.config
-        sender, ledger_url = self._runtime.sender, config.ledger_url
-        found = (await examine(config.url, sender, config.queues, self._role, ledger_url=ledger_url)).found
-        new, gone = changes(self._known, found)
-        self._known = found
-        problems = [finding for finding in found if finding.level != "info"]
-        self._runtime.emit(
-            process_events.Examined(checks=[one.check for one in problems], levels=[one.level for one in problems])
+    Raises:
+        StoreDown: no server answers; the message says what to do.
+        CannotStart: it refuses, or is too old.
+    """
+    try:
+        replies = [reply for _, reply in await _of_each_node(sender, info("server", "persistence"))]
+    except StoreDown as error:
+        if error.kind == _LOADING:
+            raise
+        raise StoreDown(
+            f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL",
+            kind=error.kind,
+        ) from None
+    except StoreRefused as error:
+        raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
+    mode = replies[0].get("redis_mode", replies[0].get("server_mode"))  # Valkey has its own name for it
+    if mode == "cluster" and topology(url) is None:
+        raise CannotStart(f"{hide_password(url)}: {NO_CLUSTER}")
+    versions = [read_version(reply) for reply in replies]
+    for kind, version, least in versions:
+        if least is not None:
+            raise CannotStart(
+                f"{kind} {version} at {hide_password(url)} is too old: "
+                f"evsched needs {kind} {least[0]}.{least[1]} or newer"
+            )
+    kind, version, _ = versions[0]
+    return f"{kind.capitalize()} {version}"
+
+
+async def check_layout(sender: BatchingSender) -> None:
+    """Check that this release understands the keys in Redis.
+
+    Raises:
+        StoreDown, StoreRefused
+        CannotStart: a newer release has written them.
+    """
+    found = await sender.send(layout())
+    if found != keys.LAYOUT:
+        older = found > keys.LAYOUT
+        raise CannotStart(
+            f"the keys in Redis have layout {found}, and evsched {keys.RELEASE} knows layout {keys.LAYOUT}: "
+            + ("install the release that the other processes run" if older else "run the release that wrote them")
+            + " (docs/upgrade.md)"
         )
-        if new or gone:
-            self._on_changes(new, gone)
+
+
+async def unsafe_settings(sender: BatchingSender) -> list[RedisUnsafe]:
+    """Return the settings of Redis that may lose jobs: now, since `evsched doctor` may come too late.
+
+    Raises:
+        StoreDown
+    """
+    found = list[RedisUnsafe]()
+    try:
+        reports = await _of_each_node(sender, facts())
+    except StoreRefused:
+        return found  # `evsched doctor` reports that the settings cannot be read
+    for node, report in reports:
+        server = server_checks.Server(report, {})
+        for finding in (*server_checks.persistence(server), *server_checks.eviction(server)):
+            if finding.check in ("persistence", "eviction"):
+                what = finding.what if node is None else f"{finding.what} (at {node[0]}:{node[1]})"
+                found.append(RedisUnsafe(what=what, mend=finding.mend))
+    return found
+
+
+async def _of_each_node(sender: BatchingSender, call: Call[dict[str, str]]) -> list[tuple[Host | None, dict[str, str]]]:
+    """Return a part of INFO of each primary of a cluster that serves, or of the one Redis.
+
+    A server that still reads its data answers INFO, but next to nothing else.
+
+    Raises:
+        StoreDown: none serves.
+        StoreRefused
+    """
+    nodes = await sender.nodes()
+    values = await sender.attempt_all([call.at(node) for node in nodes])
+    found, away = list[tuple[Host | None, dict[str, str]]](), list[StoreDown]()
+    for node, value in zip(nodes, values, strict=True):
+        if isinstance(value, StoreDown):
+            away.append(value)
+        elif isinstance(value, BaseException):
+            raise value
+        elif value.get("loading") == "1":
+            away.append(StoreDown("Redis still reads its data from the disk", kind=_LOADING))
+        else:
+            found.append((node, value))
+    if not found:
+        raise away[0]
+    return found

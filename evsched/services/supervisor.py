@@ -20,16 +20,15 @@ from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.events import Emit, Events
 from evsched.process_events import ChildCannotStart, ParentWaits, ParentWoken, Reloaded, ReloadFailed, Reloading
-from evsched.runtime.loops import ended_loop
+from evsched.runtime.loops import background, ended_loop, first_of
 from evsched.runtime.shutdown import FORCED, Shutdown, bound
-from evsched.services.children import Children, Recovery
+from evsched.services.children import Children
 from evsched.services.scale_to_zero import ReadyWatch
 from evsched.services.worker_process import (
     Behind,
     ChildReport,
     Idle,
     Launch,
-    MetricsPorts,
     WorkerProcess,
     working_directory,
 )
@@ -97,43 +96,6 @@ class ProcessCount:
         return None
 
 
-class Reload:
-    """Replaces the children one by one with processes that run the code on disk; asked again meanwhile, it starts over.
-
-    Each new process must be ready before the old one is asked to end. So there is no gap, and at most one process more
-    than before. If a new one does not become ready, its code is broken: the reload stops, and the processes that have
-    not been replaced continue.
-    """
-
-    def __init__(self, children: Children, emit: Emit) -> None:
-        self._children = children
-        self._emit = emit
-        self._asked = asyncio.Event()
-
-    def ask(self) -> None:
-        self._asked.set()
-
-    async def run(self) -> None:
-        """Reload whenever asked to, until cancelled."""
-        while True:
-            await self._asked.wait()
-            self._asked.clear()
-            await self._replace_all()
-
-    async def _replace_all(self) -> None:
-        # Without a child, one is started all the same: the new code is tried, and its recurrences are declared.
-        began, old = time.monotonic(), self._children.wanted or self._children.current[:1]
-        self._emit(Reloading(processes=len(old)))
-        for replaced, child in enumerate(old):
-            failure = await self._children.replace(child, self._asked)
-            if self._asked.is_set():
-                return
-            if failure is not None:
-                self._emit(ReloadFailed(number=child.number, reason=failure, replaced=replaced, processes=len(old)))
-                return
-        self._emit(Reloaded(processes=len(old), seconds=time.monotonic() - began))
-
-
 class Supervisor:
     """Keeps `bounds` worker processes.
 
@@ -154,16 +116,13 @@ class Supervisor:
         self._count = ProcessCount(bounds)
         self._emit = emit
         self._shutdown = shutdown
-        self._ports = MetricsPorts(config, bounds.most, targets)
-
-        def make(number: int, predecessor: asyncio.Future[int] | None) -> WorkerProcess:
-            return WorkerProcess(number, launch, self._ports.of(number), predecessor)
-
-        recovery = Recovery(config, emit)
-        self._children = Children(make, bounds.most, bound(config.shutdown_grace), recovery, self, emit)
-        self._reload = Reload(self._children, emit)
-        self._stop = asyncio.Event()
+        self._children = Children(
+            config, bounds.most, launch, targets, emit, self._note_report, self._end_since_none_starts
+        )
+        self._reload_asked = asyncio.Event()
+        self._none_starts = asyncio.Event()
         self._code = 0
+        """The exit code of a first child that could not start."""
 
     async def run(self) -> int:
         """Keep the children running until asked to end, or until the first one cannot start; return the exit code.
@@ -173,45 +132,56 @@ class Supervisor:
 
         Raises:
             CannotStart: the targets' file cannot be written.
+            LoopEnded: a loop has ended, which is a bug.
         """
         loop, request = asyncio.get_running_loop(), self._shutdown.request
         request.attach()
         self._shutdown.kill_children = self._children.kill
-        self._shutdown.reload = lambda: loop.call_soon_threadsafe(self._reload.ask)
-        requested = asyncio.ensure_future(request.wait())
-        requested.add_done_callback(lambda _: self._stop.set())
-        stopping = asyncio.ensure_future(self._stop.wait())
-        loops = {"reload": asyncio.ensure_future(self._reload.run())}
+        self._shutdown.reload = lambda: loop.call_soon_threadsafe(self._reload_asked.set)
+        loops = {"reload": self._reload_when_asked()}
         if self._count.bounds.least == 0:
-            loops["parent"] = asyncio.ensure_future(self._start_when_jobs_wait())
+            loops["parent"] = self._start_when_jobs_wait()
         try:
-            # The first one runs in any case: it declares recurrences, and reports the app's queues and its Redis.
-            for child in self._children.current[: max(1, self._count.bounds.least)]:
-                self._children.begin(child)
-            await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
-            await self._end(loops)
+            async with background(request.wait(), self._none_starts.wait(), *loops.values()) as tasks:
+                # The first one runs in any case: it declares recurrences, and reports the app's queues and its Redis.
+                for child in self._children.current[: max(1, self._count.bounds.least)]:
+                    self._children.begin(child)
+                await first_of(tasks)
+                ended = [ended_loop(name, task) for name, task in zip(loops, tasks[2:], strict=True) if task.done()]
+                for task in tasks:
+                    task.cancel()
+                codes = await self._children.end_all()
         finally:
-            for task in (requested, stopping, *loops.values()):
-                task.cancel()
-            self._ports.close()
-        return self._code
-
-    async def _end(self, loops: dict[str, asyncio.Task[None]]) -> None:
-        """End the children.
-
-        Raises:
-            LoopEnded: this is not because the process was asked to end.
-        """
-        ended = [ended_loop(name, loop) for name, loop in loops.items() if loop.done()]
-        for loop in loops.values():
-            loop.cancel()
-        codes = await self._children.end_all()
-        await asyncio.gather(*loops.values(), return_exceptions=True)
-        # -SIGTERM: the signal came before the child handled signals.
-        if any(code not in (0, -signal.SIGTERM) for code in codes):
-            self._code = self._code or FORCED  # keep the code of a first child that could not start
+            self._children.close()
         if ended:
             raise ended[0]
+        # -SIGTERM: the signal came before the child handled signals.
+        if any(code not in (0, -signal.SIGTERM) for code in codes):
+            return self._code or FORCED
+        return self._code
+
+    async def _reload_when_asked(self) -> None:
+        """Replace the children one by one with processes that run the code on disk; start over when asked meanwhile.
+
+        Each new process must be ready before the old one is asked to end. So there is no gap, and at most one process
+        more than before. If a new one does not become ready, its code is broken: the reload stops, and the processes
+        that have not been replaced continue.
+        """
+        while True:
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
+            # Without a child, one is started all the same: the new code is tried, and its recurrences are declared.
+            began, old = time.monotonic(), self._children.wanted or self._children.current[:1]
+            self._emit(Reloading(processes=len(old)))
+            for replaced, child in enumerate(old):
+                failure = await self._children.replace(child, self._reload_asked)
+                if self._reload_asked.is_set():
+                    break
+                if failure is not None:
+                    self._emit(ReloadFailed(number=child.number, reason=failure, replaced=replaced, processes=len(old)))
+                    break
+            else:
+                self._emit(Reloaded(processes=len(old), seconds=time.monotonic() - began))
 
     async def _start_when_jobs_wait(self) -> None:
         """Start a child when none is wanted, and a queue needs one."""
@@ -219,7 +189,7 @@ class Supervisor:
             await self._children.none_wanted.wait()
             if (last := self._children.last_ready) is not None:
                 self._emit(ParentWaits(queues=last.queues))
-                async with ReadyWatch(self._config, last, self._emit, self._announced) as watch:
+                async with ReadyWatch(self._config, self._children.times, last, self._emit, self._announced) as watch:
                     # A reload starts one too, and the new code may serve other queues.
                     if (found := await watch.wait(self._children.some_wanted)) is not None:
                         queue, need = found
@@ -228,41 +198,28 @@ class Supervisor:
                             self._count.keep(time.monotonic())
                         child = self._children.current[0]
                         self._children.begin(child)
-                        await watch.keep_claim(queue, child.settled.wait())
-                        await watch.stay(child.until_it_fetches())
+                        await watch.hand_over(queue, child.settled.wait, child.until_it_fetches)
 
     def _announced(self, queue: str) -> Announced:
         """Return what the last child that was ready has announced: a reload may bring other code while none runs."""
         last = self._children.last_ready
         return Announced() if last is None else last.announced.get(queue, Announced())
 
-    # Called by the children.
-
-    def reported(self, child: WorkerProcess, report: ChildReport) -> None:
+    def _note_report(self, child: WorkerProcess, report: ChildReport) -> None:
         """Start another child if this one is behind, or end it if it is idle."""
-        if self._stop.is_set():
+        if self._shutdown.request.made or self._none_starts.is_set():
             return
-        match self._count.decide(report, len(self._children.wanted), time.monotonic()):
-            case "add":
-                self._children.begin(next(one for one in self._children.current if not one.wanted))
-            case "end":
-                self._children.end(child)
-            case None:
-                pass
+        decision = self._count.decide(report, len(self._children.wanted), time.monotonic())
+        if decision == "add":
+            self._children.begin(next(one for one in self._children.current if not one.wanted))
+        elif decision == "end":
+            self._children.end(child)
 
-    def cannot_start(self, child: WorkerProcess, code: int) -> None:
+    def _end_since_none_starts(self, child: WorkerProcess, code: int) -> None:
         """End, since no other child would start either."""
         self._emit(ChildCannotStart(number=child.number, code=code))
         self._code = code
-        self._stop.set()
-
-    def changed(self) -> None:
-        """Write the list of metrics ports.
-
-        Raises:
-            CannotStart: it cannot be written.
-        """
-        self._ports.write_targets(child.number for child in self._children.wanted)
+        self._none_starts.set()
 
 
 def run_workers(

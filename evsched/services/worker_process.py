@@ -1,4 +1,4 @@
-"""One worker process: how its parent starts and ends it, its inheritance, and its reports.
+"""One worker process: how its parent starts and ends it, what it passes to it, and its reports.
 
 The process gets descriptors and counts in environment variables. It reports over a socket, a line of JSON for each
 report. Its code may be newer than its parent's. So fields are only ever added, and the parent ignores a report that it
@@ -14,22 +14,24 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
 
 from evsched.config import Config
-from evsched.errors import CannotStart
-from evsched.events import Emit
+from evsched.errors import StoreError
+from evsched.events import Emit, Event, ReadyDrained, ReadyLeft, Started, WorkerStarted
 from evsched.execution.parent_death import tied
 from evsched.process_events import ChildEnded, ChildNotStarted, ChildStarted
 from evsched.runtime.loops import background, first_of
 from evsched.store.queue import Announced
-from evsched.telemetry.http_server import reserve
+
+if TYPE_CHECKING:  # the parent of worker processes does not need it
+    from evsched.worker.worker import Worker
 
 
 class WorkerReady(Struct, frozen=True, tag="ready"):
@@ -78,45 +80,47 @@ def read_report(line: bytes) -> ChildReport | None:
 LINK: Final = "_EVSCHED_LINK_FD"
 """The end of the link to the parent: the process reports on it, and stops when the other end is closed."""
 
-METRICS: Final = "_EVSCHED_METRICS_FD"
-"""The socket that reserves the metrics port."""
+_INHERITANCE: Final = "_EVSCHED_INHERITANCE"
 
-METRICS_TAKEN: Final = "_EVSCHED_METRICS_TAKEN_FD"
-"""A socket whose other end is closed when another process no longer answers on the metrics port; absent = none does."""
 
-PUT_BACK: Final = "_EVSCHED_PUT_BACK"
-"""How many jobs of the processes that ran here before the parent put back, by queue, as JSON; absent = none."""
+class Inheritance(Struct, frozen=True, omit_defaults=True):
+    """The things that a worker process gets from its parent besides the link, as JSON in the environment."""
 
-ANNOUNCED: Final = "_EVSCHED_ANNOUNCED"
-"""The declarations that the parent's last worker process had written to Redis, by queue, as JSON; absent = none."""
+    metrics: int | None = None
+    """The descriptor of the socket that reserves the metrics port."""
+    metrics_taken: int | None = None
+    """That of a socket whose other end is closed when another process no longer answers on the port; None = none does.
+    """
+    put_back: dict[str, int] = {}
+    """How many jobs of the processes that ran here before the parent put back, by queue."""
+    announced: dict[str, Announced] = {}
+    """The declarations that the parent's last worker process had written to Redis, by queue."""
+
+
+def inheritance() -> Inheritance:
+    """Return what the parent passed to this process. Processes that this one starts do not see it."""
+    return msgspec.json.decode(os.environ.pop(_INHERITANCE, "{}"), type=Inheritance)
+
+
+def inherited_link() -> socket.socket | None:
+    """Return the link to the parent; None = there is no parent."""
+    number = os.environ.pop(LINK, None)
+    return inherited_socket(None if number is None else int(number))
+
+
+def inherited_socket(number: int | None) -> socket.socket | None:
+    """Return a socket that the parent passed to this process, if it did. It is not passed on further."""
+    if number is None:
+        return None
+    passed = socket.socket(fileno=number)
+    passed.set_inheritable(False)
+    return passed
 
 
 def tied_to_parent() -> AbstractContextManager[None]:
     """End this process if its parent ends, even while it hangs. For the start, before the link is watched."""
     number = os.environ.get(LINK)
     return nullcontext() if number is None else tied(int(number))
-
-
-def inherited(name: str) -> socket.socket | None:
-    """Return a socket that the parent passed to this process; None = it passed none. It is not passed on further."""
-    number = os.environ.pop(name, None)
-    if number is None:
-        return None
-    passed = socket.socket(fileno=int(number))
-    passed.set_inheritable(False)
-    return passed
-
-
-def put_back() -> dict[str, int]:
-    """Return how many jobs the parent put back, by queue. Processes that this one starts do not see it."""
-    text = os.environ.pop(PUT_BACK, None)
-    return {} if text is None else msgspec.json.decode(text, type=dict[str, int])
-
-
-def announced() -> dict[str, Announced]:
-    """Return the declarations that the parent's last worker process had written to Redis, by queue."""
-    text = os.environ.pop(ANNOUNCED, None)
-    return {} if text is None else msgspec.json.decode(text, type=dict[str, Announced])
 
 
 NOT_STARTED: Final = 127
@@ -208,17 +212,25 @@ class WorkerProcess:
         """
         self.ready, self.terminated = None, False
         self.fetching.clear()
-        ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as passed:
+            ours, theirs = socket.socketpair()
             passed.enter_context(theirs)
-            environment = {**os.environ, **self._launch.environment, LINK: str(theirs.fileno())}
-            environment |= self._pass_port(passed)
-            if last is not None:
-                environment[ANNOUNCED] = msgspec.json.encode(last.announced).decode()
-            if self.put_back:
-                environment[PUT_BACK] = msgspec.json.encode(self.put_back).decode()
-                self.put_back.clear()
-            inherited = [int(value) for name, value in environment.items() if name in (LINK, METRICS, METRICS_TAKEN)]
+            port, taken = self._port, self._until_predecessor_ends()
+            if taken is not None:
+                passed.enter_context(taken)
+            inheritance = Inheritance(
+                metrics=port and port.fileno(),
+                metrics_taken=taken and taken.fileno(),
+                put_back=dict(self.put_back),
+                announced={} if last is None else last.announced,
+            )
+            self.put_back.clear()
+            environment = {
+                **os.environ,
+                **self._launch.environment,
+                LINK: str(theirs.fileno()),
+                _INHERITANCE: msgspec.json.encode(inheritance).decode(),
+            }
             # A child that is asked to end while Python starts gets the signal when it can handle it, in __main__.py. It
             # inherits the mask: asyncio starts the process before it first waits.
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
@@ -226,7 +238,7 @@ class WorkerProcess:
                 # A group of its own: so Ctrl-C on the terminal reaches the parent alone, which passes it on once.
                 process = self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "evsched", *self._launch.command),
-                    pass_fds=inherited,
+                    pass_fds=[one.fileno() for one in (theirs, port, taken) if one is not None],
                     env=environment,
                     cwd=self._launch.folder,
                     process_group=0,
@@ -241,24 +253,18 @@ class WorkerProcess:
         if not self.wanted:
             self.terminate()
         # The end of the link is not the end of the process: a process that it started may hold the link for longer.
-        receiving = asyncio.ensure_future(_receive(ours, on_report))
-        code = await process.wait()
-        receiving.cancel()
-        await asyncio.gather(receiving, return_exceptions=True)
+        async with background(_receive(ours, on_report)):
+            code = await process.wait()
         emit(ChildEnded(number=self.number, pid=process.pid, code=code))
         return code
 
-    def _pass_port(self, passed: contextlib.ExitStack) -> dict[str, str]:
-        """Return the variables that name the sockets of the metrics port."""
-        if self._port is None:
-            return {}
-        named = {METRICS: str(self._port.fileno())}
-        if self._predecessor is not None and not self._predecessor.done():
-            taken, theirs = socket.socketpair()
-            passed.enter_context(theirs)
-            self._predecessor.add_done_callback(lambda _: taken.close())
-            named[METRICS_TAKEN] = str(theirs.fileno())
-        return named
+    def _until_predecessor_ends(self) -> socket.socket | None:
+        """Return a socket whose other end is closed when the predecessor ends; None = it has the port no more."""
+        if self._port is None or self._predecessor is None or self._predecessor.done():
+            return None
+        taken, theirs = socket.socketpair()
+        self._predecessor.add_done_callback(lambda _: taken.close())
+        return theirs
 
     def terminate(self) -> None:
         """Ask the process to end."""
@@ -288,62 +294,91 @@ async def _receive(link: socket.socket, on_report: OnReport) -> None:
         writer.close()
 
 
-_EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104
-"""Addresses to listen on, but not to connect to: the file has the host's name instead."""
+_BEHIND_AFTER: Final = 1.0
+"""Seconds for which jobs must stay in ready before the worker reports that it is behind: a burst passes sooner."""
+
+_IDLE_LEAST: Final = 0.1
+"""Seconds between two reports that the worker is idle, at least: the setting may be 0."""
 
 
-class MetricsPorts:
-    """The metrics ports of worker processes, and the file that lists them for Prometheus (`file_sd_configs`).
+class ChildLink:
+    """Reports to the parent of this worker process, the supervisor, which decides how many processes run.
 
-    There are `count` consecutive ports, beginning with the configured one, or none if none is configured. The parent
-    reserves them, so a worker process that is started again keeps its port. It does not listen: while the process does
-    not run, a scraper is refused at once.
+    Subscribe `on_event` to the events of the process. When the parent ends, its end of the link closes, and `Shutdown`
+    stops the process.
 
-    Raises:
-        CannotStart: a port is taken.
+    The worker is idle when no job has started for the setting `scale_down_after`, counted from when Redis answered its
+    first fetch: that may take long, and a job may wait meanwhile.
     """
 
-    def __init__(self, config: Config, count: int, targets: Path | None) -> None:
-        self._host = config.metrics_host
-        self._targets = targets
-        self._sockets = list[socket.socket]()
-        first = config.metrics_port
-        try:
-            for number in range(0 if first is None else count):
-                self._sockets.append(reserve(self._host, first + number if first else 0))
-        except CannotStart:
-            self._close_sockets()
-            raise
+    def __init__(self, link: socket.socket, config: Config, worker: Worker) -> None:
+        self._link = link
+        self._config = config
+        self._worker = worker
+        self._unanswered = set[str]()
+        """Queues from which the first fetch is not answered yet."""
+        self._behind = set[str]()
+        """Queues in which the last fetch left ready jobs."""
+        self._checking: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._behind_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        link.setblocking(False)
 
-    def of(self, number: int) -> socket.socket | None:
-        """Return the socket of one process; None = there are no ports."""
-        return self._sockets[number] if self._sockets else None
-
-    def write_targets(self, numbers: Iterable[int]) -> None:
-        """Write the ports of the processes that should run: Prometheus shows one that died as down, and no others.
-
-        Raises:
-            CannotStart: the file cannot be written.
-        """
-        path = self._targets
-        if path is None:
-            return
-        host = socket.gethostname() if self._host in _EVERY_ADDRESS else self._host
-        ports = [self._sockets[number].getsockname()[1] for number in numbers if self._sockets]
-        text = msgspec.json.encode([{"targets": [f"{host}:{port}" for port in ports], "labels": {}}])
-        try:
-            part = path.with_name(f"{path.name}.{os.getpid()}")
-            part.write_bytes(text + b"\n")
-            part.replace(path)  # so Prometheus never reads half a file
-        except OSError as error:
-            raise CannotStart(f"metrics targets {path}: {error.strerror}") from None
+    def on_event(self, event: Event) -> None:
+        """Report to the parent, or set a timer to report later."""
+        if isinstance(event, WorkerStarted):
+            announced = {queue: self._worker.announced(queue) for queue in event.queues}
+            self._unanswered.update(event.queues)
+            self._report(WorkerReady(event.worker, event.queues, self._config.url, announced))
+        elif isinstance(event, ReadyLeft):
+            self._note_answer(event.queue)
+            self._behind.add(event.queue)
+            if self._behind_timer is None:
+                self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)
+        elif isinstance(event, ReadyDrained):
+            self._note_answer(event.queue)
+            self._behind.discard(event.queue)
+            if self._behind_timer is not None and not self._behind:
+                self._behind_timer.cancel()
+                self._behind_timer = None
+        elif isinstance(event, Started):
+            self._wait_for_idleness()
 
     def close(self) -> None:
-        """Close the ports and delete the file."""
-        if self._targets is not None:
-            self._targets.unlink(missing_ok=True)
-        self._close_sockets()
+        """Stop reporting."""
+        for one in (self._idle_timer, self._behind_timer, self._checking):
+            if one is not None:
+                one.cancel()
 
-    def _close_sockets(self) -> None:
-        for port in self._sockets:
-            port.close()
+    def _note_answer(self, queue: str) -> None:
+        if queue in self._unanswered:
+            self._unanswered.discard(queue)
+            self._wait_for_idleness()
+            if not self._unanswered:
+                self._report(Fetching())
+
+    def _check_backlog(self) -> None:
+        self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)
+        self._checking = self._loop.create_task(self._report_behind())
+
+    async def _report_behind(self) -> None:
+        # A worker without free slots last fetched some time ago. Other workers may have fetched the jobs meanwhile.
+        with contextlib.suppress(StoreError):
+            if await self._worker.jobs_wait():
+                self._report(Behind())
+
+    def _wait_for_idleness(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        after = max(_IDLE_LEAST, self._config.scale_down_after)
+        self._idle_timer = self._loop.call_later(after, self._report_idle)
+
+    def _report_idle(self) -> None:
+        if not self._worker.busy():
+            self._report(Idle())
+        self._wait_for_idleness()
+
+    def _report(self, report: ChildReport) -> None:
+        with contextlib.suppress(OSError):  # the parent has ended
+            self._link.send(report_line(report))

@@ -25,6 +25,9 @@ from evsched.jobs.tasks import Hook, Hooks
 from evsched.store.queue import Queue, as_struct
 from evsched.transport.call import Call, Word, text, texts
 
+NO_LEASE: Final = b"none"
+"""The lease of a worker that has none, for `requeue`."""
+
 
 class PutBack(Struct, frozen=True):
     """The result of `requeue`."""
@@ -177,7 +180,7 @@ class RunEnds(Queue):
     def requeue(
         self, worker: str, reason: str, *, ids: Sequence[str] = (), lease: bytes = b"", limit: int = 250
     ) -> Call[PutBack]:
-        """Return the jobs of a worker to the front of ready. `lease`: only if that still is its lease."""
+        """Return the jobs of a worker to the front of ready. `lease`: only if it still has that one, or `NO_LEASE`."""
         put = as_struct(PutBack, text, texts, texts)
         return self._verb("requeue", put, self._now(), worker, lease, limit, reason, *ids)
 

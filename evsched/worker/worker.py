@@ -12,13 +12,13 @@ from typing import Any
 
 from msgspec import structs
 
+from evsched import keys
 from evsched.events import Events
 from evsched.execution.executor import Executor
 from evsched.execution.precautions import AppSource
 from evsched.execution.program import Program
 from evsched.execution.run_store import RedisRunStore
 from evsched.runtime.loops import Pulse, Runtime, ended_loop, returned
-from evsched.runtime.new_id import new_id
 from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
@@ -47,7 +47,7 @@ class Worker:
         before: Mapping[str, Announced] | None = None,
     ) -> None:
         config, emit = runtime.config, runtime.emit
-        self.id = new_id()
+        self.id = keys.new_id()
         self._runtime = runtime
         self._executor = executor = Executor(
             program,

@@ -13,7 +13,7 @@ import pytest
 
 import evsched
 from evsched import events, process_events
-from evsched.services.locate_app import find_app
+from evsched.app import find_app
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "evsched").rglob("*.py"))

@@ -9,10 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import App, GiveUp, events, process_events
+from evsched import App, GiveUp, events, process_events, shard_map
 from evsched.config import Config
+from evsched.lease import DEFAULT, LeaseLength
+from evsched.store import server as redis_server
 from evsched.store.relay_calls import RowJob
 from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.ledger.conftest import Running
 from tests.support.patience import PATIENCE
@@ -109,6 +112,22 @@ async def test_rows_that_are_rolled_back_never_become_jobs(
                     connection.rollback()
         await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 100)
     assert sorted(ran) == sorted(f"j{n}" for n in range(0, 200, 2))
+
+
+async def test_relay_follows_a_change_of_the_lease_in_redis(
+    relaying: Running, own: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_map, "_AGAIN", 0.0)
+    monkeypatch.setattr(shard_map, "_SELDOM", 0.0)
+    sender = BatchingSender(own.url)
+    async with relaying(url=own.url) as recorder:
+        async with asyncio.timeout(PATIENCE):
+            while await sender.send(redis_server.lease()) is None:  # the relay has read that there is none
+                pass
+        await sender.send(redis_server.set_lease(LeaseLength(10 * DEFAULT)))
+        changed = await recorder.wait(process_events.LeaseChanged)
+        assert changed.lease == 10 * DEFAULT
+    await sender.close()
 
 
 async def test_rows_inserted_before_the_relay_started_are_scheduled(

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from evsched import events
-from evsched.app import App
+from evsched.app import App, find_app
 from evsched.config import Config
 from evsched.execution import deferral
 from evsched.jobs.job import encode
-from evsched.services.locate_app import find_app
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.system import system
 

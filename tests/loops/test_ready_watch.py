@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from evsched import process_events
 from evsched.config import Config
+from evsched.lease import DEFAULT, LeaseLength, Times
 from evsched.services.scale_to_zero import ReadyWatch
 from evsched.services.worker_process import WorkerReady
+from evsched.store import server as redis_server
 from evsched.store.client_calls import New
 from evsched.store.queue import Announced
 from evsched.store.store import Store
@@ -31,7 +33,8 @@ async def put(sender: BatchingSender, store: Store, job: str) -> None:
 
 
 def ready_watch(config: Config, recorder: Recorder, *queues: str, announced: Announced | None = None) -> ReadyWatch:
-    return ReadyWatch(config, WorkerReady("w", [*queues], config.url), recorder, lambda _: announced or Announced())
+    last = WorkerReady("w", [*queues], config.url)
+    return ReadyWatch(config, Times(config), last, recorder, lambda _: announced or Announced())
 
 
 def watch(
@@ -208,6 +211,21 @@ async def test_a_parent_is_registered_while_it_waits(
 
 
 @pytest.mark.one_server
+async def test_a_parent_is_registered_for_as_long_as_the_lease_in_redis_says(
+    own: EmbeddedRedis, queue: str, recorder: Recorder
+) -> None:
+    sender, store, config = BatchingSender(own.url), Store(queue), Config(url=own.url)
+    await sender.send(redis_server.set_lease(LeaseLength(10 * DEFAULT)))
+    watching = watch(config, recorder, queue)
+    await blocked(sender, 1)
+    ((_, end),) = await sender.send(store.parents())
+    assert end - await sender.send(redis_server.clock(store.queue)) > 5 * Times(config).idle_lease
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await sender.close()
+
+
+@pytest.mark.one_server
 async def test_the_claim_of_a_start_lasts_until_the_process_has_started(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
@@ -215,7 +233,7 @@ async def test_the_claim_of_a_start_lasts_until_the_process_has_started(
     started = asyncio.Event()
     async with ready_watch(config, recorder, store.queue) as one:
         await one.wait(asyncio.Event())
-        keeping = asyncio.ensure_future(one.keep_claim(store.queue, started.wait()))
+        keeping = asyncio.ensure_future(one.hand_over(store.queue, started.wait, started.wait))
         second = watch(config, recorder, store.queue)
         await never(second, 3.0)  # the claim alone lasts 2 s
         started.set()  # it was ready, or died

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from evsched import events, process_events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
-from evsched.lease import Times
+from evsched.lease import DEFAULT, LeaseLength, Times
 from evsched.runtime.loops import Runtime
 from evsched.services.children import Recovery
 from evsched.services.worker_process import WorkerReady
+from evsched.store import server as redis_server
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -51,7 +52,7 @@ async def hold(sender: BatchingSender, store: Store, count: int, lease: float = 
 
 async def recover(config: Config, recorder: Recorder, *queues: str) -> Counter[str]:
     count = Counter[str]()
-    await Recovery(config, recorder).begin(WorkerReady("w", list(queues), config.url), -9, count)
+    await Recovery(config, Times(config), recorder).begin(WorkerReady("w", list(queues), config.url), -9, count)
     return count
 
 
@@ -98,6 +99,15 @@ async def test_parent_and_janitor_together_requeue_each_job_once(
     await asyncio.gather(recover(slices, recorder, store.queue), janitor.step(store.queue))
     assert sorted(one for event in recorder.of(events.JobsRequeued) for one in event.ids) == ids
     assert sorted(await sender.send(store.line(1000))) == ids
+
+
+async def test_recovery_tries_for_as_long_as_the_lease_in_redis(own: EmbeddedRedis, recorder: Recorder) -> None:
+    sender, config = BatchingSender(own.url), Config(url=own.url)
+    await sender.send(redis_server.set_lease(LeaseLength(10 * DEFAULT)))
+    times = Times(config)
+    await Recovery(config, times, recorder).begin(WorkerReady("w", ["q"], own.url), -9, Counter())
+    assert times.lease == 10 * DEFAULT
+    await sender.close()
 
 
 async def test_recovered_job_with_a_stop_request_ends_as_cancelled(

@@ -25,7 +25,7 @@ from evsched.dispatcher import queue_finder
 from evsched.errors import CannotStart, StoreDown
 from evsched.execution.run import Run
 from evsched.execution.run_store import RedisRunStore
-from evsched.services.first_check import check_server
+from evsched.services.service import check_server
 from evsched.store import server as about
 from evsched.transport.address import parse
 from evsched.transport.embedded import EmbeddedRedis, find_server

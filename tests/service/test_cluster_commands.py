@@ -18,9 +18,10 @@ from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.diagnostics.standstill import Standstill
 from evsched.errors import StoreRefused
+from evsched.lease import Times
 from evsched.runtime.loops import Runtime
-from evsched.services.first_check import unsafe_settings
 from evsched.services.scale_to_zero import ReadyWatch
+from evsched.services.service import unsafe_settings
 from evsched.services.worker_process import WorkerReady
 from evsched.store import server as about
 from evsched.store.client_calls import New
@@ -214,7 +215,8 @@ async def test_a_parent_without_processes_is_woken_at_the_node_of_its_queue(
     recorder = Recorder()
     for queue in queues:
         store, config = Store(queue), Config(url=cluster.url)
-        async with ReadyWatch(config, WorkerReady("w", [queue], cluster.url), recorder, lambda _: Announced()) as watch:
+        last = WorkerReady("w", [queue], cluster.url)
+        async with ReadyWatch(config, Times(config), last, recorder, lambda _: Announced()) as watch:
             waiting = asyncio.ensure_future(watch.wait(asyncio.Event()))
             clients = Call(("INFO", "clients"), text, near=keys.root(queue))
             async with asyncio.timeout(PATIENCE):  # Redis sends no event when a client blocks

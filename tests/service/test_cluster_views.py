@@ -14,7 +14,7 @@ import pytest
 from evsched import App, keys, process_events
 from evsched.config import Config
 from evsched.errors import StoreDown
-from evsched.services.first_check import check_server, unsafe_settings
+from evsched.services.service import check_server, unsafe_settings
 from evsched.telemetry.process_telemetry import Telemetry
 from evsched.transport.address import parse
 from evsched.transport.embedded import EmbeddedRedis, find_server

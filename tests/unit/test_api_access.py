@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evsched.api.access import Access, Bucket, Scope
-from evsched.api.problem import Problem
+from evsched.api.replies import Problem
 from evsched.config import Config
 from evsched.environment import load
 from evsched.errors import ConfigError

@@ -10,6 +10,7 @@ import pytest
 
 from evsched import forks
 from evsched.config import Config
+from evsched.lease import Times
 from evsched.services.scale_to_zero import ReadyWatch
 from evsched.services.worker_process import WorkerReady
 from evsched.store.queue import Announced
@@ -54,7 +55,7 @@ def subscribe(url: str) -> Use:
 
 
 def stop_waiting_for_jobs(url: str) -> Use:
-    watch = ReadyWatch(Config(), WorkerReady("w", ["q"], url), Recorder(), lambda _: Announced())
+    watch = ReadyWatch(Config(), Times(Config()), WorkerReady("w", ["q"], url), Recorder(), lambda _: Announced())
 
     async def leave() -> None:
         async with watch:

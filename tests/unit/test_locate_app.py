@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from evsched.app import find_app
 from evsched.errors import CannotStart, ConfigError
-from evsched.services.locate_app import find_app
 
 
 @pytest.fixture
