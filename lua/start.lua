@@ -21,7 +21,7 @@
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
 --        keep_misnamed, TOO_LONG, leave, bury, abort, reuse, remove_waiting, counting, enter,
---        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure, idle
+--        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure, idle, busy_leases
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -183,6 +183,9 @@ end
 local leased = redis.call('ZSCORE', leases, worker)
 if redis.call('LLEN', list) > 0 then
   -- A worker that holds nothing sends few heartbeats, and keeps its long lease.
+  if not leased then
+    redis.pcall('HSET', busy_leases, worker, lease) -- Redis has lost what the worker's heartbeats wrote
+  end
   redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
 end
 local left = redis.call('LLEN', ready) > 0

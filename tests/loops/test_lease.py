@@ -103,6 +103,15 @@ async def test_janitor_judges_a_worker_by_the_lease_that_the_worker_says(
     assert [event.ids for event in recorder.of(events.JobsRequeued)] == ([["a"]] if busy < 1 else [])
 
 
+async def test_worker_says_its_lease_again_when_it_takes_jobs_after_redis_lost_its_data(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, recorder: Recorder
+) -> None:
+    await sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
+    await sender.send(store.dispatch(limit=10, cap=1000))
+    await sender.send(store.start("w", (), hold=1, lease=60.0))
+    assert [lease.busy for lease in (await sender.send(store.survey())).leases] == [60.0]
+
+
 async def test_running_job_outlives_changes_of_the_lease(app: App, queue: str, server: EmbeddedRedis, raw: Any) -> None:
     done = asyncio.Event()
 

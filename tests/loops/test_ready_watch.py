@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from evsched import process_events
 from evsched.config import Config
-from evsched.lease import DEFAULT, LeaseLength, Times
+from evsched.lease import DEFAULT, Times
 from evsched.services.scale_to_zero import ReadyWatch
 from evsched.services.worker_process import WorkerReady
 from evsched.store import server as redis_server
@@ -215,7 +215,7 @@ async def test_a_parent_is_registered_for_as_long_as_the_lease_in_redis_says(
     own: EmbeddedRedis, queue: str, recorder: Recorder
 ) -> None:
     sender, store, config = BatchingSender(own.url), Store(queue), Config(url=own.url)
-    await sender.send(redis_server.set_lease(LeaseLength(10 * DEFAULT)))
+    await sender.send(redis_server.set_lease(10 * DEFAULT))
     watching = watch(config, recorder, queue)
     await blocked(sender, 1)
     ((_, end),) = await sender.send(store.parents())

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from evsched import events, process_events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
-from evsched.lease import DEFAULT, LeaseLength, Times
+from evsched.lease import DEFAULT, Times
 from evsched.runtime.loops import Runtime
 from evsched.services.children import Recovery
 from evsched.services.worker_process import WorkerReady
@@ -103,7 +103,7 @@ async def test_parent_and_janitor_together_requeue_each_job_once(
 
 async def test_recovery_tries_for_as_long_as_the_lease_in_redis(own: EmbeddedRedis, recorder: Recorder) -> None:
     sender, config = BatchingSender(own.url), Config(url=own.url)
-    await sender.send(redis_server.set_lease(LeaseLength(10 * DEFAULT)))
+    await sender.send(redis_server.set_lease(10 * DEFAULT))
     times = Times(config)
     await Recovery(config, times, recorder).begin(WorkerReady("w", ["q"], own.url), -9, Counter())
     assert times.lease == 10 * DEFAULT
