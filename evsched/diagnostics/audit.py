@@ -204,7 +204,7 @@ _MOVE: Final = 300.0
 _LEASE: Final = 14.0
 """Seconds of the lease that a worker without one is given. When it ends, a janitor puts the worker's jobs back."""
 
-_OF_NO_JOB: Final = {
+_TYPES: Final = KEY_TYPES | {
     "apps": "set",
     "arrival": "string",
     "arrived": "hash",
@@ -220,10 +220,6 @@ _OF_NO_JOB: Final = {
     "starting": "string",
     "tasks": "hash",
     "windows": "hash",
-}
-"""The keys of a queue that its jobs do not depend on as a whole, with their types."""
-
-_TYPES_OF_MANY: Final = {
     "arrival:": "string",
     "backlog:": "zset",
     "declared:": "set",
@@ -238,7 +234,8 @@ _TYPES_OF_MANY: Final = {
     "unique:": "string",
     "workers:": "zset",
 }
-"""The types of the keys that a queue may have many of, by their prefixes. The script checks `job:` itself."""
+"""The types of a queue's keys; with a colon at the end, of the many keys that begin with that. The script itself checks
+`job:`. The queue as a whole depends only on those of KEY_TYPES."""
 
 OnProgress = Callable[[int, int], None]
 """Receives the progress: how many were checked, of about how many."""
@@ -360,45 +357,27 @@ class Audit:
             cursor, found = await self._sender.send(server.scan_all(cursor or 0).at(node))
             if not self._named and len(self._misnamed) < _MOST:
                 self._misnamed.update(filter(keys.is_misnamed, found))
-            mistyped = await self._check_types(found)
-            for name, ids in self._sort(key for key in found if key not in mistyped).items():
-                await self._check(self._queues[name], ids)
+            for queue, ids in (await self._sort(found)).items():
+                await self._check(queue, ids)
             on_progress()
 
-    async def _check_types(self, found: Iterable[bytes]) -> set[bytes]:
-        """Return the keys that are of a wrong type, and note them."""
-        checked = [
-            (key, name, rest, wanted)
-            for key in found
-            for name, rest in [keys.split(key) or ("", b"")]
-            if name and (not self._named or name in self._named) and (wanted := _wanted(text(rest)))
-        ]
-        kinds = await self._sender.send_all([server.kind(key) for key, *_ in checked])
-        mistyped = set[bytes]()
-        for (key, name, rest, wanted), kind in zip(checked, kinds, strict=True):
-            if kind not in (wanted, "none"):
-                mistyped.add(key)
-                code = "key-type" if b":" in rest or text(rest) in _OF_NO_JOB else "place-type"
-                queue = self._queues.setdefault(name, _Queue(name))
-                queue.has_keys = True
-                queue.types.append(Violation(rest, code, f"a {kind}, not a {wanted}"))
-        return mistyped
-
-    def _sort(self, found: Iterable[bytes]) -> dict[str, list[bytes]]:
-        """Note the queues and places that keys show; return the ids of the records, by queue."""
-        ids = defaultdict[str, list[bytes]](list)
-        for key in found:
-            name, rest = keys.split(key) or ("", b"")
-            if name:
-                self.met.add(name)
-            if not name or (self._named and name not in self._named):
-                continue
-            queue = self._queues.get(name)
-            if queue is None:
+    async def _sort(self, found: Iterable[bytes]) -> dict[_Queue, list[bytes]]:
+        """Note the queues and places that keys show, and the keys of a wrong type; return the ids of the records."""
+        split = [(key, *parts) for key in found if (parts := keys.split(key)) is not None]
+        self.met.update(name for _, name, _ in split)
+        split = [one for one in split if not self._named or one[1] in self._named]
+        wanted = {key: kind for key, _, rest in split if (kind := _wanted(text(rest))) is not None}
+        kinds = dict(zip(wanted, await self._sender.send_all([server.kind(key) for key in wanted]), strict=True))
+        ids = defaultdict[_Queue, list[bytes]](list)
+        for key, name, rest in split:
+            if (queue := self._queues.get(name)) is None:
                 queue = self._queues[name] = _Queue(name)
             queue.has_keys = True
-            if rest.startswith(b"job:"):
-                ids[name].append(rest[4:])
+            if (kind := kinds.get(key, "none")) not in ("none", wanted.get(key)):
+                code = "place-type" if text(rest) in KEY_TYPES else "key-type"
+                queue.types.append(Violation(rest, code, f"a {kind}, not a {wanted[key]}"))
+            elif rest.startswith(b"job:"):
+                ids[queue].append(rest[4:])
             elif rest.startswith(b"processing:") and keys.NAME.fullmatch(text(rest[11:])):
                 queue.lists.add(text(rest[11:]))
             elif rest.startswith(b"backlog:"):
@@ -481,8 +460,7 @@ def _stuck_move(survey: Survey) -> list[Violation]:
 
 def _wanted(rest: str) -> str | None:
     """Return the type that a key must have, by its name without the root; None if it is not checked here."""
-    kind, colon, _ = rest.partition(":")
-    return _TYPES_OF_MANY.get(kind + colon) if colon else (KEY_TYPES | _OF_NO_JOB).get(rest)
+    return _TYPES.get(rest) or _TYPES.get(rest[: rest.find(":") + 1])
 
 
 def _parts(items: Iterable[Any]) -> Iterator[list[Any]]:
