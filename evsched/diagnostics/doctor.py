@@ -22,7 +22,7 @@ from evsched.diagnostics import server_checks
 from evsched.diagnostics.audit import Audit, OnProgress
 from evsched.diagnostics.cluster_checks import cluster_checks, no_slots, unanswered
 from evsched.diagnostics.finding import Finding
-from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys, ledger, stray_jobs
+from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys, stray_jobs
 from evsched.diagnostics.server_checks import Role, needs
 from evsched.diagnostics.standstill import Standstill
 from evsched.dispatcher.watcher import FLAGS, missing_flags
@@ -317,7 +317,7 @@ async def examine(
             found += [_no_queue(name, shards.wholes(audit.met)) for name in unused]
             found += violations
             if ledger_url is not None:
-                found += await ledger(ledger_url, sender, repair=repair)
+                found += await _check_ledger(ledger_url, sender, repair=repair)
     except StoreError as error:
         if isinstance(error, StoreDown) and not down:
             raise
@@ -325,3 +325,12 @@ async def examine(
         mend = "fix the faults above; or use an administrator, or the user `doctor` of redis.conf"
         found.append(Finding("audit", "warning", what, "Redis", mend))
     return Examination(found, audit.queues, audit.seen)
+
+
+async def _check_ledger(url: str, sender: BatchingSender, *, repair: bool) -> list[Finding]:
+    try:
+        from evsched.diagnostics.ledger_checks import ledger  # it needs psycopg
+    except ImportError:
+        mend = "pip install '.[ledger]' in a checkout of evsched, or unset EVSCHED_LEDGER_URL"
+        return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
+    return await ledger(url, sender, repair=repair)
