@@ -1,4 +1,4 @@
-"""A loop's connection to the database of the ledger, how it waits while the database is down, and the migration.
+"""A loop of the ledger, its connection to the database, how it waits while the database is down, and the migration.
 
 `migrate` creates the tables of the ledger, or adds the parts that they lack.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -19,6 +20,8 @@ from evsched import process_events
 from evsched.errors import CannotStart, ConfigError
 from evsched.events import Emit
 from evsched.ledger.tables import OLDEST, PARTS, TABLES, Part
+from evsched.runtime.loops import Runtime, Wakeup
+from evsched.runtime.reconnect import Reconnect
 from evsched.transport.redis_errors import reconnect_delay
 
 _CONNECTION: Final = {
@@ -224,6 +227,53 @@ class Database:
             self._emit(process_events.LedgerUp(who=self._who, seconds=time.monotonic() - self._down_since))
         self._failures, self._collisions, self._down_since, self.reason = 0, 0, None, None
         self._reported.clear()
+
+
+class LedgerLoop(ABC):
+    """A loop that works with the database and Redis. A failure of either is reported, and ends the pass alone.
+
+    `setup`: a statement for each new connection.
+    """
+
+    def __init__(self, runtime: Runtime, url: str, who: str, setup: str = "") -> None:
+        self._runtime = runtime
+        self.who = who
+        self.database = Database(url, who, runtime.emit, setup)
+        self._reconnect = Reconnect(who, runtime.emit)
+        self._wakeup = Wakeup()
+        self.pulse = self._reconnect.pulse
+
+    def ring(self) -> None:
+        """Begin a pass now, or after the one that is under way."""
+        self._wakeup.ring()
+
+    @property
+    def problem(self) -> str | None:
+        """Why Redis failed the last pass; None = it did not."""
+        return self._reconnect.reason
+
+    async def run(self) -> None:
+        """Make passes for ever."""
+        try:
+            while True:
+                rest = 0.0  # after a failure, `_reconnect` or `database` has waited
+                async with self._reconnect, self.database:
+                    rest = await self.step()
+                self.pulse.expect(rest)
+                await self._wakeup.sleep(time.monotonic() + rest)
+        finally:
+            await self.close()
+
+    @abstractmethod
+    async def step(self) -> float:
+        """Make one pass; return the seconds until the next one.
+
+        Raises:
+            StoreDown, StoreRefused, psycopg.Error: the next pass does what this one has not done.
+        """
+
+    async def close(self) -> None:
+        await self.database.close()
 
 
 def explain(error: psycopg.Error) -> str:

@@ -12,6 +12,8 @@ is deleted with its setting. Only after a loss, when the copy is of another epoc
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -20,41 +22,48 @@ import psycopg
 from msgspec.structs import replace
 from psycopg import AsyncConnection
 
-from evsched import process_events
+from evsched import process_events, shard_map
 from evsched.client.client import Client
-from evsched.errors import ConfigError, StoreError, StoreRefused
+from evsched.errors import CannotStart, ConfigError, StoreError, StoreRefused
 from evsched.ledger import rows
-from evsched.ledger.database import Database
+from evsched.ledger.database import Database, LedgerLoop, check_server, check_sessions, check_url, transaction
 from evsched.ledger.delivery import Aside, Lengths, deliver
-from evsched.ledger.epoch import CONNECTED, Presence, make_identity, note_epoch, read_epoch, read_identity
+from evsched.ledger.ends import Ends, Withdrawals
+from evsched.ledger.epoch import (
+    CONNECTED,
+    OTHER,
+    Presence,
+    check_owner,
+    make_identity,
+    note_epoch,
+    read_epoch,
+    read_identity,
+)
 from evsched.ledger.recurrence_rows import RecurrenceRows
 from evsched.ledger.rows import Claimed, Refusal, Selection
 from evsched.ledger.tables import CHANNEL
-from evsched.runtime.loops import Runtime, Wakeup
+from evsched.runtime.loops import Pulse, Runtime, run_loops
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store.gate_limits import as_limit
 from evsched.store.store import Store
 
 
-class Listener:
+class Listener(LedgerLoop):
     """Listens on a connection of its own, so that no notification waits for the relay."""
 
-    def __init__(self, runtime: Runtime, url: str, ring: Callable[[], object]) -> None:
-        self.database = Database(url, "listener", runtime.emit, f"LISTEN {CHANNEL}")
-        self._ring = ring
+    def __init__(self, runtime: Runtime, url: str, on_change: Callable[[], object]) -> None:
+        super().__init__(runtime, url, "listener", f"LISTEN {CHANNEL}")
+        self._on_change = on_change
 
-    async def run(self) -> None:
-        """Listen for ever."""
-        try:
-            while True:
-                async with self.database:
-                    connection = await self.database.open()
-                    self._ring()  # for rows that were committed while nobody listened
-                    self.database.passed()
-                    async for _ in connection.notifies():
-                        self._ring()
-        finally:
-            await self.database.close()
+    async def step(self) -> float:
+        """Listen until the connection is lost."""
+        connection = await self.database.open()
+        self._on_change()  # for rows that were committed while nobody listened
+        self.database.passed()
+        self.pulse.rest()
+        async for _ in connection.notifies():
+            self._on_change()
+        return 0.0
 
 
 _READ: Final = "SELECT queue, kind, name, value, epoch FROM evsched_setting"
@@ -154,25 +163,18 @@ _ASYNCHRONOUS: Final = "SET LOCAL synchronous_commit = off"
 the transaction alone: a pooler must never pass this on to another program."""
 
 
-class Relay:
+class Relay(LedgerLoop):
     """One relay of a process. `ring` has it look now; else it looks after `safety_cap` seconds."""
 
-    def __init__(
-        self, runtime: Runtime, url: str, follow: Callable[[Sequence[str]], object], check: Callable[[], object]
-    ) -> None:
-        self._runtime = runtime
-        self._follow = follow
-        """Gets the queues that have rows."""
-        self._check = check
-        """Called when an epoch was found: the jobs that Redis has are to be compared with their rows."""
-        self.database = Database(url, "relay", runtime.emit, CONNECTED)
-        self._reconnect = Reconnect("relay", runtime.emit)
+    def __init__(self, runtime: Runtime, url: str) -> None:
+        super().__init__(runtime, url, "relay", CONNECTED)
+        self.ends = Ends(runtime, url, self.ring, self.copy_settings)
+        self.withdrawals = Withdrawals(runtime, url)
         self._queues = Reconnects("relay", runtime.emit)
         self._recurrences = RecurrenceRows(runtime)
         self._copies = False
         """Whether the settings of queues are to be copied with the next look."""
         self._settings = KeptSettings(runtime, self._recurrences.client)
-        self._wakeup = Wakeup()
         self.epoch: str | None = None
         """The last one that Redis had; None = Redis has not been asked yet."""
         self._presence = Presence(runtime.emit)
@@ -187,48 +189,26 @@ class Relay:
         self._looked = 0.0
         """When it last looked at all rows, by the monotonic clock."""
         self._limit = rows.Limit(runtime.config.batch)
-        self.pulse = self._reconnect.pulse
-
-    def ring(self) -> None:
-        """Look now, or again after the look that is under way."""
-        self._wakeup.ring()
 
     def copy_settings(self) -> None:
         """Copy the settings of queues now, because one was changed."""
         self._copies = True
         self.ring()
 
-    def problem(self) -> str | None:
-        """Return why Redis failed the last pass; None = it did not."""
-        return self._reconnect.reason
-
     @property
     def waits(self) -> str | None:
         """Why it schedules nothing, though both servers answer; None = it does."""
         return self._presence.waits
 
-    async def run(self) -> None:
-        """Relay for ever."""
-        try:
-            while True:
-                rest = 0.0  # after a failure, `_reconnect` or `_database` has waited
-                async with self._reconnect, self.database:
-                    rest = await self.step()
-                self.pulse.expect(rest)
-                await self._wakeup.sleep(time.monotonic() + rest)
-        finally:
-            await self._recurrences.close()
-            await self.database.close()
+    async def close(self) -> None:
+        await self._recurrences.close()
+        await super().close()
 
     async def step(self) -> float:
-        """Schedule all rows that wait, then declare recurrences; return the seconds until the next look.
-
-        Raises:
-            StoreDown, StoreRefused, psycopg.Error: the rows of the slice that failed wait as before.
-        """
+        """Schedule all rows that wait, then declare recurrences. The rows of a slice that fails wait as before."""
         connection = await self.database.open()
         queues = await rows.queues(connection)
-        self._follow(queues)
+        self.ends.follow(queues)
         if connection is not self._seen_on or time.monotonic() - self._looked >= self._runtime.times.safety_cap:
             self._seen = None
         taken, compared = 0, ""
@@ -300,7 +280,7 @@ class Relay:
             for aside in (self._aside, self._recurrences.aside):
                 aside.try_all()
             self._runtime.emit(process_events.EpochFound(epoch=epoch))
-            self._check()
+            self.withdrawals.ring()
         elif noted.epoch != epoch:
             return None
         self._presence.works()
@@ -355,3 +335,93 @@ class Relay:
         if refused:
             first = f"{refused[0].id}: {refused[0].reason}"
             self._runtime.emit(process_events.RowsRefused(queue=queue, count=len(refused), first=first))
+
+
+_COUNTED: Final = 10_000
+"""Rows that a scrape counts at most, so that it costs little while many wait."""
+
+_SCRAPE: Final = 2.0
+"""Seconds that this may take."""
+
+
+class Service:
+    """One process's part of the ledger. Any number run, and each takes work that no other has at the moment.
+
+    Raises:
+        ConfigError: no database is set.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._url = check_url(runtime.config.ledger_url)
+        self._start = Database(self._url, "the start", runtime.emit)
+        self._started = False
+        self._clear_at = -math.inf
+        """When no row waited, by the monotonic clock."""
+        self._relay = Relay(runtime, self._url)
+        listener = Listener(runtime, self._url, self._relay.ring)
+        self._loops = (listener, self._relay, self._relay.ends, self._relay.withdrawals)
+
+    async def waiting(self) -> tuple[int, float] | None:
+        """Return how many rows wait, and for how long the oldest has, for metrics; None if it is not known.
+
+        Redis is not asked, because it may be down: then the rows that it does not get are to be seen.
+        """
+        now = time.monotonic()
+        try:
+            async with asyncio.timeout(_SCRAPE), transaction(self._url) as connection:
+                found = await rows.backlog(connection, self._relay.epoch, _COUNTED)
+        except (psycopg.Error, TimeoutError):
+            return None  # the loops report it
+        if found.rows == 0:
+            self._clear_at = now
+        # A row is there when its transaction commits, which may be long after its insert.
+        return found.rows, min(found.seconds, now - self._clear_at)
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        return [loop.pulse for loop in self._loops]
+
+    def problem(self) -> str | None:
+        """Return why Redis failed the last pass of a loop; None = it failed none."""
+        return next((loop.problem for loop in self._loops if loop.problem is not None), None)
+
+    def database_problem(self) -> str | None:
+        """Return why the database failed the last pass of a loop, or keeps the relay from its work; None = neither."""
+        for database in (self._start, *(loop.database for loop in self._loops)):
+            if database.reason is not None:
+                return f"the database of the ledger does not serve: {database.reason}"
+        return self._relay.waits if self._started else "the database of the ledger has not answered yet"
+
+    async def run(self, server: str) -> None:
+        """Run the loops until cancelled. `server`: which Redis it is.
+
+        Raises:
+            CannotStart: PostgreSQL is too old, or behind a pooler in transaction mode; or Redis belongs to the ledger
+                of another database.
+        """
+        self._runtime.emit(process_events.LedgerStarted(server=server, database=await self._find_database()))
+        lease = shard_map.follow_lease(self._runtime)
+        await run_loops({"lease": lease, **{loop.who: loop.run() for loop in self._loops}})
+
+    async def _find_database(self) -> str:
+        """Wait until the database and Redis serve; return which database it is."""
+        reconnect = Reconnect("the start", self._runtime.emit)
+        found = ""
+        try:
+            while not found:
+                async with reconnect, self._start:
+                    await check_sessions(self._url)  # before `open` makes settings
+                    connection = await self._start.open()
+                    version = check_server(connection)
+                    try:
+                        await check_owner(self._runtime, (await make_identity(connection)).text)
+                    except StoreRefused as error:
+                        if error.kind == OTHER:
+                            raise CannotStart(str(error)) from None
+                        raise
+                    found = version
+        finally:
+            await self._start.close()
+        self._started = True
+        return found

@@ -18,7 +18,7 @@ from evsched.diagnostics import ledger_checks
 from evsched.events import Events
 from evsched.jobs.job import Buried
 from evsched.ledger.database import Database
-from evsched.ledger.relay_service import Service
+from evsched.ledger.relay import Service
 from evsched.runtime.loops import Runtime
 from evsched.store.client_calls import New
 from evsched.store.store import Store
