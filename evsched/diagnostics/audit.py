@@ -414,7 +414,7 @@ class Audit:
             return await self._sender.send(call)
         except StoreRefused as error:
             queue.refused = str(error)
-            if "WRONGTYPE" not in queue.refused:
+            if error.kind != "wrongtype":
                 raise
             return empty
 
@@ -431,7 +431,7 @@ class Audit:
         violations += [first[worker.encode(), "stray"] for worker, ids in held.items() if ids]
         by_place = defaultdict[bytes, list[bytes]](list)
         for violation in first.values():
-            if violation.code not in ("stray", "in_flight", "stranded", "throttled", "uncounted", "stuck-move"):
+            if violation.code not in (*_NOT_ABOUT_JOBS, *_ABOUT_THE_QUEUE):
                 by_place[queue.met.get(violation.id, b"")].append(violation.id)
         for met, ids in by_place.items():
             for part in _parts(dict.fromkeys(ids)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from evsched import keys
@@ -50,60 +50,58 @@ async def cluster_checks(sender: BatchingSender, topology: Topology, shards: Sha
     """
     owners = await topology.owners()  # then the node that gave them is asked for the rest: others may know fewer slots
     ranges = await sender.send(server.slot_ranges())
-    found = without_answer(ranges, down)
-    found += [_doubtful(host, why) for host, why in await topology.doubtful() if host not in down]
-    found += without_owner(ranges) + without_replica(ranges)
-    found += different_versions(await _read_versions(sender, ranges, down))
-    found += crowded(shards.counts, owners)
-    return found
+    doubtful = [(host, why) for host, why in await topology.doubtful() if host not in down]
+    return [
+        *without_answer(ranges, down),
+        *_doubtful(doubtful),
+        *without_owner(ranges),
+        *without_replica(ranges),
+        *different_versions(await _read_versions(sender, ranges, down)),
+        *crowded(shards.counts, owners),
+    ]
 
 
-def _doubtful(host: Host, why: str) -> Finding:
+def _doubtful(hosts: Sequence[tuple[Host, str]]) -> Iterator[Finding]:
     mend = (
         "name another node in the URL, or let it join: redis-cli --cluster add-node; if it has joined, check that its "
         "cluster bus port (16379 for 6379) can be reached by the other nodes, and theirs by it"
     )
-    what = f"the URL names a node that cannot tell where queues are, so others are asked: {why}"
-    return Finding("cluster-node", "warning", what, f"{host[0]}:{host[1]}", mend)
+    for host, why in hosts:
+        what = f"the URL names a node that cannot tell where queues are, so others are asked: {why}"
+        yield Finding("cluster-node", "warning", what, _at(host), mend)
 
 
-def without_answer(ranges: list[server.SlotRange], down: set[Host]) -> list[Finding]:
+def without_answer(ranges: list[server.SlotRange], down: set[Host]) -> Iterator[Finding]:
     """Report the primaries that do not answer, with their slots."""
     promote = "promote one of its replicas: redis-cli -h HOST -p PORT of the replica CLUSTER FAILOVER TAKEOVER"
-    found = list[Finding]()
     for host in sorted(down):
         has_replica = any(one.replicas for one in ranges if one.primary == host)
         mend = f"start it again; if that fails, {promote}" if has_replica else "start it again: it has no replica"
         slots = ", ".join(f"{one.first}-{one.last}" for one in ranges if one.primary == host)
-        address = f"{host[0]}:{host[1]}"
-        what = f"primary {address} of slots {slots} does not answer: its queues stand still, and were not checked"
-        found.append(Finding("cluster-down", "fault", what, address, mend))
-    return found
+        what = f"primary {_at(host)} of slots {slots} does not answer: its queues stand still, and were not checked"
+        yield Finding("cluster-down", "fault", what, _at(host), mend)
 
 
-def without_owner(ranges: list[server.SlotRange]) -> list[Finding]:
+def without_owner(ranges: list[server.SlotRange]) -> Iterator[Finding]:
     """Check that each slot has an owner."""
-    missing = SLOTS - sum(one.last + 1 - one.first for one in ranges)
-    if not missing:
-        return []
-    what = f"{missing} of {SLOTS} slots have no owner: queues in these slots have no Redis"
-    return [
-        Finding("cluster-slots", "fault", what, _CLUSTER, "redis-cli --cluster fix HOST:PORT, with one of its nodes")
-    ]
+    if missing := SLOTS - sum(one.last + 1 - one.first for one in ranges):
+        what = f"{missing} of {SLOTS} slots have no owner: queues in these slots have no Redis"
+        mend = "redis-cli --cluster fix HOST:PORT, with one of its nodes"
+        yield Finding("cluster-slots", "fault", what, _CLUSTER, mend)
 
 
-def without_replica(ranges: list[server.SlotRange]) -> list[Finding]:
+def without_replica(ranges: list[server.SlotRange]) -> Iterator[Finding]:
     """Check that no primary has lost its replicas."""
-    replicas = defaultdict[Host, int](int)
-    for one in ranges:
-        replicas[one.primary] = len(one.replicas)
+    replicas = {one.primary: len(one.replicas) for one in ranges}
     lone = sorted(host for host, count in replicas.items() if not count)
     mend = "redis-cli --cluster add-node NEW-HOST:PORT HOST:PORT --cluster-slave --cluster-master-id ID"
     if len(lone) == len(replicas):  # intended, as it is with one Redis
         what = "no primary has a replica: if one is lost, its queues stand still until it is back"
-        return [Finding("cluster-replicas", "info", what, _CLUSTER, mend)]
-    what = "this primary has no replica that runs, other primaries have: if it is lost, its queues stand still"
-    return [Finding("cluster-replicas", "warning", what, f"{host}:{port}", mend) for host, port in lone]
+        yield Finding("cluster-replicas", "info", what, _CLUSTER, mend)
+        return
+    for host in lone:
+        what = "this primary has no replica that runs, other primaries have: if it is lost, its queues stand still"
+        yield Finding("cluster-replicas", "warning", what, _at(host), mend)
 
 
 async def _read_versions(sender: BatchingSender, ranges: list[server.SlotRange], down: set[Host]) -> dict[Host, str]:
@@ -120,21 +118,20 @@ async def _read_versions(sender: BatchingSender, ranges: list[server.SlotRange],
     return found
 
 
-def different_versions(versions: Mapping[Host, str]) -> list[Finding]:
+def different_versions(versions: Mapping[Host, str]) -> Iterator[Finding]:
     """Check that all nodes have the same version."""
     by_version = defaultdict[str, list[str]](list)
-    for (host, port), version in versions.items():
-        by_version[version].append(f"{host}:{port}")
-    if len(by_version) < 2:
-        return []
-    listed = "; ".join(f"{version} at {', '.join(nodes)}" for version, nodes in sorted(by_version.items()))
-    mend = "install the same version on all nodes: a failover to another version may change what Redis accepts"
-    return [Finding("cluster-versions", "warning", f"nodes have different versions: {listed}", _CLUSTER, mend)]
+    for host, version in versions.items():
+        by_version[version].append(_at(host))
+    if len(by_version) > 1:
+        listed = "; ".join(f"{version} at {', '.join(nodes)}" for version, nodes in sorted(by_version.items()))
+        mend = "install the same version on all nodes: a failover to another version may change what Redis accepts"
+        yield Finding("cluster-versions", "warning", f"nodes have different versions: {listed}", _CLUSTER, mend)
 
 
-def crowded(counts: Mapping[str, int], owners: list[Host | None]) -> list[Finding]:
+def crowded(counts: Mapping[str, int], owners: list[Host | None]) -> Iterator[Finding]:
     """Check that no primary has far more of the shards of a queue than its part."""
-    found, primaries = list[Finding](), len({*owners} - {None})
+    primaries = len({*owners} - {None})
     for queue, count in sorted((queue, count) for queue, count in counts.items() if count):
         part = -(-count // primaries)
         at = Counter(owners[slot_of(keys.root(shard(queue, number)))] for number in range(count))
@@ -147,5 +144,8 @@ def crowded(counts: Mapping[str, int], owners: list[Host | None]) -> list[Findin
                 "another number of shards (evsched queues shard), or move the slots of some (CLUSTER KEYSLOT "
                 f"'{keys.root(shard(queue, 0))}' shows the first) to other primaries"
             )
-            found.append(Finding("shards-crowded", "info", what, f"{host[0]}:{host[1]}", mend))
-    return found
+            yield Finding("shards-crowded", "info", what, _at(host), mend)
+
+
+def _at(host: Host) -> str:
+    return f"{host[0]}:{host[1]}"

@@ -1,11 +1,15 @@
-"""A finding: one thing that the doctor has to say, and what to do about it. A value."""
+"""A finding: a problem that the doctor reports, and how to fix it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Awaitable, Sequence
+from typing import Literal, TypeVar
 
 from msgspec import Struct
+
+from evsched.errors import StoreRefused
+
+T = TypeVar("T")
 
 Level = Literal["fault", "warning", "info"]
 
@@ -32,3 +36,13 @@ def changes(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[list[F
     known, found = ({(one.check, one.level, one.where): one for one in part} for part in (before, after))
     new = [finding for key, finding in found.items() if key not in known]
     return new, [finding for key, finding in known.items() if key not in found]
+
+
+async def unless_mistyped(reply: Awaitable[T]) -> T | None:
+    """Wait for a reply of Redis; return None if a key has the wrong type, which the audit reports."""
+    try:
+        return await reply
+    except StoreRefused as error:
+        if error.kind != "wrongtype":
+            raise
+        return None

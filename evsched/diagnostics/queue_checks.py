@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from evsched import keys
-from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.finding import Finding, unless_mistyped
 from evsched.display import format_duration
-from evsched.errors import ConfigError, StoreRefused
+from evsched.errors import ConfigError
 from evsched.jobs.record import JobStatus, whole
 from evsched.jobs.tasks import RESERVED
 from evsched.recurrence.look_ahead import check_by_policies
@@ -26,7 +26,6 @@ from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.shards import Shards
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender
 
 
@@ -41,25 +40,19 @@ async def stray_jobs(
     found, known = list[Finding](), {*names}
     for queue in queues or sorted(shards.counts):
         for name in shards.beyond(queue, known):
-            found += await _look(sender, queue, shards.counts[queue], name)
+            stats = await unless_mistyped(sender.send(Store(name).queue_stats()))
+            if stats is None or stats.workers or stats.parents:
+                continue
+            if jobs := sum(stats.places.values()) - stats.places["dead"]:
+                count = shards.counts[queue]
+                s = "" if jobs == 1 else "s"
+                what = f"{jobs} job{s} in a shard that no worker serves: queue {queue} has {count} shards"
+                mend = (
+                    f"have all programs that enqueue name {count} shards, then move the jobs: evsched queues shard "
+                    f"{queue} {count}"
+                )
+                found.append(Finding("stray-jobs", "warning", what, f"queue {name}", mend))
     return found
-
-
-async def _look(sender: BatchingSender, queue: str, count: int, name: str) -> list[Finding]:
-    try:
-        stats = await sender.send(Store(name).queue_stats())
-    except StoreRefused as error:
-        if "WRONGTYPE" not in str(error):
-            raise
-        return []  # the audit names the key
-    jobs = sum(stats.places.values()) - stats.places["dead"]
-    if not jobs or stats.workers or stats.parents:
-        return []
-    what = f"{jobs} job{'' if jobs == 1 else 's'} in a shard that no worker serves: queue {queue} has {count} shards"
-    mend = (
-        f"have all programs that enqueue name {count} shards, then move the jobs: evsched queues shard {queue} {count}"
-    )
-    return [Finding("stray-jobs", "warning", what, f"queue {name}", mend)]
 
 
 _LOOKED_AT: Final = 100
@@ -74,40 +67,36 @@ async def incomplete_deploys(sender: BatchingSender, queues: Sequence[str]) -> l
     """
     found, members = list[Finding](), set[str]()
     for queue in queues:
-        store = Store(queue)
-        try:
-            found += await _unknown_tasks(sender, store)
-            survey, parents = await sender.send_all([store.survey(), store.parents()])
-        except StoreRefused as error:
-            if error.kind != "wrongtype":  # the audit reports that
-                raise
-            continue
-        members |= {lease.worker for lease in survey.leases} | {parent for parent, _ in parents}
-    return found + _releases(members)
+        if (facts := await unless_mistyped(_look(sender, queue))) is not None:
+            unknown, of_queue = facts
+            found += unknown
+            members |= of_queue
+    return [*found, *_releases(members)]
 
 
-async def _unknown_tasks(sender: BatchingSender, store: Store) -> list[Finding]:
-    waiting = await _waiting(sender, store)
-    now = await sender.send(server.clock(keys.root(store.queue)))
-    by_task = groupby(sorted(waiting, key=_task), _task)
-    return [_describe_unknown(store.queue, task, list(jobs), now) for task, jobs in by_task]
-
-
-def _releases(members: set[str]) -> list[Finding]:
-    """Report that workers, and parents that stand by, run several releases."""
-    found = Counter(keys.release_of(member) or "unknown" for member in members)
-    if len(found) < 2:
-        return []
-    what = "workers of several releases run: " + ", ".join(f"{found[name]} of {name}" for name in sorted(found))
-    mend = "restart the workers of the older release; `evsched workers` lists them, and docs/upgrade.md has the order"
-    return [Finding("releases", "warning", what, "workers", mend)]
-
-
-async def _waiting(sender: BatchingSender, store: Store) -> list[JobStatus]:
+async def _look(sender: BatchingSender, queue: str) -> tuple[list[Finding], set[str]]:
+    """Return the findings about unknown tasks of a queue, and its workers and the parents that stand by."""
+    store = Store(queue)
     front = await sender.send(store.front("schedule", _LOOKED_AT))
     ids = [job_id for job_id, _ in front if not job_id.startswith("{")]  # an inline job has not been offered yet
     statuses = await sender.send_all([store.look(job_id) for job_id in ids])
-    return [status for status in statuses if status is not None and status.unknown_since is not None]
+    waiting = [status for status in statuses if status is not None and status.unknown_since is not None]
+    now = await sender.send(server.clock(keys.root(queue)))
+    by_task = groupby(sorted(waiting, key=_task), _task)
+    found = [_describe_unknown(queue, task, list(jobs), now) for task, jobs in by_task]
+    survey, parents = await sender.send_all([store.survey(), store.parents()])
+    return found, {lease.worker for lease in survey.leases} | {parent for parent, _ in parents}
+
+
+def _releases(members: set[str]) -> Iterator[Finding]:
+    """Report that workers, and parents that stand by, run several releases."""
+    found = Counter(keys.release_of(member) or "unknown" for member in members)
+    if len(found) > 1:
+        what = "workers of several releases run: " + ", ".join(f"{found[name]} of {name}" for name in sorted(found))
+        mend = (
+            "restart the workers of the older release; `evsched workers` lists them, and docs/upgrade.md has the order"
+        )
+        yield Finding("releases", "warning", what, "workers", mend)
 
 
 def _task(status: JobStatus) -> str:
@@ -135,9 +124,6 @@ _PAUSE: Final = 2.0
 
 _LONGER: Final = "change the recurrence or the policy of its task: until then occurrences are skipped, or wait"
 
-_WRONG_TYPE: Final = "wrongtype"
-"""The kind of a refusal that the audit reports, with the key."""
-
 
 async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, pause: float = _PAUSE) -> list[Finding]:
     """Return a finding for each recurrence of the queues that cannot recur. It waits only when a record is missing.
@@ -147,10 +133,11 @@ async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, p
     """
     found, missing = list[Finding](), list[tuple[str, str]]()
     for queue in queues:
-        calendars: dict[str, str] = await _ask(sender, Store(queue).all_calendars()) or {}
-        windows: dict[str, str] = await _ask(sender, Store(queue).windows()) or {}
-        policies: dict[str, str] = await _ask(sender, Store(queue).all_policies()) or {}
-        for name, fields in await _read_all(sender, queue):
+        store = Store(queue)
+        calendars = await unless_mistyped(sender.send(store.all_calendars())) or {}
+        windows = await unless_mistyped(sender.send(store.windows())) or {}
+        policies = await unless_mistyped(sender.send(store.all_policies())) or {}
+        for name, fields in await _read_all(sender, store):
             if not fields:
                 missing.append((queue, name))
             elif "retired" not in fields and (reason := _why_not(name, fields, calendars, windows)):
@@ -162,30 +149,20 @@ async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, p
     if missing:
         await asyncio.sleep(pause)
     for queue, name in missing:
-        if (fields := await _ask(sender, Store(queue).recurrence(name))) == {}:
+        if await unless_mistyped(sender.send(Store(queue).recurrence(name))) == {}:
             found.append(_describe(queue, name, f"recurrence {name} has no record"))
     return found
 
 
-async def _read_all(sender: BatchingSender, queue: str) -> list[tuple[str, dict[str, bytes] | None]]:
+async def _read_all(sender: BatchingSender, store: Store) -> list[tuple[str, dict[str, bytes] | None]]:
     """Return the recurrences of a queue with their records; None = the key is of a wrong type."""
-    store, found = Store(queue), list[tuple[str, dict[str, bytes] | None]]()
+    found = list[tuple[str, dict[str, bytes] | None]]()
     while True:
-        names = [name for name, _ in await _ask(sender, store.recurrences(len(found), _SLICE)) or ()]
-        records = await asyncio.gather(*(_ask(sender, store.recurrence(name)) for name in names))
-        found += zip(names, records, strict=True)
-        if len(names) < _SLICE:
+        listed = await unless_mistyped(sender.send(store.recurrences(len(found), _SLICE))) or []
+        read = (unless_mistyped(sender.send(store.recurrence(name))) for name, _ in listed)
+        found += zip([name for name, _ in listed], await asyncio.gather(*read), strict=True)
+        if len(listed) < _SLICE:
             return found
-
-
-async def _ask(sender: BatchingSender, call: Call[Any]) -> Any:
-    """Send a call; None when its key is of a wrong type."""
-    try:
-        return await sender.send(call)
-    except StoreRefused as error:
-        if error.kind != _WRONG_TYPE:
-            raise
-        return None
 
 
 def _why_not(name: str, fields: dict[str, bytes], calendars: dict[str, str], windows: dict[str, str]) -> str:
