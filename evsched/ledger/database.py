@@ -19,7 +19,7 @@ from psycopg import AsyncConnection, conninfo
 from evsched import process_events
 from evsched.errors import CannotStart, ConfigError
 from evsched.events import Emit
-from evsched.ledger.tables import OLDEST, PARTS, TABLES, Part
+from evsched.ledger.tables import KEYS, OLDEST, PARTS, Part
 from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnect
 from evsched.transport.redis_errors import reconnect_delay
@@ -343,13 +343,13 @@ async def migrate(url: str | None) -> None:
 
 async def _check_owner(connection: AsyncConnection) -> None:
     """Check that the relation of this name is a table with its key, not one of another program."""
-    for table in TABLES:
-        cursor = await connection.execute(_COLUMNS, [table.name])
+    for table, key in KEYS.items():
+        cursor = await connection.execute(_COLUMNS, [table])
         columns = {name for (name,) in await cursor.fetchall()}
-        if columns and (missing := [column for column in table.key.split(", ") if column not in columns]):
+        if columns and (missing := [column for column in key.split(", ") if column not in columns]):
             raise CannotStart(
-                f"the database of the ledger: {table.name} is there and has no column {' and '.join(missing)}, so it "
-                "is of another program: nothing was changed; rename it, or give the ledger another database or schema"
+                f"the database of the ledger: {table} is there and has no column {' and '.join(missing)}, so it is of "
+                "another program: nothing was changed; rename it, or give the ledger another database or schema"
             )
 
 
