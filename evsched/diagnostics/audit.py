@@ -189,6 +189,12 @@ def misnamed(key: bytes) -> Finding:
     )
 
 
+def shared_mistyped(key: str, kind: str, wanted: str) -> Finding:
+    """Return the finding about a key of no queue that is of a wrong type."""
+    what = f"a key that all processes share is a {kind}, not a {wanted}: the feature that uses it does not work"
+    return Finding("key-type", "fault", what, key, f"RENAME or DEL {key}")
+
+
 SLICE: Final = 250
 """Ids that one script checks: about 1.2 ms of Redis's time."""
 
@@ -236,6 +242,16 @@ _TYPES: Final = KEY_TYPES | {
 }
 """The types of a queue's keys; with a colon at the end, of the many keys that begin with that. The script itself checks
 `job:`. The queue as a whole depends only on those of KEY_TYPES."""
+
+_SHARED: Final = {
+    keys.EPOCH: "string",
+    keys.LAYOUT_KEY: "string",
+    keys.LEASE: "string",
+    keys.LEDGER: "string",
+    keys.QUEUES: "set",
+    keys.SHARDS: "zset",
+}
+"""The types of the keys that belong to no queue."""
 
 OnProgress = Callable[[int, int], None]
 """Receives the progress: how many were checked, of about how many."""
@@ -293,6 +309,8 @@ class Audit:
         self._pause = pause
         self._misnamed = set[bytes]()
         """Keys of queues whose names are not allowed."""
+        self._mistyped = list[Finding]()
+        """About keys of no queue that are of a wrong type."""
         self.met = set[str]()
         """The queues whose keys it has met, also if they are not to be checked."""
         self.seen = 0
@@ -317,7 +335,7 @@ class Audit:
         suspicious = [queue for queue in self._queues.values() if queue.suspects]
         if suspicious:
             await asyncio.sleep(self._pause)
-        found = [misnamed(key) for key in sorted(self._misnamed)]
+        found = [*self._mistyped, *(misnamed(key) for key in sorted(self._misnamed))]
         for queue in suspicious:
             violations = await self._check_again(queue)
             repaired = await self._repair(queue, violations) if repair else set[tuple[bytes, str]]()
@@ -366,8 +384,14 @@ class Audit:
         split = [(key, *parts) for key in found if (parts := keys.split(key)) is not None]
         self.met.update(name for _, name, _ in split)
         split = [one for one in split if not self._named or one[1] in self._named]
-        wanted = {key: kind for key, _, rest in split if (kind := _wanted(text(rest))) is not None}
+        wanted = {key: _SHARED[name] for key in found if (name := text(key)) in _SHARED}
+        wanted |= {key: kind for key, _, rest in split if (kind := _wanted(text(rest))) is not None}
         kinds = dict(zip(wanted, await self._sender.send_all([server.kind(key) for key in wanted]), strict=True))
+        self._mistyped += [
+            shared_mistyped(text(key), kind, wanted[key])
+            for key, kind in kinds.items()
+            if text(key) in _SHARED and kind not in ("none", wanted[key])
+        ]
         ids = defaultdict[_Queue, list[bytes]](list)
         for key, name, rest in split:
             if (queue := self._queues.get(name)) is None:
