@@ -22,7 +22,7 @@ from evsched import keys, process_events
 from evsched.errors import StoreError, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import LedgerLoop
-from evsched.ledger.epoch import check_owner, make_identity, note_checked, read_epoch
+from evsched.ledger.epoch import make_identity, read_epoch
 from evsched.runtime.loops import Runtime, background, first_of
 from evsched.runtime.reconnect import Reconnects
 from evsched.store.relay_calls import SETTING, Report, read_ends
@@ -92,11 +92,11 @@ class Ends(LedgerLoop):
     async def _begin(self, queues: Sequence[str]) -> None:
         """Make the missing streams, and settle the entries that were read before."""
         identity = (await make_identity(await self.database.open())).text
-        await check_owner(self._runtime, identity)
+        await read_epoch(self._runtime.sender, identity)
         for queue in queues:
             await self._make(queue)
         # Once more: if Redis loses its data from here on, the streams are gone, and to read them fails.
-        await check_owner(self._runtime, identity)
+        await read_epoch(self._runtime.sender, identity)
         self._on_loss()
         await self._write(await self._runtime.sender.send(read_ends(queues, self._relay, _MOST, None)))
         await self._inherit(queues)
@@ -156,6 +156,8 @@ _CHANGES: Final = 60
 _LOCK: Final = "SELECT pg_try_advisory_lock(1702257523, 0)"
 """Held by the relay that walks, until its session ends or it lets go. The number is "evws"."""
 
+_CHECKED: Final = "UPDATE evsched_ledger SET checked = epoch WHERE epoch = %s"
+
 _UNLOCK: Final = "SELECT pg_advisory_unlock(1702257523, 0)"
 
 
@@ -178,14 +180,14 @@ class Withdrawals(LedgerLoop):
     async def _walk_queues(self) -> None:
         connection = await self.database.open()
         noted = await make_identity(connection)
-        if noted.checked == noted.epoch or await read_epoch(self._runtime, noted.text) != noted.epoch:
+        if noted.checked == noted.epoch or await read_epoch(self._runtime.sender, noted.text) != noted.epoch:
             return
         if await rows.fetch(connection, _LOCK) != [(True,)]:
             return
         try:
             complete = all([await self._walk(connection, queue) for queue in await rows.queues(connection)])
-            if complete and await read_epoch(self._runtime, noted.text) == noted.epoch:
-                await note_checked(connection, noted.epoch)
+            if complete and await read_epoch(self._runtime.sender, noted.text) == noted.epoch:
+                await connection.execute(_CHECKED, [noted.epoch])
         finally:
             if not connection.closed:
                 await connection.execute(_UNLOCK)

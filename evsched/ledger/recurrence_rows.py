@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 from psycopg import AsyncConnection
 
 from evsched.client.client import Client
 from evsched.errors import FULL, NO_ENTRY, ConfigError, JobMissing, StoreError
 from evsched.ledger.delivery import Aside, cause, too_long
-from evsched.ledger.rows import Selection, storable
+from evsched.ledger.rows import Selection, fetch, storable
 from evsched.recurrence.recurrence import Declared, check_declared
 from evsched.runtime.loops import Runtime
 from evsched.store.server import clock
@@ -25,7 +26,7 @@ UPDATE evsched_recurrence SET epoch = %(epoch)s, reason = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM evsched_recurrence
     WHERE (epoch < %(epoch)s OR epoch > %(epoch)s) AND (reason IS NULL OR epoch = '') AND critical >= %(least)s
-        AND (queue, name) NOT IN (SELECT * FROM unnest(%(aside_queues)s::text[], %(aside_names)s::text[]))
+        AND (queue, name) NOT IN (SELECT * FROM unnest(%(aside_queues)s::text[], %(aside_ids)s::text[]))
     ORDER BY critical DESC LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ))
 RETURNING queue, name, removed, octet_length(concat(rule, zone, payload, options)),
@@ -55,10 +56,6 @@ class _RecurrenceRow(Struct, frozen=True):
     """The bytes of its declaration."""
     fields: dict[str, Any] | None
     """Its declaration; None = too long."""
-
-
-class _NotTakenError(Exception):
-    """Redis answers, and does not take one row."""
 
 
 class RecurrenceRows:
@@ -92,53 +89,26 @@ class RecurrenceRows:
         self, connection: AsyncConnection, selection: Selection, aside: Sequence[tuple[str, str]]
     ) -> dict[str, int]:
         done = Counter[str]()
+        words = {**replace(selection, aside=aside).words(""), "limit": _MOST, "cap": self._cap}
         async with connection.transaction():
-            for row in await self._claim(connection, selection, aside):
-                done[row.queue] += 1
+            for row in [_RecurrenceRow(*columns) for columns in await fetch(connection, _CLAIM, words)]:
+                key = [row.queue, row.name]
                 try:
-                    reason = await self._attempt(row)
-                except _NotTakenError as error:
-                    done[row.queue] -= 1
-                    self.aside.add(row.queue, {row.name: str(error)})
-                    await connection.execute(_WAITS.encode(), [row.queue, row.name])
-                    continue
-                if reason is not None:
-                    await connection.execute(_REASON.encode(), [storable(reason), row.queue, row.name])
-                elif row.removed:
-                    await connection.execute(_DELETE.encode(), [row.queue, row.name])
+                    await (self._remove(row) if row.removed else self._declare(row))
+                    done[row.queue] += 1
+                    if row.removed:
+                        await connection.execute(_DELETE, key)
+                except ConfigError as error:
+                    done[row.queue] += 1
+                    await connection.execute(_REASON, [storable(str(error)), *key])
+                except StoreError as error:  # the client has tried for some seconds
+                    if error.kind in (FULL, *NO_ENTRY):
+                        raise
+                    await self._sender.send(clock())  # fails as well if Redis takes no row at all
+                    done[row.queue] += 0  # the caller looks again: other rows may wait
+                    self.aside.add(row.queue, {row.name: cause(error, row.size)})
+                    await connection.execute(_WAITS, key)
         return done
-
-    async def _claim(
-        self, connection: AsyncConnection, selection: Selection, aside: Sequence[tuple[str, str]]
-    ) -> list[_RecurrenceRow]:
-        words = {
-            "epoch": selection.epoch,
-            "least": selection.least,
-            "limit": _MOST,
-            "cap": self._cap,
-            "aside_queues": [queue for queue, _ in aside],
-            "aside_names": [name for _, name in aside],
-        }
-        cursor = await connection.execute(_CLAIM.encode(), words)
-        return [_RecurrenceRow(*columns) for columns in await cursor.fetchall()]
-
-    async def _attempt(self, row: _RecurrenceRow) -> str | None:
-        """Declare or remove the recurrence of a row; return why that is not possible, None = it is done.
-
-        Raises:
-            _NotTakenError: Redis answers, and does not take this row.
-            StoreDown, StoreRefused: Redis takes no row at all.
-        """
-        try:
-            await (self._remove(row) if row.removed else self._declare(row))
-        except ConfigError as error:
-            return str(error)
-        except StoreError as error:  # the client has tried for some seconds
-            if error.kind in (FULL, *NO_ENTRY):
-                raise
-            await self._sender.send(clock())
-            raise _NotTakenError(cause(error, row.size)) from None
-        return None
 
     async def _declare(self, row: _RecurrenceRow) -> None:
         if row.fields is None:

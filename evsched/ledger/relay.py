@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -33,7 +34,6 @@ from evsched.ledger.epoch import (
     CONNECTED,
     OTHER,
     Presence,
-    check_owner,
     make_identity,
     note_epoch,
     read_epoch,
@@ -75,8 +75,8 @@ ON CONFLICT (queue, kind, name) DO UPDATE SET value = excluded.value, epoch = ex
 
 _DELETE: Final = "DELETE FROM evsched_setting WHERE queue = %s AND kind = %s AND name = %s"
 
-_Named = dict[tuple[str, str], str]
-"""By kind and name: the value, as Redis has it."""
+_Name = tuple[str, str]
+"""The kind and the name of a setting."""
 
 
 class KeptSettings:
@@ -87,25 +87,25 @@ class KeptSettings:
         self._client = client
 
     async def step(self, connection: AsyncConnection, epoch: str, queues: Sequence[str]) -> None:
-        """Restore lost jobs, and copy new rows to Redis. Several relays may do so at once.
+        """Restore lost settings, and copy all others. Several relays may do so at once.
 
         Raises:
             StoreDown, psycopg.Error
         """
         async with connection.transaction() as transaction:
-            kept = dict[str, dict[tuple[str, str], tuple[str, str]]]()
-            for queue, kind, name, value, of in await (await connection.execute(_READ)).fetchall():
-                kept.setdefault(queue, {})[kind, name] = value, of
+            kept = defaultdict[str, dict[_Name, tuple[str, str]]](dict)
+            for queue, kind, name, value, of in await rows.fetch(connection, _READ):
+                kept[queue][kind, name] = value, of
             for queue in sorted({*queues, *kept}):
                 try:
-                    await self._compare(connection, epoch, queue, kept.get(queue, {}))
+                    await self._compare(connection, epoch, queue, kept[queue])
                 except StoreRefused:
                     pass  # a key of the wrong type, which `evsched doctor` reports
-            if await read_epoch(self._runtime, (await read_identity(connection)).text) != epoch:
+            if await read_epoch(self._runtime.sender, (await read_identity(connection)).text) != epoch:
                 raise psycopg.Rollback(transaction)  # a missing row may have been lost meanwhile
 
     async def _compare(
-        self, connection: AsyncConnection, epoch: str, queue: str, kept: Mapping[tuple[str, str], tuple[str, str]]
+        self, connection: AsyncConnection, epoch: str, queue: str, kept: Mapping[_Name, tuple[str, str]]
     ) -> None:
         there = await self._read(queue)
         for (kind, name), (value, of) in kept.items():
@@ -119,15 +119,16 @@ class KeptSettings:
             if kept.get((kind, name)) != (value, epoch):
                 await connection.execute(_KEEP, [queue, kind, name, value, epoch])
 
-    async def _read(self, queue: str) -> _Named:
-        store, send = Store(queue), self._runtime.sender.send
-        calendars, windows, limits = await send(store.all_calendars()), await send(store.windows()), store.limits()
-        found: _Named = {("calendar", name): value for name, value in calendars.items()}
+    async def _read(self, queue: str) -> dict[_Name, str]:
+        """Return the settings that Redis has."""
+        store = Store(queue)
+        calls = store.all_calendars(), store.windows(), store.limits()
+        calendars, windows, limits = await self._runtime.sender.send_all(calls)
+        found = {("calendar", name): value for name, value in calendars.items()}
         found |= {("window", name): value for name, value in windows.items()}
-        for name, value in (await send(limits)).fields().items():
-            if value is not None:
-                found["limit", name] = as_limit(value)
-        return found
+        return found | {
+            ("limit", name): as_limit(value) for name, value in limits.fields().items() if value is not None
+        }
 
     async def _restore(self, queue: str, kind: str, name: str, value: str) -> bool:
         """Write a setting into Redis; return whether it is still valid."""
@@ -177,7 +178,7 @@ class Relay(LedgerLoop):
         self._settings = KeptSettings(runtime, self._recurrences.client)
         self.epoch: str | None = None
         """The last one that Redis had; None = Redis has not been asked yet."""
-        self._presence = Presence(runtime.emit)
+        self.presence = Presence(runtime.emit)
         self._refused: dict[str, float] = {}
         """Queue -> until when it is left out."""
         self._aside = Aside(runtime.emit)
@@ -194,11 +195,6 @@ class Relay(LedgerLoop):
         """Copy the settings of queues now, because one was changed."""
         self._copies = True
         self.ring()
-
-    @property
-    def waits(self) -> str | None:
-        """Why it schedules nothing, though both servers answer; None = it does."""
-        return self._presence.waits
 
     async def close(self) -> None:
         await self._recurrences.close()
@@ -268,13 +264,13 @@ class Relay(LedgerLoop):
         """
         noted = await make_identity(connection)
         try:
-            epoch = await read_epoch(self._runtime, noted.text)
+            epoch = await read_epoch(self._runtime.sender, noted.text)
         except StoreError:
-            await self._presence.serve(connection, None)
+            await self.presence.serve(connection, None)
             raise
         # Before it is in the table: nobody may find it there, and no relay that serves it.
-        await self._presence.serve(connection, epoch)
-        if epoch != self.epoch or (noted.epoch != epoch and await self._presence.is_free(connection, noted.epoch)):
+        await self.presence.serve(connection, epoch)
+        if epoch != self.epoch or (noted.epoch != epoch and await self.presence.is_free(connection, noted.epoch)):
             self.epoch, self._seen = epoch, None
             await note_epoch(connection, epoch, noted.epoch)
             for aside in (self._aside, self._recurrences.aside):
@@ -283,7 +279,7 @@ class Relay(LedgerLoop):
             self.withdrawals.ring()
         elif noted.epoch != epoch:
             return None
-        self._presence.works()
+        self.presence.works()
         now = time.monotonic()
         self._refused = {queue: until for queue, until in self._refused.items() if until > now}
         least = self._runtime.config.critical_only
@@ -292,21 +288,23 @@ class Relay(LedgerLoop):
     async def _slice(self, selection: Selection, other: str) -> int:
         """Schedule rows of another epoch; return how many there were, also if Redis did not take them."""
         connection, config = await self.database.open(), self._runtime.config
-        refused, accepted = dict[str, list[Refusal]](), True
+        refused = dict[str, list[Refusal]]()
         async with connection.transaction() as transaction:
             await connection.execute(_ASYNCHRONOUS)
             claimed = await rows.claim(connection, selection, other, self._limit, config.payload_cap)
             for queue, found in claimed.items():
                 if (refusals := await self._schedule(queue, found)) is None:
-                    accepted = False
-                    break
+                    refused.clear()
+                    raise psycopg.Rollback(transaction)
                 refused[queue] = found.refused + refusals
                 await rows.refuse(connection, queue, refused[queue])
-            if not accepted:
-                raise psycopg.Rollback(transaction)
-        if accepted:
-            for queue, found in claimed.items():
-                self._report(queue, len(found.jobs) + len(found.refused), refused[queue], other != "")
+        for queue, refusals in refused.items():
+            if scheduled := len(claimed[queue].jobs) + len(claimed[queue].refused) - len(refusals):
+                again = other != ""
+                self._runtime.emit(process_events.RowsScheduled(queue=queue, count=scheduled, again=again))
+            if refusals:
+                first = f"{refusals[0].id}: {refusals[0].reason}"
+                self._runtime.emit(process_events.RowsRefused(queue=queue, count=len(refusals), first=first))
         return sum(found.count for found in claimed.values())
 
     async def _schedule(self, queue: str, found: Claimed) -> list[Refusal] | None:
@@ -328,13 +326,6 @@ class Relay(LedgerLoop):
             self._aside.add(queue, done.failed)
             return None
         return [Refusal(job.id, job.row, done.refused[job.id]) for job in jobs if job.id in done.refused]
-
-    def _report(self, queue: str, count: int, refused: Sequence[Refusal], again: bool) -> None:
-        if count > len(refused):
-            self._runtime.emit(process_events.RowsScheduled(queue=queue, count=count - len(refused), again=again))
-        if refused:
-            first = f"{refused[0].id}: {refused[0].reason}"
-            self._runtime.emit(process_events.RowsRefused(queue=queue, count=len(refused), first=first))
 
 
 _COUNTED: Final = 10_000
@@ -391,7 +382,7 @@ class Service:
         for database in (self._start, *(loop.database for loop in self._loops)):
             if database.reason is not None:
                 return f"the database of the ledger does not serve: {database.reason}"
-        return self._relay.waits if self._started else "the database of the ledger has not answered yet"
+        return self._relay.presence.waits if self._started else "the database of the ledger has not answered yet"
 
     async def run(self, server: str) -> None:
         """Run the loops until cancelled. `server`: which Redis it is.
@@ -415,7 +406,7 @@ class Service:
                     connection = await self._start.open()
                     version = check_server(connection)
                     try:
-                        await check_owner(self._runtime, (await make_identity(connection)).text)
+                        await read_epoch(self._runtime.sender, (await make_identity(connection)).text)
                     except StoreRefused as error:
                         if error.kind == OTHER:
                             raise CannotStart(str(error)) from None
