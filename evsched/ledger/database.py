@@ -19,6 +19,7 @@ from psycopg import AsyncConnection, conninfo
 from evsched import process_events
 from evsched.errors import CannotStart, ConfigError
 from evsched.events import Emit
+from evsched.ledger.rows import fetch
 from evsched.ledger.tables import KEYS, OLDEST, PARTS, Part
 from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnect
@@ -60,6 +61,8 @@ for a lock says so, instead of looking as if there was nothing to do."""
 
 _TRANSACTION: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '5s'"
 """The same for one transaction. It leaves nothing behind, so a pooler may give the session to another program."""
+
+_SESSION_OF: Final = "SELECT pg_backend_pid()"
 
 _POOLED: Final = 5.0
 """Seconds for a statement that needs no time, while a pooler may have no server connection left for it."""
@@ -129,12 +132,12 @@ async def check_sessions(url: str) -> None:
         psycopg.Error
     """
     async with await connect(url) as first, await connect(url) as second:
-        before = await _session(first)
+        before = await fetch(first, _SESSION_OF)
         async with second.transaction():
-            other = await _session(second)
+            other = await fetch(second, _SESSION_OF)
             try:
                 async with asyncio.timeout(_POOLED):
-                    after = await _session(first)
+                    after = await fetch(first, _SESSION_OF)
             except TimeoutError:
                 raise psycopg.OperationalError(
                     f"no answer within {_POOLED:g} s while another connection has a transaction open: this is "
@@ -146,10 +149,6 @@ async def check_sessions(url: str) -> None:
             "lost and the relay's settings reach other programs: give the relay the URL of PostgreSQL itself, or of a "
             "pool in session mode (PgBouncer: pool_mode = session). Programs that insert rows may use the pooler"
         )
-
-
-async def _session(connection: AsyncConnection) -> object:
-    return await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
 
 
 class Database:
@@ -344,8 +343,7 @@ async def migrate(url: str | None) -> None:
 async def _check_owner(connection: AsyncConnection) -> None:
     """Check that the relation of this name is a table with its key, not one of another program."""
     for table, key in KEYS.items():
-        cursor = await connection.execute(_COLUMNS, [table])
-        columns = {name for (name,) in await cursor.fetchall()}
+        columns = {name for (name,) in await fetch(connection, _COLUMNS, [table])}
         if columns and (missing := [column for column in key.split(", ") if column not in columns]):
             raise CannotStart(
                 f"the database of the ledger: {table} is there and has no column {' and '.join(missing)}, so it is of "
@@ -354,5 +352,4 @@ async def _check_owner(connection: AsyncConnection) -> None:
 
 
 async def _missing(connection: AsyncConnection, parts: Sequence[Part]) -> bool:
-    cursor = await connection.execute(f"SELECT {' AND '.join(part.found for part in parts)}".encode())
-    return (await cursor.fetchall())[0][0] is not True
+    return await fetch(connection, f"SELECT {' AND '.join(part.found for part in parts)}") != [(True,)]

@@ -14,6 +14,7 @@ from evsched.client.client import Client
 from evsched.errors import FULL, NO_ENTRY, ConfigError, JobMissing, StoreError
 from evsched.ledger.delivery import Aside, cause, too_long
 from evsched.ledger.rows import Selection, fetch, storable
+from evsched.process_events import RowsDeclared
 from evsched.recurrence.recurrence import Declared, check_declared
 from evsched.runtime.loops import Runtime
 from evsched.store.server import clock
@@ -62,15 +63,13 @@ class RecurrenceRows:
     """Declares rows through a client: it checks and writes the same as `app.client.declare`."""
 
     def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self.client = Client(runtime.config.url)
-        self._sender = runtime.sender
-        self._cap = runtime.config.payload_cap
-        """Bytes that a row may have; longer ones are not read."""
         self.aside = Aside(runtime.emit)
         """The rows, by queue and name, that Redis does not take at the moment."""
 
-    async def step(self, connection: AsyncConnection, selection: Selection) -> dict[str, int]:
-        """Declare a slice of the rows that are new, changed, or of another epoch; return how many, by queue.
+    async def step(self, connection: AsyncConnection, selection: Selection) -> bool:
+        """Declare a slice of the rows that are new, changed, or of another epoch; return whether there were any.
 
         A row that cannot be declared gets the reason, and is tried again when it is changed. Recurrences of the code
         are neither changed nor removed. A row that Redis does not take waits, and the next slices are without it.
@@ -78,42 +77,45 @@ class RecurrenceRows:
         Raises:
             StoreDown, StoreRefused, psycopg.Error: the rows wait as before.
         """
-        if done := await self._declare_all(connection, selection, self.aside.rows()):
-            return done
-        if (again := self.aside.due()) is not None:
-            done = await self._declare_all(connection, selection, self.aside.rows(without=again))
+        found = await self._declare_all(connection, selection, self.aside.rows())
+        if not found and (again := self.aside.due()) is not None:
+            found = await self._declare_all(connection, selection, self.aside.rows(without=again))
             self.aside.tried(again)
-        return done
+        return found
 
     async def _declare_all(
         self, connection: AsyncConnection, selection: Selection, aside: Sequence[tuple[str, str]]
-    ) -> dict[str, int]:
-        done = Counter[str]()
-        words = {**replace(selection, aside=aside).words(""), "limit": _MOST, "cap": self._cap}
+    ) -> bool:
+        done, config = Counter[str](), self._runtime.config
+        words = {**replace(selection, aside=aside).words(""), "limit": _MOST, "cap": config.payload_cap}
         async with connection.transaction():
-            for row in [_RecurrenceRow(*columns) for columns in await fetch(connection, _CLAIM, words)]:
+            claimed = [_RecurrenceRow(*columns) for columns in await fetch(connection, _CLAIM, words)]
+            for row in claimed:
                 key = [row.queue, row.name]
                 try:
                     await (self._remove(row) if row.removed else self._declare(row))
-                    done[row.queue] += 1
                     if row.removed:
                         await connection.execute(_DELETE, key)
                 except ConfigError as error:
-                    done[row.queue] += 1
                     await connection.execute(_REASON, [storable(str(error)), *key])
                 except StoreError as error:  # the client has tried for some seconds
                     if error.kind in (FULL, *NO_ENTRY):
                         raise
-                    await self._sender.send(clock())  # fails as well if Redis takes no row at all
-                    done[row.queue] += 0  # the caller looks again: other rows may wait
+                    await self._runtime.sender.send(clock())  # fails as well if Redis takes no row at all
                     self.aside.add(row.queue, {row.name: cause(error, row.size)})
                     await connection.execute(_WAITS, key)
-        return done
+                    continue
+                done[row.queue] += 1
+        for queue, count in done.items():
+            self._runtime.emit(RowsDeclared(queue=queue, count=count))
+        return bool(claimed)
 
     async def _declare(self, row: _RecurrenceRow) -> None:
         if row.fields is None:
-            raise ConfigError(f"recurrence {row.name}: the row has {row.size} bytes, more than {self._cap}")
-        if (reason := await too_long(self._sender, row.size)) is not None:
+            raise ConfigError(
+                f"recurrence {row.name}: the row has {row.size} bytes, more than {self._runtime.config.payload_cap}"
+            )
+        if (reason := await too_long(self._runtime.sender, row.size)) is not None:
             raise ConfigError(f"recurrence {row.name}: {reason}")
         if (owner := await self._owner(row)) is not None:
             raise ConfigError(f"recurrence {row.name}: the code of app {owner} declares it: use another name")

@@ -225,10 +225,7 @@ class Relay(LedgerLoop):
             if taken > _BURST:
                 self._seen = None
             self.pulse.expect()
-        while done := await self._recurrences.step(connection, selection):
-            for queue, count in done.items():
-                if count:
-                    self._runtime.emit(process_events.RowsDeclared(queue=queue, count=count))
+        while await self._recurrences.step(connection, selection):
             self.pulse.expect()
         if await self._retry(connection, selection):
             return 0.0
