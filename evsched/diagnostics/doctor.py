@@ -21,10 +21,9 @@ from evsched import keys
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics import server_checks
 from evsched.diagnostics.audit import Audit, OnProgress
-from evsched.diagnostics.cluster_checks import cluster_checks, no_slots, unanswered
 from evsched.diagnostics.finding import Finding, Level, unless_mistyped
 from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys, stray_jobs
-from evsched.diagnostics.server_checks import Role, needs
+from evsched.diagnostics.server_checks import Role, at, cluster_checks, needs, no_slots, unanswered
 from evsched.diagnostics.standstill import Standstill
 from evsched.dispatcher.watcher import FLAGS, missing_flags
 from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
@@ -91,8 +90,7 @@ class Doctor:
         await self._check(role, all_queues)
         if self._node is None:
             return self._found
-        at = f"{self._node[0]}:{self._node[1]}"
-        return [replace(finding, where=f"{finding.where}, at {at}") for finding in self._found]
+        return [replace(finding, where=f"{finding.where}, at {at(self._node)}") for finding in self._found]
 
     async def _check(self, role: Role | None, all_queues: bool) -> None:
         info = await self._ask("info", "INFO", server.facts())
