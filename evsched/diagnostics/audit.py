@@ -189,9 +189,9 @@ def misnamed(key: bytes) -> Finding:
     )
 
 
-def shared_mistyped(key: str, kind: str, wanted: str) -> Finding:
+def shared_mistyped(key: str, where: str) -> Finding:
     """Return the finding about a key of no queue that is of a wrong type."""
-    what = f"a key that all processes share is a {kind}, not a {wanted}: the feature that uses it does not work"
+    what = f"a key that all processes share is {where}: the feature that uses it does not work"
     return Finding("key-type", "fault", what, key, f"RENAME or DEL {key}")
 
 
@@ -276,8 +276,8 @@ class _Queue:
         self.met: dict[bytes, bytes] = {}
         """By id: the list or group's backlog where a suspect was found. Its record need not name that place."""
         self.refused = ""
-        self.types = list[Violation]()
-        """The keys that are of a wrong type."""
+        self.mistyped = False
+        """Whether it has a key of a wrong type."""
 
     def places(self) -> list[bytes]:
         lists = [f"processing:{worker}".encode() for worker in sorted(self.lists)]
@@ -307,10 +307,8 @@ class Audit:
         self._named = frozenset(queues)
         self._queues = {name: _Queue(name) for name in queues}
         self._pause = pause
-        self._misnamed = set[bytes]()
-        """Keys of queues whose names are not allowed."""
-        self._mistyped = list[Finding]()
-        """About keys of no queue that are of a wrong type."""
+        self._about_keys: dict[bytes, Finding] = {}
+        """By key: that its queue's name is not allowed, or that it is of a wrong type."""
         self.met = set[str]()
         """The queues whose keys it has met, also if they are not to be checked."""
         self.seen = 0
@@ -335,7 +333,7 @@ class Audit:
         suspicious = [queue for queue in self._queues.values() if queue.suspects]
         if suspicious:
             await asyncio.sleep(self._pause)
-        found = [*self._mistyped, *(misnamed(key) for key in sorted(self._misnamed))]
+        found = [finding for _, finding in sorted(self._about_keys.items())]
         for queue in suspicious:
             violations = await self._check_again(queue)
             repaired = await self._repair(queue, violations) if repair else set[tuple[bytes, str]]()
@@ -343,8 +341,7 @@ class Audit:
             if len(queue.suspects) == _MOST:
                 found.append(describe(queue.store.queue, Violation(b"", "more", str(_MOST))))
         for queue in self._queues.values():
-            found += [describe(queue.store.queue, violation) for violation in queue.types]
-            if queue.refused and not queue.types:
+            if queue.refused and not queue.mistyped:
                 found.append(describe(queue.store.queue, Violation(b"", "refused", queue.refused)))
         return found
 
@@ -373,8 +370,8 @@ class Audit:
         cursor = None
         while cursor != 0:
             cursor, found = await self._sender.send(server.scan_all(cursor or 0).at(node))
-            if not self._named and len(self._misnamed) < _MOST:
-                self._misnamed.update(filter(keys.is_misnamed, found))
+            if not self._named and len(self._about_keys) < _MOST:
+                self._about_keys |= {key: misnamed(key) for key in found if keys.is_misnamed(key)}
             for queue, ids in (await self._sort(found)).items():
                 await self._check(queue, ids)
             on_progress()
@@ -387,19 +384,21 @@ class Audit:
         wanted = {key: _SHARED[name] for key in found if (name := text(key)) in _SHARED}
         wanted |= {key: kind for key, _, rest in split if (kind := _wanted(text(rest))) is not None}
         kinds = dict(zip(wanted, await self._sender.send_all([server.kind(key) for key in wanted]), strict=True))
-        self._mistyped += [
-            shared_mistyped(text(key), kind, wanted[key])
-            for key, kind in kinds.items()
-            if text(key) in _SHARED and kind not in ("none", wanted[key])
-        ]
+        mistyped = {
+            key: f"a {kind}, not a {wanted[key]}" for key, kind in kinds.items() if kind not in ("none", wanted[key])
+        }
+        for key in mistyped:
+            if text(key) in _SHARED:
+                self._about_keys[key] = shared_mistyped(text(key), mistyped[key])
         ids = defaultdict[_Queue, list[bytes]](list)
         for key, name, rest in split:
             if (queue := self._queues.get(name)) is None:
                 queue = self._queues[name] = _Queue(name)
             queue.has_keys = True
-            if (kind := kinds.get(key, "none")) not in ("none", wanted.get(key)):
+            if key in mistyped:
                 code = "place-type" if text(rest) in KEY_TYPES else "key-type"
-                queue.types.append(Violation(rest, code, f"a {kind}, not a {wanted[key]}"))
+                self._about_keys[key] = describe(name, Violation(rest, code, mistyped[key]))
+                queue.mistyped = True
             elif rest.startswith(b"job:"):
                 ids[queue].append(rest[4:])
             elif rest.startswith(b"processing:") and keys.NAME.fullmatch(text(rest[11:])):

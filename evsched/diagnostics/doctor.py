@@ -24,7 +24,7 @@ from evsched.diagnostics.audit import Audit, OnProgress
 from evsched.diagnostics.finding import Finding, Level, unless_mistyped
 from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys, stray_jobs
 from evsched.diagnostics.server_checks import Role, at, cluster_checks, needs, no_slots, unanswered
-from evsched.diagnostics.standstill import Standstill
+from evsched.diagnostics.standstill import find_standstill
 from evsched.dispatcher.watcher import FLAGS, missing_flags
 from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.shards import NONE, Shards
@@ -289,7 +289,7 @@ async def examine(
         if not any(finding.check == "cluster" for finding in found):
             with show() as report:
                 violations = await audit.run(repair=repair, on_progress=report)
-            found += await Standstill(sender, audit.queues, shards).run()
+            found += await find_standstill(sender, audit.queues, shards)
             found += await stray_jobs(sender, queues, shards, audit.met)
             found += await incomplete_deploys(sender, audit.queues)
             found += await broken_recurrences(sender, audit.queues)

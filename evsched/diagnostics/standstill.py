@@ -88,90 +88,68 @@ _Suspicion = tuple[Finding, object]
 enough that the next look finds it again."""
 
 
-class Standstill:
-    """Watches queues for jobs that do not move."""
+async def find_standstill(
+    sender: BatchingSender, queues: Sequence[str], shards: Shards = NONE, *, watch: float = _WATCH
+) -> list[Finding]:
+    """Return the findings about jobs that do not move. It waits, for `watch` seconds, only if a first look finds any.
 
-    def __init__(
-        self, sender: BatchingSender, queues: Sequence[str], shards: Shards = NONE, *, watch: float = _WATCH
-    ) -> None:
-        self._sender = sender
-        self._queues = queues
-        self._shards = shards
-        self._pause = watch / (_LOOKS - 1)
+    Raises:
+        StoreDown, StoreRefused
+    """
 
-    async def run(self) -> list[Finding]:
-        """Return what does not move. It waits only if a first look finds something.
-
-        Raises:
-            StoreDown, StoreRefused
-        """
-        suspects = {queue: found for queue in self._queues if (found := await self._suspect(queue))}
-        for _ in range(_LOOKS - 1):
-            suspects = {queue: found for queue, found in suspects.items() if found}
-            if not suspects:
-                break
-            await asyncio.sleep(self._pause)
-            for queue, before in suspects.items():
-                now = await self._suspect(queue)
-                suspects[queue] = {
-                    check: (finding, mark)
-                    for check, (finding, mark) in now.items()
-                    if check in before and before[check][1] == mark
-                }
-        found = [finding for of_queue in suspects.values() for finding, _ in of_queue.values()]
-        return list(dict.fromkeys(found))  # `no-dispatcher` is the same finding for each queue
-
-    async def _suspect(self, queue: str) -> dict[str, _Suspicion]:
-        look = await unless_mistyped(self._look(queue))
-        if look is None:
-            return {}
-        found = _suspicions(queue, self._shards.whole(queue), look)
+    async def suspect(queue: str) -> dict[str, _Suspicion]:
+        look = await unless_mistyped(_look(sender, queue))
+        found = () if look is None else _suspicions(queue, shards.whole(queue), look)
         return {finding.check: (finding, mark) for finding, mark in found}
 
-    async def _look(self, queue: str) -> _Look:
-        store, send = Store(queue), self._sender.send
-        stats, due, waiting, ready, recurs, limits, survey = await self._sender.send_all(
-            [
-                store.queue_stats(),
-                store.front("schedule", 1),
-                store.front("backlog", 1),
-                store.line(1),
-                store.recurrences(0, _RECURRENCES),
-                store.limits(),
-                store.survey(),
-            ]
-        )
-        dispatchers: int | None = None
-        try:
-            dispatchers = await send(server.dispatchers(queue))
-        except StoreRefused as error:
-            if error.kind != "noperm":
-                raise
-        moved = await send(store.moved(due[0][0])) if stats.due and due else []
-        refusal: StoreError | None = None
-        try:
-            await send(store.enqueue([]))  # writes nothing, and is refused for the same reasons as a new job
-        except StoreError as error:
-            refusal = error
-        return _Look(
-            stats,
-            _first(due),
-            moved,
-            _first(waiting),
-            _first(ready),
-            await self._first_recorded(store, recurs),
-            survey.leases,
-            limits,
-            dispatchers,
-            refusal,
-        )
+    suspects = {queue: await suspect(queue) for queue in queues}
+    for _ in range(_LOOKS - 1):
+        suspects = {queue: found for queue, found in suspects.items() if found}
+        if not suspects:
+            break
+        await asyncio.sleep(watch / (_LOOKS - 1))
+        for queue, before in suspects.items():
+            now = await suspect(queue)
+            suspects[queue] = {
+                check: (finding, mark)
+                for check, (finding, mark) in now.items()
+                if check in before and before[check][1] == mark
+            }
+    found = [finding for of_queue in suspects.values() for finding, _ in of_queue.values()]
+    return list(dict.fromkeys(found))  # `no-dispatcher` is the same finding for each queue
 
-    async def _first_recorded(self, store: Store, found: list[tuple[str, float]]) -> tuple[str, float] | None:
-        """Return the first recurrence that has a record. Other checks report queues without one."""
-        for name, at in found:
-            if await unless_mistyped(self._sender.send(store.recurrence(name))):
-                return name, at
-        return None
+
+async def _look(sender: BatchingSender, queue: str) -> _Look:
+    store, send = Store(queue), sender.send
+    fronts = store.front("schedule", 1), store.front("backlog", 1), store.line(1), store.recurrences(0, _RECURRENCES)
+    due, waiting, ready, named = await sender.send_all(fronts)
+    stats, limits, survey = await sender.send_all((store.queue_stats(), store.limits(), store.survey()))
+    dispatchers: int | None = None
+    try:
+        dispatchers = await send(server.dispatchers(queue))
+    except StoreRefused as error:
+        if error.kind != "noperm":
+            raise
+    moved = await send(store.moved(due[0][0])) if stats.due and due else []
+    refusal: StoreError | None = None
+    try:
+        await send(store.enqueue([]))  # writes nothing, and is refused for the same reasons as a new job
+    except StoreError as error:
+        refusal = error
+    recurs, leases = await _first_recorded(sender, store, named), survey.leases
+    return _Look(
+        stats, _first(due), moved, _first(waiting), _first(ready), recurs, leases, limits, dispatchers, refusal
+    )
+
+
+async def _first_recorded(
+    sender: BatchingSender, store: Store, found: list[tuple[str, float]]
+) -> tuple[str, float] | None:
+    """Return the first recurrence that has a record. Other checks report queues without one."""
+    for name, at in found:
+        if await unless_mistyped(sender.send(store.recurrence(name))):
+            return name, at
+    return None
 
 
 def _first(found: list[T]) -> T | None:
