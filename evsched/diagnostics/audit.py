@@ -28,94 +28,79 @@ from evsched.transport.address import Host
 from evsched.transport.call import Call, text
 from evsched.transport.senders import BatchingSender
 
-
-class _Rule(Struct, frozen=True):
-    level: Level
-    what: str
-    mend: str
-    """It names `--repair` only if that repairs it."""
-
-
 _REPAIR: Final = "evsched doctor --queue {q} --repair"
 
 _ID_RULE: Final = "1 to 200 of A-Z a-z 0-9 . _ : @ -"
 
+
+class _Rule(Struct, frozen=True):
+    what: str
+    mend: str = _REPAIR
+    """It names `--repair` only if that repairs it."""
+    level: Level = "fault"
+
+
 _RULES: Final[dict[str, _Rule]] = {
     "orphan": _Rule(
-        "fault",
         "a job that has not ended is in no place: it will never run",
         f"if Redis evicted its place (see evicted-keys): {_REPAIR} schedules it at its due time; if a client cancelled "
         "it with ZREM alone: DEL {record}",
     ),
     "unscheduled": _Rule(
-        "warning",
         "a record whose job is in no place and was never due: cancelled with ZREM alone, never scheduled, or Redis "
         "evicted its place",
         "if it was cancelled: DEL {record}; if not, schedule it: ZADD {root}schedule 0 {id}; the finding "
         "evicted-keys tells whether Redis evicted keys",
+        "warning",
     ),
     "bad-id": _Rule(
-        "fault",
         f"an id that is not valid ({_ID_RULE}) is in {{where}}: no job can run under it",
         f"{_REPAIR} puts it into the dead-letter set as bad-<SHA-1>, or bad-<SHA-1>-2, up to 100; or type RENAME "
         "{record} {root}job:ID and ZADD {root}schedule 0 ID, with a valid ID, or DEL {record}; then repair",
     ),
     "no-record": _Rule(
-        "fault",
         "an id in {where} has no record, or one without a payload: it will go to the dead-letter set",
         f"HSET {{record}} payload '{{{{...}}}}' before it is due; or {_REPAIR} puts it into the dead-letter set now",
     ),
     "record-type": _Rule(
-        "fault", "the key of a record is not a hash", "DEL {record}; then schedule the job again if you still want it"
+        "the key of a record is not a hash", "DEL {record}; then schedule the job again if you still want it"
     ),
     "two-places": _Rule(
-        "fault",
         "an id is in two places, {where}: its job may run twice",
         "evsched cancel {id} --queue {q}, then schedule it again",
     ),
-    "parked": _Rule(
-        "fault", "the record says that a limit of group {where} holds the job back, but none does", _REPAIR
-    ),
+    "parked": _Rule("the record says that a limit of group {where} holds the job back, but none does"),
     "unparked": _Rule(
-        "warning",
         "a limit of group {where} holds a job back, but its record does not say so: it cannot be cancelled",
-        _REPAIR,
+        level="warning",
     ),
-    "dead-without-record": _Rule("warning", "a dead job has no record, so it cannot be revived", _REPAIR),
+    "dead-without-record": _Rule("a dead job has no record, so it cannot be revived", level="warning"),
     "stale-dead": _Rule(
-        "fault",
-        "an id is in the dead-letter set, but its job is not dead ({where}): reviving it would run it again",
-        _REPAIR,
+        "an id is in the dead-letter set, but its job is not dead ({where}): reviving it would run it again"
     ),
     "record-expires": _Rule(
-        "fault",
-        "the record expires before the job can end: the job would be lost",
-        f"{_REPAIR}, or PERSIST {{record}}",
+        "the record expires before the job can end: the job would be lost", f"{_REPAIR}, or PERSIST {{record}}"
     ),
-    "no-ttl": _Rule("warning", "the record of a job that has ended never expires", "EXPIRE {record} 300"),
-    "stuck": _Rule("fault", "an occurrence of recurrence {where} waits for a run that has already ended", _REPAIR),
+    "no-ttl": _Rule("the record of a job that has ended never expires", "EXPIRE {record} 300", "warning"),
+    "stuck": _Rule("an occurrence of recurrence {where} waits for a run that has already ended"),
     "stray": _Rule(
-        "fault",
         "worker {id} holds jobs but has no lease: no dispatcher will put them back",
         f"{_REPAIR} gives it a lease; when that ends, a dispatcher puts the jobs back; or restart a dispatcher",
     ),
-    "in_flight": _Rule(
-        "fault", "the count of jobs in flight is wrong ({where}): concurrency limits do not hold", _REPAIR
-    ),
+    "in_flight": _Rule("the count of jobs in flight is wrong ({where}): concurrency limits do not hold"),
     "uncounted": _Rule(
-        "info", "the jobs in flight were not checked: {where} entries are too many to count in one step", ""
+        "the jobs in flight were not checked: {where} entries are too many to count in one step", "", "info"
     ),
-    "stranded": _Rule("fault", "the jobs that a limit of group {id} holds back will never continue", _REPAIR),
-    "throttled": _Rule("warning", "group {id} counts as held back, but none of its jobs is", _REPAIR),
+    "stranded": _Rule("the jobs that a limit of group {id} holds back will never continue"),
+    "throttled": _Rule("group {id} counts as held back, but none of its jobs is", level="warning"),
     "stuck-move": _Rule(
-        "fault",
         "jobs have been on their way to another shard for {where}: none of them runs until they are there",
         "run a dispatcher: it finishes the move; its log names the obstacle, such as a node that is down",
     ),
-    "place-type": _Rule("fault", "a key of the queue is {where}: no job of the queue moves", "RENAME or DEL {key}"),
-    "key-type": _Rule("fault", "a key is {where}: the feature that uses it does not work", "RENAME or DEL {key}"),
-    "refused": _Rule("fault", "Redis refused to check this queue: {where}", "check the types of the keys {root}*"),
-    "more": _Rule("info", "there are more than {where} findings", "repair these, then run the doctor again"),
+    "place-type": _Rule("a key of the queue is {where}: no job of the queue moves", "RENAME or DEL {key}"),
+    "key-type": _Rule("a key is {where}: the feature that uses it does not work", "RENAME or DEL {key}"),
+    "refused": _Rule("Redis refused to check this queue: {where}", "check the types of the keys {root}*"),
+    "more": _Rule("there are more than {where} findings", "repair these, then run the doctor again", "info"),
 }
 
 CODES: Final = frozenset(_RULES)

@@ -21,7 +21,7 @@ from evsched import keys
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics import server_checks
 from evsched.diagnostics.audit import Audit, OnProgress
-from evsched.diagnostics.finding import Finding, Level, unless_mistyped
+from evsched.diagnostics.finding import Finding, Level
 from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys, stray_jobs
 from evsched.diagnostics.server_checks import Role, at, cluster_checks, needs, no_slots, unanswered
 from evsched.diagnostics.standstill import find_standstill
@@ -34,6 +34,7 @@ from evsched.transport import address
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 from evsched.transport.connection import primary
+from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import NO_SLOTS, topology
 from evsched.transport.subscription import Subscription

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
-
-from evsched.errors import StoreRefused
-
-T = TypeVar("T")
 
 Level = Literal["fault", "warning", "info"]
 
@@ -36,13 +32,3 @@ def changes(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[list[F
     known, found = ({(one.check, one.level, one.where): one for one in part} for part in (before, after))
     new = [finding for key, finding in found.items() if key not in known]
     return new, [finding for key, finding in known.items() if key not in found]
-
-
-async def unless_mistyped(reply: Awaitable[T]) -> T | None:
-    """Wait for a reply of Redis; return None if a key has the wrong type, which the audit reports."""
-    try:
-        return await reply
-    except StoreRefused as error:
-        if error.kind != "wrongtype":
-            raise
-        return None

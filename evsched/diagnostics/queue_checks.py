@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Final
 
 from evsched import keys
-from evsched.diagnostics.finding import Finding, unless_mistyped
+from evsched.diagnostics.finding import Finding
 from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs.record import JobStatus, whole
@@ -26,6 +26,7 @@ from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.shards import Shards
 from evsched.store import server
 from evsched.store.store import Store
+from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -27,7 +27,6 @@ from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import SLOTS, Topology, slot_of
 
 Role = Literal["producer", "client", "worker", "dispatcher", "ledger", "observer", "doctor"]
-ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 READS: Final = """
 EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HKEYS job:x · HLEN limits
@@ -47,10 +46,6 @@ XDEL ends 1-1 · ZADD schedule 0 x · ZPOPMIN idle 1 · ZREM schedule x · ZREMR
 ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throttled 1 throttled
 """
 """The commands that the other scripts need in addition."""
-
-FORWARDS: Final = "XADD stream * id x · LPUSH list x · RPUSH list x · PUBLISH channel x"
-"""The commands with which `forward` sends messages. Which of them a worker needs, and for which keys and channels,
-depends on what its jobs forward."""
 
 _PLACES: Final = ("job:", "reply:", "processing:", "declared:", "program:")
 _NAMES: Final = (

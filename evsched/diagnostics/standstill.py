@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.diagnostics.finding import Finding, Level, unless_mistyped
+from evsched.diagnostics.finding import Finding, Level
 from evsched.display import format_duration
 from evsched.errors import StoreError, StoreRefused
 from evsched.shards import NONE, Shards
@@ -24,6 +24,7 @@ from evsched.store.gate_limits import Limits
 from evsched.store.operator_calls import QueueStats
 from evsched.store.store import Store
 from evsched.transport.call import T
+from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
 
 _WATCH: Final = 2.5

@@ -23,6 +23,7 @@ from evsched.ledger.epoch import OTHER, known_epoch, read_identity, read_present
 from evsched.ledger.rows import SAME, SLICE, Backlog, Row, arrays, fetch, given
 from evsched.ledger.tables import CHANNEL
 from evsched.store.store import Store
+from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
 
 _FIND: Final = """
@@ -251,7 +252,7 @@ async def read_status(database: str | None, redis: str) -> Status:
             compared,
             away,
             foreign,
-            await rows.states(connection),
+            dict(await fetch(connection, rows.STATES)),
             await rows.backlog(connection, present_epoch, None),
             *(await rows.recurrences(connection, present_epoch)),
             len(present.relays),
@@ -262,14 +263,5 @@ async def read_status(database: str | None, redis: str) -> Status:
 
 
 async def _unwritten(sender: BatchingSender, queues: Sequence[str]) -> dict[str, int]:
-    counts = await asyncio.gather(*(_count(sender, queue) for queue in queues))
+    counts = await asyncio.gather(*(unless_mistyped(sender.send(Store(queue).count_ends())) for queue in queues))
     return {queue: count for queue, count in zip(queues, counts, strict=True) if count}
-
-
-async def _count(sender: BatchingSender, queue: str) -> int:
-    try:
-        return await sender.send(Store(queue).count_ends())
-    except StoreRefused as error:
-        if error.kind != "wrongtype":
-            raise
-        return 0  # `evsched doctor` reports the key

@@ -160,7 +160,7 @@ FROM (
 in that. Since when other rows wait that were scheduled before, as rows that the doctor has scheduled again, is not
 known."""
 
-_STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
+STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
 
 _RECURRENCES: Final = """
 SELECT count(*), count(*) FILTER (WHERE epoch = '' OR epoch <> %(epoch)s AND reason IS NULL), count(reason)
@@ -367,11 +367,6 @@ async def backlog(connection: AsyncConnection, epoch: str | None, most: int | No
     words = {"epoch": epoch, "known": epoch not in (None, NO_EPOCH), "most": most}
     (row,) = await fetch(connection, _BACKLOG, words)
     return Backlog(*row)
-
-
-async def states(connection: AsyncConnection) -> dict[str, int]:
-    """Count the rows by state: as long as that takes."""
-    return dict(await fetch(connection, _STATES))
 
 
 async def recurrences(connection: AsyncConnection, epoch: str | None) -> tuple[int, int, int]:
