@@ -123,7 +123,9 @@ _SLICE: Final = 250
 _PAUSE: Final = 2.0
 """Seconds before a recurrence without a record is checked again: a client may write the record after its ZADD."""
 
-_LONGER: Final = "change the recurrence or the policy of its task: until then occurrences are skipped, or wait"
+
+_Texts = dict[str, str]
+"""By their names."""
 
 
 async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, pause: float = _PAUSE) -> list[Finding]:
@@ -141,12 +143,8 @@ async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, p
         for name, fields in await _read_all(sender, store):
             if not fields:
                 missing.append((queue, name))
-            elif "retired" not in fields and (reason := _why_not(name, fields, calendars, windows)):
-                found.append(_describe(queue, name, reason))
-            elif _has_failed(fields):
-                found.append(_describe_failing(queue, name, fields))
-            elif "retired" not in fields and (reason := _too_frequent(name, fields, policies)):
-                found.append(Finding("recurrence-too-frequent", "warning", reason, f"queue {queue}, {name}", _LONGER))
+            elif finding := _judge(queue, name, fields, calendars, windows, policies):
+                found.append(finding)
     if missing:
         await asyncio.sleep(pause)
     for queue, name in missing:
@@ -166,26 +164,28 @@ async def _read_all(sender: BatchingSender, store: Store) -> list[tuple[str, dic
             return found
 
 
-def _why_not(name: str, fields: dict[str, bytes], calendars: dict[str, str], windows: dict[str, str]) -> str:
-    """Return why a recurrence cannot recur, '' = it can."""
-    try:
-        read_recurrence(read_declared(name, fields), calendars, windows)
-    except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # all but ConfigError: too large for a date
-        return str(error)
-    return ""
+def _judge(
+    queue: str, name: str, fields: dict[str, bytes], calendars: _Texts, windows: _Texts, policies: _Texts
+) -> Finding | None:
+    """Return the finding about a recurrence, if there is one.
 
-
-def _too_frequent(name: str, fields: dict[str, bytes], policies: dict[str, str]) -> str:
-    """Return why the retries of an occurrence may not have ended when the next one is due, '' = they have.
-
-    A recurrence of the code, of the client or of the command line is refused then; but any client may write one, and a
-    task's policy may change.
+    A recurrence whose retries may take longer than its interval is refused by the code, the client and the command
+    line; but any client may write one, and a task's policy may change.
     """
+    if "retired" in fields:
+        return None
     try:
-        check_by_policies(read_recurrence(read_declared(name, fields)), policies)
+        recurrence = read_recurrence(read_declared(name, fields), calendars, windows)
+    except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # all but ConfigError: too large for a date
+        return _describe(queue, name, str(error))
+    if "paused" in fields and 0 < whole(fields.get("pause_after")) <= whole(fields.get("failing")):
+        return _describe_failing(queue, name, fields)
+    try:
+        check_by_policies(recurrence, policies)
     except ConfigError as error:
-        return str(error)
-    return ""
+        mend = "change the recurrence or the policy of its task: until then occurrences are skipped, or wait"
+        return Finding("recurrence-too-frequent", "warning", str(error), f"queue {queue}, {name}", mend)
+    return None
 
 
 def _describe(queue: str, name: str, reason: str) -> Finding:
@@ -199,11 +199,6 @@ def _describe(queue: str, name: str, reason: str) -> Finding:
     if there_is_none:
         mend = f"evsched {command.replace('--queue QUEUE', f'--queue {queue}')}; or {mend}"
     return Finding("recurrence-broken", "fault", f"it makes no jobs: {reason}", f"queue {queue}, {name}", mend)
-
-
-def _has_failed(fields: dict[str, bytes]) -> bool:
-    most = whole(fields.get("pause_after"))
-    return "paused" in fields and "retired" not in fields and 0 < most <= whole(fields.get("failing"))
 
 
 def _describe_failing(queue: str, name: str, fields: dict[str, bytes]) -> Finding:

@@ -238,25 +238,20 @@ class LedgerLoop(ABC):
         self._runtime = runtime
         self.who = who
         self.database = Database(url, who, runtime.emit, setup)
-        self._reconnect = Reconnect(who, runtime.emit)
+        self.reconnect = Reconnect(who, runtime.emit)
         self._wakeup = Wakeup()
-        self.pulse = self._reconnect.pulse
+        self.pulse = self.reconnect.pulse
 
     def ring(self) -> None:
         """Begin a pass now, or after the one that is under way."""
         self._wakeup.ring()
-
-    @property
-    def problem(self) -> str | None:
-        """Why Redis failed the last pass; None = it did not."""
-        return self._reconnect.reason
 
     async def run(self) -> None:
         """Make passes for ever."""
         try:
             while True:
                 rest = 0.0  # after a failure, `_reconnect` or `database` has waited
-                async with self._reconnect, self.database:
+                async with self.reconnect, self.database:
                     rest = await self.step()
                 self.pulse.expect(rest)
                 await self._wakeup.sleep(time.monotonic() + rest)

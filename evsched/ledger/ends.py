@@ -130,7 +130,7 @@ class Ends(LedgerLoop):
             if not reading.done():
                 return False
         found = reading.result()
-        self._reconnect.passed()
+        self.reconnect.passed()
         await self._write(found)
         if time.monotonic() >= self._inherits_at:
             await self._inherit(queues)

@@ -30,15 +30,7 @@ from evsched.ledger import rows
 from evsched.ledger.database import Database, LedgerLoop, check_server, check_sessions, check_url, transaction
 from evsched.ledger.delivery import Aside, Lengths, deliver
 from evsched.ledger.ends import Ends, Withdrawals
-from evsched.ledger.epoch import (
-    CONNECTED,
-    OTHER,
-    Presence,
-    make_identity,
-    note_epoch,
-    read_epoch,
-    read_identity,
-)
+from evsched.ledger.epoch import CONNECTED, OTHER, Presence, make_identity, note_epoch, read_epoch
 from evsched.ledger.recurrence_rows import RecurrenceRows
 from evsched.ledger.rows import Claimed, Refusal, Selection
 from evsched.ledger.tables import CHANNEL
@@ -101,7 +93,7 @@ class KeptSettings:
                     await self._compare(connection, epoch, queue, kept[queue])
                 except StoreRefused:
                     pass  # a key of the wrong type, which `evsched doctor` reports
-            if await read_epoch(self._runtime.sender, (await read_identity(connection)).text) != epoch:
+            if await read_epoch(self._runtime.sender, (await make_identity(connection)).text) != epoch:
                 raise psycopg.Rollback(transaction)  # a missing row may have been lost meanwhile
 
     async def _compare(
@@ -372,7 +364,7 @@ class Service:
 
     def problem(self) -> str | None:
         """Return why Redis failed the last pass of a loop; None = it failed none."""
-        return next((loop.problem for loop in self._loops if loop.problem is not None), None)
+        return next((loop.reconnect.reason for loop in self._loops if loop.reconnect.reason is not None), None)
 
     def database_problem(self) -> str | None:
         """Return why the database failed the last pass of a loop, or keeps the relay from its work; None = neither."""
