@@ -19,7 +19,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.diagnostics.finding import Finding, Level
 from evsched.display import format_duration
-from evsched.errors import StoreRefused
+from evsched.errors import WRONG_TYPE, StoreRefused
 from evsched.store import server
 from evsched.store.dispatcher_calls import Survey
 from evsched.store.operator_calls import KEY_TYPES, Violation
@@ -422,7 +422,7 @@ class Audit:
             return await self._sender.send(call)
         except StoreRefused as error:
             queue.refused = str(error)
-            if error.kind != "wrongtype":
+            if error.kind != WRONG_TYPE:
                 raise
             return empty
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from redis import exceptions
 
-from evsched.errors import MOVING, EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
+from evsched.errors import MOVING, WRONG_TYPE, EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 
@@ -213,6 +213,6 @@ async def unless_mistyped(reply: Awaitable[T]) -> T | None:
     try:
         return await reply
     except StoreRefused as error:
-        if error.kind != "wrongtype":
+        if error.kind != WRONG_TYPE:
             raise
         return None
