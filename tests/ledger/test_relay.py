@@ -11,7 +11,7 @@ import pytest
 
 from evsched import App, GiveUp, events, process_events, shard_map
 from evsched.config import Config
-from evsched.lease import DEFAULT, LeaseLength
+from evsched.lease import DEFAULT
 from evsched.store import server as redis_server
 from evsched.store.relay_calls import RowJob
 from evsched.store.store import Store
@@ -124,7 +124,7 @@ async def test_relay_follows_a_change_of_the_lease_in_redis(
         async with asyncio.timeout(PATIENCE):
             while await sender.send(redis_server.lease()) is None:  # the relay has read that there is none
                 pass
-        await sender.send(redis_server.set_lease(LeaseLength(10 * DEFAULT)))
+        await sender.send(redis_server.set_lease(10 * DEFAULT))
         changed = await recorder.wait(process_events.LeaseChanged)
         assert changed.lease == 10 * DEFAULT
     await sender.close()
