@@ -19,7 +19,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.diagnostics.finding import Finding, Level
 from evsched.display import format_duration
-from evsched.errors import StoreRefused
+from evsched.errors import WRONG_TYPE, StoreRefused
 from evsched.store import server
 from evsched.store.dispatcher_calls import Survey
 from evsched.store.operator_calls import KEY_TYPES, Violation
@@ -28,94 +28,79 @@ from evsched.transport.address import Host
 from evsched.transport.call import Call, text
 from evsched.transport.senders import BatchingSender
 
-
-class _Rule(Struct, frozen=True):
-    level: Level
-    what: str
-    mend: str
-    """It names `--repair` only if that repairs it."""
-
-
 _REPAIR: Final = "evsched doctor --queue {q} --repair"
 
 _ID_RULE: Final = "1 to 200 of A-Z a-z 0-9 . _ : @ -"
 
+
+class _Rule(Struct, frozen=True):
+    what: str
+    mend: str = _REPAIR
+    """It names `--repair` only if that repairs it."""
+    level: Level = "fault"
+
+
 _RULES: Final[dict[str, _Rule]] = {
     "orphan": _Rule(
-        "fault",
         "a job that has not ended is in no place: it will never run",
         f"if Redis evicted its place (see evicted-keys): {_REPAIR} schedules it at its due time; if a client cancelled "
         "it with ZREM alone: DEL {record}",
     ),
     "unscheduled": _Rule(
-        "warning",
         "a record whose job is in no place and was never due: cancelled with ZREM alone, never scheduled, or Redis "
         "evicted its place",
         "if it was cancelled: DEL {record}; if not, schedule it: ZADD {root}schedule 0 {id}; the finding "
         "evicted-keys tells whether Redis evicted keys",
+        "warning",
     ),
     "bad-id": _Rule(
-        "fault",
         f"an id that is not valid ({_ID_RULE}) is in {{where}}: no job can run under it",
         f"{_REPAIR} puts it into the dead-letter set as bad-<SHA-1>, or bad-<SHA-1>-2, up to 100; or type RENAME "
         "{record} {root}job:ID and ZADD {root}schedule 0 ID, with a valid ID, or DEL {record}; then repair",
     ),
     "no-record": _Rule(
-        "fault",
         "an id in {where} has no record, or one without a payload: it will go to the dead-letter set",
         f"HSET {{record}} payload '{{{{...}}}}' before it is due; or {_REPAIR} puts it into the dead-letter set now",
     ),
     "record-type": _Rule(
-        "fault", "the key of a record is not a hash", "DEL {record}; then schedule the job again if you still want it"
+        "the key of a record is not a hash", "DEL {record}; then schedule the job again if you still want it"
     ),
     "two-places": _Rule(
-        "fault",
         "an id is in two places, {where}: its job may run twice",
         "evsched cancel {id} --queue {q}, then schedule it again",
     ),
-    "parked": _Rule(
-        "fault", "the record says that a limit of group {where} holds the job back, but none does", _REPAIR
-    ),
+    "parked": _Rule("the record says that a limit of group {where} holds the job back, but none does"),
     "unparked": _Rule(
-        "warning",
         "a limit of group {where} holds a job back, but its record does not say so: it cannot be cancelled",
-        _REPAIR,
+        level="warning",
     ),
-    "dead-without-record": _Rule("warning", "a dead job has no record, so it cannot be revived", _REPAIR),
+    "dead-without-record": _Rule("a dead job has no record, so it cannot be revived", level="warning"),
     "stale-dead": _Rule(
-        "fault",
-        "an id is in the dead-letter set, but its job is not dead ({where}): reviving it would run it again",
-        _REPAIR,
+        "an id is in the dead-letter set, but its job is not dead ({where}): reviving it would run it again"
     ),
     "record-expires": _Rule(
-        "fault",
-        "the record expires before the job can end: the job would be lost",
-        f"{_REPAIR}, or PERSIST {{record}}",
+        "the record expires before the job can end: the job would be lost", f"{_REPAIR}, or PERSIST {{record}}"
     ),
-    "no-ttl": _Rule("warning", "the record of a job that has ended never expires", "EXPIRE {record} 300"),
-    "stuck": _Rule("fault", "an occurrence of recurrence {where} waits for a run that has already ended", _REPAIR),
+    "no-ttl": _Rule("the record of a job that has ended never expires", "EXPIRE {record} 300", "warning"),
+    "stuck": _Rule("an occurrence of recurrence {where} waits for a run that has already ended"),
     "stray": _Rule(
-        "fault",
         "worker {id} holds jobs but has no lease: no dispatcher will put them back",
         f"{_REPAIR} gives it a lease; when that ends, a dispatcher puts the jobs back; or restart a dispatcher",
     ),
-    "in_flight": _Rule(
-        "fault", "the count of jobs in flight is wrong ({where}): concurrency limits do not hold", _REPAIR
-    ),
+    "in_flight": _Rule("the count of jobs in flight is wrong ({where}): concurrency limits do not hold"),
     "uncounted": _Rule(
-        "info", "the jobs in flight were not checked: {where} entries are too many to count in one step", ""
+        "the jobs in flight were not checked: {where} entries are too many to count in one step", "", "info"
     ),
-    "stranded": _Rule("fault", "the jobs that a limit of group {id} holds back will never continue", _REPAIR),
-    "throttled": _Rule("warning", "group {id} counts as held back, but none of its jobs is", _REPAIR),
+    "stranded": _Rule("the jobs that a limit of group {id} holds back will never continue"),
+    "throttled": _Rule("group {id} counts as held back, but none of its jobs is", level="warning"),
     "stuck-move": _Rule(
-        "fault",
         "jobs have been on their way to another shard for {where}: none of them runs until they are there",
         "run a dispatcher: it finishes the move; its log names the obstacle, such as a node that is down",
     ),
-    "place-type": _Rule("fault", "a key of the queue is {where}: no job of the queue moves", "RENAME or DEL {key}"),
-    "key-type": _Rule("fault", "a key is {where}: the feature that uses it does not work", "RENAME or DEL {key}"),
-    "refused": _Rule("fault", "Redis refused to check this queue: {where}", "check the types of the keys {root}*"),
-    "more": _Rule("info", "there are more than {where} findings", "repair these, then run the doctor again"),
+    "place-type": _Rule("a key of the queue is {where}: no job of the queue moves", "RENAME or DEL {key}"),
+    "key-type": _Rule("a key is {where}: the feature that uses it does not work", "RENAME or DEL {key}"),
+    "refused": _Rule("Redis refused to check this queue: {where}", "check the types of the keys {root}*"),
+    "more": _Rule("there are more than {where} findings", "repair these, then run the doctor again", "info"),
 }
 
 CODES: Final = frozenset(_RULES)
@@ -189,6 +174,12 @@ def misnamed(key: bytes) -> Finding:
     )
 
 
+def shared_mistyped(key: str, where: str) -> Finding:
+    """Return the finding about a key of no queue that is of a wrong type."""
+    what = f"a key that all processes share is {where}: the feature that uses it does not work"
+    return Finding("key-type", "fault", what, key, f"RENAME or DEL {key}")
+
+
 SLICE: Final = 250
 """Ids that one script checks: about 1.2 ms of Redis's time."""
 
@@ -204,7 +195,7 @@ _MOVE: Final = 300.0
 _LEASE: Final = 14.0
 """Seconds of the lease that a worker without one is given. When it ends, a janitor puts the worker's jobs back."""
 
-_OF_NO_JOB: Final = {
+_TYPES: Final = KEY_TYPES | {
     "apps": "set",
     "arrival": "string",
     "arrived": "hash",
@@ -220,10 +211,6 @@ _OF_NO_JOB: Final = {
     "starting": "string",
     "tasks": "hash",
     "windows": "hash",
-}
-"""The keys of a queue that its jobs do not depend on as a whole, with their types."""
-
-_TYPES_OF_MANY: Final = {
     "arrival:": "string",
     "backlog:": "zset",
     "declared:": "set",
@@ -238,7 +225,18 @@ _TYPES_OF_MANY: Final = {
     "unique:": "string",
     "workers:": "zset",
 }
-"""The types of the keys that a queue may have many of, by their prefixes. The script checks `job:` itself."""
+"""The types of a queue's keys; with a colon at the end, of the many keys that begin with that. The script itself checks
+`job:`. The queue as a whole depends only on those of KEY_TYPES."""
+
+_SHARED: Final = {
+    keys.EPOCH: "string",
+    keys.LAYOUT_KEY: "string",
+    keys.LEASE: "string",
+    keys.LEDGER: "string",
+    keys.QUEUES: "set",
+    keys.SHARDS: "zset",
+}
+"""The types of the keys that belong to no queue."""
 
 OnProgress = Callable[[int, int], None]
 """Receives the progress: how many were checked, of about how many."""
@@ -263,8 +261,8 @@ class _Queue:
         self.met: dict[bytes, bytes] = {}
         """By id: the list or group's backlog where a suspect was found. Its record need not name that place."""
         self.refused = ""
-        self.types = list[Violation]()
-        """The keys that are of a wrong type."""
+        self.mistyped = False
+        """Whether it has a key of a wrong type."""
 
     def places(self) -> list[bytes]:
         lists = [f"processing:{worker}".encode() for worker in sorted(self.lists)]
@@ -294,8 +292,8 @@ class Audit:
         self._named = frozenset(queues)
         self._queues = {name: _Queue(name) for name in queues}
         self._pause = pause
-        self._misnamed = set[bytes]()
-        """Keys of queues whose names are not allowed."""
+        self._about_keys: dict[bytes, Finding] = {}
+        """By key: that its queue's name is not allowed, or that it is of a wrong type."""
         self.met = set[str]()
         """The queues whose keys it has met, also if they are not to be checked."""
         self.seen = 0
@@ -320,7 +318,7 @@ class Audit:
         suspicious = [queue for queue in self._queues.values() if queue.suspects]
         if suspicious:
             await asyncio.sleep(self._pause)
-        found = [misnamed(key) for key in sorted(self._misnamed)]
+        found = [finding for _, finding in sorted(self._about_keys.items())]
         for queue in suspicious:
             violations = await self._check_again(queue)
             repaired = await self._repair(queue, violations) if repair else set[tuple[bytes, str]]()
@@ -328,8 +326,7 @@ class Audit:
             if len(queue.suspects) == _MOST:
                 found.append(describe(queue.store.queue, Violation(b"", "more", str(_MOST))))
         for queue in self._queues.values():
-            found += [describe(queue.store.queue, violation) for violation in queue.types]
-            if queue.refused and not queue.types:
+            if queue.refused and not queue.mistyped:
                 found.append(describe(queue.store.queue, Violation(b"", "refused", queue.refused)))
         return found
 
@@ -358,47 +355,37 @@ class Audit:
         cursor = None
         while cursor != 0:
             cursor, found = await self._sender.send(server.scan_all(cursor or 0).at(node))
-            if not self._named and len(self._misnamed) < _MOST:
-                self._misnamed.update(filter(keys.is_misnamed, found))
-            mistyped = await self._check_types(found)
-            for name, ids in self._sort(key for key in found if key not in mistyped).items():
-                await self._check(self._queues[name], ids)
+            if not self._named and len(self._about_keys) < _MOST:
+                self._about_keys |= {key: misnamed(key) for key in found if keys.is_misnamed(key)}
+            for queue, ids in (await self._sort(found)).items():
+                await self._check(queue, ids)
             on_progress()
 
-    async def _check_types(self, found: Iterable[bytes]) -> set[bytes]:
-        """Return the keys that are of a wrong type, and note them."""
-        checked = [
-            (key, name, rest, wanted)
-            for key in found
-            for name, rest in [keys.split(key) or ("", b"")]
-            if name and (not self._named or name in self._named) and (wanted := _wanted(text(rest)))
-        ]
-        kinds = await self._sender.send_all([server.kind(key) for key, *_ in checked])
-        mistyped = set[bytes]()
-        for (key, name, rest, wanted), kind in zip(checked, kinds, strict=True):
-            if kind not in (wanted, "none"):
-                mistyped.add(key)
-                code = "key-type" if b":" in rest or text(rest) in _OF_NO_JOB else "place-type"
-                queue = self._queues.setdefault(name, _Queue(name))
-                queue.has_keys = True
-                queue.types.append(Violation(rest, code, f"a {kind}, not a {wanted}"))
-        return mistyped
-
-    def _sort(self, found: Iterable[bytes]) -> dict[str, list[bytes]]:
-        """Note the queues and places that keys show; return the ids of the records, by queue."""
-        ids = defaultdict[str, list[bytes]](list)
-        for key in found:
-            name, rest = keys.split(key) or ("", b"")
-            if name:
-                self.met.add(name)
-            if not name or (self._named and name not in self._named):
-                continue
-            queue = self._queues.get(name)
-            if queue is None:
+    async def _sort(self, found: Iterable[bytes]) -> dict[_Queue, list[bytes]]:
+        """Note the queues and places that keys show, and the keys of a wrong type; return the ids of the records."""
+        split = [(key, *parts) for key in found if (parts := keys.split(key)) is not None]
+        self.met.update(name for _, name, _ in split)
+        split = [one for one in split if not self._named or one[1] in self._named]
+        wanted = {key: _SHARED[name] for key in found if (name := text(key)) in _SHARED}
+        wanted |= {key: kind for key, _, rest in split if (kind := _wanted(text(rest))) is not None}
+        kinds = dict(zip(wanted, await self._sender.send_all([server.kind(key) for key in wanted]), strict=True))
+        mistyped = {
+            key: f"a {kind}, not a {wanted[key]}" for key, kind in kinds.items() if kind not in ("none", wanted[key])
+        }
+        for key in mistyped:
+            if text(key) in _SHARED:
+                self._about_keys[key] = shared_mistyped(text(key), mistyped[key])
+        ids = defaultdict[_Queue, list[bytes]](list)
+        for key, name, rest in split:
+            if (queue := self._queues.get(name)) is None:
                 queue = self._queues[name] = _Queue(name)
             queue.has_keys = True
-            if rest.startswith(b"job:"):
-                ids[name].append(rest[4:])
+            if key in mistyped:
+                code = "place-type" if text(rest) in KEY_TYPES else "key-type"
+                self._about_keys[key] = describe(name, Violation(rest, code, mistyped[key]))
+                queue.mistyped = True
+            elif rest.startswith(b"job:"):
+                ids[queue].append(rest[4:])
             elif rest.startswith(b"processing:") and keys.NAME.fullmatch(text(rest[11:])):
                 queue.lists.add(text(rest[11:]))
             elif rest.startswith(b"backlog:"):
@@ -435,7 +422,7 @@ class Audit:
             return await self._sender.send(call)
         except StoreRefused as error:
             queue.refused = str(error)
-            if "WRONGTYPE" not in queue.refused:
+            if error.kind != WRONG_TYPE:
                 raise
             return empty
 
@@ -452,7 +439,7 @@ class Audit:
         violations += [first[worker.encode(), "stray"] for worker, ids in held.items() if ids]
         by_place = defaultdict[bytes, list[bytes]](list)
         for violation in first.values():
-            if violation.code not in ("stray", "in_flight", "stranded", "throttled", "uncounted", "stuck-move"):
+            if violation.code not in (*_NOT_ABOUT_JOBS, *_ABOUT_THE_QUEUE):
                 by_place[queue.met.get(violation.id, b"")].append(violation.id)
         for met, ids in by_place.items():
             for part in _parts(dict.fromkeys(ids)):
@@ -481,8 +468,7 @@ def _stuck_move(survey: Survey) -> list[Violation]:
 
 def _wanted(rest: str) -> str | None:
     """Return the type that a key must have, by its name without the root; None if it is not checked here."""
-    kind, colon, _ = rest.partition(":")
-    return _TYPES_OF_MANY.get(kind + colon) if colon else (KEY_TYPES | _OF_NO_JOB).get(rest)
+    return _TYPES.get(rest) or _TYPES.get(rest[: rest.find(":") + 1])
 
 
 def _parts(items: Iterable[Any]) -> Iterator[list[Any]]:

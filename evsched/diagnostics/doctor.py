@@ -15,16 +15,16 @@ from itertools import chain
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evsched import keys
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics import server_checks
 from evsched.diagnostics.audit import Audit, OnProgress
-from evsched.diagnostics.cluster_checks import cluster_checks, no_slots, unanswered
-from evsched.diagnostics.finding import Finding
-from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys, ledger, stray_jobs
-from evsched.diagnostics.server_checks import Role, needs
-from evsched.diagnostics.standstill import Standstill
+from evsched.diagnostics.finding import Finding, Level
+from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys, stray_jobs
+from evsched.diagnostics.server_checks import Role, at, cluster_checks, needs, no_slots, unanswered
+from evsched.diagnostics.standstill import find_standstill
 from evsched.dispatcher.watcher import FLAGS, missing_flags
 from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.shards import NONE, Shards
@@ -34,6 +34,7 @@ from evsched.transport import address
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 from evsched.transport.connection import primary
+from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import NO_SLOTS, topology
 from evsched.transport.subscription import Subscription
@@ -88,17 +89,19 @@ class Doctor:
             StoreDown: it cannot be reached.
         """
         await self._check(role, all_queues)
-        return [server_checks.at_node(finding, self._node) for finding in self._found]
+        if self._node is None:
+            return self._found
+        return [replace(finding, where=f"{finding.where}, at {at(self._node)}") for finding in self._found]
 
     async def _check(self, role: Role | None, all_queues: bool) -> None:
         info = await self._ask("info", "INFO", server.facts())
         settings = await self._ask("settings", "CONFIG GET", server.settings(server_checks.SETTINGS))
         if info is not None:
             reported = server_checks.Server(info, settings or {})
-            if self._node is None and (found := server_checks.cluster(reported)):
+            if self._node is None and (found := [*server_checks.cluster(reported)]):
                 self._found += found
                 return  # all other checks would fail because of it, and report something else
-            self._found += [finding for check in server_checks.CHECKS for finding in check(reported)]
+            self._found += chain.from_iterable(check(reported) for check in server_checks.CHECKS)
         await self._check_clock()
         if settings is not None:
             await self._check_flags(settings.get("notify-keyspace-events", ""))
@@ -108,8 +111,8 @@ class Doctor:
         if role is not None:
             await self._check_rights(role, all_queues)
 
-    def _report(self, finding: Finding) -> None:
-        self._found.append(finding)
+    def _report(self, check: str, level: Level, what: str, where: str, mend: str = "") -> None:
+        self._found.append(Finding(check, level, what, where, mend))
 
     async def _ask(self, check: str, what: str, call: Call[T]) -> T | None:
         """Send a call; if this user may not send it, report that and return None.
@@ -124,9 +127,8 @@ class Doctor:
             if error.kind in NO_ENTRY:
                 raise  # no other call would succeed
             mend = "run the doctor as an administrator or as the user `doctor` of redis.conf: --url redis://USER:PASSWORD@..."
-            self._report(
-                Finding(check, "info", f"{what} was refused, so not everything was checked: {error}", "Redis", mend)
-            )
+            what = f"{what} was refused, so not everything was checked: {error}"
+            self._report(check, "info", what, "Redis", mend)
             return None
 
     async def _check_clock(self) -> None:
@@ -141,20 +143,16 @@ class Doctor:
         if not missing:
             return
         wanted = "".join(sorted({*flags, *missing}))
-        repaired = False
-        if self._repair:
-            repaired = await self._ask("notifications", "CONFIG SET", server.set_notification_flags(wanted)) is not None
-        self._report(
-            Finding(
-                "notifications",
-                "fault",
-                f"notify-keyspace-events is '{flags}', without {''.join(sorted(missing))}: jobs start late, when the "
-                "dispatcher's safety cap (30 s) finds them",
-                "Redis, notify-keyspace-events",
-                f"CONFIG SET notify-keyspace-events {wanted}, and write notify-keyspace-events {FLAGS} to redis.conf",
-                repaired,
-            )
+        repaired = self._repair and await self._ask(
+            "notifications", "CONFIG SET", server.set_notification_flags(wanted)
         )
+        what = (
+            f"notify-keyspace-events is '{flags}', without {''.join(sorted(missing))}: jobs start late, when the "
+            "dispatcher's safety cap (30 s) finds them"
+        )
+        mend = f"CONFIG SET notify-keyspace-events {wanted}, and write notify-keyspace-events {FLAGS} to redis.conf"
+        where = "Redis, notify-keyspace-events"
+        self._found.append(Finding("notifications", "fault", what, where, mend, bool(repaired)))
 
     async def _prove_events(self) -> None:
         """Subscribe to the events of a canary's key, write the key, and wait for the event."""
@@ -167,37 +165,25 @@ class Doctor:
                 async for _ in subscription.messages():
                     return
         except TimeoutError:
-            self._report(
-                Finding(
-                    "canary",
-                    "fault",
-                    f"a test event did not arrive within {self._event_timeout:g} s: jobs start up to 30 s late",
-                    key,
-                    f"CONFIG SET notify-keyspace-events {FLAGS}; a proxy in between must pass keyspace events on",
-                )
-            )
+            what = f"a test event did not arrive within {self._event_timeout:g} s: jobs start up to 30 s late"
+            mend = f"CONFIG SET notify-keyspace-events {FLAGS}; a proxy in between must pass keyspace events on"
+            self._report("canary", "fault", what, key, mend)
         except StoreRefused as error:
             mend = (
                 "run it as the user `doctor` of redis.conf; or look in a dispatcher's log for `keyspace events arrive`"
             )
-            self._report(
-                Finding("canary", "info", f"whether keyspace events arrive cannot be tested: {error}", key, mend)
-            )
+            self._report("canary", "info", f"whether keyspace events arrive cannot be tested: {error}", key, mend)
         except StoreDown as error:
-            self._report(
-                Finding("canary", "fault", f"the test key cannot be written: {error}", key, "fix the faults above")
-            )
+            self._report("canary", "fault", f"the test key cannot be written: {error}", key, "fix the faults above")
         finally:
             await subscription.close()
 
     async def _run_script(self) -> None:
         try:
-            await self._sender.send(Store(self._queue).queue_stats())
+            await unless_mistyped(self._sender.send(Store(self._queue).queue_stats()))
         except StoreError as error:
             mend = "evsched needs scripts: allow EVAL and EVALSHA, as for the users in redis.conf"
-            if "WRONGTYPE" in str(error):
-                return  # the audit names the key
-            self._report(Finding("scripts", "fault", f"a read-only script was refused: {error}", "Redis", mend))
+            self._report("scripts", "fault", f"a read-only script was refused: {error}", "Redis", mend)
 
     async def _check_rights(self, role: Role, all_queues: bool) -> None:
         """Check the rights of the user that has the role's name; without one, of this connection's user."""
@@ -206,7 +192,7 @@ class Doctor:
             if not await self._is_user(user):
                 user = await self._sender.send(server.whoami().at(self._node))
                 what = f"there is no Redis user {role}, so the rights of this connection's user were checked"
-                self._report(Finding("rights", "info", what, f"user {user}", ""))
+                self._report("rights", "info", what, f"user {user}")
             refused = list[str]()
             cluster, db = self._node is not None, address.parse(self._url).db
             for words in needs(role, self._queue, db, all_queues=all_queues, cluster=cluster):
@@ -214,14 +200,13 @@ class Doctor:
                     refused.append(" ".join(words[:2]))
         except StoreRefused as error:
             mend = f"run it as an administrator: evsched doctor --role {role} --url redis://USER:PASSWORD@..."
-            what = f"the rights of {role} cannot be checked: {error}"
-            self._report(Finding("rights", "info", what, f"user {user}", mend))
+            self._report("rights", "info", f"the rights of {role} cannot be checked: {error}", f"user {user}", mend)
             return
         if refused:
             more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
             what = f"this user lacks rights that {role} needs: {', '.join(refused[:_NAMED])}{more}"
             mend = f"ACL SETUSER {user} with the rights of the line `user {role}` in redis.conf"
-            self._report(Finding("rights", "fault", what, f"user {user}", mend))
+            self._report("rights", "fault", what, f"user {user}", mend)
 
     async def _is_user(self, name: str) -> bool:
         try:
@@ -244,10 +229,6 @@ class Examination(Struct, frozen=True):
     queues: list[str]
     seen: int
     """How many records and entries of places were checked."""
-
-
-def _show_nothing() -> AbstractContextManager[OnProgress]:
-    return nullcontext(lambda done, total: None)
 
 
 def _no_queue(name: str, others: Iterable[str]) -> Finding:
@@ -275,7 +256,7 @@ async def examine(
     *,
     repair: bool = False,
     ledger_url: str | None = None,
-    show: ShowProgress = _show_nothing,
+    show: ShowProgress = lambda: nullcontext(lambda done, total: None),
 ) -> Examination:
     """Check Redis, and the queues that are named, with their shards, or all queues; and the ledger, if it is given.
 
@@ -309,7 +290,7 @@ async def examine(
         if not any(finding.check == "cluster" for finding in found):
             with show() as report:
                 violations = await audit.run(repair=repair, on_progress=report)
-            found += await Standstill(sender, audit.queues, shards).run()
+            found += await find_standstill(sender, audit.queues, shards)
             found += await stray_jobs(sender, queues, shards, audit.met)
             found += await incomplete_deploys(sender, audit.queues)
             found += await broken_recurrences(sender, audit.queues)
@@ -317,7 +298,7 @@ async def examine(
             found += [_no_queue(name, shards.wholes(audit.met)) for name in unused]
             found += violations
             if ledger_url is not None:
-                found += await ledger(ledger_url, sender, repair=repair)
+                found += await _check_ledger(ledger_url, sender, repair=repair)
     except StoreError as error:
         if isinstance(error, StoreDown) and not down:
             raise
@@ -325,3 +306,12 @@ async def examine(
         mend = "fix the faults above; or use an administrator, or the user `doctor` of redis.conf"
         found.append(Finding("audit", "warning", what, "Redis", mend))
     return Examination(found, audit.queues, audit.seen)
+
+
+async def _check_ledger(url: str, sender: BatchingSender, *, repair: bool) -> list[Finding]:
+    try:
+        from evsched.diagnostics.ledger_checks import ledger  # it needs psycopg
+    except ImportError:
+        mend = "pip install '.[ledger]' in a checkout of evsched, or unset EVSCHED_LEDGER_URL"
+        return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
+    return await ledger(url, sender, repair=repair)

@@ -1,4 +1,4 @@
-"""A finding: one thing that the doctor has to say, and what to do about it. A value."""
+"""A finding: a problem that the doctor reports, and how to fix it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of queues: stray jobs, incomplete deploys, broken recurrences, and the ledger.
+"""The checks of queues: stray jobs, incomplete deploys, and broken recurrences.
 
 Stray jobs lie in shards beyond the number of shards that their queue has, where no worker serves them. A deploy is
 incomplete if workers lack the task of a job, or run another release of evsched. A recurrence is broken if it has a bad
@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from evsched import keys
 from evsched.diagnostics.finding import Finding
 from evsched.display import format_duration
-from evsched.errors import ConfigError, StoreRefused
+from evsched.errors import ConfigError
 from evsched.jobs.record import JobStatus, whole
 from evsched.jobs.tasks import RESERVED
 from evsched.recurrence.look_ahead import check_by_policies
@@ -26,11 +26,8 @@ from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.shards import Shards
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.transport.call import Call
+from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
-
-if TYPE_CHECKING:
-    from evsched.ledger.row_audit import Attendance
 
 
 async def stray_jobs(
@@ -44,25 +41,19 @@ async def stray_jobs(
     found, known = list[Finding](), {*names}
     for queue in queues or sorted(shards.counts):
         for name in shards.beyond(queue, known):
-            found += await _look(sender, queue, shards.counts[queue], name)
+            stats = await unless_mistyped(sender.send(Store(name).queue_stats()))
+            if stats is None or stats.workers or stats.parents:
+                continue
+            if jobs := sum(stats.places.values()) - stats.places["dead"]:
+                count = shards.counts[queue]
+                s = "" if jobs == 1 else "s"
+                what = f"{jobs} job{s} in a shard that no worker serves: queue {queue} has {count} shards"
+                mend = (
+                    f"have all programs that enqueue name {count} shards, then move the jobs: evsched queues shard "
+                    f"{queue} {count}"
+                )
+                found.append(Finding("stray-jobs", "warning", what, f"queue {name}", mend))
     return found
-
-
-async def _look(sender: BatchingSender, queue: str, count: int, name: str) -> list[Finding]:
-    try:
-        stats = await sender.send(Store(name).queue_stats())
-    except StoreRefused as error:
-        if "WRONGTYPE" not in str(error):
-            raise
-        return []  # the audit names the key
-    jobs = sum(stats.places.values()) - stats.places["dead"]
-    if not jobs or stats.workers or stats.parents:
-        return []
-    what = f"{jobs} job{'' if jobs == 1 else 's'} in a shard that no worker serves: queue {queue} has {count} shards"
-    mend = (
-        f"have all programs that enqueue name {count} shards, then move the jobs: evsched queues shard {queue} {count}"
-    )
-    return [Finding("stray-jobs", "warning", what, f"queue {name}", mend)]
 
 
 _LOOKED_AT: Final = 100
@@ -77,40 +68,36 @@ async def incomplete_deploys(sender: BatchingSender, queues: Sequence[str]) -> l
     """
     found, members = list[Finding](), set[str]()
     for queue in queues:
-        store = Store(queue)
-        try:
-            found += await _unknown_tasks(sender, store)
-            survey, parents = await sender.send_all([store.survey(), store.parents()])
-        except StoreRefused as error:
-            if error.kind != "wrongtype":  # the audit reports that
-                raise
-            continue
-        members |= {lease.worker for lease in survey.leases} | {parent for parent, _ in parents}
-    return found + _releases(members)
+        if (facts := await unless_mistyped(_look(sender, queue))) is not None:
+            unknown, of_queue = facts
+            found += unknown
+            members |= of_queue
+    return [*found, *_releases(members)]
 
 
-async def _unknown_tasks(sender: BatchingSender, store: Store) -> list[Finding]:
-    waiting = await _waiting(sender, store)
-    now = await sender.send(server.clock(keys.root(store.queue)))
-    by_task = groupby(sorted(waiting, key=_task), _task)
-    return [_describe_unknown(store.queue, task, list(jobs), now) for task, jobs in by_task]
-
-
-def _releases(members: set[str]) -> list[Finding]:
-    """Report that workers, and parents that stand by, run several releases."""
-    found = Counter(keys.release_of(member) or "unknown" for member in members)
-    if len(found) < 2:
-        return []
-    what = "workers of several releases run: " + ", ".join(f"{found[name]} of {name}" for name in sorted(found))
-    mend = "restart the workers of the older release; `evsched workers` lists them, and docs/upgrade.md has the order"
-    return [Finding("releases", "warning", what, "workers", mend)]
-
-
-async def _waiting(sender: BatchingSender, store: Store) -> list[JobStatus]:
+async def _look(sender: BatchingSender, queue: str) -> tuple[list[Finding], set[str]]:
+    """Return the findings about unknown tasks of a queue, and its workers and the parents that stand by."""
+    store = Store(queue)
     front = await sender.send(store.front("schedule", _LOOKED_AT))
     ids = [job_id for job_id, _ in front if not job_id.startswith("{")]  # an inline job has not been offered yet
     statuses = await sender.send_all([store.look(job_id) for job_id in ids])
-    return [status for status in statuses if status is not None and status.unknown_since is not None]
+    waiting = [status for status in statuses if status is not None and status.unknown_since is not None]
+    now = await sender.send(server.clock(keys.root(queue)))
+    by_task = groupby(sorted(waiting, key=_task), _task)
+    found = [_describe_unknown(queue, task, list(jobs), now) for task, jobs in by_task]
+    survey, parents = await sender.send_all([store.survey(), store.parents()])
+    return found, {lease.worker for lease in survey.leases} | {parent for parent, _ in parents}
+
+
+def _releases(members: set[str]) -> Iterator[Finding]:
+    """Report that workers, and parents that stand by, run several releases."""
+    found = Counter(keys.release_of(member) or "unknown" for member in members)
+    if len(found) > 1:
+        what = "workers of several releases run: " + ", ".join(f"{found[name]} of {name}" for name in sorted(found))
+        mend = (
+            "restart the workers of the older release; `evsched workers` lists them, and docs/upgrade.md has the order"
+        )
+        yield Finding("releases", "warning", what, "workers", mend)
 
 
 def _task(status: JobStatus) -> str:
@@ -136,10 +123,9 @@ _SLICE: Final = 250
 _PAUSE: Final = 2.0
 """Seconds before a recurrence without a record is checked again: a client may write the record after its ZADD."""
 
-_LONGER: Final = "change the recurrence or the policy of its task: until then occurrences are skipped, or wait"
 
-_WRONG_TYPE: Final = "wrongtype"
-"""The kind of a refusal that the audit reports, with the key."""
+_Texts = dict[str, str]
+"""By their names."""
 
 
 async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, pause: float = _PAUSE) -> list[Finding]:
@@ -150,67 +136,56 @@ async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, p
     """
     found, missing = list[Finding](), list[tuple[str, str]]()
     for queue in queues:
-        calendars: dict[str, str] = await _ask(sender, Store(queue).all_calendars()) or {}
-        windows: dict[str, str] = await _ask(sender, Store(queue).windows()) or {}
-        policies: dict[str, str] = await _ask(sender, Store(queue).all_policies()) or {}
-        for name, fields in await _read_all(sender, queue):
+        store = Store(queue)
+        calendars = await unless_mistyped(sender.send(store.all_calendars())) or {}
+        windows = await unless_mistyped(sender.send(store.windows())) or {}
+        policies = await unless_mistyped(sender.send(store.all_policies())) or {}
+        for name, fields in await _read_all(sender, store):
             if not fields:
                 missing.append((queue, name))
-            elif "retired" not in fields and (reason := _why_not(name, fields, calendars, windows)):
-                found.append(_describe(queue, name, reason))
-            elif _has_failed(fields):
-                found.append(_describe_failing(queue, name, fields))
-            elif "retired" not in fields and (reason := _too_frequent(name, fields, policies)):
-                found.append(Finding("recurrence-too-frequent", "warning", reason, f"queue {queue}, {name}", _LONGER))
+            elif finding := _judge(queue, name, fields, calendars, windows, policies):
+                found.append(finding)
     if missing:
         await asyncio.sleep(pause)
     for queue, name in missing:
-        if (fields := await _ask(sender, Store(queue).recurrence(name))) == {}:
+        if await unless_mistyped(sender.send(Store(queue).recurrence(name))) == {}:
             found.append(_describe(queue, name, f"recurrence {name} has no record"))
     return found
 
 
-async def _read_all(sender: BatchingSender, queue: str) -> list[tuple[str, dict[str, bytes] | None]]:
+async def _read_all(sender: BatchingSender, store: Store) -> list[tuple[str, dict[str, bytes] | None]]:
     """Return the recurrences of a queue with their records; None = the key is of a wrong type."""
-    store, found = Store(queue), list[tuple[str, dict[str, bytes] | None]]()
+    found = list[tuple[str, dict[str, bytes] | None]]()
     while True:
-        names = [name for name, _ in await _ask(sender, store.recurrences(len(found), _SLICE)) or ()]
-        records = await asyncio.gather(*(_ask(sender, store.recurrence(name)) for name in names))
-        found += zip(names, records, strict=True)
-        if len(names) < _SLICE:
+        listed = await unless_mistyped(sender.send(store.recurrences(len(found), _SLICE))) or []
+        read = (unless_mistyped(sender.send(store.recurrence(name))) for name, _ in listed)
+        found += zip([name for name, _ in listed], await asyncio.gather(*read), strict=True)
+        if len(listed) < _SLICE:
             return found
 
 
-async def _ask(sender: BatchingSender, call: Call[Any]) -> Any:
-    """Send a call; None when its key is of a wrong type."""
-    try:
-        return await sender.send(call)
-    except StoreRefused as error:
-        if error.kind != _WRONG_TYPE:
-            raise
-        return None
+def _judge(
+    queue: str, name: str, fields: dict[str, bytes], calendars: _Texts, windows: _Texts, policies: _Texts
+) -> Finding | None:
+    """Return the finding about a recurrence, if there is one.
 
-
-def _why_not(name: str, fields: dict[str, bytes], calendars: dict[str, str], windows: dict[str, str]) -> str:
-    """Return why a recurrence cannot recur, '' = it can."""
-    try:
-        read_recurrence(read_declared(name, fields), calendars, windows)
-    except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # all but ConfigError: too large for a date
-        return str(error)
-    return ""
-
-
-def _too_frequent(name: str, fields: dict[str, bytes], policies: dict[str, str]) -> str:
-    """Return why the retries of an occurrence may not have ended when the next one is due, '' = they have.
-
-    A recurrence of the code, of the client or of the command line is refused then; but any client may write one, and a
-    task's policy may change.
+    A recurrence whose retries may take longer than its interval is refused by the code, the client and the command
+    line; but any client may write one, and a task's policy may change.
     """
+    if "retired" in fields:
+        return None
     try:
-        check_by_policies(read_recurrence(read_declared(name, fields)), policies)
+        recurrence = read_recurrence(read_declared(name, fields), calendars, windows)
+    except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # all but ConfigError: too large for a date
+        return _describe(queue, name, str(error))
+    if "paused" in fields and 0 < whole(fields.get("pause_after")) <= whole(fields.get("failing")):
+        return _describe_failing(queue, name, fields)
+    try:
+        check_by_policies(recurrence, policies)
     except ConfigError as error:
-        return str(error)
-    return ""
+        mend = "change the recurrence or the policy of its task: until then occurrences are skipped, or wait"
+        return Finding("recurrence-too-frequent", "warning", str(error), f"queue {queue}, {name}", mend)
+    return None
 
 
 def _describe(queue: str, name: str, reason: str) -> Finding:
@@ -226,11 +201,6 @@ def _describe(queue: str, name: str, reason: str) -> Finding:
     return Finding("recurrence-broken", "fault", f"it makes no jobs: {reason}", f"queue {queue}, {name}", mend)
 
 
-def _has_failed(fields: dict[str, bytes]) -> bool:
-    most = whole(fields.get("pause_after"))
-    return "paused" in fields and "retired" not in fields and 0 < most <= whole(fields.get("failing"))
-
-
 def _describe_failing(queue: str, name: str, fields: dict[str, bytes]) -> Finding:
     """Report a recurrence that was paused because its runs failed: someone has to find out why, and resume it."""
     why, last = (fields.get(field, b"").decode(errors="backslashreplace") for field in ("paused_why", "last_id"))
@@ -241,88 +211,3 @@ def _describe_failing(queue: str, name: str, fields: dict[str, bytes]) -> Findin
     return Finding(
         "recurrence-failing", "warning", f"it is paused: {why or 'no reason'}", f"queue {queue}, {name}", mend
     )
-
-
-_WAITS: Final = 60.0
-"""Seconds that a row may wait until it is scheduled."""
-
-_LOST: Final = "UPDATE evsched_job SET epoch = '' WHERE queue = '{queue}' AND id = '{id}'; NOTIFY evsched_ledger"
-
-
-async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> list[Finding]:
-    """Return the faults of the relays, and each row about which the table and Redis differ.
-
-    `repair`: schedule lost jobs again.
-
-    Raises:
-        StoreDown, StoreRefused
-    """
-    try:
-        import psycopg
-
-        from evsched.ledger import row_audit
-        from evsched.ledger.database import check_url, explain, transaction
-        from evsched.ledger.epoch import OTHER
-    except ImportError:
-        mend = "pip install '.[ledger]' in a checkout of evsched, or unset EVSCHED_LEDGER_URL"
-        return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
-    try:
-        async with transaction(check_url(url)) as connection:
-            old = await row_audit.oldest_transaction(connection)
-            relays = await row_audit.attendance(connection, sender)
-            differences = await row_audit.compare(connection, sender)
-            lost = [one.row for one in differences if one.what == "lost"]
-            if repair and lost:
-                await row_audit.schedule_again(connection, lost)
-    except StoreRefused as error:
-        if error.kind != OTHER:
-            raise
-        mend = "correct EVSCHED_URL or EVSCHED_LEDGER_URL"
-        return [Finding("ledger", "fault", f"the ledger was not checked: {error}", "the ledger", mend)]
-    except (psycopg.Error, ConfigError) as error:
-        what = f"the ledger was not checked: {explain(error) if isinstance(error, psycopg.Error) else error}"
-        return [Finding("ledger", "fault", what, "the ledger", "correct EVSCHED_LEDGER_URL, or start the database")]
-    found = _relays(relays)
-    if old is not None:
-        what = (
-            f"a transaction has been open for {old.seconds:.0f} s (pid {old.pid}, {old.application or 'no name'}, "
-            f"{old.state}): PostgreSQL cannot remove old versions of rows meanwhile, and relays slow down"
-        )
-        mend = f"let it end, or end it: SELECT pg_terminate_backend({old.pid}); idle_in_transaction_session_timeout"
-        found.append(Finding("ledger-transaction", "warning", what, "the ledger", f"{mend} ends forgotten ones"))
-    for one in differences:
-        where = f"queue {one.row.queue}, job {one.row.id}"
-        if one.what == "lost":
-            what = "its row says that the job is scheduled, and Redis does not have it"
-            mend = (
-                f"evsched doctor --repair has it scheduled again; or {_LOST.format(queue=one.row.queue, id=one.row.id)}"
-            )
-            found.append(Finding("ledger-lost", "fault", what, where, mend, repair))
-        else:
-            what = "the job ended over a minute ago, and its row is open: it would run again after a loss of Redis"
-            mend = "start a relay: evsched ledger run; if one runs, read its log, and look into evsched ledger status"
-            found.append(Finding("ledger-open", "fault", what, where, mend))
-    return found
-
-
-def _relays(now: Attendance) -> list[Finding]:
-    found, where = list[Finding](), "the ledger"
-    count, run = now.waiting.rows, "start a relay, better two: evsched ledger run"
-    if not now.relays:
-        what = "no relay is connected to the database of the ledger"
-        if count:
-            what += f", and open rows wait to be scheduled: {count}"
-        found.append(Finding("ledger-no-relay", "fault" if count else "warning", what, where, run))
-    elif not now.serving:
-        what = "relays are connected to the database of the ledger, and none of them serves this Redis"
-        mend = "give the relays the EVSCHED_URL of this command; if it is the same, read their logs"
-        found.append(Finding("ledger-redis", "fault", what, where, mend))
-    elif now.redises > 1:
-        what = f"the relays of this database use {now.redises} Redises; all but one set wait until it is gone"
-        mend = "give all relays the same EVSCHED_URL; the log of one that waits has the pids in pg_stat_activity"
-        found.append(Finding("ledger-redis", "fault", what, where, mend))
-    if now.relays and now.waiting.seconds > _WAITS:
-        what = f"open rows wait to be scheduled: {count}, the oldest for {now.waiting.seconds:.0f} s"
-        mend = "read the relays' logs; a relay with --critical-only leaves rows where they are"
-        found.append(Finding("ledger-wait", "fault", what, where, mend))
-    return found

@@ -24,6 +24,7 @@ from evsched.store.gate_limits import Limits
 from evsched.store.operator_calls import QueueStats
 from evsched.store.store import Store
 from evsched.transport.call import T
+from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
 
 _WATCH: Final = 2.5
@@ -51,7 +52,7 @@ _BUSY: Final = 60.0
 class _Look(Struct, frozen=True):
     """The result of one look at a queue."""
 
-    queue_stats: QueueStats
+    stats: QueueStats
     due: tuple[str, float] | None
     """The front of the schedule."""
     moved: list[bytes | None]
@@ -76,99 +77,80 @@ class _Look(Struct, frozen=True):
     @property
     def late(self) -> int:
         """How many jobs wait for a worker or at the gate."""
-        return self.queue_stats.places["backlog"] + self.queue_stats.places["ready"]
+        return self.stats.places["backlog"] + self.stats.places["ready"]
 
     def late_by(self, moment: float) -> str:
         """Say how long ago something was due; nothing about a due of 0, which means at once."""
-        return f", the first was due {format_duration(self.queue_stats.now - moment)} ago" if moment > 0 else ""
+        return f", the first was due {format_duration(self.stats.now - moment)} ago" if moment > 0 else ""
 
 
-class _Suspicion(Struct, frozen=True):
-    """A finding that is reported if the next looks confirm it."""
-
-    finding: Finding
-    mark: object = None
-    """The facts that must be the same at the next look; None if it is enough that the next look finds it again."""
+_Suspicion = tuple[Finding, object]
+"""A finding that is reported if the next looks confirm it, and the facts that must be the same then; None if it is
+enough that the next look finds it again."""
 
 
-class Standstill:
-    """Watches queues for jobs that do not move."""
+async def find_standstill(
+    sender: BatchingSender, queues: Sequence[str], shards: Shards = NONE, *, watch: float = _WATCH
+) -> list[Finding]:
+    """Return the findings about jobs that do not move. It waits, for `watch` seconds, only if a first look finds any.
 
-    def __init__(
-        self, sender: BatchingSender, queues: Sequence[str], shards: Shards = NONE, *, watch: float = _WATCH
-    ) -> None:
-        self._sender = sender
-        self._queues = queues
-        self._shards = shards
-        self._pause = watch / (_LOOKS - 1)
+    Raises:
+        StoreDown, StoreRefused
+    """
 
-    async def run(self) -> list[Finding]:
-        """Return what does not move. It waits only if a first look finds something.
+    async def suspect(queue: str) -> dict[str, _Suspicion]:
+        look = await unless_mistyped(_look(sender, queue))
+        found = () if look is None else _suspicions(queue, shards.whole(queue), look)
+        return {finding.check: (finding, mark) for finding, mark in found}
 
-        Raises:
-            StoreDown, StoreRefused
-        """
-        suspects = {queue: found for queue in self._queues if (found := await self._suspect(queue))}
-        for _ in range(_LOOKS - 1):
-            suspects = {queue: found for queue, found in suspects.items() if found}
-            if not suspects:
-                break
-            await asyncio.sleep(self._pause)
-            for queue, before in suspects.items():
-                now = await self._suspect(queue)
-                suspects[queue] = {
-                    name: now[name] for name in before if name in now and before[name].mark == now[name].mark
-                }
-        found = [suspicion.finding for of_queue in suspects.values() for suspicion in of_queue.values()]
-        return list(dict.fromkeys(found))  # `no-dispatcher` is the same finding for each queue
+    suspects = {queue: await suspect(queue) for queue in queues}
+    for _ in range(_LOOKS - 1):
+        suspects = {queue: found for queue, found in suspects.items() if found}
+        if not suspects:
+            break
+        await asyncio.sleep(watch / (_LOOKS - 1))
+        for queue, before in suspects.items():
+            now = await suspect(queue)
+            suspects[queue] = {
+                check: (finding, mark)
+                for check, (finding, mark) in now.items()
+                if check in before and before[check][1] == mark
+            }
+    found = [finding for of_queue in suspects.values() for finding, _ in of_queue.values()]
+    return list(dict.fromkeys(found))  # `no-dispatcher` is the same finding for each queue
 
-    async def _suspect(self, queue: str) -> dict[str, _Suspicion]:
-        try:
-            look = await self._look(queue)
-        except StoreRefused as error:
-            if "WRONGTYPE" not in str(error):
-                raise
-            return {}  # the audit names the key
-        return {suspicion.finding.check: suspicion for suspicion in _suspicions(queue, self._shards.whole(queue), look)}
 
-    async def _look(self, queue: str) -> _Look:
-        store, send = Store(queue), self._sender.send
-        queue_stats, due, waiting, ready, recurs, limits = await self._sender.send_all(
-            [
-                store.queue_stats(),
-                store.front("schedule", 1),
-                store.front("backlog", 1),
-                store.line(1),
-                store.recurrences(0, _RECURRENCES),
-                store.limits(),
-            ]
-        )
-        leases = (await send(store.survey())).leases
-        dispatchers: int | None = None
-        try:
-            dispatchers = await send(server.dispatchers(queue))
-        except StoreRefused as error:
-            if error.kind != "noperm":
-                raise
-        moved = await send(store.moved(due[0][0])) if queue_stats.due and due else []
-        refusal: StoreError | None = None
-        try:
-            await send(store.enqueue([]))  # writes nothing, and is refused for the same reasons as a new job
-        except StoreError as error:
-            refusal = error
-        first = _first(due), moved, _first(waiting), _first(ready), await self._first_recorded(store, recurs)
-        return _Look(queue_stats, *first, leases, limits, dispatchers, refusal)
+async def _look(sender: BatchingSender, queue: str) -> _Look:
+    store, send = Store(queue), sender.send
+    fronts = store.front("schedule", 1), store.front("backlog", 1), store.line(1), store.recurrences(0, _RECURRENCES)
+    due, waiting, ready, named = await sender.send_all(fronts)
+    stats, limits, survey = await sender.send_all((store.queue_stats(), store.limits(), store.survey()))
+    dispatchers: int | None = None
+    try:
+        dispatchers = await send(server.dispatchers(queue))
+    except StoreRefused as error:
+        if error.kind != "noperm":
+            raise
+    moved = await send(store.moved(due[0][0])) if stats.due and due else []
+    refusal: StoreError | None = None
+    try:
+        await send(store.enqueue([]))  # writes nothing, and is refused for the same reasons as a new job
+    except StoreError as error:
+        refusal = error
+    recurs, leases = await _first_recorded(sender, store, named), survey.leases
+    return _Look(
+        stats, _first(due), moved, _first(waiting), _first(ready), recurs, leases, limits, dispatchers, refusal
+    )
 
-    async def _first_recorded(self, store: Store, found: list[tuple[str, float]]) -> tuple[str, float] | None:
-        """Return the first recurrence that has a record. Other checks report queues without one."""
-        for name, at in found:
-            try:
-                if await self._sender.send(store.recurrence(name)):
-                    return name, at
-            except StoreRefused as error:
-                if error.kind != "wrongtype":
-                    raise
-        return None
+
+async def _first_recorded(
+    sender: BatchingSender, store: Store, found: list[tuple[str, float]]
+) -> tuple[str, float] | None:
+    """Return the first recurrence that has a record. Other checks report queues without one."""
+    for name, at in found:
+        if await unless_mistyped(sender.send(store.recurrence(name))):
+            return name, at
+    return None
 
 
 def _first(found: list[T]) -> T | None:
@@ -186,13 +168,13 @@ def _suspicions(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
     yield from _held_at_the_gate(queue, whole, look)
     if look.late and look.limits.paused is None:
         yield from _not_fetched(queue, whole, look)
-    elif look.recurs_on and not (look.late or look.queue_stats.workers or look.queue_stats.parents):
+    elif look.recurs_on and not (look.late or look.stats.workers or look.stats.parents):
         yield _no_worker(queue, whole, look, "no worker has a lease on this queue", "warning")
 
 
 def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
     """Find due jobs and recurrences that no dispatcher moves; or, before any is due, that there is no dispatcher."""
-    where, now = f"queue {queue}", look.queue_stats.now
+    where, now = f"queue {queue}", look.stats.now
     if look.dispatchers:
         who = f"{_count(look.dispatchers, 'dispatcher')} on this Redis, but none serves this queue"
         mend = "check that a dispatcher's --queue includes this queue, then read its log and its /readyz"
@@ -200,21 +182,21 @@ def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
         who = "no dispatcher moves them" if look.dispatchers is None else "no dispatcher is connected"
         mend = "start one: evsched dispatcher; if one runs, read its log and its /readyz"
     reported = False
-    if look.queue_stats.due and look.due:
+    if look.stats.due and look.due:
         reported = True
-        what = f"{_count(look.queue_stats.due, 'due job')} on the schedule{look.late_by(look.due[1])}: {who}"
-        yield _Suspicion(Finding("not-dispatched", "fault", what, where, mend), (look.due, look.moved))
+        what = f"{_count(look.stats.due, 'due job')} on the schedule{look.late_by(look.due[1])}: {who}"
+        yield Finding("not-dispatched", "fault", what, where, mend), (look.due, look.moved)
     if look.recurs and look.recurs[1] < now - _MOVED:
         reported = True
         if look.dispatchers != 0 and look.refusal is not None and look.refusal.kind == "oom":
             who = "Redis's memory is full, so it refuses new occurrences; the jobs that are there continue"
             mend = "raise it with CONFIG SET maxmemory, or drop dead jobs (evsched dead drop)"
         what = f"recurrence {look.recurs[0]} makes no jobs{look.late_by(look.recurs[1])}: {who}"
-        yield _Suspicion(Finding("not-recurring", "fault", what, where, mend), look.recurs)
-    ahead = look.queue_stats.places["schedule"] or look.recurs_on
+        yield Finding("not-recurring", "fault", what, where, mend), look.recurs
+    ahead = look.stats.places["schedule"] or look.recurs_on
     if look.dispatchers == 0 and ahead and not reported:
         what = "no dispatcher is connected: scheduled jobs will not start"
-        yield _Suspicion(Finding("no-dispatcher", "warning", what, "Redis", "start one: evsched dispatcher"))
+        yield Finding("no-dispatcher", "warning", what, "Redis", "start one: evsched dispatcher"), None
 
 
 def _not_recovered(queue: str, look: _Look) -> Iterator[_Suspicion]:
@@ -226,48 +208,48 @@ def _not_recovered(queue: str, look: _Look) -> Iterator[_Suspicion]:
         what = f"{_count(jobs, 'job')} of {dead} not put back; the first lease ended {ago} ago"
         mend = "a dispatcher puts them back; start one: evsched dispatcher; if one runs, read its log"
         mark = {(lease.worker, lease.end) for lease in lost}
-        yield _Suspicion(Finding("not-recovered", "fault", what, f"queue {queue}", mend), mark)
+        yield Finding("not-recovered", "fault", what, f"queue {queue}", mend), mark
 
 
 def _held_at_the_gate(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
     """Find a gate that lets nothing pass: because of a pause or a limit, or without a reason."""
-    where, limits, waiting = f"queue {queue}", look.limits, look.late + look.queue_stats.due
-    if waiting and limits.paused is not None and limits.is_paused(look.queue_stats.now):
-        since = format_duration(look.queue_stats.now - limits.paused)
+    where, limits, waiting = f"queue {queue}", look.limits, look.late + look.stats.due
+    if waiting and limits.paused is not None and limits.is_paused(look.stats.now):
+        since = format_duration(look.stats.now - limits.paused)
         what = f"the queue has been paused for {since}; {_count(waiting, 'due job')} waiting"
-        yield _Suspicion(Finding("paused", "info", what, where, f"evsched resume {whole}"))
-    elif look.queue_stats.places["backlog"]:
+        yield Finding("paused", "info", what, where, f"evsched resume {whole}"), None
+    elif look.stats.places["backlog"]:
         closed = [group for group, ruled in limits.groups.items() if ruled.get("concurrency", 1) < 1]
         if limits.queue.get("concurrency", 1) < 1:
             what = f"the queue's concurrency limit is 0, so no job starts; {_count(waiting, 'due job')} waiting"
             mend = f"evsched limit {whole} --concurrency N; `none` removes the limit"
-            yield _Suspicion(Finding("limit-zero", "fault", what, where, mend))
+            yield Finding("limit-zero", "fault", what, where, mend), None
         elif closed:
             what = f"the concurrency limit of group {closed[0]} is 0, so none of its jobs starts"
             mend = f"evsched limit {whole} --group {shlex.quote(closed[0])} --concurrency N; `none` removes the limit"
-            yield _Suspicion(Finding("limit-zero", "fault", what, where, mend))
-        elif look.waiting and not (look.queue_stats.places["ready"] or limits.queue or limits.groups):
-            waiting = _count(look.queue_stats.places["backlog"], "job")
+            yield Finding("limit-zero", "fault", what, where, mend), None
+        elif look.waiting and not (look.stats.places["ready"] or limits.queue or limits.groups):
+            waiting = _count(look.stats.places["backlog"], "job")
             what = f"{waiting} waiting at the gate, although no limit holds them back"
             mend = f"evsched resume {whole} opens the gate; please report it, this is a bug of evsched"
-            yield _Suspicion(Finding("gate", "fault", what, where, mend), look.waiting)
+            yield Finding("gate", "fault", what, where, mend), look.waiting
 
 
 def _not_fetched(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
     """Find jobs that have passed the gate, or wait behind such jobs, and that no worker fetches."""
-    where, places, late = f"queue {queue}", look.queue_stats.places, look.queue_stats.oldest
-    wait = f"{_count(look.late, 'due job')} waiting{look.late_by(look.queue_stats.now - late)}"
+    where, places, late = f"queue {queue}", look.stats.places, look.stats.oldest
+    wait = f"{_count(look.late, 'due job')} waiting{look.late_by(look.stats.now - late)}"
     serve = _serve(whole)
     workers = sum(lease.left > 0 for lease in look.leases)
-    if not workers and look.queue_stats.parents:
-        if look.queue_stats.places["ready"] and late > _LATE:
-            standing = _count(look.queue_stats.parents, "parent")
+    if not workers and look.stats.parents:
+        if look.stats.places["ready"] and late > _LATE:
+            standing = _count(look.stats.parents, "parent")
             what = f"{wait}; {standing} standing by (worker --processes 0:N), but starting no worker process"
             mend = (
                 "read the log of the parent: its process may not start, or take long to import the app; a parent that "
                 "was killed stands by until its registration ends (evsched workers)"
             )
-            yield _Suspicion(Finding("not-fetched", "fault", what, where, mend), look.ready)
+            yield Finding("not-fetched", "fault", what, where, mend), look.ready
     elif not workers:
         yield _no_worker(queue, whole, look, f"{wait}, and no worker has a lease on this queue", "fault")
     elif places["processing"] and places["ready"] and late > _BUSY:
@@ -276,11 +258,11 @@ def _not_fetched(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
             f"see their slots in evsched top; evsched explain of a ready job says if they wait for processes; start "
             f"more workers: {serve}, or raise --concurrency, or --process-pool for tasks on processes"
         )
-        yield _Suspicion(Finding("not-fetched", "warning", what, where, mend), look.ready)
+        yield Finding("not-fetched", "warning", what, where, mend), look.ready
     elif not places["processing"] and places["ready"] and late > _LATE:
         what = f"{wait}; {_count(workers, 'worker')} with a lease, but running no job of this queue and fetching none"
         mend = f"see in evsched top which hang, and which are busy with other queues; start more workers: {serve}"
-        yield _Suspicion(Finding("not-fetched", "fault", what, where, mend), look.ready)
+        yield Finding("not-fetched", "fault", what, where, mend), look.ready
 
 
 def _serve(queue: str) -> str:
@@ -303,4 +285,4 @@ def _no_worker(queue: str, whole: str, look: _Look, what: str, level: Level) -> 
             f"; if no code uses the queue any more, delete them: evsched recurrences prune --queue {queue} --all "
             f"--app NAME, or evsched recurrences remove NAME --queue {queue} if they are not declared in code"
         )
-    return _Suspicion(Finding("no-worker", level, what, f"queue {queue}", mend))
+    return Finding("no-worker", level, what, f"queue {queue}", mend), None

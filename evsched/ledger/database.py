@@ -1,4 +1,4 @@
-"""A loop's connection to the database of the ledger, how it waits while the database is down, and the migration.
+"""A loop of the ledger, its connection to the database, how it waits while the database is down, and the migration.
 
 `migrate` creates the tables of the ledger, or adds the parts that they lack.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -18,7 +19,10 @@ from psycopg import AsyncConnection, conninfo
 from evsched import process_events
 from evsched.errors import CannotStart, ConfigError
 from evsched.events import Emit
-from evsched.ledger.tables import OLDEST, PARTS, TABLES, Part
+from evsched.ledger.rows import fetch
+from evsched.ledger.tables import KEYS, OLDEST, PARTS, Part
+from evsched.runtime.loops import Runtime, Wakeup
+from evsched.runtime.reconnect import Reconnect
 from evsched.transport.redis_errors import reconnect_delay
 
 _CONNECTION: Final = {
@@ -57,6 +61,8 @@ for a lock says so, instead of looking as if there was nothing to do."""
 
 _TRANSACTION: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '5s'"
 """The same for one transaction. It leaves nothing behind, so a pooler may give the session to another program."""
+
+_SESSION_OF: Final = "SELECT pg_backend_pid()"
 
 _POOLED: Final = 5.0
 """Seconds for a statement that needs no time, while a pooler may have no server connection left for it."""
@@ -126,12 +132,12 @@ async def check_sessions(url: str) -> None:
         psycopg.Error
     """
     async with await connect(url) as first, await connect(url) as second:
-        before = await _session(first)
+        before = await fetch(first, _SESSION_OF)
         async with second.transaction():
-            other = await _session(second)
+            other = await fetch(second, _SESSION_OF)
             try:
                 async with asyncio.timeout(_POOLED):
-                    after = await _session(first)
+                    after = await fetch(first, _SESSION_OF)
             except TimeoutError:
                 raise psycopg.OperationalError(
                     f"no answer within {_POOLED:g} s while another connection has a transaction open: this is "
@@ -143,10 +149,6 @@ async def check_sessions(url: str) -> None:
             "lost and the relay's settings reach other programs: give the relay the URL of PostgreSQL itself, or of a "
             "pool in session mode (PgBouncer: pool_mode = session). Programs that insert rows may use the pooler"
         )
-
-
-async def _session(connection: AsyncConnection) -> object:
-    return await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
 
 
 class Database:
@@ -226,6 +228,48 @@ class Database:
         self._reported.clear()
 
 
+class LedgerLoop(ABC):
+    """A loop that works with the database and Redis. A failure of either is reported, and ends the pass alone.
+
+    `setup`: a statement for each new connection.
+    """
+
+    def __init__(self, runtime: Runtime, url: str, who: str, setup: str = "") -> None:
+        self._runtime = runtime
+        self.who = who
+        self.database = Database(url, who, runtime.emit, setup)
+        self.reconnect = Reconnect(who, runtime.emit)
+        self._wakeup = Wakeup()
+        self.pulse = self.reconnect.pulse
+
+    def ring(self) -> None:
+        """Begin a pass now, or after the one that is under way."""
+        self._wakeup.ring()
+
+    async def run(self) -> None:
+        """Make passes for ever."""
+        try:
+            while True:
+                rest = 0.0  # after a failure, `_reconnect` or `database` has waited
+                async with self.reconnect, self.database:
+                    rest = await self.step()
+                self.pulse.expect(rest)
+                await self._wakeup.sleep(time.monotonic() + rest)
+        finally:
+            await self.close()
+
+    @abstractmethod
+    async def step(self) -> float:
+        """Make one pass; return the seconds until the next one.
+
+        Raises:
+            StoreDown, StoreRefused, psycopg.Error: the next pass does what this one has not done.
+        """
+
+    async def close(self) -> None:
+        await self.database.close()
+
+
 def explain(error: psycopg.Error) -> str:
     """Return an error's message on one line, and what to do where PostgreSQL does not say it."""
     # Only the message of a failed statement: the text after it quotes the statement.
@@ -293,16 +337,14 @@ async def migrate(url: str | None) -> None:
 
 async def _check_owner(connection: AsyncConnection) -> None:
     """Check that the relation of this name is a table with its key, not one of another program."""
-    for table in TABLES:
-        cursor = await connection.execute(_COLUMNS, [table.name])
-        columns = {name for (name,) in await cursor.fetchall()}
-        if columns and (missing := [column for column in table.key.split(", ") if column not in columns]):
+    for table, key in KEYS.items():
+        columns = {name for (name,) in await fetch(connection, _COLUMNS, [table])}
+        if columns and (missing := [column for column in key.split(", ") if column not in columns]):
             raise CannotStart(
-                f"the database of the ledger: {table.name} is there and has no column {' and '.join(missing)}, so it "
-                "is of another program: nothing was changed; rename it, or give the ledger another database or schema"
+                f"the database of the ledger: {table} is there and has no column {' and '.join(missing)}, so it is of "
+                "another program: nothing was changed; rename it, or give the ledger another database or schema"
             )
 
 
 async def _missing(connection: AsyncConnection, parts: Sequence[Part]) -> bool:
-    cursor = await connection.execute(f"SELECT {' AND '.join(part.found for part in parts)}".encode())
-    return (await cursor.fetchall())[0][0] is not True
+    return await fetch(connection, f"SELECT {' AND '.join(part.found for part in parts)}") != [(True,)]

@@ -14,20 +14,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from psycopg import AsyncConnection
 
 from evsched import keys, process_events
 from evsched.errors import StoreError, StoreRefused
 from evsched.ledger import rows
-from evsched.ledger.database import Database
-from evsched.ledger.epoch import check_owner, make_identity, note_checked, read_epoch
-from evsched.runtime.loops import Runtime, Wakeup
-from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.ledger.database import LedgerLoop
+from evsched.ledger.epoch import make_identity, read_epoch
+from evsched.runtime.loops import Runtime, background, first_of
+from evsched.runtime.reconnect import Reconnects
 from evsched.store.relay_calls import SETTING, Report, read_ends
 from evsched.store.store import Store
 from evsched.transport.senders import DirectSender
+
+Notify = Callable[[], object]
 
 _MOST: Final = 500
 """Reports of a queue in one call."""
@@ -42,24 +44,21 @@ _STREAM_GONE: Final = ("unblocked", "nogroup")
 """The kinds of the errors that say that a stream was deleted while it was read."""
 
 
-class Ends:
+class Ends(LedgerLoop):
     """Reads the reports of all queues on one connection; `follow` adds queues."""
 
-    def __init__(self, runtime: Runtime, url: str) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, url: str, on_loss: Notify, on_setting: Notify) -> None:
+        super().__init__(runtime, url, "ends")
         self._relay = keys.new_id()
         self._queues: list[str] = []
         self._added = asyncio.Event()
         self._inherits_at = 0.0
         """When it next looks for entries that other relays have left, by the monotonic clock."""
         self._blocking = DirectSender(runtime.config.url, reply_timeout=runtime.times.reply_timeout)
-        self.database = Database(url, "ends", runtime.emit)
-        self._reconnect = Reconnect("ends", runtime.emit)
-        self.on_loss: Callable[[], object] = lambda: None
+        self._on_loss = on_loss
         """Called when a stream was deleted, and when all are there: Redis may have lost its data before."""
-        self.on_setting: Callable[[], object] = lambda: None
+        self._on_setting = on_setting
         """Called when an operator has changed a setting of a queue."""
-        self.pulse = self._reconnect.pulse
 
     def follow(self, queues: Sequence[str]) -> None:
         """Read the reports of these queues too."""
@@ -68,46 +67,37 @@ class Ends:
             self._queues += new
             self._added.set()
 
-    def problem(self) -> str | None:
-        """Return why Redis failed the last pass; None = it did not."""
-        return self._reconnect.reason
+    async def close(self) -> None:
+        await self._blocking.close()
+        await super().close()
 
-    async def run(self) -> None:
-        """Read and write for ever."""
-        try:
-            while True:
-                async with self._reconnect, self.database:
-                    await self._serve()
-        finally:
-            await self._blocking.close()
-            await self.database.close()
-
-    async def _serve(self) -> None:
-        """Read until a queue is added, or a stream is deleted."""
+    async def step(self) -> float:
+        """Read and write until a queue is added, or a stream is deleted."""
         self._added.clear()
         queues = list(self._queues)
-        if queues:
-            try:
-                await self._begin(queues)
-                while await self._wait(queues):
-                    pass
-            except StoreError as error:
-                if error.kind not in _STREAM_GONE:
-                    raise
-                self.on_loss()
-        else:
+        if not queues:
             self.pulse.rest()
             await self._added.wait()
+            return 0.0
+        try:
+            await self._begin(queues)
+            while await self._wait(queues):
+                pass
+        except StoreError as error:
+            if error.kind not in _STREAM_GONE:
+                raise
+            self._on_loss()
+        return 0.0
 
     async def _begin(self, queues: Sequence[str]) -> None:
         """Make the missing streams, and settle the entries that were read before."""
         identity = (await make_identity(await self.database.open())).text
-        await check_owner(self._runtime, identity)
+        await read_epoch(self._runtime.sender, identity)
         for queue in queues:
             await self._make(queue)
         # Once more: if Redis loses its data from here on, the streams are gone, and to read them fails.
-        await check_owner(self._runtime, identity)
-        self.on_loss()
+        await read_epoch(self._runtime.sender, identity)
+        self._on_loss()
         await self._write(await self._runtime.sender.send(read_ends(queues, self._relay, _MOST, None)))
         await self._inherit(queues)
 
@@ -133,17 +123,14 @@ class Ends:
         """Wait for reports, and write them; return False when a queue was added."""
         block = self._runtime.times.probe_interval
         self.pulse.expect(block + self._runtime.times.reply_timeout)
-        reading = asyncio.ensure_future(self._blocking.send(read_ends(queues, self._relay, _MOST, block), block))
-        added = asyncio.ensure_future(self._added.wait())
-        try:
-            await asyncio.wait([reading, added], return_when=asyncio.FIRST_COMPLETED)
+        read = self._blocking.send(read_ends(queues, self._relay, _MOST, block), block)
+        # A reply may be lost here: `_begin` reads it again.
+        async with background(read, self._added.wait()) as (reading, added):
+            await first_of((reading, added))
             if not reading.done():
                 return False
-            found = reading.result()
-        finally:
-            # A reply may be lost here: `_begin` reads it again.
-            await _cancel(reading, added)
-        self._reconnect.passed()
+        found = reading.result()
+        self.reconnect.passed()
         await self._write(found)
         if time.monotonic() >= self._inherits_at:
             await self._inherit(queues)
@@ -153,17 +140,11 @@ class Ends:
         for queue, reports in found.items():
             if reports:
                 if any(one.outcome == SETTING for one in reports):
-                    self.on_setting()
+                    self._on_setting()
                 count = await rows.write_ends(await self.database.open(), queue, reports)
                 self.database.passed()
                 await self._runtime.sender.send(Store(queue).settle(reports))
                 self._runtime.emit(process_events.EndsWritten(queue=queue, count=count))
-
-
-async def _cancel(*futures: asyncio.Future[Any]) -> None:
-    for future in futures:
-        future.cancel()
-    await asyncio.gather(*futures, return_exceptions=True)
 
 
 _SLICE: Final = 500
@@ -175,10 +156,12 @@ _CHANGES: Final = 60
 _LOCK: Final = "SELECT pg_try_advisory_lock(1702257523, 0)"
 """Held by the relay that walks, until its session ends or it lets go. The number is "evws"."""
 
+_CHECKED: Final = "UPDATE evsched_ledger SET checked = epoch WHERE epoch = %s"
+
 _UNLOCK: Final = "SELECT pg_advisory_unlock(1702257523, 0)"
 
 
-class Withdrawals:
+class Withdrawals(LedgerLoop):
     """One walk for each epoch, by one of the relays.
 
     `ring` has it look whether a walk is to be made; else it looks after `safety_cap` seconds, since the relay that
@@ -186,51 +169,25 @@ class Withdrawals:
     """
 
     def __init__(self, runtime: Runtime, url: str) -> None:
-        self._runtime = runtime
-        self.database = Database(url, "withdrawals", runtime.emit)
-        self._reconnect = Reconnect("withdrawals", runtime.emit)
+        super().__init__(runtime, url, "withdrawals")
         self._queues = Reconnects("withdrawals", runtime.emit)
-        self._wakeup = Wakeup()
-        self.pulse = self._reconnect.pulse
 
-    def ring(self) -> None:
-        """Look now, or again after the walk that is under way."""
-        self._wakeup.ring()
+    async def step(self) -> float:
+        """Walk through all queues, unless that was done in this epoch, or another relay does it."""
+        await self._walk_queues()
+        return self._runtime.times.safety_cap
 
-    def problem(self) -> str | None:
-        """Return why Redis failed the last pass; None = it did not."""
-        return self._reconnect.reason
-
-    async def run(self) -> None:
-        """Walk for ever."""
-        try:
-            while True:
-                rest = 0.0  # after a failure, `_reconnect` or `database` has waited
-                async with self._reconnect, self.database:
-                    await self.step()
-                    rest = self._runtime.times.safety_cap
-                self.pulse.expect(rest)
-                await self._wakeup.sleep(time.monotonic() + rest)
-        finally:
-            await self.database.close()
-
-    async def step(self) -> None:
-        """Walk through all queues, unless that was done in this epoch, or another relay does it.
-
-        Raises:
-            StoreDown, StoreRefused, psycopg.Error: the walk begins again with the next pass.
-        """
+    async def _walk_queues(self) -> None:
         connection = await self.database.open()
         noted = await make_identity(connection)
-        if noted.checked == noted.epoch or await read_epoch(self._runtime, noted.text) != noted.epoch:
+        if noted.checked == noted.epoch or await read_epoch(self._runtime.sender, noted.text) != noted.epoch:
             return
-        cursor = await connection.execute(_LOCK)
-        if await cursor.fetchone() != (True,):
+        if await rows.fetch(connection, _LOCK) != [(True,)]:
             return
         try:
             complete = all([await self._walk(connection, queue) for queue in await rows.queues(connection)])
-            if complete and await read_epoch(self._runtime, noted.text) == noted.epoch:
-                await note_checked(connection, noted.epoch)
+            if complete and await read_epoch(self._runtime.sender, noted.text) == noted.epoch:
+                await connection.execute(_CHECKED, [noted.epoch])
         finally:
             if not connection.closed:
                 await connection.execute(_UNLOCK)

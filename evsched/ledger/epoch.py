@@ -23,6 +23,7 @@ relay that died leaves nothing behind.
 
 from __future__ import annotations
 
+import secrets
 import time
 import zlib
 from typing import Final
@@ -33,8 +34,7 @@ from psycopg import AsyncConnection
 from evsched import keys, process_events
 from evsched.errors import StoreRefused
 from evsched.events import Emit
-from evsched.runtime.loops import Runtime
-from evsched.store.relay_calls import epoch_key, existing_epoch_key, existing_ledger_key, ledger_key
+from evsched.store.relay_calls import own_key
 from evsched.store.server import info
 from evsched.transport.senders import BatchingSender
 
@@ -45,8 +45,6 @@ _MAKE: Final = "INSERT INTO evsched_ledger DEFAULT VALUES ON CONFLICT DO NOTHING
 _FIND: Final = """
 UPDATE evsched_ledger SET epoch = %(epoch)s, found = clock_timestamp() WHERE epoch = %(before)s AND epoch <> %(epoch)s
 """
-
-_CHECKED: Final = "UPDATE evsched_ledger SET checked = epoch WHERE epoch = %s"
 
 
 class Identity(Struct, frozen=True):
@@ -80,50 +78,36 @@ async def note_epoch(connection: AsyncConnection, epoch: str, before: str) -> No
     await connection.execute(_FIND, {"epoch": epoch, "before": before})
 
 
-async def note_checked(connection: AsyncConnection, epoch: str) -> None:
-    """Note that the jobs of Redis were compared with their rows in this epoch, if it is still the last one."""
-    await connection.execute(_CHECKED, [epoch])
-
-
 OTHER: Final = "other-ledger"
 """The kind of the StoreRefused that says that Redis belongs to the ledger of another database."""
 
 
-async def read_epoch(runtime: Runtime, identity: str) -> str:
-    """Return the present epoch. `identity`: of the database.
+async def read_epoch(sender: BatchingSender, identity: str) -> str:
+    """Return the present epoch. A Redis that belongs to no ledger belongs to that of `identity` from now on.
 
     Raises:
         StoreDown, StoreRefused: also if Redis belongs to the ledger of another database.
     """
-    owner, key, server = await runtime.sender.send_all([ledger_key(identity), epoch_key(), info("replication")])
-    _check(owner, identity)
-    return _epoch(key, server)
-
-
-async def check_owner(runtime: Runtime, identity: str) -> None:
-    """Check that Redis belongs to the ledger of this database. Raises as `read_epoch`."""
-    _check(await runtime.sender.send(ledger_key(identity)), identity)
+    return await _read_epoch(sender, identity, identity, secrets.token_hex(4))
 
 
 async def known_epoch(sender: BatchingSender, identity: str) -> str:
     """Return the present epoch if a relay has made its key, else an empty string; write nothing. Raises as above."""
-    owner, key, server = await sender.send_all([existing_ledger_key(), existing_epoch_key(), info("replication")])
-    if owner:
-        _check(owner, identity)
-    return _epoch(key, server) if key else ""
+    return await _read_epoch(sender, identity, None, None)
 
 
-def _check(owner: str, identity: str) -> None:
-    if owner != identity:
+async def _read_epoch(sender: BatchingSender, identity: str, mine: str | None, fresh: str | None) -> str:
+    calls = own_key(keys.LEDGER, mine), own_key(keys.EPOCH, fresh), info("replication")
+    owner, key, server = await sender.send_all(calls)
+    if owner not in ("", identity):
         raise StoreRefused(
             "this Redis belongs to the ledger of another database, and relays of two would take each other's jobs: "
             "give each ledger a Redis, or a database of Redis, of its own. If the other ledger is used no longer, stop "
             f"its relays, then: redis-cli DEL '{keys.LEDGER}'",
             kind=OTHER,
         )
-
-
-def _epoch(key: str, server: dict[str, str]) -> str:
+    if not key:
+        return ""
     history = server.get("master_replid", "")
     if not history:
         raise StoreRefused("INFO replication has no master_replid, so a change of Redis's data could not be noticed")
@@ -140,7 +124,7 @@ _SERVES: Final = "SELECT pg_advisory_lock_shared(%s, %s)"
 _SERVES_NO_MORE: Final = "SELECT pg_advisory_unlock_shared(%s, %s)"
 
 _READ_PRESENT: Final = """
-SELECT objid::bigint, pid FROM pg_locks
+SELECT objid::bigint::bit(32)::integer, pid FROM pg_locks
 WHERE locktype = 'advisory' AND classid = %s::oid AND objsubid = 2 AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY pid
@@ -164,7 +148,7 @@ class Present(Struct, frozen=True):
         return len(self.of_epochs)
 
     def serving(self, epoch: str) -> list[int]:
-        return self.of_epochs.get(_number(epoch), [])
+        return self.of_epochs.get(_key(epoch), [])
 
 
 class Presence:
@@ -220,12 +204,6 @@ async def read_present(connection: AsyncConnection) -> Present:
     return Present(relays, of_epochs)
 
 
-def _number(epoch: str) -> int:
-    """Return 32 bits that stand for an epoch, and are not 0."""
-    return zlib.crc32(epoch.encode()) or 1
-
-
 def _key(epoch: str) -> int:
-    """Return the same as PostgreSQL takes it: a signed number."""
-    number = _number(epoch)
-    return number - (1 << 32) if number >= 1 << 31 else number
+    """Return a number for an epoch, as PostgreSQL takes the second key of a lock: 32 bits, signed, and not 0."""
+    return int.from_bytes(zlib.crc32(epoch.encode()).to_bytes(4, "big"), "big", signed=True) or 1

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 from psycopg import AsyncConnection
 
 from evsched.client.client import Client
 from evsched.errors import FULL, NO_ENTRY, ConfigError, JobMissing, StoreError
 from evsched.ledger.delivery import Aside, cause, too_long
-from evsched.ledger.rows import Selection, storable
+from evsched.ledger.rows import Selection, fetch, storable
+from evsched.process_events import RowsDeclared
 from evsched.recurrence.recurrence import Declared, check_declared
 from evsched.runtime.loops import Runtime
 from evsched.store.server import clock
@@ -25,7 +27,7 @@ UPDATE evsched_recurrence SET epoch = %(epoch)s, reason = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM evsched_recurrence
     WHERE (epoch < %(epoch)s OR epoch > %(epoch)s) AND (reason IS NULL OR epoch = '') AND critical >= %(least)s
-        AND (queue, name) NOT IN (SELECT * FROM unnest(%(aside_queues)s::text[], %(aside_names)s::text[]))
+        AND (queue, name) NOT IN (SELECT * FROM unnest(%(aside_queues)s::text[], %(aside_ids)s::text[]))
     ORDER BY critical DESC LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ))
 RETURNING queue, name, removed, octet_length(concat(rule, zone, payload, options)),
@@ -57,23 +59,17 @@ class _RecurrenceRow(Struct, frozen=True):
     """Its declaration; None = too long."""
 
 
-class _NotTakenError(Exception):
-    """Redis answers, and does not take one row."""
-
-
 class RecurrenceRows:
     """Declares rows through a client: it checks and writes the same as `app.client.declare`."""
 
     def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self.client = Client(runtime.config.url)
-        self._sender = runtime.sender
-        self._cap = runtime.config.payload_cap
-        """Bytes that a row may have; longer ones are not read."""
         self.aside = Aside(runtime.emit)
         """The rows, by queue and name, that Redis does not take at the moment."""
 
-    async def step(self, connection: AsyncConnection, selection: Selection) -> dict[str, int]:
-        """Declare a slice of the rows that are new, changed, or of another epoch; return how many, by queue.
+    async def step(self, connection: AsyncConnection, selection: Selection) -> bool:
+        """Declare a slice of the rows that are new, changed, or of another epoch; return whether there were any.
 
         A row that cannot be declared gets the reason, and is tried again when it is changed. Recurrences of the code
         are neither changed nor removed. A row that Redis does not take waits, and the next slices are without it.
@@ -81,69 +77,45 @@ class RecurrenceRows:
         Raises:
             StoreDown, StoreRefused, psycopg.Error: the rows wait as before.
         """
-        if done := await self._declare_all(connection, selection, self.aside.rows()):
-            return done
-        if (again := self.aside.due()) is not None:
-            done = await self._declare_all(connection, selection, self.aside.rows(without=again))
+        found = await self._declare_all(connection, selection, self.aside.rows())
+        if not found and (again := self.aside.due()) is not None:
+            found = await self._declare_all(connection, selection, self.aside.rows(without=again))
             self.aside.tried(again)
-        return done
+        return found
 
     async def _declare_all(
         self, connection: AsyncConnection, selection: Selection, aside: Sequence[tuple[str, str]]
-    ) -> dict[str, int]:
-        done = Counter[str]()
+    ) -> bool:
+        done, config = Counter[str](), self._runtime.config
+        words = {**replace(selection, aside=aside).words(""), "limit": _MOST, "cap": config.payload_cap}
         async with connection.transaction():
-            for row in await self._claim(connection, selection, aside):
-                done[row.queue] += 1
+            claimed = [_RecurrenceRow(*columns) for columns in await fetch(connection, _CLAIM, words)]
+            for row in claimed:
+                key = [row.queue, row.name]
                 try:
-                    reason = await self._attempt(row)
-                except _NotTakenError as error:
-                    done[row.queue] -= 1
-                    self.aside.add(row.queue, {row.name: str(error)})
-                    await connection.execute(_WAITS.encode(), [row.queue, row.name])
+                    await (self._remove(row) if row.removed else self._declare(row))
+                    if row.removed:
+                        await connection.execute(_DELETE, key)
+                except ConfigError as error:
+                    await connection.execute(_REASON, [storable(str(error)), *key])
+                except StoreError as error:  # the client has tried for some seconds
+                    if error.kind in (FULL, *NO_ENTRY):
+                        raise
+                    await self._runtime.sender.send(clock())  # fails as well if Redis takes no row at all
+                    self.aside.add(row.queue, {row.name: cause(error, row.size)})
+                    await connection.execute(_WAITS, key)
                     continue
-                if reason is not None:
-                    await connection.execute(_REASON.encode(), [storable(reason), row.queue, row.name])
-                elif row.removed:
-                    await connection.execute(_DELETE.encode(), [row.queue, row.name])
-        return done
-
-    async def _claim(
-        self, connection: AsyncConnection, selection: Selection, aside: Sequence[tuple[str, str]]
-    ) -> list[_RecurrenceRow]:
-        words = {
-            "epoch": selection.epoch,
-            "least": selection.least,
-            "limit": _MOST,
-            "cap": self._cap,
-            "aside_queues": [queue for queue, _ in aside],
-            "aside_names": [name for _, name in aside],
-        }
-        cursor = await connection.execute(_CLAIM.encode(), words)
-        return [_RecurrenceRow(*columns) for columns in await cursor.fetchall()]
-
-    async def _attempt(self, row: _RecurrenceRow) -> str | None:
-        """Declare or remove the recurrence of a row; return why that is not possible, None = it is done.
-
-        Raises:
-            _NotTakenError: Redis answers, and does not take this row.
-            StoreDown, StoreRefused: Redis takes no row at all.
-        """
-        try:
-            await (self._remove(row) if row.removed else self._declare(row))
-        except ConfigError as error:
-            return str(error)
-        except StoreError as error:  # the client has tried for some seconds
-            if error.kind in (FULL, *NO_ENTRY):
-                raise
-            await self._sender.send(clock())
-            raise _NotTakenError(cause(error, row.size)) from None
-        return None
+                done[row.queue] += 1
+        for queue, count in done.items():
+            self._runtime.emit(RowsDeclared(queue=queue, count=count))
+        return bool(claimed)
 
     async def _declare(self, row: _RecurrenceRow) -> None:
         if row.fields is None:
-            raise ConfigError(f"recurrence {row.name}: the row has {row.size} bytes, more than {self._cap}")
-        if (reason := await too_long(self._sender, row.size)) is not None:
+            raise ConfigError(
+                f"recurrence {row.name}: the row has {row.size} bytes, more than {self._runtime.config.payload_cap}"
+            )
+        if (reason := await too_long(self._runtime.sender, row.size)) is not None:
             raise ConfigError(f"recurrence {row.name}: {reason}")
         if (owner := await self._owner(row)) is not None:
             raise ConfigError(f"recurrence {row.name}: the code of app {owner} declares it: use another name")

@@ -12,7 +12,10 @@ is deleted with its setting. Only after a loss, when the copy is of another epoc
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -20,41 +23,39 @@ import psycopg
 from msgspec.structs import replace
 from psycopg import AsyncConnection
 
-from evsched import process_events
+from evsched import process_events, shard_map
 from evsched.client.client import Client
-from evsched.errors import ConfigError, StoreError, StoreRefused
+from evsched.errors import CannotStart, ConfigError, StoreError, StoreRefused
 from evsched.ledger import rows
-from evsched.ledger.database import Database
+from evsched.ledger.database import Database, LedgerLoop, check_server, check_sessions, check_url, transaction
 from evsched.ledger.delivery import Aside, Lengths, deliver
-from evsched.ledger.epoch import CONNECTED, Presence, make_identity, note_epoch, read_epoch, read_identity
+from evsched.ledger.ends import Ends, Withdrawals
+from evsched.ledger.epoch import CONNECTED, OTHER, Presence, make_identity, note_epoch, read_epoch
 from evsched.ledger.recurrence_rows import RecurrenceRows
 from evsched.ledger.rows import Claimed, Refusal, Selection
 from evsched.ledger.tables import CHANNEL
-from evsched.runtime.loops import Runtime, Wakeup
+from evsched.runtime.loops import Pulse, Runtime, run_loops
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store.gate_limits import as_limit
 from evsched.store.store import Store
 
 
-class Listener:
+class Listener(LedgerLoop):
     """Listens on a connection of its own, so that no notification waits for the relay."""
 
-    def __init__(self, runtime: Runtime, url: str, ring: Callable[[], object]) -> None:
-        self.database = Database(url, "listener", runtime.emit, f"LISTEN {CHANNEL}")
-        self._ring = ring
+    def __init__(self, runtime: Runtime, url: str, on_change: Callable[[], object]) -> None:
+        super().__init__(runtime, url, "listener", f"LISTEN {CHANNEL}")
+        self._on_change = on_change
 
-    async def run(self) -> None:
-        """Listen for ever."""
-        try:
-            while True:
-                async with self.database:
-                    connection = await self.database.open()
-                    self._ring()  # for rows that were committed while nobody listened
-                    self.database.passed()
-                    async for _ in connection.notifies():
-                        self._ring()
-        finally:
-            await self.database.close()
+    async def step(self) -> float:
+        """Listen until the connection is lost."""
+        connection = await self.database.open()
+        self._on_change()  # for rows that were committed while nobody listened
+        self.database.passed()
+        self.pulse.rest()
+        async for _ in connection.notifies():
+            self._on_change()
+        return 0.0
 
 
 _READ: Final = "SELECT queue, kind, name, value, epoch FROM evsched_setting"
@@ -66,8 +67,8 @@ ON CONFLICT (queue, kind, name) DO UPDATE SET value = excluded.value, epoch = ex
 
 _DELETE: Final = "DELETE FROM evsched_setting WHERE queue = %s AND kind = %s AND name = %s"
 
-_Named = dict[tuple[str, str], str]
-"""By kind and name: the value, as Redis has it."""
+_Name = tuple[str, str]
+"""The kind and the name of a setting."""
 
 
 class KeptSettings:
@@ -78,25 +79,25 @@ class KeptSettings:
         self._client = client
 
     async def step(self, connection: AsyncConnection, epoch: str, queues: Sequence[str]) -> None:
-        """Restore lost jobs, and copy new rows to Redis. Several relays may do so at once.
+        """Restore lost settings, and copy all others. Several relays may do so at once.
 
         Raises:
             StoreDown, psycopg.Error
         """
         async with connection.transaction() as transaction:
-            kept = dict[str, dict[tuple[str, str], tuple[str, str]]]()
-            for queue, kind, name, value, of in await (await connection.execute(_READ)).fetchall():
-                kept.setdefault(queue, {})[kind, name] = value, of
+            kept = defaultdict[str, dict[_Name, tuple[str, str]]](dict)
+            for queue, kind, name, value, of in await rows.fetch(connection, _READ):
+                kept[queue][kind, name] = value, of
             for queue in sorted({*queues, *kept}):
                 try:
-                    await self._compare(connection, epoch, queue, kept.get(queue, {}))
+                    await self._compare(connection, epoch, queue, kept[queue])
                 except StoreRefused:
                     pass  # a key of the wrong type, which `evsched doctor` reports
-            if await read_epoch(self._runtime, (await read_identity(connection)).text) != epoch:
+            if await read_epoch(self._runtime.sender, (await make_identity(connection)).text) != epoch:
                 raise psycopg.Rollback(transaction)  # a missing row may have been lost meanwhile
 
     async def _compare(
-        self, connection: AsyncConnection, epoch: str, queue: str, kept: Mapping[tuple[str, str], tuple[str, str]]
+        self, connection: AsyncConnection, epoch: str, queue: str, kept: Mapping[_Name, tuple[str, str]]
     ) -> None:
         there = await self._read(queue)
         for (kind, name), (value, of) in kept.items():
@@ -110,15 +111,16 @@ class KeptSettings:
             if kept.get((kind, name)) != (value, epoch):
                 await connection.execute(_KEEP, [queue, kind, name, value, epoch])
 
-    async def _read(self, queue: str) -> _Named:
-        store, send = Store(queue), self._runtime.sender.send
-        calendars, windows, limits = await send(store.all_calendars()), await send(store.windows()), store.limits()
-        found: _Named = {("calendar", name): value for name, value in calendars.items()}
+    async def _read(self, queue: str) -> dict[_Name, str]:
+        """Return the settings that Redis has."""
+        store = Store(queue)
+        calls = store.all_calendars(), store.windows(), store.limits()
+        calendars, windows, limits = await self._runtime.sender.send_all(calls)
+        found = {("calendar", name): value for name, value in calendars.items()}
         found |= {("window", name): value for name, value in windows.items()}
-        for name, value in (await send(limits)).fields().items():
-            if value is not None:
-                found["limit", name] = as_limit(value)
-        return found
+        return found | {
+            ("limit", name): as_limit(value) for name, value in limits.fields().items() if value is not None
+        }
 
     async def _restore(self, queue: str, kind: str, name: str, value: str) -> bool:
         """Write a setting into Redis; return whether it is still valid."""
@@ -154,28 +156,21 @@ _ASYNCHRONOUS: Final = "SET LOCAL synchronous_commit = off"
 the transaction alone: a pooler must never pass this on to another program."""
 
 
-class Relay:
+class Relay(LedgerLoop):
     """One relay of a process. `ring` has it look now; else it looks after `safety_cap` seconds."""
 
-    def __init__(
-        self, runtime: Runtime, url: str, follow: Callable[[Sequence[str]], object], check: Callable[[], object]
-    ) -> None:
-        self._runtime = runtime
-        self._follow = follow
-        """Gets the queues that have rows."""
-        self._check = check
-        """Called when an epoch was found: the jobs that Redis has are to be compared with their rows."""
-        self.database = Database(url, "relay", runtime.emit, CONNECTED)
-        self._reconnect = Reconnect("relay", runtime.emit)
+    def __init__(self, runtime: Runtime, url: str) -> None:
+        super().__init__(runtime, url, "relay", CONNECTED)
+        self.ends = Ends(runtime, url, self.ring, self.copy_settings)
+        self.withdrawals = Withdrawals(runtime, url)
         self._queues = Reconnects("relay", runtime.emit)
         self._recurrences = RecurrenceRows(runtime)
         self._copies = False
         """Whether the settings of queues are to be copied with the next look."""
         self._settings = KeptSettings(runtime, self._recurrences.client)
-        self._wakeup = Wakeup()
         self.epoch: str | None = None
         """The last one that Redis had; None = Redis has not been asked yet."""
-        self._presence = Presence(runtime.emit)
+        self.presence = Presence(runtime.emit)
         self._refused: dict[str, float] = {}
         """Queue -> until when it is left out."""
         self._aside = Aside(runtime.emit)
@@ -187,48 +182,21 @@ class Relay:
         self._looked = 0.0
         """When it last looked at all rows, by the monotonic clock."""
         self._limit = rows.Limit(runtime.config.batch)
-        self.pulse = self._reconnect.pulse
-
-    def ring(self) -> None:
-        """Look now, or again after the look that is under way."""
-        self._wakeup.ring()
 
     def copy_settings(self) -> None:
         """Copy the settings of queues now, because one was changed."""
         self._copies = True
         self.ring()
 
-    def problem(self) -> str | None:
-        """Return why Redis failed the last pass; None = it did not."""
-        return self._reconnect.reason
-
-    @property
-    def waits(self) -> str | None:
-        """Why it schedules nothing, though both servers answer; None = it does."""
-        return self._presence.waits
-
-    async def run(self) -> None:
-        """Relay for ever."""
-        try:
-            while True:
-                rest = 0.0  # after a failure, `_reconnect` or `_database` has waited
-                async with self._reconnect, self.database:
-                    rest = await self.step()
-                self.pulse.expect(rest)
-                await self._wakeup.sleep(time.monotonic() + rest)
-        finally:
-            await self._recurrences.close()
-            await self.database.close()
+    async def close(self) -> None:
+        await self._recurrences.close()
+        await super().close()
 
     async def step(self) -> float:
-        """Schedule all rows that wait, then declare recurrences; return the seconds until the next look.
-
-        Raises:
-            StoreDown, StoreRefused, psycopg.Error: the rows of the slice that failed wait as before.
-        """
+        """Schedule all rows that wait, then declare recurrences. The rows of a slice that fails wait as before."""
         connection = await self.database.open()
         queues = await rows.queues(connection)
-        self._follow(queues)
+        self.ends.follow(queues)
         if connection is not self._seen_on or time.monotonic() - self._looked >= self._runtime.times.safety_cap:
             self._seen = None
         taken, compared = 0, ""
@@ -249,10 +217,7 @@ class Relay:
             if taken > _BURST:
                 self._seen = None
             self.pulse.expect()
-        while done := await self._recurrences.step(connection, selection):
-            for queue, count in done.items():
-                if count:
-                    self._runtime.emit(process_events.RowsDeclared(queue=queue, count=count))
+        while await self._recurrences.step(connection, selection):
             self.pulse.expect()
         if await self._retry(connection, selection):
             return 0.0
@@ -288,22 +253,22 @@ class Relay:
         """
         noted = await make_identity(connection)
         try:
-            epoch = await read_epoch(self._runtime, noted.text)
+            epoch = await read_epoch(self._runtime.sender, noted.text)
         except StoreError:
-            await self._presence.serve(connection, None)
+            await self.presence.serve(connection, None)
             raise
         # Before it is in the table: nobody may find it there, and no relay that serves it.
-        await self._presence.serve(connection, epoch)
-        if epoch != self.epoch or (noted.epoch != epoch and await self._presence.is_free(connection, noted.epoch)):
+        await self.presence.serve(connection, epoch)
+        if epoch != self.epoch or (noted.epoch != epoch and await self.presence.is_free(connection, noted.epoch)):
             self.epoch, self._seen = epoch, None
             await note_epoch(connection, epoch, noted.epoch)
             for aside in (self._aside, self._recurrences.aside):
                 aside.try_all()
             self._runtime.emit(process_events.EpochFound(epoch=epoch))
-            self._check()
+            self.withdrawals.ring()
         elif noted.epoch != epoch:
             return None
-        self._presence.works()
+        self.presence.works()
         now = time.monotonic()
         self._refused = {queue: until for queue, until in self._refused.items() if until > now}
         least = self._runtime.config.critical_only
@@ -312,21 +277,23 @@ class Relay:
     async def _slice(self, selection: Selection, other: str) -> int:
         """Schedule rows of another epoch; return how many there were, also if Redis did not take them."""
         connection, config = await self.database.open(), self._runtime.config
-        refused, accepted = dict[str, list[Refusal]](), True
+        refused = dict[str, list[Refusal]]()
         async with connection.transaction() as transaction:
             await connection.execute(_ASYNCHRONOUS)
             claimed = await rows.claim(connection, selection, other, self._limit, config.payload_cap)
             for queue, found in claimed.items():
                 if (refusals := await self._schedule(queue, found)) is None:
-                    accepted = False
-                    break
+                    refused.clear()
+                    raise psycopg.Rollback(transaction)
                 refused[queue] = found.refused + refusals
                 await rows.refuse(connection, queue, refused[queue])
-            if not accepted:
-                raise psycopg.Rollback(transaction)
-        if accepted:
-            for queue, found in claimed.items():
-                self._report(queue, len(found.jobs) + len(found.refused), refused[queue], other != "")
+        for queue, refusals in refused.items():
+            if scheduled := len(claimed[queue].jobs) + len(claimed[queue].refused) - len(refusals):
+                again = other != ""
+                self._runtime.emit(process_events.RowsScheduled(queue=queue, count=scheduled, again=again))
+            if refusals:
+                first = f"{refusals[0].id}: {refusals[0].reason}"
+                self._runtime.emit(process_events.RowsRefused(queue=queue, count=len(refusals), first=first))
         return sum(found.count for found in claimed.values())
 
     async def _schedule(self, queue: str, found: Claimed) -> list[Refusal] | None:
@@ -349,9 +316,92 @@ class Relay:
             return None
         return [Refusal(job.id, job.row, done.refused[job.id]) for job in jobs if job.id in done.refused]
 
-    def _report(self, queue: str, count: int, refused: Sequence[Refusal], again: bool) -> None:
-        if count > len(refused):
-            self._runtime.emit(process_events.RowsScheduled(queue=queue, count=count - len(refused), again=again))
-        if refused:
-            first = f"{refused[0].id}: {refused[0].reason}"
-            self._runtime.emit(process_events.RowsRefused(queue=queue, count=len(refused), first=first))
+
+_COUNTED: Final = 10_000
+"""Rows that a scrape counts at most, so that it costs little while many wait."""
+
+_SCRAPE: Final = 2.0
+"""Seconds that this may take."""
+
+
+class Service:
+    """One process's part of the ledger. Any number run, and each takes work that no other has at the moment.
+
+    Raises:
+        ConfigError: no database is set.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._url = check_url(runtime.config.ledger_url)
+        self._start = Database(self._url, "the start", runtime.emit)
+        self._started = False
+        self._clear_at = -math.inf
+        """When no row waited, by the monotonic clock."""
+        self._relay = Relay(runtime, self._url)
+        listener = Listener(runtime, self._url, self._relay.ring)
+        self._loops = (listener, self._relay, self._relay.ends, self._relay.withdrawals)
+
+    async def waiting(self) -> tuple[int, float] | None:
+        """Return how many rows wait, and for how long the oldest has, for metrics; None if it is not known.
+
+        Redis is not asked, because it may be down: then the rows that it does not get are to be seen.
+        """
+        now = time.monotonic()
+        try:
+            async with asyncio.timeout(_SCRAPE), transaction(self._url) as connection:
+                found = await rows.backlog(connection, self._relay.epoch, _COUNTED)
+        except (psycopg.Error, TimeoutError):
+            return None  # the loops report it
+        if found.rows == 0:
+            self._clear_at = now
+        # A row is there when its transaction commits, which may be long after its insert.
+        return found.rows, min(found.seconds, now - self._clear_at)
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        return [loop.pulse for loop in self._loops]
+
+    def problem(self) -> str | None:
+        """Return why Redis failed the last pass of a loop; None = it failed none."""
+        return next((loop.reconnect.reason for loop in self._loops if loop.reconnect.reason is not None), None)
+
+    def database_problem(self) -> str | None:
+        """Return why the database failed the last pass of a loop, or keeps the relay from its work; None = neither."""
+        for database in (self._start, *(loop.database for loop in self._loops)):
+            if database.reason is not None:
+                return f"the database of the ledger does not serve: {database.reason}"
+        return self._relay.presence.waits if self._started else "the database of the ledger has not answered yet"
+
+    async def run(self, server: str) -> None:
+        """Run the loops until cancelled. `server`: which Redis it is.
+
+        Raises:
+            CannotStart: PostgreSQL is too old, or behind a pooler in transaction mode; or Redis belongs to the ledger
+                of another database.
+        """
+        self._runtime.emit(process_events.LedgerStarted(server=server, database=await self._find_database()))
+        lease = shard_map.follow_lease(self._runtime)
+        await run_loops({"lease": lease, **{loop.who: loop.run() for loop in self._loops}})
+
+    async def _find_database(self) -> str:
+        """Wait until the database and Redis serve; return which database it is."""
+        reconnect = Reconnect("the start", self._runtime.emit)
+        found = ""
+        try:
+            while not found:
+                async with reconnect, self._start:
+                    await check_sessions(self._url)  # before `open` makes settings
+                    connection = await self._start.open()
+                    version = check_server(connection)
+                    try:
+                        await read_epoch(self._runtime.sender, (await make_identity(connection)).text)
+                    except StoreRefused as error:
+                        if error.kind == OTHER:
+                            raise CannotStart(str(error)) from None
+                        raise
+                    found = version
+        finally:
+            await self._start.close()
+        self._started = True
+        return found

@@ -1,4 +1,4 @@
-"""The table and Redis compared: the audit, the jobs that Redis lacks, and the state of the ledger.
+"""The jobs that Redis lacks, for commands, and the state of the ledger.
 
 Redis lacks a job if it lost it, or if no relay has scheduled it yet. Commands ask for its row when Redis does not know
 an id; they also revive or drop such jobs if they are dead, and cancel open ones. `evsched ledger status` shows the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import psycopg
 from msgspec import Struct
@@ -19,174 +19,12 @@ from psycopg import AsyncConnection
 from evsched.errors import CannotStart, ConfigError, StoreDown, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import check_url, explain, transaction
-from evsched.ledger.epoch import OTHER, Present, known_epoch, read_identity, read_present
-from evsched.ledger.rows import NO_EPOCH, Backlog
+from evsched.ledger.epoch import OTHER, known_epoch, read_identity, read_present
+from evsched.ledger.rows import SAME, SLICE, Backlog, Row, arrays, fetch, given
 from evsched.ledger.tables import CHANNEL
-from evsched.store.relay_calls import Mark
-from evsched.store.server import clock
 from evsched.store.store import Store
+from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
-
-_SLICE: Final = 1000
-"""Rows that are compared at once."""
-
-_MOST: Final = 1000
-"""Differences that are reported."""
-
-_AGAIN: Final = 2.5
-"""Seconds until a difference is looked at again: an end may have been on its way."""
-
-_LATE: Final = 60.0
-"""Seconds that an end may take to reach its row."""
-
-_OPEN: Final = """
-SELECT queue, id, number FROM evsched_job
-WHERE state = 'open' AND epoch = %(epoch)s AND (queue, id) > (%(queue)s, %(id)s)
-ORDER BY queue, id LIMIT %(limit)s
-"""
-
-_STILL_OPEN: Final = """
-SELECT job.queue, job.id, job.number FROM evsched_job AS job
-JOIN unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[]) AS one (queue, id, number)
-    USING (queue, id, number)
-WHERE job.state = 'open' AND job.epoch = %(epoch)s
-"""
-
-_WAIT_AGAIN: Final = f"""
-WITH again AS (
-    UPDATE evsched_job AS job SET epoch = '' FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[])
-        AS one (queue, id, number)
-    WHERE job.queue = one.queue AND job.id = one.id AND job.number = one.number AND job.state = 'open'
-)
-SELECT pg_notify('{CHANNEL}', '')
-"""  # noqa: S608 - the channel is a constant
-
-
-_OLD: Final = 600.0
-"""Seconds after which an open transaction is reported."""
-
-_OLDEST: Final = """
-SELECT pid, coalesce(application_name, ''), coalesce(state, ''),
-    extract(epoch FROM clock_timestamp() - xact_start)::float8
-FROM pg_stat_activity
-WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND datname = current_database() AND pid <> pg_backend_pid()
-    AND xact_start < clock_timestamp() - make_interval(secs => %s)
-ORDER BY xact_start LIMIT 1
-"""
-
-
-class Transaction(Struct, frozen=True):
-    """A transaction that has been open for long."""
-
-    pid: int
-    application: str
-    state: str
-    seconds: float
-
-
-class Row(Struct, frozen=True):
-    """A row that is open, and scheduled in the present epoch."""
-
-    queue: str
-    id: str
-    number: int
-
-
-class Difference(Struct, frozen=True):
-    """A row whose job Redis does not have (`lost`), or has ended there over a minute ago (`open`)."""
-
-    row: Row
-    what: Literal["lost", "open"]
-
-
-class Attendance(Struct, frozen=True):
-    """Whether there are relays that do their work."""
-
-    waiting: Backlog
-    relays: int
-    """How many are connected to the database."""
-    redises: int
-    """How many Redises they serve."""
-    serving: int
-    """How many serve this Redis."""
-
-
-async def attendance(connection: AsyncConnection, sender: BatchingSender) -> Attendance:
-    """Return the relays, and the rows that wait for them. Raises as `compare`.
-
-    Relays that do not all serve this Redis are looked at again 2.5 s later: a failover may be under way.
-    """
-    epoch, present = await _present(connection, sender)
-    if present.relays and (present.redises != 1 or not present.serving(epoch)):
-        await asyncio.sleep(_AGAIN)
-        epoch, present = await _present(connection, sender)
-    waiting = await rows.backlog(connection, epoch or NO_EPOCH, None)
-    return Attendance(waiting, len(present.relays), present.redises, len(present.serving(epoch)))
-
-
-async def oldest_transaction(connection: AsyncConnection) -> Transaction | None:
-    """Return the oldest of the transactions that have been open for over ten minutes."""
-    found = await (await connection.execute(_OLDEST, [_OLD])).fetchone()
-    return Transaction(*found) if found else None
-
-
-async def _present(connection: AsyncConnection, sender: BatchingSender) -> tuple[str, Present]:
-    epoch = await known_epoch(sender, (await read_identity(connection)).text)
-    return epoch, await read_present(connection)
-
-
-async def compare(connection: AsyncConnection, sender: BatchingSender) -> list[Difference]:
-    """Return the differences, at most 1,000, if they are still there 2.5 s later.
-
-    Raises:
-        psycopg.Error, StoreDown, StoreRefused
-    """
-    epoch = await known_epoch(sender, (await read_identity(connection)).text)
-    found, last = list[Row](), ("", "")
-    while epoch and len(found) < _MOST:
-        words = {"epoch": epoch, "queue": last[0], "id": last[1], "limit": _SLICE}
-        cursor = await connection.execute(_OPEN.encode(), words)
-        some = [Row(*row) for row in await cursor.fetchall()]
-        found += [one.row for one in await _differences(sender, some)]
-        if len(some) < _SLICE:
-            break
-        last = some[-1].queue, some[-1].id
-    if not found:
-        return []
-    await asyncio.sleep(_AGAIN)
-    cursor = await connection.execute(_STILL_OPEN.encode(), {"epoch": epoch, **_columns(found[:_MOST])})
-    return await _differences(sender, [Row(*row) for row in await cursor.fetchall()])
-
-
-async def schedule_again(connection: AsyncConnection, lost: Sequence[Row]) -> None:
-    """Have the relays schedule rows again whose jobs are lost."""
-    await connection.execute(_WAIT_AGAIN.encode(), _columns(lost))
-
-
-async def _differences(sender: BatchingSender, some: Sequence[Row]) -> list[Difference]:
-    now = await sender.send(clock())
-    marks: list[Mark] = await sender.send_all([Store(row.queue).mark(row.id) for row in some])
-    found = list[Difference]()
-    for row, mark in zip(some, marks, strict=True):
-        if mark.next_row == str(row.number):
-            continue
-        if mark.row != str(row.number):
-            found.append(Difference(row, "lost"))
-        elif mark.finished is not None and mark.finished < now - _LATE:
-            found.append(Difference(row, "open"))
-    return found
-
-
-def _columns(some: Sequence[Row]) -> dict[str, Any]:
-    return {
-        "queues": [row.queue for row in some],
-        "ids": [row.id for row in some],
-        "numbers": [row.number for row in some],
-    }
-
-
-MOST: Final = 1000
-"""Rows that are counted, and changed in one transaction."""
 
 _FIND: Final = """
 SELECT queue, id, number, state, cancelled, reason, payload ->> 'task', grp, extract(epoch FROM due)::float8,
@@ -212,20 +50,18 @@ WITH revived AS (
     UPDATE evsched_job AS job
     SET state = 'open', reason = NULL, number = DEFAULT, epoch = '', report = 0, due = now(), finished_at = NULL,
         cancelled = false
-    FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[]) AS one (queue, id, number)
-    WHERE job.queue = one.queue AND job.id = one.id AND job.number = one.number AND job.state IN ('dead', 'expired')
+    FROM {given()} WHERE {SAME} AND job.state IN ('dead', 'expired')
     RETURNING job.id
 ), notified AS (SELECT pg_notify('{CHANNEL}', ''))
 SELECT id FROM revived, notified
-"""  # noqa: S608 - the channel is a constant
+"""  # noqa: S608 - the parts are constants
 """With another number: if Redis gets the dead job back, as from a backup, the one of this number replaces it."""
 
-_DROP: Final = """
+_DROP: Final = f"""
 UPDATE evsched_job AS job SET state = 'dropped', reason = 'dropped from the ledger', finished_at = now()
-FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[]) AS one (queue, id, number)
-WHERE job.queue = one.queue AND job.id = one.id AND job.number = one.number AND job.state IN ('dead', 'expired')
+FROM {given()} WHERE {SAME} AND job.state IN ('dead', 'expired')
 RETURNING job.id
-"""
+"""  # noqa: S608 - likewise
 
 _CHANGES: Final = {"revive": _REVIVE, "drop": _DROP}
 
@@ -262,23 +98,19 @@ async def lost_dead(
     sender: BatchingSender,
     queue: str | None,
     ids: Sequence[str] | None = None,
-    most: float = MOST,
+    most: float = SLICE,
 ) -> list[Row]:
     """Return dead and expired rows whose jobs Redis does not have, at most `most`. None: of all queues, of all ids.
 
     Raises:
         psycopg.Error, StoreDown, StoreRefused
     """
-    found, last = list[Row](), ("", "")
-    words = {"queue": queue, "ids": None if ids is None else list(ids), "limit": MOST}
-    while len(found) < most:
-        cursor = await connection.execute(_DEAD.encode(), {**words, "after_queue": last[0], "after_id": last[1]})
-        some = [Row(*row) for row in await cursor.fetchall()]
+    found = list[Row]()
+    async for some in rows.slices(connection, _DEAD, {"queue": queue, "ids": None if ids is None else list(ids)}):
         found += await _lost(sender, some)
-        if len(some) < MOST:
-            break
-        last = some[-1].queue, some[-1].id
-    return found if len(found) <= most else found[: int(most)]
+        if len(found) >= most:
+            return found[: int(most)]
+    return found
 
 
 async def _lost(sender: BatchingSender, found: Sequence[_Row]) -> list[_Row]:
@@ -305,7 +137,7 @@ async def _opened(database: str | None, redis: str) -> AsyncGenerator[tuple[Asyn
         await sender.close()
 
 
-async def count_lost_dead(database: str | None, redis: str, queue: str, most: float = MOST) -> int:
+async def count_lost_dead(database: str | None, redis: str, queue: str, most: float = SLICE) -> int:
     """Count these rows of a queue, up to `most`. Raises as `change_lost_dead`."""
     async with _opened(database, redis) as (connection, sender):
         return len(await lost_dead(connection, sender, queue, None, most))
@@ -326,12 +158,7 @@ async def change_lost_dead(
         async with _opened(database, redis) as (connection, sender):
             found = await lost_dead(connection, sender, queue, ids)
             _check_queue(queue, found)
-            words = {
-                "queues": [row.queue for row in found],
-                "ids": [row.id for row in found],
-                "numbers": [row.number for row in found],
-            }
-            done = await (await connection.execute(_CHANGES[change].encode(), words)).fetchall()
+            done = await fetch(connection, _CHANGES[change], arrays(found))
         changed += [job_id for (job_id,) in done]
         if not done:
             return changed
@@ -349,9 +176,9 @@ async def find_lost(
     """
     async with _opened(database, redis) as (connection, sender):
         queues = await rows.queues(connection) if queue is None else [queue]
-        cursor = await connection.execute(_FIND, {"queues": queues, "id": job_id})
+        words = {"queues": queues, "id": job_id}
         relays = len((await read_present(connection)).relays)
-        found = await _lost(sender, [LostRow(*row, relays=relays) for row in await cursor.fetchall()])
+        found = await _lost(sender, [LostRow(*row, relays=relays) for row in await fetch(connection, _FIND, words)])
         _check_queue(queue, found)
         if not found:
             return None
@@ -404,52 +231,37 @@ async def read_status(database: str | None, redis: str) -> Status:
         CannotStart: it cannot be reached, or refuses.
         StoreRefused
     """
-    sender = BatchingSender(redis)
-    try:
-        async with transaction(check_url(database)) as connection:
-            epoch, compared, unwritten, away, foreign = "", False, dict[str, int](), None, False
-            lost = list[Row]()
-            try:
-                noted = await read_identity(connection)
-                epoch = await known_epoch(sender, noted.text)
-                compared = epoch == noted.checked
-                lost = await lost_dead(connection, sender, None)
-                unwritten = await _unwritten(sender, await rows.queues(connection))
-            except (StoreDown, StoreRefused) as error:
-                foreign = error.kind == OTHER
-                if not foreign and not isinstance(error, StoreDown):
-                    raise
-                away = str(error).removeprefix("Redis: ")
-            present = await read_present(connection)
-            present_epoch = None if away else epoch or rows.NO_EPOCH
-            return Status(
-                epoch,
-                compared,
-                away,
-                foreign,
-                await rows.states(connection),
-                await rows.backlog(connection, present_epoch, None),
-                *(await rows.recurrences(connection, present_epoch)),
-                len(present.relays),
-                present.redises,
-                unwritten,
-                len(lost),
-            )
-    except psycopg.Error as error:
-        raise CannotStart(f"the database of the ledger: {explain(error)}") from None
-    finally:
-        await sender.close()
+    async with _opened(database, redis) as (connection, sender):
+        epoch, compared, unwritten, away, foreign = "", False, dict[str, int](), None, False
+        lost = list[Row]()
+        try:
+            noted = await read_identity(connection)
+            epoch = await known_epoch(sender, noted.text)
+            compared = epoch == noted.checked
+            lost = await lost_dead(connection, sender, None)
+            unwritten = await _unwritten(sender, await rows.queues(connection))
+        except (StoreDown, StoreRefused) as error:
+            foreign = error.kind == OTHER
+            if not foreign and not isinstance(error, StoreDown):
+                raise
+            away = str(error).removeprefix("Redis: ")
+        present = await read_present(connection)
+        present_epoch = None if away else epoch or rows.NO_EPOCH
+        return Status(
+            epoch,
+            compared,
+            away,
+            foreign,
+            dict(await fetch(connection, rows.STATES)),
+            await rows.backlog(connection, present_epoch, None),
+            *(await rows.recurrences(connection, present_epoch)),
+            len(present.relays),
+            present.redises,
+            unwritten,
+            len(lost),
+        )
 
 
 async def _unwritten(sender: BatchingSender, queues: Sequence[str]) -> dict[str, int]:
-    counts = await asyncio.gather(*(_count(sender, queue) for queue in queues))
+    counts = await asyncio.gather(*(unless_mistyped(sender.send(Store(queue).count_ends())) for queue in queues))
     return {queue: count for queue, count in zip(queues, counts, strict=True) if count}
-
-
-async def _count(sender: BatchingSender, queue: str) -> int:
-    try:
-        return await sender.send(Store(queue).count_ends())
-    except StoreRefused as error:
-        if error.kind != "wrongtype":
-            raise
-        return 0  # `evsched doctor` reports the key

@@ -1,9 +1,9 @@
-"""The statements of the relays about rows of `evsched_job`; tables.py says what a row is."""
+"""The statements about rows of `evsched_job` that relays and commands share; tables.py says what a row is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, LiteralString
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, structs
 from psycopg import AsyncConnection, errors
@@ -19,17 +19,43 @@ ENDED: Final = ("done", "dead", "expired", "cancelled", "dropped")
 
 _OPEN: Final = "open"
 
-_OTHER_EPOCHS: Final = """
-WITH RECURSIVE known (epoch) AS (
-    (SELECT epoch FROM evsched_job WHERE state = 'open' ORDER BY epoch LIMIT 1)
+_IS_OPEN: Final = "state = 'open'"
+
+
+def _each(column: str, table: str, where: str = "true") -> str:
+    """Return a query for the distinct values of a column. It walks an index: one look-up for each value."""
+    return f"""
+WITH RECURSIVE known (value) AS (
+    (SELECT {column} FROM {table} WHERE {where} ORDER BY {column} LIMIT 1)
     UNION ALL
-    SELECT (SELECT job.epoch FROM evsched_job AS job
-            WHERE job.state = 'open' AND job.epoch > known.epoch ORDER BY job.epoch LIMIT 1)
-    FROM known WHERE known.epoch IS NOT NULL
+    SELECT (SELECT {column} FROM {table} WHERE {where} AND {column} > known.value ORDER BY {column} LIMIT 1)
+    FROM known WHERE known.value IS NOT NULL
 )
-SELECT epoch FROM known WHERE epoch <> %(epoch)s
-"""
-"""Walks the index from epoch to epoch; each is one look-up, however many rows it has."""
+SELECT value FROM known WHERE value IS NOT NULL
+"""  # noqa: S608 - the parts are constants
+
+
+_OTHER_EPOCHS: Final = f"SELECT * FROM ({_each('epoch', 'evsched_job', _IS_OPEN)}) AS one WHERE value <> %(epoch)s"  # noqa: S608
+
+_QUEUES: Final = f"({_each('queue', 'evsched_job')}) UNION ({_each('queue', 'evsched_recurrence')})"
+
+
+def given(**more: str) -> str:
+    """Return the table of the rows that a statement is given by `arrays`. `more`: the types of its other columns."""
+    kinds = {"queue": "text", "id": "text", "number": "bigint", **more}
+    arrays = ", ".join(f"%({name}s)s::{kind}[]" for name, kind in kinds.items())
+    return f"unnest({arrays}) AS given ({', '.join(kinds)})"
+
+
+def arrays(rows: Collection[Sequence[Any]], *more: str) -> dict[str, Any]:
+    """Return the parameters that `given` reads. Each row has its queue, id and number, and the columns `more`."""
+    return {f"{name}s": [row[at] for row in rows] for at, name in enumerate(("queue", "id", "number", *more))}
+
+
+SAME: Final = "job.queue = given.queue AND job.id = given.id AND job.number = given.number"
+"""The condition that a row is given, and was not used again meanwhile. No condition beside it compares a queue or a
+state with a constant by `=`: while PostgreSQL has no statistics, it takes these for 1 row of 200, and compares each row
+of the queue with each one that is given."""
 
 _SELECTED: Final = """
 critical >= %(least)s AND queue <> ALL (%(avoid)s)
@@ -76,15 +102,11 @@ RETURNING queue, id, priority, grp, extract(epoch FROM due)::float8, number, rev
 """
 """By ctid: the rows are locked, so nobody moves them. Rows beyond the bytes stay as they are for the next claim."""
 
-_REFUSE: Final = """
-UPDATE evsched_job AS job SET state = 'dead', reason = refused.reason, finished_at = clock_timestamp()
-FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[], %(reasons)s::text[])
-    AS refused (queue, id, number, reason)
-WHERE job.queue = refused.queue AND job.id = refused.id AND job.number = refused.number
-    AND job.state NOT IN ('done', 'dead', 'expired', 'cancelled', 'dropped')
-"""
-"""No condition of this and the next two compares a queue or a state with a constant by `=`: while PostgreSQL has no
-statistics, it takes these for 1 row of 200, and compares each row of the queue with each one that is given."""
+_REFUSE: Final = f"""
+UPDATE evsched_job AS job SET state = 'dead', reason = given.reason, finished_at = clock_timestamp()
+FROM {given(reason="text")}
+WHERE {SAME} AND job.state NOT IN ('done', 'dead', 'expired', 'cancelled', 'dropped')
+"""  # noqa: S608 - likewise
 
 _ANY_WAITING: Final = "SELECT EXISTS (SELECT FROM evsched_job WHERE {waiting})"
 
@@ -92,26 +114,25 @@ _SNAPSHOT: Final = """
 SELECT pg_snapshot_xmax(now)::text, ARRAY(SELECT pg_snapshot_xip(now)::text) FROM pg_current_snapshot() AS now
 """
 
-_END: Final = """
+_END: Final = f"""
 UPDATE evsched_job AS job
-SET state = ended.state, reason = nullif(ended.reason, ''), report = ended.report,
-    finished_at = CASE WHEN ended.state <> 'open' THEN to_timestamp(ended.at) END
-FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[], %(states)s::text[], %(reasons)s::text[],
-            %(reports)s::bigint[], %(ats)s::float8[]) AS ended (queue, id, number, state, reason, report, at)
-WHERE job.queue = ended.queue AND job.id = ended.id AND job.number = ended.number AND job.report < ended.report
-    AND job.state NOT IN ('done', 'cancelled', 'dropped')
-"""
+SET state = given.state, reason = nullif(given.reason, ''), report = given.report,
+    finished_at = CASE WHEN given.state <> 'open' THEN to_timestamp(given.at) END
+FROM {given(state="text", reason="text", report="bigint", at="float8")}
+WHERE {SAME} AND job.report < given.report AND job.state NOT IN ('done', 'cancelled', 'dropped')
+"""  # noqa: S608 - likewise
 
 _ENDED: Final = "SELECT id, number FROM evsched_job WHERE queue = %(queue)s AND id = ANY (%(ids)s) AND state <> 'open'"
 
-_REVIVED: Final = """
-UPDATE evsched_job AS job SET cancelled = false
-FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[]) AS one (queue, id, number)
-WHERE job.queue = one.queue AND job.id = one.id AND job.number = one.number AND job.cancelled
-    AND job.state NOT IN ('open', 'done', 'cancelled', 'dropped')
-"""
+_REVIVED: Final = f"""
+UPDATE evsched_job AS job SET cancelled = false FROM {given()}
+WHERE {SAME} AND job.cancelled AND job.state NOT IN ('open', 'done', 'cancelled', 'dropped')
+"""  # noqa: S608 - likewise
 """A cancellation that came after the job had died is not for its revival. Sent apart, for few rows, since a trigger has
 the relays take them again."""
+
+SLICE: Final = 1000
+"""Rows that are read at once by commands."""
 
 _GIVE_WAY: Final = "SET LOCAL lock_timeout = '500ms'"
 """Less than the second after which PostgreSQL ends one of two transactions that wait for each other: that must not be
@@ -119,22 +140,6 @@ the program's, which changes several rows while a relay writes the ends of the s
 
 _TRIES: Final = 10
 """How often ends are written while a program's transaction has changed a row and has not ended: for 5 s."""
-
-_QUEUES: Final = """
-WITH RECURSIVE of_jobs (queue) AS (
-    (SELECT queue FROM evsched_job ORDER BY queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT job.queue FROM evsched_job AS job WHERE job.queue > of_jobs.queue ORDER BY job.queue LIMIT 1)
-    FROM of_jobs WHERE of_jobs.queue IS NOT NULL
-), of_recurrences (queue) AS (
-    (SELECT queue FROM evsched_recurrence ORDER BY queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT row.queue FROM evsched_recurrence AS row WHERE row.queue > known.queue ORDER BY row.queue LIMIT 1)
-    FROM of_recurrences AS known WHERE known.queue IS NOT NULL
-)
-SELECT queue FROM of_jobs WHERE queue IS NOT NULL UNION SELECT queue FROM of_recurrences WHERE queue IS NOT NULL
-"""
-
 
 _UNSCHEDULED: Final = "state = 'open' AND (epoch < %(epoch)s OR epoch > %(epoch)s OR epoch = '')"
 """If the epoch is not known, NULL, the rows that were scheduled in none."""
@@ -155,12 +160,20 @@ FROM (
 in that. Since when other rows wait that were scheduled before, as rows that the doctor has scheduled again, is not
 known."""
 
-_STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
+STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
 
 _RECURRENCES: Final = """
 SELECT count(*), count(*) FILTER (WHERE epoch = '' OR epoch <> %(epoch)s AND reason IS NULL), count(reason)
 FROM evsched_recurrence
 """
+
+
+class Row(NamedTuple):
+    """Which row it is."""
+
+    queue: str
+    id: str
+    number: int
 
 
 class Backlog(Struct, frozen=True):
@@ -217,13 +230,34 @@ class Selection(Struct, frozen=True):
         }
 
 
+async def fetch(
+    connection: AsyncConnection, statement: str | bytes, words: Any = (), *, prepare: bool | None = None
+) -> list[Any]:
+    """Execute a statement, and return its rows."""
+    text = statement.encode() if isinstance(statement, str) else statement
+    return await (await connection.execute(text, words, prepare=prepare)).fetchall()
+
+
+async def slices(connection: AsyncConnection, statement: str, words: dict[str, Any]) -> AsyncGenerator[list[Row]]:
+    """Yield the rows of a statement, at most SLICE at a time, in the order of their queues and ids."""
+    last = Row("", "", 0)
+    while True:
+        after = {"after_queue": last.queue, "after_id": last.id, "limit": SLICE}
+        found = [Row(*row) for row in await fetch(connection, statement, words | after)]
+        yield found
+        if len(found) < SLICE:
+            return
+        last = found[-1]
+
+
 async def other_epochs(connection: AsyncConnection, epoch: str) -> list[str]:
     """Return the epochs under which open rows were scheduled, except the present one; "" = not yet."""
-    return await _column(connection, _OTHER_EPOCHS, {"epoch": epoch})
+    return [other for (other,) in await fetch(connection, _OTHER_EPOCHS, {"epoch": epoch})]
 
 
 async def snapshot(connection: AsyncConnection) -> Snapshot:
-    return Snapshot(*(await _rows(connection, _SNAPSHOT, {}))[0])
+    (row,) = await fetch(connection, _SNAPSHOT)
+    return Snapshot(*row)
 
 
 class Claimed(Struct, frozen=True):
@@ -263,9 +297,9 @@ async def claim(
     """
     words = {**selection.words(other), "limit": limit.rows, "cap": cap, "bytes": _BYTES}
     # Not prepared: a plan that is kept would not know that few rows are new.
-    cursor = await connection.execute(selection.statement(_CLAIM), words, prepare=False)
+    rows = await fetch(connection, selection.statement(_CLAIM), words, prepare=False)
     found: dict[str, Claimed] = {}
-    for queue, job_id, priority, group, due, number, revision, cancelled, size, payload in await cursor.fetchall():
+    for queue, job_id, priority, group, due, number, revision, cancelled, size, payload in rows:
         claimed = found.setdefault(queue, Claimed([], [], []))
         if cancelled:
             claimed.cancelled.append((job_id, number))
@@ -281,23 +315,16 @@ async def claim(
 
 async def refuse(connection: AsyncConnection, queue: str, refused: Sequence[Refusal]) -> None:
     """Mark rows as dead whose jobs cannot be scheduled."""
-    if not refused:
-        return
-    words = {
-        "queues": [queue] * len(refused),
-        "ids": [one.id for one in refused],
-        "numbers": [one.number for one in refused],
-        "reasons": [one.reason for one in refused],
-    }
-    await connection.execute(_REFUSE.encode(), words)
+    if refused:
+        rows = [(queue, one.id, one.number, one.reason) for one in refused]
+        await connection.execute(_REFUSE.encode(), arrays(rows, "reason"))
 
 
 async def any_waiting(connection: AsyncConnection, selection: Selection, others: Iterable[str]) -> bool:
     """Return whether rows wait that `claim` did not return, since other relays have locked them."""
     statement = selection.statement(_ANY_WAITING)
     for other in others:
-        cursor = await connection.execute(statement, selection.words(other), prepare=False)
-        if await cursor.fetchone() == (True,):
+        if await fetch(connection, statement, selection.words(other), prepare=False) == [(True,)]:
             return True
     return False
 
@@ -305,28 +332,22 @@ async def any_waiting(connection: AsyncConnection, selection: Selection, others:
 async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[Report]) -> int:
     """Write reports, and return how many rows changed. Entries that match no row are ignored."""
     last = {(one.id, one.row): one for one in reports if one.is_of_row and one.outcome in (*ENDED, _OPEN)}
-    found = list(last.values())
-    if not found:
+    if not last:
         return 0
-    words = {
-        "queues": [queue] * len(found),
-        "ids": [storable(one.id) for one in found],
-        "numbers": [int(one.row) for one in found],
-        "states": [one.outcome for one in found],
-        "reasons": [storable(one.reason) for one in found],
-        "reports": [one.order for one in found],
-        "ats": [(one.order >> 20) / 1000 for one in found],
-    }
-    revived = [one for one in found if one.outcome == _OPEN]
-    ids, numbers = [storable(one.id) for one in revived], [int(one.row) for one in revived]
+    found = [
+        (queue, storable(job), int(row), one.outcome, storable(one.reason), one.order, (one.order >> 20) / 1000)
+        for (job, row), one in last.items()
+    ]
+    words = arrays(found, "state", "reason", "report", "at")
+    revived = arrays([row for row in found if row[3] == _OPEN])
     tries = 0
     while True:
         tries += 1
         try:
             async with connection.transaction():
                 await connection.execute(_GIVE_WAY)
-                if revived:
-                    await connection.execute(_REVIVED, {"queues": [queue] * len(ids), "ids": ids, "numbers": numbers})
+                if revived["ids"]:
+                    await connection.execute(_REVIVED.encode(), revived)
                 return (await connection.execute(_END.encode(), words)).rowcount
         except errors.LockNotAvailable:
             if tries == _TRIES:
@@ -335,7 +356,7 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
 
 async def ended(connection: AsyncConnection, queue: str, ids: Sequence[str]) -> list[tuple[str, int]]:
     """Return the ids and numbers of those rows, among some ids, whose jobs have ended."""
-    return await _rows(connection, _ENDED, {"queue": queue, "ids": list(ids)}) if ids else []
+    return await fetch(connection, _ENDED, {"queue": queue, "ids": list(ids)}) if ids else []
 
 
 async def backlog(connection: AsyncConnection, epoch: str | None, most: int | None) -> Backlog:
@@ -344,30 +365,17 @@ async def backlog(connection: AsyncConnection, epoch: str | None, most: int | No
     `epoch`: None = it is not known, so only rows count that were never scheduled. `most`: None = all.
     """
     words = {"epoch": epoch, "known": epoch not in (None, NO_EPOCH), "most": most}
-    return Backlog(*(await _rows(connection, _BACKLOG, words))[0])
-
-
-async def states(connection: AsyncConnection) -> dict[str, int]:
-    """Count the rows by state: as long as that takes."""
-    return dict(await _rows(connection, _STATES, {}))
+    (row,) = await fetch(connection, _BACKLOG, words)
+    return Backlog(*row)
 
 
 async def recurrences(connection: AsyncConnection, epoch: str | None) -> tuple[int, int, int]:
     """Count the recurrences: all, waiting to be declared, and refused. `epoch` as in `backlog`."""
-    return (await _rows(connection, _RECURRENCES, {"epoch": epoch}))[0]
+    return (await fetch(connection, _RECURRENCES, {"epoch": epoch}))[0]
 
 
 async def queues(connection: AsyncConnection) -> list[str]:
-    return await _column(connection, _QUEUES, {})
-
-
-async def _column(connection: AsyncConnection, statement: LiteralString, words: dict[str, Any]) -> list[Any]:
-    return [row[0] for row in await _rows(connection, statement, words)]
-
-
-async def _rows(connection: AsyncConnection, statement: LiteralString, words: dict[str, Any]) -> list[Any]:
-    cursor = await connection.execute(statement, words)
-    return await cursor.fetchall()
+    return [queue for (queue,) in await fetch(connection, _QUEUES)]
 
 
 def storable(text: str) -> str:

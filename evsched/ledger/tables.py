@@ -43,36 +43,13 @@ NEW: Final = "(state = 'open' AND epoch = '') IS TRUE"
 """The condition of the rows in the index `evsched_job_new`. IS TRUE, so that no other index fits a statement with it:
 PostgreSQL does not know how many entries of rows that have left the other one has."""
 
-_DECLARES: Final = "rule, zone, payload, options, critical, removed"
-"""The columns of a recurrence that programs write: a change of one is declared."""
+_DECLARES: Final = "UPDATE OF rule, zone, payload, options, critical, removed"
+"""A change of a column of a recurrence that programs write: it is declared."""
 
 _NAME: Final = r"^(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,200}$"
 """For a queue or a job. Not `.` or `..`, which the HTTP API cannot address."""
 _PAYLOAD: Final = "json_typeof(payload) = 'object' AND coalesce(payload ->> 'task', '') <> ''"
 _SOME_ID: Final = "replace(gen_random_uuid()::text, '-', '')"
-
-
-class TableColumn(Struct, frozen=True):
-    """A column of a table."""
-
-    name: str
-    kind: str
-    """Its type, and its default."""
-    check: str = ""
-    """The check that its values must pass; "" = any."""
-
-    def definition(self, table: str) -> str:
-        check = f" CONSTRAINT {table}_{self.name}_check CHECK ({self.check})" if self.check else ""
-        return f"{self.name} {self.kind}{check}"
-
-
-class Table(Struct, frozen=True):
-    """A table, with its primary key."""
-
-    name: str
-    key: str
-    columns: tuple[TableColumn, ...]
-    options: str = ""
 
 
 class Part(Struct, frozen=True):
@@ -84,97 +61,87 @@ class Part(Struct, frozen=True):
     make: str
 
 
-_JOBS: Final = Table(
-    "evsched_job",
-    "queue, id",
-    (
-        TableColumn("queue", "text NOT NULL DEFAULT 'default'", f"queue ~ '{_NAME}'"),
-        TableColumn("id", f"text NOT NULL DEFAULT {_SOME_ID}", f"id ~ '{_NAME}'"),
-        TableColumn("payload", "json NOT NULL", _PAYLOAD),
-        TableColumn("priority", "smallint", "priority BETWEEN 0 AND 9"),
-        TableColumn("grp", "text", "octet_length(grp) BETWEEN 1 AND 200 AND position('}' IN grp) = 0"),
-        TableColumn("due", "timestamptz NOT NULL DEFAULT now()"),
-        TableColumn("critical", "smallint NOT NULL DEFAULT 0", "critical >= 0"),
-        TableColumn(
-            "state",
-            "text NOT NULL DEFAULT 'open'",
-            "state IN ('open', 'done', 'dead', 'expired', 'cancelled', 'dropped')",
-        ),
-        TableColumn("reason", "text"),
-        # ALWAYS: PostgreSQL refuses a number of a program's own.
-        TableColumn("number", "bigint NOT NULL GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME evsched_job_number)"),
-        TableColumn("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
-        TableColumn("report", "bigint NOT NULL DEFAULT 0"),
-        TableColumn("created", "timestamptz NOT NULL DEFAULT now()"),
-        TableColumn("scheduled_at", "timestamptz"),
-        TableColumn("finished_at", "timestamptz"),
-        TableColumn("cancelled", "boolean NOT NULL DEFAULT false"),
-        TableColumn("revision", "integer NOT NULL DEFAULT 0"),
-        TableColumn("xact", "xid8 NOT NULL DEFAULT pg_current_xact_id()"),
-    ),
-    "WITH (autovacuum_vacuum_scale_factor = 0.02)",
-)
+_JOBS: Final = f"""
+queue text NOT NULL DEFAULT 'default' CHECK queue ~ '{_NAME}'
+id text NOT NULL DEFAULT {_SOME_ID} CHECK id ~ '{_NAME}'
+payload json NOT NULL CHECK {_PAYLOAD}
+priority smallint CHECK priority BETWEEN 0 AND 9
+grp text CHECK octet_length(grp) BETWEEN 1 AND 200 AND position('}}' IN grp) = 0
+due timestamptz NOT NULL DEFAULT now()
+critical smallint NOT NULL DEFAULT 0 CHECK critical >= 0
+state text NOT NULL DEFAULT 'open' CHECK state IN ('open', 'done', 'dead', 'expired', 'cancelled', 'dropped')
+reason text
+number bigint NOT NULL GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME evsched_job_number)
+epoch text COLLATE "C" NOT NULL DEFAULT ''
+report bigint NOT NULL DEFAULT 0
+created timestamptz NOT NULL DEFAULT now()
+scheduled_at timestamptz
+finished_at timestamptz
+cancelled boolean NOT NULL DEFAULT false
+revision integer NOT NULL DEFAULT 0
+xact xid8 NOT NULL DEFAULT pg_current_xact_id()
+"""
+"""The columns, one a line: name, type, default, and the check that values must pass. Since `number` is generated
+ALWAYS, PostgreSQL refuses a program's own."""
 
-_RECURRENCES: Final = Table(
-    "evsched_recurrence",
-    "queue, name",
-    (
-        TableColumn("queue", "text NOT NULL DEFAULT 'default'", f"queue ~ '{_NAME}'"),
-        TableColumn("name", "text NOT NULL", "name <> ''"),
-        TableColumn("rule", "text NOT NULL"),
-        TableColumn("zone", "text NOT NULL DEFAULT 'UTC'"),
-        TableColumn("payload", "json NOT NULL", _PAYLOAD),
-        TableColumn("options", "json NOT NULL DEFAULT '{}'", "json_typeof(options) = 'object'"),
-        TableColumn("critical", "smallint NOT NULL DEFAULT 0", "critical >= 0"),
-        TableColumn("removed", "boolean NOT NULL DEFAULT false"),
-        TableColumn("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
-        TableColumn("reason", "text"),
-    ),
-)
+_RECURRENCES: Final = f"""
+queue text NOT NULL DEFAULT 'default' CHECK queue ~ '{_NAME}'
+name text NOT NULL CHECK name <> ''
+rule text NOT NULL
+zone text NOT NULL DEFAULT 'UTC'
+payload json NOT NULL CHECK {_PAYLOAD}
+options json NOT NULL DEFAULT '{{}}' CHECK json_typeof(options) = 'object'
+critical smallint NOT NULL DEFAULT 0 CHECK critical >= 0
+removed boolean NOT NULL DEFAULT false
+epoch text COLLATE "C" NOT NULL DEFAULT ''
+reason text
+"""
 
-_LEDGER: Final = Table(
-    "evsched_ledger",
-    "one",
-    (
-        TableColumn("one", "boolean NOT NULL DEFAULT true", "one"),
-        TableColumn("identity", f"text NOT NULL DEFAULT {_SOME_ID}"),
-        TableColumn("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
-        TableColumn("found", "timestamptz"),
-        TableColumn("checked", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
-    ),
-)
+_LEDGER: Final = f"""
+one boolean NOT NULL DEFAULT true CHECK one
+identity text NOT NULL DEFAULT {_SOME_ID}
+epoch text COLLATE "C" NOT NULL DEFAULT ''
+found timestamptz
+checked text COLLATE "C" NOT NULL DEFAULT ''
+"""
 
-_SETTINGS: Final = Table(
-    "evsched_setting",
-    "queue, kind, name",
-    (
-        TableColumn("queue", "text NOT NULL", f"queue ~ '{_NAME}'"),
-        TableColumn("kind", "text NOT NULL", "kind IN ('calendar', 'window', 'limit')"),
-        TableColumn("name", "text NOT NULL"),
-        TableColumn("value", "text NOT NULL"),
-        TableColumn("epoch", 'text COLLATE "C" NOT NULL'),
-    ),
-)
+_SETTINGS: Final = f"""
+queue text NOT NULL CHECK queue ~ '{_NAME}'
+kind text NOT NULL CHECK kind IN ('calendar', 'window', 'limit')
+name text NOT NULL
+value text NOT NULL
+epoch text COLLATE "C" NOT NULL
+"""
 
-TABLES: Final = (_JOBS, _RECURRENCES, _LEDGER, _SETTINGS)
+KEYS: Final = {
+    "evsched_job": "queue, id",
+    "evsched_recurrence": "queue, name",
+    "evsched_ledger": "one",
+    "evsched_setting": "queue, kind, name",
+}
+"""The tables with their primary keys."""
 
 
-def _of_table(table: Table) -> Iterator[Part]:
-    of, name = f"to_regclass('{table.name}')", table.name
-    columns = ", ".join(column.definition(name) for column in table.columns)
-    made = f"CREATE TABLE {name} ({columns}, PRIMARY KEY ({table.key})) {table.options}"
-    yield Part(f"table {name}", f"{of} IS NOT NULL", made)
-    for column in table.columns:
-        found = f"EXISTS (SELECT FROM pg_attribute WHERE attrelid = {of} AND attname = '{column.name}')"
-        yield Part(f"column {name}.{column.name}", found, f"ALTER TABLE {name} ADD COLUMN {column.definition(name)}")
-        if column.check:
-            check = f"{name}_{column.name}_check"
+def _table(name: str, columns: str, options: str = "") -> Iterator[Part]:
+    of, key, definitions = f"to_regclass('{name}')", KEYS[name], list[str]()
+    parts = list[Part]()
+    for line in columns.strip().splitlines():
+        definition, _, rule = line.partition(" CHECK ")
+        column = definition.split()[0]
+        check = f"{name}_{column}_check"
+        definitions.append(f"{definition} CONSTRAINT {check} CHECK ({rule})" if rule else definition)
+        found = f"EXISTS (SELECT FROM pg_attribute WHERE attrelid = {of} AND attname = '{column}')"
+        parts.append(Part(f"column {name}.{column}", found, f"ALTER TABLE {name} ADD COLUMN {definitions[-1]}"))
+        if rule:
             found = f"EXISTS (SELECT FROM pg_constraint WHERE conrelid = {of} AND conname = '{check}')"
             # NOT VALID: only new rows are checked, so the table is not locked while all are read.
-            made = f"ALTER TABLE {name} ADD CONSTRAINT {check} CHECK ({column.check}) NOT VALID"
-            yield Part(f"check {check}", found, made)
+            made = f"ALTER TABLE {name} ADD CONSTRAINT {check} CHECK ({rule}) NOT VALID"
+            parts.append(Part(f"check {check}", found, made))
+    made = f"CREATE TABLE {name} ({', '.join(definitions)}, PRIMARY KEY ({key})) {options}"
+    yield Part(f"table {name}", f"{of} IS NOT NULL", made)
+    yield from parts
     found = f"EXISTS (SELECT FROM pg_constraint WHERE conrelid = {of} AND contype = 'p')"
-    yield Part(f"primary key of {name}", found, f"ALTER TABLE {name} ADD PRIMARY KEY ({table.key})")
+    yield Part(f"primary key of {name}", found, f"ALTER TABLE {name} ADD PRIMARY KEY ({key})")
 
 
 def _index(name: str, on: str) -> Part:
@@ -187,54 +154,35 @@ def _function(name: str, body: str) -> Part:
     return Part(f"function {name}", found, made)
 
 
-def _trigger(name: str, when: str, table: str, what: str) -> Part:
+def _trigger(name: str, when: str, table: str, each: str, function: str) -> Part:
     found = f"EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('{table}') AND tgname = '{name}')"
-    return Part(f"trigger {name}", found, f"CREATE OR REPLACE TRIGGER {name} {when} ON {table} FOR EACH {what}()")
+    made = f"CREATE OR REPLACE TRIGGER {name} {when} ON {table} FOR EACH {each} EXECUTE FUNCTION {function}()"
+    return Part(f"trigger {name}", found, made)
 
+
+_WAITS: Final = "ROW WHEN (NEW.state = 'open' AND NEW.epoch = '')"
+_MOVED: Final = "UPDATE OF due, cancelled"
+_JOB: Final = "evsched_job"
+_RECURRENCE: Final = "evsched_recurrence"
 
 PARTS: Final = (
-    *_of_table(_JOBS),
+    *_table(_JOB, _JOBS, "WITH (autovacuum_vacuum_scale_factor = 0.02)"),
     _index("evsched_job_open", "evsched_job (epoch, critical DESC, due) WHERE state = 'open'"),
     _index("evsched_job_new", f"evsched_job (xact) WHERE {NEW}"),
-    *_of_table(_RECURRENCES),
+    *_table(_RECURRENCE, _RECURRENCES),
     _index("evsched_recurrence_epoch", "evsched_recurrence (epoch)"),
-    *_of_table(_LEDGER),
-    *_of_table(_SETTINGS),
+    *_table("evsched_ledger", _LEDGER),
+    *_table("evsched_setting", _SETTINGS),
     _function("evsched_notify", f" BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END "),
     _function("evsched_changed", " BEGIN NEW.epoch := ''; RETURN NEW; END "),
     _function("evsched_job_changed", " BEGIN NEW.epoch := ''; NEW.revision := OLD.revision + 1; RETURN NEW; END "),
     _function("evsched_job_waits", " BEGIN NEW.xact := pg_current_xact_id(); RETURN NEW; END "),
-    _trigger("evsched_job_notify", "AFTER INSERT", "evsched_job", "STATEMENT EXECUTE FUNCTION evsched_notify"),
-    _trigger(
-        "evsched_job_changed",
-        "BEFORE UPDATE OF due, cancelled",
-        "evsched_job",
-        "ROW EXECUTE FUNCTION evsched_job_changed",
-    ),
+    _trigger("evsched_job_notify", "AFTER INSERT", _JOB, "STATEMENT", "evsched_notify"),
+    _trigger("evsched_job_changed", f"BEFORE {_MOVED}", _JOB, "ROW", "evsched_job_changed"),
     # Triggers run in the order of their names: this one sees what `evsched_job_changed` has written.
-    _trigger(
-        "evsched_job_waits",
-        "BEFORE UPDATE",
-        "evsched_job",
-        "ROW WHEN (NEW.state = 'open' AND NEW.epoch = '') EXECUTE FUNCTION evsched_job_waits",
-    ),
-    _trigger(
-        "evsched_job_change_notify",
-        "AFTER UPDATE OF due, cancelled",
-        "evsched_job",
-        "STATEMENT EXECUTE FUNCTION evsched_notify",
-    ),
-    _trigger(
-        "evsched_recurrence_changed",
-        f"BEFORE UPDATE OF {_DECLARES}",
-        "evsched_recurrence",
-        "ROW EXECUTE FUNCTION evsched_changed",
-    ),
-    _trigger(
-        "evsched_recurrence_notify",
-        f"AFTER INSERT OR UPDATE OF {_DECLARES}",
-        "evsched_recurrence",
-        "STATEMENT EXECUTE FUNCTION evsched_notify",
-    ),
+    _trigger("evsched_job_waits", "BEFORE UPDATE", _JOB, _WAITS, "evsched_job_waits"),
+    _trigger("evsched_job_change_notify", f"AFTER {_MOVED}", _JOB, "STATEMENT", "evsched_notify"),
+    _trigger("evsched_recurrence_changed", f"BEFORE {_DECLARES}", _RECURRENCE, "ROW", "evsched_changed"),
+    _trigger("evsched_recurrence_notify", f"AFTER INSERT OR {_DECLARES}", _RECURRENCE, "STATEMENT", "evsched_notify"),
 )
 """In the order in which they are made: a part needs only those before it."""

@@ -151,7 +151,7 @@ def run_ledger(config: Config) -> None:
     Raises:
         CannotStart: also if Redis is a cluster.
     """
-    from evsched.ledger.relay_service import Service  # needs psycopg
+    from evsched.ledger.relay import Service  # needs psycopg
 
     if topology(config.url) is not None:
         raise CannotStart(

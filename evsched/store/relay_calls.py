@@ -7,7 +7,6 @@ in the stream until `settle`.
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -84,34 +83,13 @@ class Mark(Struct, frozen=True):
     """The row whose job runs when this one's run has ended."""
 
 
-def _made_key(key: str, value: str) -> Call[str]:
-    """Read a key, and set it to `value` if it does not exist."""
-    return Call(("SET", key, value, "NX", "GET"), lambda reply: value if reply is None else text(reply), near=key)
+def own_key(key: str, mine: str | None) -> Call[str]:
+    """Read a key that says which data, or whose, this is. If it is missing, write `mine`; None = return "" then."""
 
+    def read(reply: bytes | None) -> str:
+        return mine or "" if reply is None else text(reply)
 
-def _existing_key(key: str) -> Call[str]:
-    """Read a key; empty if it does not exist."""
-    return Call(("GET", key), lambda reply: text(reply or b""), near=key)
-
-
-def epoch_key() -> Call[str]:
-    """Read the key that says which data set this is: made at random by the first who asks, lost with the data."""
-    return _made_key(keys.EPOCH, secrets.token_hex(4))
-
-
-def ledger_key(identity: str) -> Call[str]:
-    """Read which database's ledger this Redis belongs to: the one that asks, if it belongs to none."""
-    return _made_key(keys.LEDGER, identity)
-
-
-def existing_ledger_key() -> Call[str]:
-    """Read which database's ledger this Redis belongs to; empty if it belongs to none."""
-    return _existing_key(keys.LEDGER)
-
-
-def existing_epoch_key() -> Call[str]:
-    """Read which data set this is; empty if nobody has asked before."""
-    return _existing_key(keys.EPOCH)
+    return Call(("GET", key) if mine is None else ("SET", key, mine, "NX", "GET"), read, near=key)
 
 
 def _reports(entries: list[Any]) -> list[Report]:

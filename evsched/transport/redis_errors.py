@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Awaitable
 from typing import Any, Final
 
 from redis import exceptions
 
-from evsched.errors import MOVING, EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
+from evsched.errors import MOVING, WRONG_TYPE, EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
 from evsched.transport.address import Host
-from evsched.transport.call import Call
+from evsched.transport.call import Call, T
 
 _JOB_ERRORS: Final = {"EXISTS": JobExists, "MISSING": JobMissing, "RUNNING": JobRunning}
 """The codes of fail() in the scripts."""
@@ -205,3 +206,13 @@ class PutOff:
     def accepted(self) -> None:
         """Note that the server has taken something."""
         self._since = None
+
+
+async def unless_mistyped(reply: Awaitable[T]) -> T | None:
+    """Wait for a reply of Redis; return None if a key has the wrong type, which `evsched doctor` reports."""
+    try:
+        return await reply
+    except StoreRefused as error:
+        if error.kind != WRONG_TYPE:
+            raise
+        return None

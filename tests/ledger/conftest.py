@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evsched import App
 from evsched.config import Config
 from evsched.events import Events
-from evsched.ledger.relay_service import Service
+from evsched.ledger.relay import Service
 from evsched.runtime.loops import Runtime
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender

@@ -14,11 +14,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from evsched import App, process_events
 from evsched.config import Config
+from evsched.diagnostics import ledger_checks
 from evsched.events import Events
 from evsched.jobs.job import Buried
-from evsched.ledger import row_audit
 from evsched.ledger.database import Database
-from evsched.ledger.relay_service import Service
+from evsched.ledger.relay import Service
 from evsched.runtime.loops import Runtime
 from evsched.store.client_calls import New
 from evsched.store.store import Store
@@ -173,7 +173,7 @@ async def test_waiting_rows_are_counted_while_redis_is_down(
 async def test_doctor_finds_jobs_missing_in_redis_and_undelivered_ends(
     relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_audit, "_AGAIN", 0.0)
+    monkeypatch.setattr(ledger_checks, "_AGAIN", 0.0)
     insert(ledger_url, queue, "fine", "gone", "other", "ended", "just-ended")
     async with relaying() as recorder:
         await recorder.wait(process_events.RowsScheduled, lambda event: event.count == 5)
@@ -428,7 +428,7 @@ async def test_the_doctor_names_the_oldest_transaction(
         old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         old.execute("SELECT 1")
         assert found() == []
-        monkeypatch.setattr(row_audit, "_OLD", 0.0)
+        monkeypatch.setattr(ledger_checks, "_OLD", 0.0)
         (what,) = found()
         assert f"pid {old.info.backend_pid}, dump, idle in transaction" in what
     assert found() == []

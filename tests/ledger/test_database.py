@@ -16,7 +16,7 @@ from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import Events
 from evsched.ledger.database import Database, migrate
-from evsched.ledger.relay_service import Service
+from evsched.ledger.relay import Service
 from evsched.ledger.row_audit import read_status
 from evsched.runtime.loops import Runtime
 from evsched.transport.senders import BatchingSender

@@ -60,7 +60,7 @@ async def stepping(config: Config, recorder: Recorder) -> AsyncGenerator[Steppin
 
     async def first_look(critical_only: int = 0) -> Relay:
         runtime = Runtime(replace(config, critical_only=critical_only), sender, Events(recorder).emit)
-        relays.append(relay := Relay(runtime, url, lambda queues: None, lambda: None))
+        relays.append(relay := Relay(runtime, url))
         await relay.step()
         return relay
 

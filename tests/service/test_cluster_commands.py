@@ -16,7 +16,7 @@ from evsched.client.operations import Wait, find_queues
 from evsched.client.target_tasks import ForwardJob, target_task
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
-from evsched.diagnostics.standstill import Standstill
+from evsched.diagnostics.standstill import find_standstill
 from evsched.errors import StoreRefused
 from evsched.lease import Times
 from evsched.runtime.loops import Runtime
@@ -289,7 +289,7 @@ async def test_a_standstill_counts_the_dispatchers_of_the_queues_node(
         assert dispatcher.get_message(timeout=PATIENCE)["type"] == "subscribe"
         for queue in queues:
             schedule(cluster, queue, due=0)
-        found = await Standstill(sender, queues, watch=0.05).run()
+        found = await find_standstill(sender, queues, watch=0.05)
     said = {one.where: one.what.partition(": ")[2] for one in found if one.check == "not-dispatched"}
     none = "no dispatcher is connected"
     assert said == {

@@ -10,7 +10,7 @@ import pytest
 from evsched import App, GiveUp, Retry, RetryLater, current_job, events
 from evsched.config import Config
 from evsched.diagnostics.audit import Audit
-from evsched.diagnostics.standstill import Standstill
+from evsched.diagnostics.standstill import find_standstill
 from evsched.store.operator_calls import condition
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -78,7 +78,7 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
         while not producing.done():
             audit = Audit(whole.sender, [queue], pause=0.2)
             assert await audit.run() == []
-            assert problems(await Standstill(whole.sender, [queue], watch=0.2).run()) == []
+            assert problems(await find_standstill(whole.sender, [queue], watch=0.2)) == []
             looks, seen = looks + 1, seen + audit.seen
         await producing
         assert len(whole.recorder.of(events.Started)) > LOOKS

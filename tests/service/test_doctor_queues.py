@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evsched import keys
 from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.queue_checks import broken_recurrences
 from evsched.transport.senders import BatchingSender
@@ -33,6 +34,23 @@ async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: 
     assert finding.mend == f"RENAME or DEL evsched:{{{queue}}}:{place}"
     raw.delete(f"evsched:{{{queue}}}:{place}")
     assert not [one for one in await Audit(sender, [queue], pause=0).run() if one.check.endswith("-type")]
+
+
+@pytest.mark.parametrize("key", [keys.LEASE, keys.QUEUES, keys.SHARDS, keys.LAYOUT_KEY, keys.EPOCH, keys.LEDGER])
+async def test_shared_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: str, raw: Any, key: str) -> None:
+    before = raw.dump(key)
+    raw.delete(key)
+    raw.hset(key, "f", "v")
+    try:
+        (finding,) = await Audit(sender, [queue], pause=0).run()
+        assert (finding.check, finding.level, finding.where) == ("key-type", "fault", key)
+        assert "is a hash, not a" in finding.what
+        assert finding.mend == f"RENAME or DEL {key}"
+    finally:
+        raw.delete(key)
+        if before is not None:
+            raw.restore(key, 0, before)
+    assert await Audit(sender, [queue], pause=0).run() == []
 
 
 @pytest.mark.parametrize(

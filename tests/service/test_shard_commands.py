@@ -443,7 +443,7 @@ def test_a_window_is_set_for_the_jobs_of_all_shards(redis: SyncClient, cli: Cli)
 def test_the_doctor_of_a_queue_examines_its_shards(
     redis: SyncClient, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standstill.Standstill.__init__, "__kwdefaults__", {"watch": 0.05})
+    monkeypatch.setattr(standstill.find_standstill, "__kwdefaults__", {"watch": 0.05})
     store = Store("mail:1")
     put(redis, "mail:1", "a", due=0.0)
     redis.send(store.dispatch(limit=1, cap=1000))
@@ -556,7 +556,7 @@ def test_sweep_is_repeated_when_jobs_leave_during_it(
 def test_remedy_for_a_queue_named_like_a_shard_serves_that_queue(
     redis: SyncClient, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standstill.Standstill.__init__, "__kwdefaults__", {"watch": 0.05})
+    monkeypatch.setattr(standstill.find_standstill, "__kwdefaults__", {"watch": 0.05})
     put(redis, "orders:10", "a", due=0.0)
     redis.send(Store("orders:10").dispatch(limit=1, cap=1000))
     (finding,) = [one for one in json.loads(cli.run("doctor", "--json").stdout) if one["check"] == "no-worker"]

@@ -11,7 +11,7 @@ import pytest
 from evsched import App, events
 from evsched.config import Config
 from evsched.diagnostics.finding import Finding
-from evsched.diagnostics.standstill import Standstill
+from evsched.diagnostics.standstill import find_standstill
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -202,7 +202,7 @@ STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
 
 
 async def watch(sender: BatchingSender, queue: str, seconds: float = 0.3) -> list[Finding]:
-    return await Standstill(sender, [queue], watch=seconds).run()
+    return await find_standstill(sender, [queue], watch=seconds)
 
 
 @pytest.mark.one_server
