@@ -6,6 +6,7 @@ One process has one registry and one port, whatever loops it runs. Without a por
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -169,7 +170,9 @@ class Telemetry:
         """Report on a relay of the ledger. `waiting`: how many rows wait, and for how long; None = unknown."""
 
         async def refresh() -> None:
-            self._metrics.set_ledger(*(await waiting() or ()))
+            rows, seconds = await waiting() or (math.nan, math.nan)
+            self._metrics.gauges["ledger_waiting_rows"].set(rows)
+            self._metrics.gauges["ledger_waiting_seconds"].set(seconds)
 
         self._refreshes.append(refresh)
         self._readiness.watch(pulses)
