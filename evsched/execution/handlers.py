@@ -150,38 +150,25 @@ def _in_thread(run: Run, task: Task, args: list[Any], kwargs: dict[str, Any]) ->
 
 
 def _ended(error: BaseException, prepared: Prepared) -> Failed | Snoozed:
-    """Say how a run ended whose handler raised something."""
-    module = prepared.task.module
+    """Say how a run ended whose handler raised something, and whether its policy allows another attempt after it.
+
+    A handler is cancelled by itself, by another task, or because of its timeout.
+    """
+    module, policy = prepared.task.module, prepared.policy
     match error:
-        case asyncio.CancelledError():
-            return _cancelled(error, prepared)
-        case GiveUp():
-            failure = failure_of(error, module)
-            return Failed(message(error), given_up=True, traceback=failure.traceback, error=failure.error)
         case RetryLater():
             return Failed(message(error), delay=error.delay, error=class_name(error))
         case Snooze():
             return Snoozed(shorten(message(error)), error.delay or 0.0, error.until)
+        case HandlerFailed():
+            failure = Failure(str(error), error.traceback, error.error)
         case _:
-            return _raised(error, prepared)
-
-
-def _cancelled(error: asyncio.CancelledError, prepared: Prepared) -> Failed:
-    """Say where a handler waited when it was cancelled: by itself, by another task, or because of its timeout."""
-    module, policy = prepared.task.module, prepared.policy
-    place = where(error, module)
-    traceback = failure_of(error, module).traceback if place else ""
-    refused = policy.refusal(kinds_of(error)) if policy.by_exception else ""
-    reason = "the handler was cancelled from inside" + place
-    return Failed(reason, traceback=traceback, error=class_name(error), refused=refused, place=place)
-
-
-def _raised(error: BaseException, prepared: Prepared) -> Failed:
-    """Describe an exception of a handler, its place, and whether the policy allows another attempt after it."""
-    module, policy, refused = prepared.task.module, prepared.policy, ""
-    in_process = isinstance(error, HandlerFailed)
-    failure = Failure(str(error), error.traceback, error.error) if in_process else failure_of(error, module)
+            failure = failure_of(error, module)
+    reason, traceback, refused, place = failure.reason, failure.traceback, "", where(error, module)
+    if isinstance(error, GiveUp):
+        return Failed(message(error), given_up=True, traceback=traceback, error=failure.error)
+    if isinstance(error, asyncio.CancelledError):
+        reason, traceback = "the handler was cancelled from inside" + place, traceback if place else ""
     if policy.by_exception and not isinstance(error, ProcessDied):
-        refused = policy.refusal(error.kinds if in_process else kinds_of(error))
-    place = where(error, module)
-    return Failed(failure.reason, traceback=failure.traceback, error=failure.error, refused=refused, place=place)
+        refused = policy.refusal(error.kinds if isinstance(error, HandlerFailed) else kinds_of(error))
+    return Failed(reason, traceback=traceback, error=failure.error, refused=refused, place=place)
