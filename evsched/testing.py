@@ -51,7 +51,7 @@ from evsched.errors import ConfigError
 from evsched.execution.executor import Executor
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
-from evsched.execution.run_store import NoRunStore
+from evsched.execution.run_store import RunStore
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
 from evsched.jobs.retry import task_of
 from evsched.jobs.tasks import Tasks
@@ -147,7 +147,7 @@ class _AppClient(Client):
         return await super().result(queue, job_id, timeout, row)
 
 
-class _Windows(NoRunStore):
+class _Windows(RunStore):
     """Reads the windows that are kept in Redis."""
 
     def __init__(self, sender: SyncClient) -> None:

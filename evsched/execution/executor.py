@@ -24,7 +24,7 @@ from evsched.execution.precautions import AppSource, Isolation, RunLock, patienc
 from evsched.execution.process_pool import HandlerMissing, Process
 from evsched.execution.program import Program
 from evsched.execution.run import NoTask, Prepared, Run
-from evsched.execution.run_store import NoRunStore, RunStore
+from evsched.execution.run_store import RunStore
 from evsched.execution.verdict import aborted, judge
 from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
 
@@ -53,7 +53,7 @@ class Executor:
         emit: Emit = lambda event: None,
     ) -> None:
         self._tasks = program.tasks
-        self._store = store or NoRunStore()
+        self._store = store or RunStore()
         self.handlers = Handlers(program, slots)
         self._isolation = Isolation(source, self.handlers, slots, kill_grace) if source else None
         self._processes = anyio.CapacityLimiter(processes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from evsched.errors import NO_ENTRY, StoreDown, StoreRefused
 from evsched.execution.run import Run
@@ -23,8 +23,11 @@ _PATIENCE: Final = 0.5
 keeps the windows may hang."""
 
 
-class RunStore(Protocol):
-    """The executor's calls to Redis. Each one waits while Redis is down, unless it says otherwise."""
+class RunStore:
+    """The executor's calls to Redis. Each one waits while Redis is down, unless it says otherwise.
+
+    This one has no Redis: no windows are kept, and no marks are needed.
+    """
 
     async def read_window(self, queue: str, name: str) -> str | None:
         """Return the window that is kept under a name; None = no window has that name.
@@ -33,7 +36,7 @@ class RunStore(Protocol):
             StoreDown: the node that keeps the window has not answered for half a second.
             StoreRefused: it cannot be read.
         """
-        ...
+        return None
 
     async def unknown_since(self, run: Run) -> float | None:
         """Return since when workers have not known the task of a job, Unix seconds; None = this one is the first.
@@ -41,7 +44,7 @@ class RunStore(Protocol):
         Raises:
             StoreRefused: it cannot be read.
         """
-        ...
+        return None
 
     async def seek(self, run: Run, task: str) -> bool:
         """Note that this worker does not know a task; return whether another worker of the queue does.
@@ -49,30 +52,14 @@ class RunStore(Protocol):
         Raises:
             StoreRefused: it cannot be read.
         """
-        ...
-
-    async def mark(self, run: Run, mark: Mark) -> bool:
-        """Write that a run is about to begin; return whether its job is still this worker's."""
-        ...
-
-
-class NoRunStore:
-    """A RunStore without Redis: no windows are kept, and no marks are needed."""
-
-    async def read_window(self, queue: str, name: str) -> str | None:
-        return None
-
-    async def unknown_since(self, run: Run) -> float | None:
-        return None
-
-    async def seek(self, run: Run, task: str) -> bool:
         return False
 
     async def mark(self, run: Run, mark: Mark) -> bool:
+        """Write that a run is about to begin; return whether its job is still this worker's."""
         return True
 
 
-class RedisRunStore:
+class RedisRunStore(RunStore):
     """The RunStore of a worker."""
 
     def __init__(self, runtime: Runtime, worker: str) -> None:
@@ -93,7 +80,7 @@ class RedisRunStore:
                 return not await self._sender.send(store.begin(self._worker, [(run.job, mark)]))
 
     async def read_window(self, queue: str, name: str) -> str | None:
-        """Read a window, as `RunStore.read_window`. Runs that ask for it at the same time share one call.
+        """Read a window. Runs that ask for it at the same time share one call.
 
         All windows of a queue are on one node, so runs wait for the one that was asked for first, and no longer.
         """
