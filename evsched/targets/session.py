@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO
 from ipaddress import IPv6Network
-from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import (
@@ -88,9 +87,7 @@ class Session:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE):
                 await self._http.close()

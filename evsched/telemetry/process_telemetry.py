@@ -9,7 +9,6 @@ import asyncio
 import math
 import socket
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any
 
 from prometheus_client import disable_created_metrics
@@ -199,9 +198,7 @@ class Telemetry:
             self._runtime.emit(Listening(url=url))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         if self._adopting is not None:
             self._adopting.cancel()
             await asyncio.gather(self._adopting, return_exceptions=True)
