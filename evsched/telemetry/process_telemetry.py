@@ -205,7 +205,8 @@ class Telemetry:
         await self._http_server.close()
 
     async def _adopt(self, reserved: socket.socket) -> None:
-        self._runtime.emit(Listening(url=await self._http_server.adopt(reserved)))
+        host, port, *_ = reserved.getsockname()
+        self._runtime.emit(Listening(url=await self._http_server.open(host, port, reserved=True)))
 
     async def _adopt_when_free(self, reserved: socket.socket, taken: socket.socket) -> None:
         """Listen when the process that this one replaces has ended: until then it answers, with what it counts."""
