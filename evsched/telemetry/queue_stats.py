@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from msgspec import Struct
-
 from evsched.errors import StoreError
 from evsched.process_events import RedisFailed
 from evsched.runtime.loops import Runtime
@@ -33,16 +31,6 @@ DEADLINE: Final = 0.75
 
 _WHO: Final = "scrape"
 """The name under which a failed read counts as a part of the process that Redis does not serve."""
-
-
-class _RedisStats(Struct, frozen=True):
-    """The figures of one server."""
-
-    ahead: float
-    """Seconds that its clock is ahead of this host's."""
-    evicted: float
-    memory_used: float
-    """The part of its memory that is in use."""
 
 
 class Depths:
@@ -74,9 +62,10 @@ class Depths:
             metrics.set_up(_WHO, False)
             return
         metrics.set_up(_WHO, True)
-        metrics.gauges["redis_clock_ahead_seconds"].set(max((one.ahead for one in servers), key=abs))
-        metrics.gauges["redis_evicted_keys"].set(sum(one.evicted for one in servers))
-        metrics.gauges["redis_memory_used_ratio"].set(max(one.memory_used for one in servers))
+        ahead, infos = servers
+        metrics.gauges["redis_clock_ahead_seconds"].set(max(ahead, key=abs))
+        metrics.gauges["redis_evicted_keys"].set(sum(float(info.get("evicted_keys", 0)) for info in infos))
+        metrics.gauges["redis_memory_used_ratio"].set(max(map(_memory_used, infos)))
         by_label = dict[str, list[QueueStats]]()
         for queue, queue_stats in zip(queues, found, strict=True):
             if self._runtime.shards.is_beyond(queue) and not any(queue_stats.places.values()):
@@ -97,26 +86,17 @@ class Depths:
         if stats.next_due is not None and math.isfinite(stats.next_due):
             gauges["next_due_timestamp_seconds"].labels(queue).set(stats.next_due)
 
-    async def _read_servers(self) -> list[_RedisStats]:
-        """Read the figures of Redis, or of each primary of a cluster."""
-        sender, sent = self._runtime.sender, time.time()
-        nodes = await sender.nodes()
+    async def _read_servers(self) -> tuple[list[float], list[dict[str, str]]]:
+        """Read Redis, or each primary of a cluster: how far its clock is ahead of this host's, and its INFO."""
+        nodes, sent = await self._runtime.sender.nodes(), time.time()
         about = [call.at(node) for node in nodes for call in (server.clock(), server.info("stats", "memory"))]
-        read = await self._read(about)
-        received = time.time()
-        return [
-            _RedisStats(_ahead(now, sent, received), float(info.get("evicted_keys", 0)), _memory_used(info))
-            for now, info in zip(read[::2], read[1::2], strict=True)
-        ]
+        read, received = await self._read(about), time.time()
+        # Redis read its clock between `sent` and `received`.
+        return [min(now - sent, 0.0) + max(now - received, 0.0) for now in read[::2]], read[1::2]
 
     async def _read(self, calls: list[Call[Any]]) -> list[Any]:
         slices = [calls[at : at + _SLICE] for at in range(0, len(calls), _SLICE)]
         return [answer for some in slices for answer in await self._runtime.sender.send_all(some)]
-
-
-def _ahead(now: float, sent: float, received: float) -> float:
-    """Return how far Redis's clock is ahead of this host's. Redis read it between `sent` and `received`."""
-    return min(now - sent, 0.0) + max(now - received, 0.0)
 
 
 def _memory_used(info: dict[str, str]) -> float:
