@@ -188,14 +188,10 @@ class Telemetry:
         Raises:
             ConfigError: the port is taken.
         """
-        config = self._runtime.config
-        if self._reserved is not None and self._taken is not None:
-            self._adopting = asyncio.ensure_future(self._adopt_when_free(self._reserved, self._taken))
-        elif self._reserved is not None:
-            await self._adopt(self._reserved)
-        elif config.metrics_port is not None:
-            url = await self._http_server.open(config.metrics_host, config.metrics_port)
-            self._runtime.emit(Listening(url=url))
+        if self._taken is not None:
+            self._adopting = asyncio.ensure_future(self._listen_when_free(self._taken))
+        elif self._reserved is not None or self._runtime.config.metrics_port is not None:
+            await self._listen()
         return self
 
     async def __aexit__(self, *raised: object) -> None:
@@ -204,16 +200,19 @@ class Telemetry:
             await asyncio.gather(self._adopting, return_exceptions=True)
         await self._http_server.close()
 
-    async def _adopt(self, reserved: socket.socket) -> None:
-        host, port, *_ = reserved.getsockname()
-        self._runtime.emit(Listening(url=await self._http_server.open(host, port, reserved=True)))
+    async def _listen(self) -> None:
+        host, port = self._runtime.config.metrics_host, self._runtime.config.metrics_port or 0
+        if self._reserved is not None:
+            host, port, *_ = self._reserved.getsockname()
+        url = await self._http_server.open(host, port, reserved=self._reserved is not None)
+        self._runtime.emit(Listening(url=url))
 
-    async def _adopt_when_free(self, reserved: socket.socket, taken: socket.socket) -> None:
+    async def _listen_when_free(self, taken: socket.socket) -> None:
         """Listen when the process that this one replaces has ended: until then it answers, with what it counts."""
         taken.setblocking(False)
         await asyncio.get_running_loop().sock_recv(taken, 1)  # empty when the other end is closed; nothing is sent
         taken.close()
-        await self._adopt(reserved)
+        await self._listen()
 
     async def _refresh(self) -> None:
         for refresh in self._refreshes:
