@@ -143,68 +143,47 @@ class Delivery(Struct, frozen=True):
         return self.now + time.monotonic() - self.sent
 
 
-class Run:
+class Run(Struct, eq=False):
     """A run; `(job.id, job.attempt)` names it. One object for each job, so it is as small as it can be.
 
-    Each group of attributes below has one writer. `job` and `delivery` do not change. The
-    executor sets the attributes of the second group, and the consumer those of the third. The handler sets `progress`,
-    from any thread, and nothing else. To stop a run, call `stop` in the event loop's thread.
+    Each group of attributes below has one writer. `job` and `delivery` do not change. The executor sets the attributes
+    of the second group, and the consumer those of the third. The handler sets `progress`, from any thread, and nothing
+    else. To stop a run, call `stop` in the event loop's thread.
     """
 
-    __slots__ = (
-        "began",
-        "cancellable",
-        "current",
-        "delivery",
-        "hooks",
-        "job",
-        "marked",
-        "on_begin",
-        "outcome",
-        "prepared",
-        "progress",
-        "repeated",
-        "stop_reason",
-        "task",
-        "thread",
-        "took",
-        "work",
-    )
+    job: FetchedJob
+    delivery: Delivery
 
-    def __init__(self, job: FetchedJob, delivery: Delivery) -> None:
-        self.job: Final = job
-        self.delivery: Final = delivery
+    task: str = "?"
+    """The name of the task; "?" until the payload is read."""
+    hooks: Hooks | None = None
+    """The hooks of the task, if the task is known."""
+    prepared: Prepared | None = None
+    current: CurrentJob | None = None
+    """The run as the handler sees it."""
+    marked: bool = False
+    """Redis knows, or will soon, that the run has begun. `ProgressWriter` writes this too."""
+    began: float = 0.0
+    """When the handler began, by the monotonic clock; 0 = it has not."""
+    took: float | None = None
+    """Seconds that the handler ran; None until it has ended."""
+    cancellable: bool = True
+    """Cancelling `work` ends the handler. False for a thread."""
+    thread: int = 0
+    """The thread that runs the handler, if the handler has one of its own; else 0."""
+    outcome: Outcome | None = None
+    """None until the run has ended, and for good if it is lost."""
 
-        self.task = "?"
-        """The name of the task; "?" until the payload is read."""
-        self.hooks: Hooks | None = None
-        """The hooks of the task, if the task is known."""
-        self.prepared: Prepared | None = None
-        self.current: CurrentJob | None = None
-        """The run as the handler sees it."""
-        self.marked = False
-        """Redis knows, or will soon, that the run has begun. `ProgressWriter` writes this too."""
-        self.began = 0.0
-        """When the handler began, by the monotonic clock; 0 = it has not."""
-        self.took: float | None = None
-        """Seconds that the handler ran; None until it has ended."""
-        self.cancellable = True
-        """Cancelling `work` ends the handler. False for a thread."""
-        self.thread = 0
-        """The thread that runs the handler, if the handler has one of its own; else 0."""
-        self.outcome: Outcome | None = None
-        """None until the run has ended, and for good if it is lost."""
+    work: asyncio.Task[None] | None = None
+    on_begin: Callable[[Run], None] | None = None
+    """Called when the handler begins, if that is not at once."""
 
-        self.work: asyncio.Task[None] | None = None
-        self.on_begin: Callable[[Run], None] | None = None
-        """Called when the handler begins, if that is not at once."""
+    repeated: bool = False
+    """Its end was sent before, and no reply came: it may be written already."""
 
-        self.repeated = False
-        """Its end was sent before, and no reply came: it may be written already."""
-
-        self.progress: Progress | None = None
-        """The last report of the handler. `ProgressWriter` sets it back to None when that is written."""
-        self.stop_reason: StopReason | None = None
+    progress: Progress | None = None
+    """The last report of the handler. `ProgressWriter` sets it back to None when that is written."""
+    stop_reason: StopReason | None = None
 
     @property
     def reply(self) -> bool:

@@ -133,26 +133,25 @@ _BODY_PIECE: Final = 64 * 1024
 """Bytes of a body without chunks that are read in one turn: they are copied, not parsed."""
 
 
-class Transfer:
+class Transfer(Struct, eq=False):
     """The state of a request. When its time is over, this decides the outcome of the job."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.missing = ""
-        """The step that has not happened, as the beginning of a sentence."""
-        self.alone = False
-        """Send it on a new connection."""
-        self.intake: Intake | None = None
-        """The reader of the connection on which it is sent."""
-        self.refused = list[Address]()
-        """The addresses that may not be connected to."""
-        self.tried = False
-        """A connection to an address was tried."""
-        self.ended = False
-        """The answer was read to its end, and the connection may serve another request."""
-        self.status = 0
-        self.headers = list[tuple[str, str]]()
-        self.body = bytearray()
+    target: Target
+    missing: str = ""
+    """The step that has not happened, as the beginning of a sentence."""
+    alone: bool = False
+    """Send it on a new connection."""
+    intake: Intake | None = None
+    """The reader of the connection on which it is sent."""
+    refused: list[Address] = []
+    """The addresses that may not be connected to."""
+    tried: bool = False
+    """A connection to an address was tried."""
+    ended: bool = False
+    """The answer was read to its end, and the connection may serve another request."""
+    status: int = 0
+    headers: list[tuple[str, str]] = []
+    body: bytearray = bytearray()
 
     def arrived(self) -> Answer | None:
         """Return the answer as far as it has arrived; None = not even its head has."""
