@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from http import HTTPStatus
+from http.client import responses
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -61,7 +61,7 @@ def judge(answer: Answer, origin: str, now: float) -> None:
     status = answer.status
     if 200 <= status < 300:
         return
-    said = f"{origin} answered {status} {_phrase(status)}".rstrip()
+    said = f"{origin} answered {status} {responses.get(status, '')}".rstrip()
     if status in _TRIED_AGAIN or 500 <= status < 600:
         wait = _wait(answer, now)
         raise RetryLater(wait, said if wait is None else f"{said}, with a Retry-After of {wait:g} s")
@@ -79,13 +79,6 @@ def as_result(answer: Answer) -> HttpResponse:
     # A character that the cut has split is left out.
     body = codecs.getincrementaldecoder("utf-8")("replace").decode(answer.body, final=answer.whole)
     return HttpResponse(answer.status, headers, body, not answer.whole)
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
 
 
 def _wait(answer: Answer, now: float) -> float | None:
