@@ -31,8 +31,7 @@ from evsched.execution import parent_death, process_pool
 from evsched.execution.failure import Failure, failure_of, message, plain, release
 from evsched.execution.handlers import Handlers
 from evsched.execution.process_pool import HandlerMissing, hint
-from evsched.execution.run import Delivery, Prepared, Run, StopReason
-from evsched.execution.verdict import Failed, aborted, encode_result, judge
+from evsched.execution.run import Delivery, Failed, Prepared, Run, StopReason, aborted, encode_result, judge
 from evsched.jobs.arguments import Signature, read_signature
 from evsched.jobs.current_job import CurrentJob, Progress, set_current_job
 from evsched.jobs.job import Buried, Outcome, Requeued, decode_payload

@@ -164,8 +164,8 @@ _RunEnd = (
 class Metrics:
     """The metrics of one process. `on_event` counts its events; `registry` is what a scrape reads.
 
-    `gauges` are the metrics whose values are set at each scrape, by name: telemetry/queue_stats.py sets those of
-    queues, telemetry/process_telemetry.py those of a worker's slots.
+    `gauges` are the metrics whose values are set at each scrape, by name: telemetry/process_telemetry.py sets those
+    of queues and of a worker's slots.
     """
 
     def __init__(self, version: str, whole: Callable[[str], str] = str) -> None:

@@ -28,7 +28,7 @@ from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.targets.forward import RETRY, Forwarder, read_destinations
 from evsched.telemetry.metrics import Metrics
-from evsched.telemetry.queue_stats import Depths
+from evsched.telemetry.process_telemetry import Depths
 from evsched.testing import Clock
 from evsched.top import collector
 from evsched.top.collector import Top
