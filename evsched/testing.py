@@ -48,10 +48,10 @@ from evsched.client.target_tasks import HttpResponse
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.errors import ConfigError
+from evsched.execution.deferral import RunStore
 from evsched.execution.executor import Executor
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
-from evsched.execution.run_store import RunStore
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
 from evsched.jobs.retry import task_of
 from evsched.jobs.tasks import Tasks

@@ -17,13 +17,12 @@ from typing import Final, Self
 from msgspec.structs import replace
 
 from evsched.events import Emit
-from evsched.execution.deferral import MissingHandlers, UnknownTasks, check_window
+from evsched.execution.deferral import MissingHandlers, RunStore, UnknownTasks, check_window
 from evsched.execution.handlers import Handlers
 from evsched.execution.precautions import AppSource, Isolation, RunLock, patience, precautions_for
 from evsched.execution.process_pool import HandlerMissing, Process
 from evsched.execution.program import Program
 from evsched.execution.run import NoTask, Prepared, Run, aborted, judge
-from evsched.execution.run_store import RunStore
 from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
 
 _FIRST_STEP: Final = 0.025

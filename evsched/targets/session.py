@@ -47,7 +47,6 @@ from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed_hosts import Network, may_connect
 from evsched.targets.intake import BODY_MOST, HEAD_MOST, NOT_HTTP, Answer, Intake, Transfer, current
 
-
 _KEPT: Final = 4.0
 """Seconds for which an idle connection is kept. Node.js and uvicorn close theirs after 5 s, most others later."""
 

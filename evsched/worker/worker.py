@@ -13,10 +13,10 @@ from typing import Any
 from msgspec import structs
 
 from evsched.events import Events
+from evsched.execution.deferral import RedisRunStore
 from evsched.execution.executor import Executor
 from evsched.execution.precautions import AppSource
 from evsched.execution.program import Program
-from evsched.execution.run_store import RedisRunStore
 from evsched.runtime.loops import Pulse, Runtime, ended_loop, returned
 from evsched.runtime.new_id import new_id
 from evsched.store.queue import Announced

@@ -23,8 +23,8 @@ from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.dispatcher import queue_finder
 from evsched.errors import CannotStart, StoreDown
+from evsched.execution.deferral import RedisRunStore
 from evsched.execution.run import Run
-from evsched.execution.run_store import RedisRunStore
 from evsched.services.first_check import check_server
 from evsched.store import server as about
 from evsched.transport.address import parse

@@ -11,9 +11,8 @@ import pytest
 
 from evsched import events
 from evsched.errors import StoreRefused
-from evsched.execution.deferral import UnknownTasks, judge_unknown
+from evsched.execution.deferral import RunStore, UnknownTasks, judge_unknown
 from evsched.execution.run import Delivery, Run
-from evsched.execution.run_store import RunStore
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Payload
 from evsched.jobs.record import unknown_since
 from evsched.jobs.tasks import Tasks, define
