@@ -20,6 +20,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from evsched import keys
+from evsched.errors import (
+    BadArguments,
+    BadResult,
+    ConfigError,
+    EvschedError,
+    InUse,
+    JobDead,
+    JobError,
+    JobExists,
+    JobMissing,
+    JobRunning,
+    StoreDown,
+    StoreError,
+    StoreRefused,
+    UnknownTask,
+)
 
 if TYPE_CHECKING:
     from evsched.app import App
@@ -28,22 +44,6 @@ if TYPE_CHECKING:
     from evsched.client.sweep import Filter, Swept
     from evsched.client.target_tasks import HttpResponse
     from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
-    from evsched.errors import (
-        BadArguments,
-        BadResult,
-        ConfigError,
-        EvschedError,
-        InUse,
-        JobDead,
-        JobError,
-        JobExists,
-        JobMissing,
-        JobRunning,
-        StoreDown,
-        StoreError,
-        StoreRefused,
-        UnknownTask,
-    )
     from evsched.jobs.arguments import Arguments
     from evsched.jobs.current_job import CurrentJob, JobLogFilter, current_job
     from evsched.jobs.record import JobStatus
@@ -95,53 +95,19 @@ __all__ = [
 ]
 
 _WHERE: Final = {
-    "app": ("App",),
-    "jobs.arguments": ("Arguments",),
-    "jobs.retry": ("Retry",),
-    "jobs.current_job": (
-        "CurrentJob",
-        "JobLogFilter",
-        "current_job",
-    ),
-    "jobs.steering": (
-        "GiveUp",
-        "RetryLater",
-        "Snooze",
-    ),
-    "client.task_handle": (
-        "AsyncTask",
-        "PlainTask",
-        "TaskHandle",
-    ),
-    "errors": (
-        "BadArguments",
-        "BadResult",
-        "ConfigError",
-        "EvschedError",
-        "InUse",
-        "JobDead",
-        "JobError",
-        "JobExists",
-        "JobMissing",
-        "JobRunning",
-        "StoreDown",
-        "StoreError",
-        "StoreRefused",
-        "UnknownTask",
-    ),
-    "client.job_handle": (
-        "Job",
-        "SyncJob",
-    ),
-    "jobs.tasks": ("EndedJob",),
-    "client.sweep": (
-        "Filter",
-        "Swept",
-    ),
-    "client.target_tasks": ("HttpResponse",),
-    "client.option_values": ("Unique",),
-    "jobs.record": ("JobStatus",),
-    "recurrence.recurrence": ("Declared",),
+    "app": ["App"],
+    "client.job_handle": ["Job", "SyncJob"],
+    "client.option_values": ["Unique"],
+    "client.sweep": ["Filter", "Swept"],
+    "client.target_tasks": ["HttpResponse"],
+    "client.task_handle": ["AsyncTask", "PlainTask", "TaskHandle"],
+    "jobs.arguments": ["Arguments"],
+    "jobs.current_job": ["CurrentJob", "JobLogFilter", "current_job"],
+    "jobs.record": ["JobStatus"],
+    "jobs.retry": ["Retry"],
+    "jobs.steering": ["GiveUp", "RetryLater", "Snooze"],
+    "jobs.tasks": ["EndedJob"],
+    "recurrence.recurrence": ["Declared"],
 }
 """The modules that define these names. Each is imported at its first use: all of them take half a second, and a
 service must be able to handle SIGTERM before that."""

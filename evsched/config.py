@@ -167,8 +167,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = ()
     api_write_tokens: Annotated[
-        tuple[str, ...],
-        Setting("The same of the callers that may read and write", _API, secret=True),
+        tuple[str, ...], Setting("The same of the callers that may read and write", _API, secret=True)
     ] = ()
     api_open_hosts: Annotated[
         tuple[str, ...],

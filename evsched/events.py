@@ -16,16 +16,19 @@ from typing import ClassVar, Literal
 from msgspec import Struct, field
 
 
-class EventCounter(Struct, frozen=True):
-    """A counter for Prometheus. It grows by the event's `count`, or by 1 if the event has none.
+class Metric(Struct, frozen=True):
+    """A metric for Prometheus.
 
-    The values of its labels are the event's attributes of the same names. A label `queue` comes first.
+    A counter on the class of an event grows by the event's `count`, or by 1 if the event has none. The values of its
+    labels are the event's attributes of the same names. A label `queue` comes first.
     """
 
     name: str
-    """The name between `evsched_` and `_total`."""
+    """The name after `evsched_`, of a counter without `_total`."""
     what: str
     labels: tuple[str, ...] = ("queue",)
+    bounds: tuple[float, ...] = ()
+    """The upper bounds of a histogram's buckets, in seconds."""
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -35,12 +38,18 @@ class Event(Struct, frozen=True, kw_only=True):
     """The level of the log line."""
     line: ClassVar[str] = ""
     """The log line, with names of fields in braces; empty = no line."""
-    counter: ClassVar[EventCounter | None] = None
+    counter: ClassVar[Metric | None] = None
     """The counter that grows with each event, if `telemetry/metrics.py` has no function for this event."""
 
     def log_line(self) -> tuple[int, str]:
         """Return the level and the line. Events whose line depends on their fields override it."""
         return self.level, self.line
+
+
+class QueueEvent(Event, frozen=True, kw_only=True):
+    """A fact about a queue."""
+
+    queue: str
 
 
 Subscriber = Callable[[Event], None]
@@ -70,91 +79,82 @@ class DispatcherStarted(Event, frozen=True, kw_only=True):
     queues: list[str]
 
 
-class QueueFound(Event, frozen=True, kw_only=True):
+class QueueFound(QueueEvent, frozen=True, kw_only=True):
     """A dispatcher serves a queue from now on."""
 
     line = "queue {queue} found"
-
-    queue: str
 
 
 Reason = Literal["event", "timer", "safety", "reconnect"]
 
 
-class Woken(Event, frozen=True, kw_only=True):
+class Woken(QueueEvent, frozen=True, kw_only=True):
     """A dispatcher ran `dispatch` for a queue."""
 
-    queue: str
     reason: Reason
     found: int = 0
     """How many jobs were due."""
 
 
-class Dispatched(Event, frozen=True, kw_only=True):
+class Dispatched(QueueEvent, frozen=True, kw_only=True):
     """Jobs left the schedule."""
 
-    queue: str
     lateness: list[float]
     """Seconds from the due of each job to its dispatch."""
 
 
-class Recurred(Event, frozen=True, kw_only=True):
+class Recurred(QueueEvent, frozen=True, kw_only=True):
     """Occurrences of recurrences were put on the schedule, ahead of their time."""
 
-    queue: str
     ids: list[str]
 
 
-class Missed(Event, frozen=True, kw_only=True):
+class Missed(QueueEvent, frozen=True, kw_only=True):
     """Planned times of a recurrence passed without an occurrence."""
 
     level = WARNING
     line = "queue {queue}: recurrence {name} missed {count} occurrences"
-    counter = EventCounter(
+    counter = Metric(
         "recurrences_missed",
         "Occurrences of recurrences that were skipped: they were late, or the one before had not ended.",
     )
 
-    queue: str
     name: str
     count: int
 
 
-class MoveFinished(Event, frozen=True, kw_only=True):
+class MoveFinished(QueueEvent, frozen=True, kw_only=True):
     """Jobs of an interrupted move between shards have moved to shard `to`, or are back where they were."""
 
     line = "queue {queue}: {moved} jobs have moved to {to}, and {back} are back, after an interrupted move"
 
-    queue: str
     to: str
     moved: int
     back: int
 
 
-class PauseOver(Event, frozen=True, kw_only=True):
+class PauseOver(QueueEvent, frozen=True, kw_only=True):
     """The pause of a recurrence has reached its end: it recurs again."""
 
     line = "queue {queue}: recurrence {name} recurs again, its pause is over"
 
-    queue: str
     name: str
 
 
-class RecurrenceBroken(Event, frozen=True, kw_only=True):
+class RecurrenceBroken(QueueEvent, frozen=True, kw_only=True):
     """A recurrence cannot be read, or names something that does not exist: it makes no jobs until it is corrected."""
 
     level = ERROR
     line = "queue {queue}: recurrence {name} makes no jobs: {reason}"
-    counter = EventCounter(
+    counter = Metric(
         "recurrences_broken", "Recurrences that cannot recur: what they name does not exist, or is not valid."
     )
 
-    queue: str
     name: str
     reason: str
 
 
-class RecurrencePaused(Event, frozen=True, kw_only=True):
+class RecurrencePaused(QueueEvent, frozen=True, kw_only=True):
     """A recurrence was paused, because `pause_after` of its runs in a row have failed."""
 
     level = WARNING
@@ -162,11 +162,8 @@ class RecurrencePaused(Event, frozen=True, kw_only=True):
         "queue {queue}: recurrence {name} is paused: {why}. Find out why (evsched explain {name} --queue {queue}), "
         "then: evsched recurrences resume {name} --queue {queue}"
     )
-    counter = EventCounter(
-        "recurrences_paused", "Recurrences that were paused, because too many runs in a row had failed."
-    )
+    counter = Metric("recurrences_paused", "Recurrences that were paused, because too many runs in a row had failed.")
 
-    queue: str
     name: str
     why: str
 
@@ -176,7 +173,7 @@ class ClockJumped(Event, frozen=True, kw_only=True):
 
     level = ERROR
     line = "Redis's clock jumped by {seconds:+.1f} s: due times follow it"
-    counter = EventCounter("redis_clock_jumps", "Times that Redis's clock was set by a second or more.", ("to",))
+    counter = Metric("redis_clock_jumps", "Times that Redis's clock was set by a second or more.", ("to",))
 
     seconds: float
 
@@ -185,13 +182,12 @@ class ClockJumped(Event, frozen=True, kw_only=True):
         return "ahead" if self.seconds > 0 else "back"
 
 
-class Rewound(Event, frozen=True, kw_only=True):
+class Rewound(QueueEvent, frozen=True, kw_only=True):
     """Recurrences continue from now: Redis's clock was ahead, and had moved them into the future."""
 
     level = WARNING
     line = "queue {queue}: {names} continue from now; a clock that was ahead and is set back had advanced them"
 
-    queue: str
     names: list[str]
 
 
@@ -264,12 +260,11 @@ class WorkerBlocked(Event, frozen=True, kw_only=True):
         return CRITICAL, "worker {worker} ends: " + blocker + line
 
 
-class LeaseLost(Event, frozen=True, kw_only=True):
+class LeaseLost(QueueEvent, frozen=True, kw_only=True):
     """A worker sent no heartbeat for longer than its lease: it cancels its runs."""
 
-    counter = EventCounter("leases_lost", "Leases that ended while their worker was alive.")
+    counter = Metric("leases_lost", "Leases that ended while their worker was alive.")
 
-    queue: str
     worker: str
     held: int
     """How many jobs it held. An idle worker held none, so nothing is lost."""
@@ -285,30 +280,28 @@ class ControlOpened(Event, frozen=True, kw_only=True):
     """A worker has subscribed to its control channels, at its start or after it lost the connection."""
 
 
-class RecurrenceDeclared(Event, frozen=True, kw_only=True):
+class RecurrenceDeclared(QueueEvent, frozen=True, kw_only=True):
     """A worker brought a recurrence in Redis in step with the app's code."""
 
     line = "queue {queue}: recurrence {name} {done}, as the code declares"
 
-    queue: str
     name: str
     done: str
     """made, changed or retired."""
 
 
-class LimitDeclared(Event, frozen=True, kw_only=True):
+class LimitDeclared(QueueEvent, frozen=True, kw_only=True):
     """A worker has set or removed a limit, because its declaration in the app's code has changed."""
 
     line = "queue {queue}: limit {limit} is {value} now, as the code declares"
 
-    queue: str
     limit: str
     """concurrency, rate, burst or weight; followed by `:<group>` for the limit of a group."""
     value: str
     """The number, or "none" if it was removed."""
 
 
-class RevisionOutdated(Event, frozen=True, kw_only=True):
+class RevisionOutdated(QueueEvent, frozen=True, kw_only=True):
     """A worker's app declares an older revision of its recurrences than the one in force, so it changed nothing."""
 
     level = WARNING
@@ -318,29 +311,23 @@ class RevisionOutdated(Event, frozen=True, kw_only=True):
         "{app}. If this is another app of the same name: give each App a name of its own"
     )
 
-    queue: str
     app: str
     revision: str
     newest: str
     """The revision in force: the number that the app gave, or when its declarations were first seen."""
 
 
-class ReadyLeft(Event, frozen=True, kw_only=True):
+class ReadyLeft(QueueEvent, frozen=True, kw_only=True):
     """A worker filled its slots, and more jobs are ready. Emitted at each change, and at its first fetch."""
 
-    queue: str
 
-
-class ReadyDrained(Event, frozen=True, kw_only=True):
+class ReadyDrained(QueueEvent, frozen=True, kw_only=True):
     """A worker fetched all ready jobs. Emitted at each change, and at its first fetch."""
 
-    queue: str
 
-
-class Started(Event, frozen=True, kw_only=True):
+class Started(QueueEvent, frozen=True, kw_only=True):
     """A worker fetched jobs, and each handler has made its first step."""
 
-    queue: str
     worker: str
     ids: list[str]
     tasks: list[str]
@@ -350,10 +337,9 @@ class Started(Event, frozen=True, kw_only=True):
     attempts: list[int] = field(default_factory=list[int])
 
 
-class Completed(Event, frozen=True, kw_only=True):
+class Completed(QueueEvent, frozen=True, kw_only=True):
     """Handlers returned, and Redis has recorded it."""
 
-    queue: str
     worker: str
     ids: list[str]
     tasks: list[str]
@@ -362,14 +348,13 @@ class Completed(Event, frozen=True, kw_only=True):
     attempts: list[int] = field(default_factory=list[int])
 
 
-class Retrying(Event, frozen=True, kw_only=True):
+class Retrying(QueueEvent, frozen=True, kw_only=True):
     """A run failed; its job runs again after `delay` seconds."""
 
     level = WARNING
     line = "job {id} of {queue}, task {task}: {reason}; again in {delay:.3g} s"
     outcome = "retry"
 
-    queue: str
     id: str
     task: str
     attempt: int
@@ -380,13 +365,12 @@ class Retrying(Event, frozen=True, kw_only=True):
     traceback: str = ""
 
 
-class JobBuried(Event, frozen=True, kw_only=True):
+class JobBuried(QueueEvent, frozen=True, kw_only=True):
     """A job was given up (`dead`), or had not started when it expired (`expired`)."""
 
     level = ERROR
     line = "job {id} of {queue}, task {task}, is {outcome}: {reason}"
 
-    queue: str
     id: str
     task: str = "?"
     attempt: int = 0
@@ -398,13 +382,12 @@ class JobBuried(Event, frozen=True, kw_only=True):
     traceback: str = ""
 
 
-class JobAborted(Event, frozen=True, kw_only=True):
+class JobAborted(QueueEvent, frozen=True, kw_only=True):
     """A run ended because its job was cancelled."""
 
     line = "job {id} of {queue}, task {task}, was cancelled in attempt {attempt}"
     outcome = "cancelled"
 
-    queue: str
     id: str
     task: str = "?"
     """"?" if the worker died or stopped before the run ended."""
@@ -413,13 +396,12 @@ class JobAborted(Event, frozen=True, kw_only=True):
     """How long it ran; None = no handler ran."""
 
 
-class JobDeferred(Event, frozen=True, kw_only=True):
+class JobDeferred(QueueEvent, frozen=True, kw_only=True):
     """A job cannot begin now: it is scheduled for when its window opens, or for soon when its code is not there."""
 
     line = "job {id} of {queue}, task {task}, waits for its window"
     outcome = "deferred"
 
-    queue: str
     id: str
     task: str
     due: float
@@ -432,13 +414,12 @@ class JobDeferred(Event, frozen=True, kw_only=True):
         return INFO if self.cause == "window" else DEBUG, self.line
 
 
-class JobSnoozed(Event, frozen=True, kw_only=True):
+class JobSnoozed(QueueEvent, frozen=True, kw_only=True):
     """A handler asked to run later, or there was no memory for its message; the attempt does not count."""
 
     line = "job {id} of {queue}, task {task}, is {reason}"
     outcome = "snoozed"
 
-    queue: str
     id: str
     task: str
     attempt: int
@@ -448,7 +429,7 @@ class JobSnoozed(Event, frozen=True, kw_only=True):
     """How long it ran; None = unknown."""
 
 
-class HandlerNotFound(Event, frozen=True, kw_only=True):
+class HandlerNotFound(QueueEvent, frozen=True, kw_only=True):
     """A fresh process does not find the handler of a task: the code on disk differs from the worker's."""
 
     level = ERROR
@@ -456,30 +437,27 @@ class HandlerNotFound(Event, frozen=True, kw_only=True):
         "task {task} of {queue} cannot begin: {reason}: fix the code, or restart the worker; its jobs are tried again"
     )
 
-    queue: str
     task: str
     reason: str
 
 
-class TaskUnknown(Event, frozen=True, kw_only=True):
+class TaskUnknown(QueueEvent, frozen=True, kw_only=True):
     """A worker fetched a job whose task its app does not have. Emitted once for each task."""
 
     level = WARNING
     line = "queue {queue}: {reason}; its jobs wait up to {grace:g} s for a worker that knows it"
 
-    queue: str
     task: str
     reason: str
     grace: float
     """Seconds for which such jobs wait for another worker; 0 = they are given up at once."""
 
 
-class JobsRequeued(Event, frozen=True, kw_only=True):
+class JobsRequeued(QueueEvent, frozen=True, kw_only=True):
     """A worker's jobs went back to ready: the worker died, stops, or had no free slot for a job it had fetched."""
 
     line = "queue {queue}: {ids} of worker {worker} returned to ready: {reason}"
 
-    queue: str
     worker: str
     ids: list[str]
     cause: Literal["died", "stopped", "busy"]
@@ -490,12 +468,11 @@ class JobsRequeued(Event, frozen=True, kw_only=True):
         return DEBUG if self.cause == "busy" else WARNING, self.line
 
 
-class RunLost(Event, frozen=True, kw_only=True):
+class RunLost(QueueEvent, frozen=True, kw_only=True):
     """A run ended, and Redis refused its end: the run did not belong to its worker any more."""
 
     outcome = "lost"
 
-    queue: str
     worker: str
     id: str
     task: str

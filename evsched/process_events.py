@@ -6,7 +6,19 @@ import signal
 from logging import CRITICAL, ERROR, INFO, WARNING
 
 from evsched.errors import FULL
-from evsched.events import Event, EventCounter
+from evsched.events import Event, Metric, QueueEvent
+
+
+class LoopEvent(Event, frozen=True, kw_only=True):
+    """A fact that a loop has found."""
+
+    who: str
+
+
+class CountEvent(QueueEvent, frozen=True, kw_only=True):
+    """A fact about several rows, jobs or shards of a queue."""
+
+    count: int
 
 
 class RedisUnsafe(Event, frozen=True, kw_only=True):
@@ -43,15 +55,14 @@ class LeaseChanged(Event, frozen=True, kw_only=True):
 class RedisFailed(Event, frozen=True, kw_only=True):
     """A command failed; `kind` is that of the StoreError."""
 
-    counter = EventCounter("redis_errors", "Redis commands that failed.", ("kind",))
+    counter = Metric("redis_errors", "Redis commands that failed.", ("kind",))
 
     kind: str
 
 
-class RedisDown(Event, frozen=True, kw_only=True):
+class RedisDown(LoopEvent, frozen=True, kw_only=True):
     """Redis cannot be reached, or cannot serve. Each loop emits it once, at the first failure."""
 
-    who: str
     reason: str
     kind: str = "connection"
     """That of the StoreError. Other kinds than "connection" and "timeout" = Redis answers, and cannot serve."""
@@ -61,30 +72,27 @@ class RedisDown(Event, frozen=True, kw_only=True):
         return ERROR, "Redis " + is_down + ", as {who} found: {reason}"
 
 
-class RedisUp(Event, frozen=True, kw_only=True):
+class RedisUp(LoopEvent, frozen=True, kw_only=True):
     """Redis serves again. Each loop emits it once."""
 
     line = "Redis is back after {seconds:.1f} s"
 
-    who: str
     seconds: float
     """How long it was down."""
 
 
-class NodeReleased(Event, frozen=True, kw_only=True):
+class NodeReleased(LoopEvent, frozen=True, kw_only=True):
     """A loop that Redis did not serve has ended: another node of the cluster has its queues, or the process stops."""
 
     line = "{who} has ended, after {seconds:.1f} s without Redis: another node has its queues, or the process stops"
 
-    who: str
     seconds: float
     """How long Redis had not served it."""
 
 
-class CallRefused(Event, frozen=True, kw_only=True):
+class CallRefused(LoopEvent, frozen=True, kw_only=True):
     """Redis serves, but refuses a loop's calls: bad data, a missing right, a bug, or full memory. Emitted once."""
 
-    who: str
     queue: str = ""
     """Empty = the call concerns no single queue."""
     reason: str
@@ -102,10 +110,9 @@ class CallRefused(Event, frozen=True, kw_only=True):
         return ERROR, who + ": Redis refuses (bad data, no right, or a bug): {reason}"
 
 
-class CallAccepted(Event, frozen=True, kw_only=True):
+class CallAccepted(LoopEvent, frozen=True, kw_only=True):
     """Redis accepts the calls that it had refused. Emitted once."""
 
-    who: str
     queue: str = ""
     seconds: float
     """How long it refused."""
@@ -149,13 +156,10 @@ class NotificationsProven(Event, frozen=True, kw_only=True):
     line = "keyspace events arrive"
 
 
-class ShardsFound(Event, frozen=True, kw_only=True):
+class ShardsFound(CountEvent, frozen=True, kw_only=True):
     """A process has learned from Redis that a queue has more shards than it knew."""
 
     line = "queue {queue} has {count} shards"
-
-    queue: str
-    count: int
 
 
 class ShardsUnknown(Event, frozen=True, kw_only=True):
@@ -270,10 +274,9 @@ class ParentWaits(Event, frozen=True, kw_only=True):
     queues: list[str]
 
 
-class ParentWoken(Event, frozen=True, kw_only=True):
+class ParentWoken(QueueEvent, frozen=True, kw_only=True):
     """A queue needs a worker process: a parent without any starts one."""
 
-    queue: str
     need: str = "ready"
     """`ready`, `undeclared` or `sought`, as `log_line` explains."""
 
@@ -319,11 +322,8 @@ class ReloadFailed(Event, frozen=True, kw_only=True):
     processes: int
 
 
-class JobsPutBack(Event, frozen=True, kw_only=True):
+class JobsPutBack(CountEvent, frozen=True, kw_only=True):
     """The parent put back the jobs of worker processes that ran here before and died."""
-
-    queue: str
-    count: int
 
 
 class LedgerStarted(Event, frozen=True, kw_only=True):
@@ -354,17 +354,15 @@ class RelayWaits(Event, frozen=True, kw_only=True):
     reason: str
 
 
-class RowsScheduled(Event, frozen=True, kw_only=True):
+class RowsScheduled(CountEvent, frozen=True, kw_only=True):
     """Rows were scheduled, and that is committed."""
 
-    counter = EventCounter(
+    counter = Metric(
         "ledger_rows_scheduled",
         "Rows of the ledger that were scheduled: new ones, and restored ones, which had been scheduled before.",
         ("queue", "kind"),
     )
 
-    queue: str
-    count: int
     again: bool
     """They had been scheduled in another epoch."""
 
@@ -373,73 +371,58 @@ class RowsScheduled(Event, frozen=True, kw_only=True):
         return "restored" if self.again else "new"
 
 
-class RowsRefused(Event, frozen=True, kw_only=True):
+class RowsRefused(CountEvent, frozen=True, kw_only=True):
     """Rows cannot be scheduled: they are dead, and each has the reason. That is committed."""
 
     level = ERROR
     line = "queue {queue}: rows that cannot be scheduled, and are dead: {count}; one is {first}"
-    counter = EventCounter("ledger_rows_refused", "Rows of the ledger that could not be scheduled: they are dead.")
+    counter = Metric("ledger_rows_refused", "Rows of the ledger that could not be scheduled: they are dead.")
 
-    queue: str
-    count: int
     first: str
     """The id and the reason of one of them."""
 
 
-class RowsSetAside(Event, frozen=True, kw_only=True):
+class RowsSetAside(CountEvent, frozen=True, kw_only=True):
     """Redis does not take these rows though it takes others: they wait, and are tried again later."""
 
     level = ERROR
     line = "queue {queue}: rows that Redis does not take, and that are tried again later: {count}; one is {first}"
 
-    queue: str
-    count: int
     first: str
     """The id, or the name of a recurrence, and the reason of one of them."""
 
 
-class RowsDeclared(Event, frozen=True, kw_only=True):
+class RowsDeclared(CountEvent, frozen=True, kw_only=True):
     """Rows of recurrences were declared or removed, or got the reason why that is not possible."""
 
-    queue: str
-    count: int
 
-
-class EndsWritten(Event, frozen=True, kw_only=True):
+class EndsWritten(CountEvent, frozen=True, kw_only=True):
     """Ends of jobs were written into their rows."""
 
-    counter = EventCounter("ledger_ends_written", "Ends of jobs that were written into their rows.")
-
-    queue: str
-    count: int
+    counter = Metric("ledger_ends_written", "Ends of jobs that were written into their rows.")
 
 
-class JobsWithdrawn(Event, frozen=True, kw_only=True):
+class JobsWithdrawn(CountEvent, frozen=True, kw_only=True):
     """Redis had jobs again whose rows say that they have ended: they were removed, or asked to stop."""
 
     level = WARNING
     line = "queue {queue}: Redis had jobs again that have ended, as their rows say: {count} were removed"
 
-    queue: str
-    count: int
 
-
-class LedgerDown(Event, frozen=True, kw_only=True):
+class LedgerDown(LoopEvent, frozen=True, kw_only=True):
     """The database does not serve. Each loop emits it at the first failure, and again for each other reason."""
 
     level = ERROR
     line = "the database of the ledger does not serve, as {who} found: {reason}"
 
-    who: str
     reason: str
 
 
-class LedgerUp(Event, frozen=True, kw_only=True):
+class LedgerUp(LoopEvent, frozen=True, kw_only=True):
     """The database serves again. Each loop emits it once."""
 
     line = "the database of the ledger serves {who} again, after {seconds:.1f} s"
 
-    who: str
     seconds: float
     """How long it did not serve."""
 

@@ -48,10 +48,10 @@ from evsched.client.target_tasks import HttpResponse
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.errors import ConfigError
+from evsched.execution.deferral import RunStore
 from evsched.execution.executor import Executor
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
-from evsched.execution.run_store import NoRunStore
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
 from evsched.jobs.retry import task_of
 from evsched.jobs.tasks import Tasks
@@ -147,7 +147,7 @@ class _AppClient(Client):
         return await super().result(queue, job_id, timeout, row)
 
 
-class _Windows(NoRunStore):
+class _Windows(RunStore):
     """Reads the windows that are kept in Redis."""
 
     def __init__(self, sender: SyncClient) -> None:

@@ -22,6 +22,7 @@ from evsched.app import App
 from evsched.client.new_job import JobOptions, random_id
 from evsched.errors import ConfigError
 from evsched.jobs.current_job import CurrentJob
+from evsched.jobs.retry import class_name
 from evsched.jobs.steering import RetryLater, Snooze
 
 try:
@@ -104,7 +105,7 @@ def _send(tracer: Tracer, task: str, queue: str, options: JobOptions, many: int 
         try:
             yield options
         except Exception as error:
-            _fail(span, error, _name(error), str(error))
+            _fail(span, error, class_name(error), str(error))
             raise
 
 
@@ -127,12 +128,9 @@ async def _run(tracer: Tracer, job: CurrentJob, call: Callable[[], Awaitable[Any
     ) as span:
         try:
             result = await call()
-        except RetryLater as error:
+        except (RetryLater, Snooze) as error:
             # A handler that waits for something has not failed, and must not raise alarms on failed spans.
-            span.set_attribute("evsched.retry_later", str(error))
-            raise
-        except Snooze as error:
-            span.set_attribute("evsched.snooze", str(error))
+            span.set_attribute("evsched.snooze" if isinstance(error, Snooze) else "evsched.retry_later", str(error))
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             _end(span, job, error)
@@ -149,7 +147,7 @@ def _end(span: Span, job: CurrentJob, error: BaseException | None) -> None:
         _fail(span, error, "timeout", "it ran longer than its limit")
     # A run that was cancelled, or whose worker stops, has not failed.
     elif error is not None and job.stopped is None:
-        _fail(span, error, _name(error), str(error))
+        _fail(span, error, class_name(error), str(error))
 
 
 def _links(meta: dict[str, Any]) -> list[Link]:
@@ -157,11 +155,6 @@ def _links(meta: dict[str, Any]) -> list[Link]:
     carrier = {key: value for key in _W3C.fields if isinstance(value := meta.get(key), str)}
     context = get_current_span(_W3C.extract(carrier, Context())).get_span_context()
     return [Link(context)] if context.is_valid else []
-
-
-def _name(error: BaseException) -> str:
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _fail(span: Span, error: BaseException | None, kind: str, reason: str) -> None:

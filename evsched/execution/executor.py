@@ -14,18 +14,15 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final, Self
 
-import anyio
 from msgspec.structs import replace
 
 from evsched.events import Emit
-from evsched.execution.deferral import MissingHandlers, UnknownTasks, check_window
+from evsched.execution.deferral import MissingHandlers, RunStore, UnknownTasks, check_window
 from evsched.execution.handlers import Handlers
 from evsched.execution.precautions import AppSource, Isolation, RunLock, patience, precautions_for
 from evsched.execution.process_pool import HandlerMissing, Process
 from evsched.execution.program import Program
-from evsched.execution.run import NoTask, Prepared, Run
-from evsched.execution.run_store import NoRunStore, RunStore
-from evsched.execution.verdict import aborted, judge
+from evsched.execution.run import NoTask, Prepared, Run, aborted, judge
 from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
 
 _FIRST_STEP: Final = 0.025
@@ -53,10 +50,11 @@ class Executor:
         emit: Emit = lambda event: None,
     ) -> None:
         self._tasks = program.tasks
-        self._store = store or NoRunStore()
+        self._store = store or RunStore()
         self.handlers = Handlers(program, slots)
         self._isolation = Isolation(source, self.handlers, slots, kill_grace) if source else None
-        self._processes = anyio.CapacityLimiter(processes)
+        self.free_processes = processes
+        """How many tasks on processes can begin now."""
         self._missing = MissingHandlers(emit)
         self._unknown = UnknownTasks(program.tasks, self._store, unknown_task_grace, emit)
         self._marking = defaultdict[str, asyncio.Lock](asyncio.Lock)
@@ -73,11 +71,6 @@ class Executor:
         await self.handlers.processes.close()
         if self._isolation is not None:
             await self._isolation.processes.close()
-
-    @property
-    def free_processes(self) -> int:
-        """How many tasks on processes can begin now."""
-        return max(0, int(self._processes.available_tokens))
 
     async def run(self, run: Run) -> None:
         """Run a job and set `run.outcome`. No exception of the job's code is raised.
@@ -111,8 +104,10 @@ class Executor:
         if (prepared.task.on == "process" or run.job.deaths) and (deferred := self._missing.known(run)):
             return deferred
         self.handlers.make_current(run, prepared)
-        if prepared.task.on == "process" and not self._reserve_process(run):
-            return Requeued()
+        if prepared.task.on == "process":
+            if not self.free_processes:
+                return Requeued()
+            self.free_processes -= 1
         try:
             if run.job.deaths or prepared.policy.attempts == 1:
                 return await self._call_with_precautions(run, prepared)
@@ -123,7 +118,7 @@ class Executor:
             return self._missing.found_missing(run, str(error))
         finally:
             if prepared.task.on == "process":
-                self._processes.release_on_behalf_of(run)
+                self.free_processes += 1
                 self._on_freed()
 
     async def _call(self, run: Run, prepared: Prepared) -> Outcome:
@@ -205,13 +200,6 @@ class Executor:
         if await self._store.mark(run, "1" if has_begun else "soon"):
             open_again()
             run.marked = has_begun
-
-    def _reserve_process(self, run: Run) -> bool:
-        try:
-            self._processes.acquire_on_behalf_of_nowait(run)
-        except anyio.WouldBlock:
-            return False
-        return True
 
     def _on_freed(self) -> None:
         for freed in self.freed:

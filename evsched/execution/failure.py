@@ -12,6 +12,7 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cache
+from traceback import walk_stack, walk_tb
 from types import FrameType
 from typing import Any, Final, cast
 
@@ -105,15 +106,12 @@ def _describe(error: BaseException, module: str) -> Failure:
 
 def where(error: BaseException, module: str = "") -> str:
     """Return the place in the user's code from which an exception came, such as ` (tasks.py:7 in pay)`, or nothing."""
-    return _place(_frames(error), module)
+    return _place(list(walk_tb(error.__traceback__)), module)
 
 
 def stack_of(frame: FrameType, module: str = "") -> Stack:
     """Describe the code that a thread runs for a handler of `module`; `frame` is its innermost. For any thread."""
-    frames, outer = list[_Frame](), frame
-    while outer is not None:
-        frames.insert(0, (outer, outer.f_lineno))
-        outer = outer.f_back
+    frames = [*walk_stack(frame)][::-1]
     # The frames before evsched's own belong to the program that started it.
     own = next((n for n, (one, _) in enumerate(frames) if _is_own(one)), 0)
     first = next((n for n, (one, _) in enumerate(frames) if n >= own and _is_users(one, module)), None)
@@ -185,14 +183,6 @@ def _notes(error: BaseException) -> list[str]:
     return [note for note in cast(list[object], notes) if type(note) is str] if type(notes) is list else []
 
 
-def _frames(error: BaseException) -> list[_Frame]:
-    frames, trace = list[_Frame](), error.__traceback__
-    while trace is not None:
-        frames.append((trace.tb_frame, trace.tb_lineno))
-        trace = trace.tb_next
-    return frames
-
-
 def _is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_OWN)
 
@@ -222,7 +212,7 @@ def _traceback(chain: Sequence[tuple[BaseException, str]], module: str) -> str:
     """Return the traceback as Python writes it, the first cause first; frames before the user's first are left out."""
     parts = list[str]()
     for one, link in chain:
-        frames = _frames(one)
+        frames = list(walk_tb(one.__traceback__))
         first = next((n for n, (frame, _) in enumerate(frames) if _is_users(frame, module)), None)
         lines = list(_drawn(frames[first:] if first is not None else [at for at in frames if not _is_own(at[0])]))
         if lines:

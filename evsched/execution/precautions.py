@@ -34,8 +34,7 @@ from evsched.execution.process_pool import (
     RunEnded,
     Stop,
 )
-from evsched.execution.run import Prepared, Run
-from evsched.execution.verdict import TIMED_OUT, Failed, aborted, judge
+from evsched.execution.run import TIMED_OUT, Failed, Prepared, Run, aborted, judge
 from evsched.jobs.job import FetchedJob, Outcome
 
 _ISOLATED: Final = 2

@@ -4,8 +4,8 @@
 
 A due job is a request to an HTTP endpoint: start with `http_task.py`, which has the task and signs the request. Clients
 and workers read its payload in the same way (`client/target_tasks.py`). `allowed_hosts.py` says where a request may go.
-aiohttp sends it: `connector.py` opens connections, to no other address; `session.py` is one request and its answer;
-`intake.py` reads the answer in small pieces and judges it.
+aiohttp sends it: `session.py` opens connections, to no other address, and is one request and its answer; `intake.py`
+reads the answer in small pieces and judges it.
 
 Or it is a message: `forward.py` has the task and says where messages may go; `broker.py` publishes those for AMQP
 brokers.

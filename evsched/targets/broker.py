@@ -25,7 +25,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import Context
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiormq import Connection, TransportFactory, exceptions, spec
 from aiormq.abc import AbstractChannel
@@ -93,17 +93,8 @@ class BrokerConnection(Connection):
     def __init__(self, url: str) -> None:
         self._transport = _Transport()
         super().__init__(url, transport_factory=self._transport)
-
-    @classmethod
-    async def open(cls, url: str) -> Self:
-        """Connect. Raises whatever aiormq and the network raise."""
-        connection = cls(url)
-        try:
-            await connection.connect()
-        except BaseException:
-            connection.abort()
-            raise
-        return connection
+        self.pool: Channels
+        """Its channels, when it is open."""
 
     async def close_within(self, seconds: float) -> None:
         """Close the connection, by force after this many seconds: a broker that blocks it does not read the request."""
@@ -272,11 +263,6 @@ _PERSISTENT: Final = 2
 """The delivery mode of messages that outlive a restart of the broker."""
 
 
-class _Connected(Struct, frozen=True):
-    connection: BrokerConnection
-    channels: Channels
-
-
 class _Unreachable(Exception):
     """There is no connection; the cause says why."""
 
@@ -309,7 +295,7 @@ class Broker:
     def __init__(self, name: str, url: str) -> None:
         self._name = name
         self._url = url
-        self._connecting: asyncio.Task[_Connected] | None = None
+        self._connecting: asyncio.Task[BrokerConnection] | None = None
         self._sending: dict[str, _Sending] = {}
         """The messages under way, by the ids of their jobs: the next run of a job finds the message of the last."""
         self._put_off = PutOff()
@@ -363,7 +349,7 @@ class Broker:
         connecting.cancel()
         await asyncio.wait([connecting])
         if not has_failed(connecting):
-            await connecting.result().connection.close_within(_CLOSE_WITHIN)
+            await connecting.result().close_within(_CLOSE_WITHIN)
 
     # The messages under way.
 
@@ -383,9 +369,9 @@ class Broker:
 
     async def _publish(self, sending: _Sending) -> None:
         message = sending.message
-        connected = await self._connect()
-        await connected.connection.ready()
-        async with connected.channels.take() as channel:
+        connection = await self._connect()
+        await connection.ready()
+        async with connection.pool.take() as channel:
             sending.published = True
             await channel.basic_publish(
                 message.body,
@@ -417,7 +403,7 @@ class Broker:
         connecting = self._connecting
         if connecting is None or not connecting.done() or has_failed(connecting):
             return
-        connection = connecting.result().connection
+        connection = connecting.result()
         if not connection.is_opened:
             return
         try:
@@ -428,7 +414,7 @@ class Broker:
             raise Snooze(self._put_off.refused(), why) from None
         self._put_off.accepted()
 
-    async def _connect(self) -> _Connected:
+    async def _connect(self) -> BrokerConnection:
         """Return the connection. All who wait for it share one attempt to open it.
 
         Raises:
@@ -436,12 +422,12 @@ class Broker:
         """
         connecting = self._connecting
         is_lost = connecting is not None and connecting.done() and not has_failed(connecting)
-        if connecting is None or (is_lost and not connecting.result().connection.is_opened):
+        if connecting is None or (is_lost and not connecting.result().is_opened):
             connecting = self._connecting = share(_open(self._url))
             connecting.add_done_callback(self._forget_failure)
         return await asyncio.shield(connecting)
 
-    def _forget_failure(self, connecting: asyncio.Task[_Connected]) -> None:
+    def _forget_failure(self, connecting: asyncio.Task[BrokerConnection]) -> None:
         """Have the next run after a pause connect again."""
 
         def forget() -> None:
@@ -455,10 +441,20 @@ class Broker:
         return RetryLater(None, f"the broker {self._name} {why}")
 
 
-async def _open(url: str) -> _Connected:
+async def _open(url: str) -> BrokerConnection:
+    """Connect.
+
+    Raises:
+        _Unreachable: it failed.
+    """
+    connection = BrokerConnection(url)
     try:
         async with asyncio.timeout(_CONNECT_WITHIN):
-            connection = await BrokerConnection.open(url)
-    except ERRORS as error:
-        raise _Unreachable from error
-    return _Connected(connection, Channels(connection))
+            await connection.connect()
+    except BaseException as error:
+        connection.abort()
+        if isinstance(error, ERRORS):
+            raise _Unreachable from error
+        raise
+    connection.pool = Channels(connection)
+    return connection

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -145,9 +144,7 @@ class Forwarder:
     async def __aenter__(self) -> None:
         pass
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         """Close the connections."""
         for server in self._servers.values():
             await server.close()

@@ -104,17 +104,11 @@ async def http(given: HttpJob) -> HttpResponse | None:
     job = current_job()
     sender = cast("Sender", job.state)
     request = given.request()
-    signed = _unsigned if given.sign is None else partial(signature, sender.secrets, given.sign, job)
-    clock = _clock(job)
+    signed = None if given.sign is None else partial(signature, sender.secrets, given.sign, job)
+    began = time.monotonic()
     answer, target = await sender.send(request, _headers(job), signed, given.timeout)
-    judge(answer, target.origin, clock())
+    judge(answer, target.origin, job.due + job.lateness + time.monotonic() - began)  # by Redis's clock
     return as_result(answer) if given.response else None
-
-
-def _clock(job: CurrentJob) -> Callable[[], float]:
-    """Return a clock that follows Redis's from the start of the job on."""
-    behind = job.due + job.lateness - time.monotonic()
-    return lambda: behind + time.monotonic()
 
 
 def _headers(job: CurrentJob) -> dict[str, str]:
@@ -133,10 +127,6 @@ def _headers(job: CurrentJob) -> dict[str, str]:
     return headers
 
 
-def _unsigned(content: bytes) -> dict[str, str]:
-    return {}
-
-
 class _NotInTime(Exception):
     """The time of a request is over. The message names the missing library."""
 
@@ -150,12 +140,12 @@ class Sender:
         self._session = session
 
     async def send(
-        self, request: TargetRequest, headers: dict[str, str], signed: Sign, timeout: float
+        self, request: TargetRequest, headers: dict[str, str], signed: Sign | None, timeout: float
     ) -> tuple[Answer, Target]:
         """Send a request, follow redirects if that is allowed, and return the last answer, and who gave it.
 
-        `headers`: for each server. `signed`: makes the signature, for the server that the payload names. `timeout`:
-        seconds for all of it. An answer whose head has arrived by then is returned as it is.
+        `headers`: for each server. `signed`: makes the signature, if there is one, for the server that the payload
+        names. `timeout`: seconds for all of it. An answer whose head has arrived by then is returned as it is.
 
         Raises:
             RetryLater, GiveUp: as `http` does.
@@ -164,7 +154,7 @@ class Sender:
         until = asyncio.get_running_loop().time() + timeout
         while True:
             target = request.target
-            own = signed(request.content) if target.origin == named else {}
+            own = signed(request.content) if signed and target.origin == named else {}
             try:
                 answer = await self._send(request, {**headers, **own, **request.headers}, until)
             except GiveUp as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from http import HTTPStatus
+from http.client import responses
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -61,7 +61,7 @@ def judge(answer: Answer, origin: str, now: float) -> None:
     status = answer.status
     if 200 <= status < 300:
         return
-    said = f"{origin} answered {status} {_phrase(status)}".rstrip()
+    said = f"{origin} answered {status} {responses.get(status, '')}".rstrip()
     if status in _TRIED_AGAIN or 500 <= status < 600:
         wait = _wait(answer, now)
         raise RetryLater(wait, said if wait is None else f"{said}, with a Retry-After of {wait:g} s")
@@ -79,13 +79,6 @@ def as_result(answer: Answer) -> HttpResponse:
     # A character that the cut has split is left out.
     body = codecs.getincrementaldecoder("utf-8")("replace").decode(answer.body, final=answer.whole)
     return HttpResponse(answer.status, headers, body, not answer.whole)
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return ""
 
 
 def _wait(answer: Answer, now: float) -> float | None:
@@ -133,26 +126,25 @@ _BODY_PIECE: Final = 64 * 1024
 """Bytes of a body without chunks that are read in one turn: they are copied, not parsed."""
 
 
-class Transfer:
+class Transfer(Struct, eq=False):
     """The state of a request. When its time is over, this decides the outcome of the job."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.missing = ""
-        """The step that has not happened, as the beginning of a sentence."""
-        self.alone = False
-        """Send it on a new connection."""
-        self.intake: Intake | None = None
-        """The reader of the connection on which it is sent."""
-        self.refused = list[Address]()
-        """The addresses that may not be connected to."""
-        self.tried = False
-        """A connection to an address was tried."""
-        self.ended = False
-        """The answer was read to its end, and the connection may serve another request."""
-        self.status = 0
-        self.headers = list[tuple[str, str]]()
-        self.body = bytearray()
+    target: Target
+    missing: str = ""
+    """The step that has not happened, as the beginning of a sentence."""
+    alone: bool = False
+    """Send it on a new connection."""
+    intake: Intake | None = None
+    """The reader of the connection on which it is sent."""
+    refused: list[Address] = []
+    """The addresses that may not be connected to."""
+    tried: bool = False
+    """A connection to an address was tried."""
+    ended: bool = False
+    """The answer was read to its end, and the connection may serve another request."""
+    status: int = 0
+    headers: list[tuple[str, str]] = []
+    body: bytearray = bytearray()
 
     def arrived(self) -> Answer | None:
         """Return the answer as far as it has arrived; None = not even its head has."""

@@ -59,9 +59,8 @@ def _requests(config: Config, environment: Mapping[str, str], names: Callable[[]
     """Return a context manager that yields the sender of requests."""
     try:
         from evsched.targets.allowed_hosts import read_allowed
-        from evsched.targets.connector import Names, check_authorities, raise_limit
         from evsched.targets.http_task import Sender, read_secrets
-        from evsched.targets.session import Session
+        from evsched.targets.session import Names, Session, check_authorities, raise_limit
     except ImportError as error:
         raise ConfigError(
             "evsched.targets sends HTTP requests: pip install '.[http]' in a checkout of evsched"

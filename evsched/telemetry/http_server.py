@@ -15,7 +15,7 @@ import contextlib
 import errno
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, Final
@@ -56,12 +56,15 @@ def url_of(address: tuple[Any, ...]) -> str:
 def reserve(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to a port, 0 = any that is free, and does not listen.
 
-    Processes of the same user that inherit it may listen on that port, see `HttpServer.adopt`; others may not.
+    Processes of the same user that inherit it may listen on that port, see `HttpServer.open`; others may not.
 
     Raises:
         CannotStart: the port is taken, or there is no such host.
     """
-    reserved = _unbound(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    reserved = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # although connections of an earlier process linger
+    if reserved.family == socket.AF_INET6:
+        reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
         reserved.bind((host, port))
     except (OSError, OverflowError) as error:
@@ -73,24 +76,13 @@ def reserve(host: str, port: int) -> socket.socket:
     return reserved
 
 
-def _unbound(family: int) -> socket.socket:
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # although connections of an earlier process linger
-    if family == socket.AF_INET6:
-        found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    return found
-
-
-class Request(Struct, frozen=True):
-    method: str
-    path: str
-    accept: str
-
-
 class HttpPage(Struct, frozen=True):
     status: HTTPStatus
     body: bytes
     kind: str = "text/plain; charset=utf-8"
+
+
+_TOO_LONG: Final = HttpPage(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too long\n")
 
 
 class HttpServer:
@@ -120,34 +112,18 @@ class HttpServer:
         """A thread of its own: handlers may occupy all threads of the loop's pool."""
         forks.hold(self)
 
-    async def open(self, host: str, port: int) -> str:
-        """Listen on a port, 0 = any that is free; return the URL.
+    async def open(self, host: str, port: int, *, reserved: bool = False) -> str:
+        """Listen on a port, 0 = any that is free; return the URL. `reserved`: the parent has reserved it.
+
+        Such a port has a socket of its own here, which is closed when this process ends, although the parent keeps the
+        port.
 
         Raises:
             CannotStart: the port is taken, or there is no such host.
         """
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=_LONGEST)
+            self._server = await asyncio.start_server(self._serve, host, port, limit=_LONGEST, reuse_port=reserved)
         except OSError as error:
-            raise cannot_listen(host, port, error) from None
-        return url_of(self._server.sockets[0].getsockname())
-
-    async def adopt(self, reserved: socket.socket) -> str:
-        """Listen on a port that the parent has reserved; return the URL.
-
-        On a socket of its own: it is closed when this process ends, although the parent keeps the port.
-
-        Raises:
-            CannotStart: the port is taken all the same.
-        """
-        host, port, *_ = reserved.getsockname()
-        own = _unbound(reserved.family)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            own.bind(reserved.getsockname())
-            self._server = await asyncio.start_server(self._serve, sock=own, limit=_LONGEST)
-        except OSError as error:
-            own.close()
             raise cannot_listen(host, port, error) from None
         return url_of(self._server.sockets[0].getsockname())
 
@@ -167,22 +143,22 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(0)  # so that `drain` ends when the client has received everything
         try:
-            with self._wait_for(writer):
-                async with asyncio.timeout(_PATIENCE):
-                    request = await _read(reader)
-            page = request if isinstance(request, HttpPage) else await self._page(request.path, request.accept)
-            body = b"" if isinstance(request, Request) and request.method == "HEAD" else page.body
-            with self._wait_for(writer):
-                async with asyncio.timeout(_PATIENCE):
-                    writer.write(_head(page) + body)
-                    await writer.drain()
+            async with self._wait_for(writer):
+                try:
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                except asyncio.LimitOverrunError:
+                    head = ""
+            page = await self._page(head) if head else _TOO_LONG
+            async with self._wait_for(writer):
+                writer.write(_head(page) + (b"" if head.startswith("HEAD ") else page.body))
+                await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             _cut(writer)  # a client that leaves or is too slow loses only its response
         finally:
             writer.close()
 
-    @contextlib.contextmanager
-    def _wait_for(self, writer: asyncio.StreamWriter) -> Generator[None]:
+    @contextlib.asynccontextmanager
+    async def _wait_for(self, writer: asyncio.StreamWriter) -> AsyncGenerator[None]:
         """Wait for a client inside this context. If too many are waited for, disconnect the one that takes longest."""
         if len(self._waiting) >= _WAITED_FOR:
             slowest = next(iter(self._waiting))
@@ -190,18 +166,28 @@ class HttpServer:
             _cut(slowest)
         self._waiting[writer] = None
         try:
-            yield
+            async with asyncio.timeout(_PATIENCE):
+                yield
         finally:
             self._waiting.pop(writer, None)
 
-    async def _page(self, path: str, accept: str) -> HttpPage:
-        if path == "/metrics":
-            return await self._metrics(accept)
-        if path == "/healthz":
-            return _health(self._alive())
-        if path == "/readyz":
-            return _health(await self._ready())
-        return HttpPage(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
+    async def _page(self, head: str) -> HttpPage:
+        line, *fields = head.split("\r\n")
+        words = line.split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return HttpPage(HTTPStatus.BAD_REQUEST, b"not HTTP/1\n")
+        if words[0] not in ("GET", "HEAD"):
+            return HttpPage(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
+        match words[1].partition("?")[0]:
+            case "/metrics":
+                headers = {name.strip().lower(): value.strip() for name, _, value in (f.partition(":") for f in fields)}
+                return await self._metrics(headers.get("accept", ""))
+            case "/healthz":
+                return _health(self._alive())
+            case "/readyz":
+                return _health(await self._ready())
+            case _:
+                return HttpPage(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
 
     async def _metrics(self, accept: str) -> HttpPage:
         if self._scraping >= _SCRAPES:
@@ -219,22 +205,6 @@ class HttpServer:
         finally:
             self._scraping -= 1
         return HttpPage(HTTPStatus.OK, body, kind)
-
-
-async def _read(reader: asyncio.StreamReader) -> Request | HttpPage:
-    """Return a request, or the page about its fault."""
-    try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    except asyncio.LimitOverrunError:
-        return HttpPage(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too long\n")
-    line, *fields = head.split("\r\n")
-    words = line.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        return HttpPage(HTTPStatus.BAD_REQUEST, b"not HTTP/1\n")
-    if words[0] not in ("GET", "HEAD"):
-        return HttpPage(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-    return Request(words[0], words[1].partition("?")[0], headers.get("accept", ""))
 
 
 def _cut(writer: asyncio.StreamWriter) -> None:

@@ -15,13 +15,12 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, get_args
 
-from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from evsched import events, process_events
-from evsched.events import Event
+from evsched.events import Event, Metric
 
 LATENESS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 """Upper bounds of buckets, in seconds: from the lateness of a good start to one that needs somebody's attention."""
@@ -51,10 +50,6 @@ class Histogram(Collector):
             counts[bisect_left(bounds, value)] += 1
             total[0] += value
 
-    def describe(self) -> Iterable[HistogramMetricFamily]:
-        """Name the family, for the registry."""
-        return [HistogramMetricFamily(self._name, self._what, labels=self._labels)]
-
     def collect(self) -> Iterable[HistogramMetricFamily]:
         """Return the counts so far, for a scrape."""
         family = HistogramMetricFamily(self._name, self._what, labels=self._labels)
@@ -67,19 +62,8 @@ class Histogram(Collector):
         return [family]
 
 
-class Metric(Struct, frozen=True):
-    """One metric. `bounds` are the upper bounds of a histogram's buckets, in seconds."""
-
-    name: str
-    what: str
-    labels: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()
-
-
-_QUEUE: Final = ("queue",)
-
 COUNTERS: Final = (
-    Metric("jobs_dispatched", "Jobs moved from the schedule to the gate.", _QUEUE),
+    Metric("jobs_dispatched", "Jobs moved from the schedule to the gate."),
     Metric("jobs_started", "Runs started.", ("queue", "task")),
     Metric(
         "jobs_finished",
@@ -99,16 +83,22 @@ COUNTERS: Final = (
     Metric(
         "wakeups_missed",
         "Checks by the safety cap that found due jobs: a keyspace event did not arrive, and the jobs were late.",
+        (),
     ),
 )
 """The counters that no class of an event describes."""
 
-COUNTED: Final = {kind: kind.counter for kind in Event.__subclasses__() if kind.counter is not None}
+COUNTED: Final[dict[type[Event], Metric]] = {
+    kind: kind.counter
+    for module in (events, process_events)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Event) and kind.counter is not None
+}
 """The events that describe their counters, in the order of /metrics."""
 
 HISTOGRAMS: Final = (
-    Metric("dispatch_lateness_seconds", "Seconds from a job's due time to its move to the gate.", _QUEUE, LATENESS),
-    Metric("start_lateness_seconds", "Seconds from a job's due time to the start of its handler.", _QUEUE, LATENESS),
+    Metric("dispatch_lateness_seconds", "Seconds from a job's due time to its move to the gate.", bounds=LATENESS),
+    Metric("start_lateness_seconds", "Seconds from a job's due time to the start of its handler.", bounds=LATENESS),
     Metric("run_seconds", "Seconds that handlers ran.", ("queue", "task"), RUN),
 )
 
@@ -117,26 +107,27 @@ OF_QUEUES: Final = (
     Metric(
         "queue_oldest_ready_seconds",
         "Seconds for which the first job in ready, or in the backlog if ready is empty, has been due.",
-        _QUEUE,
     ),
-    Metric("queue_overdue_jobs", "Due jobs that no worker has fetched, in schedule, backlog and ready.", _QUEUE),
-    Metric("queue_overdue_seconds", "Seconds for which the oldest of the overdue jobs has been due.", _QUEUE),
-    Metric("next_due_timestamp_seconds", "When the next job on the schedule is due, Unix seconds.", _QUEUE),
-    Metric("queue_workers", "Workers that have a lease.", _QUEUE),
-    Metric("queue_paused", "1 = the queue is paused.", _QUEUE),
+    Metric("queue_overdue_jobs", "Due jobs that no worker has fetched, in schedule, backlog and ready."),
+    Metric("queue_overdue_seconds", "Seconds for which the oldest of the overdue jobs has been due."),
+    Metric("next_due_timestamp_seconds", "When the next job on the schedule is due, Unix seconds."),
+    Metric("queue_workers", "Workers that have a lease."),
+    Metric("queue_paused", "1 = the queue is paused."),
 )
 """Gauges that a dispatcher reads from Redis when it is scraped."""
 
 OF_REDIS: Final = (
-    Metric("redis_memory_used_ratio", "Used part of Redis's maxmemory; 0 = no maxmemory, NaN = unknown."),
-    Metric("redis_clock_ahead_seconds", "Redis's clock minus this host's; NaN = unknown."),
+    Metric("redis_memory_used_ratio", "Used part of Redis's maxmemory; 0 = no maxmemory, NaN = unknown.", ()),
+    Metric("redis_clock_ahead_seconds", "Redis's clock minus this host's; NaN = unknown.", ()),
 )
 """Gauges that are read in the same way; NaN while they are unknown."""
 
 OF_LEDGER: Final = (
-    Metric("ledger_waiting_rows", "Rows that are committed and not scheduled, counted up to 10,000; NaN = unknown."),
-    Metric("ledger_up", "1 = the database of the ledger serves all loops of this relay; NaN = this is no relay."),
-    Metric("ledger_waiting_seconds", "For how long the oldest of these rows has waited; NaN = unknown."),
+    Metric(
+        "ledger_waiting_rows", "Rows that are committed and not scheduled, counted up to 10,000; NaN = unknown.", ()
+    ),
+    Metric("ledger_up", "1 = the database of the ledger serves all loops of this relay; NaN = this is no relay.", ()),
+    Metric("ledger_waiting_seconds", "For how long the oldest of these rows has waited; NaN = unknown.", ()),
 )
 """Gauges that a relay reads from the database when it is scraped; NaN in other processes, and while unknown."""
 
@@ -144,17 +135,18 @@ GAUGES: Final = (
     *OF_QUEUES,
     *OF_REDIS,
     *OF_LEDGER,
-    Metric("redis_evicted_keys", "Keys that Redis evicted since it started: jobs may be lost."),
+    Metric("redis_evicted_keys", "Keys that Redis evicted since it started: jobs may be lost.", ()),
     Metric(
         "redis_up",
         "1 = Redis serves all loops of this process and, for a dispatcher, answered this scrape; a refused command does"
         " not count. While it is 0, a dispatcher may leave out the metrics of queues.",
+        (),
     ),
     Metric("doctor_findings", "Faults and warnings that `evsched doctor --watch` found last.", ("check", "level")),
     Metric("worker_slots", "Slots of this worker, busy or free.", ("state",)),
     Metric("build_info", "Always 1; the label is the version.", ("version",)),
     # Prometheus sees no increase in what a new process counts before its first scrape: alert rules correct for it.
-    Metric("start_time_seconds", "When this process started, Unix seconds."),
+    Metric("start_time_seconds", "When this process started, Unix seconds.", ()),
 )
 
 
@@ -172,8 +164,8 @@ _RunEnd = (
 class Metrics:
     """The metrics of one process. `on_event` counts its events; `registry` is what a scrape reads.
 
-    `gauges` are the metrics whose values are set at each scrape, by name: telemetry/queue_stats.py sets those of
-    queues, telemetry/process_telemetry.py those of a worker's slots.
+    `gauges` are the metrics whose values are set at each scrape, by name: telemetry/process_telemetry.py sets those
+    of queues and of a worker's slots.
     """
 
     def __init__(self, version: str, whole: Callable[[str], str] = str) -> None:
@@ -254,11 +246,6 @@ class Metrics:
         for one in OF_REDIS:
             self.gauges[one.name].set(math.nan)
 
-    def set_ledger(self, rows: float = math.nan, seconds: float = math.nan) -> None:
-        """Set the rows of the ledger that wait, and for how long the oldest has; NaN = unknown."""
-        self.gauges["ledger_waiting_rows"].set(rows)
-        self.gauges["ledger_waiting_seconds"].set(seconds)
-
     def queue_label(self, queue: str) -> str:
         """Return a queue's label: its name, or `__other__` if there are too many queues."""
         queue = self._whole(queue)
@@ -311,10 +298,8 @@ class Metrics:
             self._on_queue(queue)
 
     def _on_queue(self, queue: str) -> None:
-        self._count("jobs_dispatched", queue, by=0)
-        self._count("recurrences_missed", queue, by=0)
-        self._count("recurrences_broken", queue, by=0)
-        self._count("recurrences_paused", queue, by=0)
+        for name in ("jobs_dispatched", "recurrences_missed", "recurrences_broken", "recurrences_paused"):
+            self._count(name, queue, by=0)
         self._count("jobs_requeued", queue, "died", by=0)
 
     def _on_woken(self, event: events.Woken) -> None:

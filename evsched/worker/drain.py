@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from evsched import events, keys
 from evsched.errors import StoreError, StoreRefused
 from evsched.events import Emit, Event
-from evsched.execution.running_runs import Hang, HangFinder, RunningRuns
+from evsched.execution.handlers import Hang, HangFinder, RunningRuns
 from evsched.runtime.loops import Runtime
 from evsched.runtime.shutdown import FORCED, call_within, end_children
 from evsched.store.run_ends import NotEnded, PutBack

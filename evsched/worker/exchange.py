@@ -18,9 +18,8 @@ from msgspec import Struct
 from evsched import events, keys, process_events
 from evsched.errors import FULL, StoreError, StoreRefused
 from evsched.events import Event
-from evsched.execution.run import Delivery, Run
-from evsched.execution.running_runs import Hang
-from evsched.execution.verdict import Failed, judge
+from evsched.execution.handlers import Hang
+from evsched.execution.run import Delivery, Failed, Run, judge
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Outcome, Requeued, Retried, Snoozed
 from evsched.runtime.loops import Runtime
 from evsched.store.queue import BatchLimit

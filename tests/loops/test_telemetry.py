@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from evsched import App, Retry, events, process_events
 from evsched.config import Config
-from evsched.telemetry import queue_stats
-from evsched.telemetry.process_telemetry import Telemetry
-from evsched.telemetry.queue_stats import DEADLINE
+from evsched.telemetry import process_telemetry
+from evsched.telemetry.process_telemetry import DEADLINE, Telemetry
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
@@ -54,7 +53,7 @@ async def served(running: System) -> AsyncGenerator[str]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a scrape wait for the figures of Redis as long as a test may: on a busy machine they may come late."""
-    monkeypatch.setattr(queue_stats, "DEADLINE", PATIENCE)
+    monkeypatch.setattr(process_telemetry, "DEADLINE", PATIENCE)
 
 
 @pytest.mark.usefixtures("patient")

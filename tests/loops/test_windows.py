@@ -26,7 +26,7 @@ from evsched import (
 )
 from evsched.client.explain import explain
 from evsched.config import Config
-from evsched.execution.run_store import RedisRunStore
+from evsched.execution.deferral import RedisRunStore
 from evsched.runtime.loops import Runtime
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

@@ -18,7 +18,7 @@ TASKS = """
 import os, signal, time
 from evsched import App, current_job
 from evsched.execution.executor import Executor
-from evsched.execution.run_store import RedisRunStore
+from evsched.execution.deferral import RedisRunStore
 from evsched.services.job_process import WorkerLink
 from tests.support.plain import plain_client
 

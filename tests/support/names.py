@@ -11,7 +11,7 @@ from typing import cast
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from evsched.targets.connector import Names, numeric
+from evsched.targets.session import Names, numeric
 
 Find = Callable[[str], Sequence[str] | Awaitable[Sequence[str]] | None]
 """Returns the addresses of a host; None: as the system knows them."""

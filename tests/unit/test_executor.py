@@ -16,8 +16,7 @@ import pytest
 from evsched.execution.executor import Executor
 from evsched.execution.failure import Stack, stack_of
 from evsched.execution.program import Program
-from evsched.execution.run import Delivery, Run
-from evsched.execution.verdict import RESULT_MOST
+from evsched.execution.run import RESULT_MOST, Delivery, Run
 from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried, Snoozed, encode
 from evsched.jobs.retry import Retry

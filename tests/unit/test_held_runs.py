@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from evsched.execution.failure import Stack
+from evsched.execution.handlers import Hang
 from evsched.execution.run import Delivery, Prepared, Run
-from evsched.execution.running_runs import Hang
 from evsched.jobs.job import Buried, Done, FetchedJob, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define

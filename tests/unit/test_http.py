@@ -44,7 +44,7 @@ async def listening(sick: Sick, size: int = 1) -> AsyncGenerator[str]:
     http_server = HttpServer(registry, sick.refresh, sick.ready, lambda: None)
     try:
         with reserve("127.0.0.1", 0) as reserved:
-            url = await http_server.adopt(reserved)
+            url = await http_server.open(*reserved.getsockname()[:2], reserved=True)
         for number in http_server.descriptors():
             with socket.socket(fileno=os.dup(number)) as own:
                 own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the kernel buffers little for a slow client
@@ -134,7 +134,7 @@ async def test_reserved_port_refuses_clients_unless_a_process_listens(host: str)
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(host, port)
             http_server = HttpServer(CollectorRegistry(), sick.refresh, sick.ready, lambda: None)
-            url = await http_server.adopt(reserved)
+            url = await http_server.open(*reserved.getsockname()[:2], reserved=True)
             assert urlsplit(url).port == port
             assert (await get(f"{url}/healthz"))[0] == 200
             await http_server.close()

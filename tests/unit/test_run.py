@@ -8,8 +8,8 @@ import time
 import pytest
 from anyio.lowlevel import checkpoint
 
+from evsched.execution.handlers import RunningRuns
 from evsched.execution.run import Delivery, Prepared, Run, StopReason
-from evsched.execution.running_runs import RunningRuns
 from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.job import Aborted, FetchedJob, Payload
 from evsched.jobs.retry import Retry

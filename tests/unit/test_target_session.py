@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evsched import GiveUp, RetryLater
-from evsched.targets import connector
+from evsched.targets import session as sessions
 from tests.support.endpoint import Endpoint, Received, Reply, always, fine
 from tests.support.outbound import Tls, ask, new_session, send
 from tests.support.patience import PATIENCE
@@ -56,7 +56,7 @@ async def test_a_connection_is_not_used_again_after_a_body_that_was_cut() -> Non
 
 
 async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connector, "_KEPT", 0.01)
+    monkeypatch.setattr(sessions, "_KEPT", 0.01)
     async with Endpoint() as endpoint, new_session() as session:
         await send(session, endpoint.url)
         await asyncio.wait_for(endpoint.ended.acquire(), PATIENCE)
@@ -196,14 +196,14 @@ async def test_a_request_that_is_given_up_or_answered_is_not_sent_to_its_end(
     tls: Tls, monkeypatch: pytest.MonkeyPatch, answers: bool, with_tls: bool
 ) -> None:
     """A server that does not read would keep its connection open, and the body in memory."""
-    make_socket = connector.Connector._open  # pyright: ignore[reportPrivateUsage]
+    make_socket = sessions.Connector._open  # pyright: ignore[reportPrivateUsage]
 
-    def make_small(self: connector.Connector, info: Any) -> socket.socket:
+    def make_small(self: sessions.Connector, info: Any) -> socket.socket:
         made = make_socket(self, info)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that the system takes a part of the body alone
         return made
 
-    monkeypatch.setattr(connector.Connector, "_open", make_small)
+    monkeypatch.setattr(sessions.Connector, "_open", make_small)
     size, found = 1_000_000, asyncio.get_running_loop().create_future()
     arrived, given_up = asyncio.Event(), asyncio.Event()
 

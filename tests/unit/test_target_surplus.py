@@ -11,7 +11,7 @@ import pytest
 
 from evsched import RetryLater
 from evsched.client.target_tasks import HttpMethod
-from evsched.targets import connector
+from evsched.targets import session as sessions
 from tests.support.endpoint import Endpoint, Received, Reply
 from tests.support.outbound import Tls, ask, new_session, send
 from tests.support.patience import PATIENCE
@@ -100,7 +100,7 @@ async def test_bytes_between_two_requests_are_not_an_answer(tls: Tls, with_tls: 
 
 
 async def test_a_connection_on_which_a_surplus_arrives_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connector, "_KEPT", 3600.0)
+    monkeypatch.setattr(sessions, "_KEPT", 3600.0)
     async with talker(FINE) as server, new_session() as session:
         assert await send(session, server.url) == 200
         assert server.writer is not None

@@ -11,9 +11,8 @@ import pytest
 
 from evsched import events
 from evsched.errors import StoreRefused
-from evsched.execution.deferral import UnknownTasks, judge_unknown
+from evsched.execution.deferral import RunStore, UnknownTasks, judge_unknown
 from evsched.execution.run import Delivery, Run
-from evsched.execution.run_store import NoRunStore
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Payload
 from evsched.jobs.record import unknown_since
 from evsched.jobs.tasks import Tasks, define
@@ -132,7 +131,7 @@ def tasks() -> Tasks:
 
 
 async def test_a_task_is_reported_once_with_the_names_that_are_known(recorder: Recorder) -> None:
-    unknown = UnknownTasks(tasks(), NoRunStore(), GRACE, recorder)
+    unknown = UnknownTasks(tasks(), RunStore(), GRACE, recorder)
     for _ in range(3):
         outcome = await unknown.judge(run(), Payload("pya"))
         assert isinstance(outcome, Deferred)
@@ -145,7 +144,7 @@ REASON = (
 )
 
 
-class Refusing(NoRunStore):
+class Refusing(RunStore):
     async def unknown_since(self, run: Run) -> float | None:
         raise StoreRefused("WRONGTYPE", kind="wrongtype")
 

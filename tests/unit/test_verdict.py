@@ -6,8 +6,7 @@ import pickle
 
 import pytest
 
-from evsched.execution.run import Prepared, StopReason
-from evsched.execution.verdict import RESULT_MOST, TIMED_OUT, Failed, judge
+from evsched.execution.run import RESULT_MOST, TIMED_OUT, Failed, Prepared, StopReason, judge
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Forwarded, Message, Outcome, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define
