@@ -49,7 +49,6 @@ from evsched.client.option_values import Unique, id_of_arguments, id_of_key, uni
 from evsched.client.recurrence_operations import list_statuses, recurrence_status
 from evsched.client.spread import front
 from evsched.client.sweep import Filter, Sweep, Waiting
-from evsched.client.sweeps import Sweeps
 from evsched.errors import ConfigError, JobMissing
 from evsched.recurrence.recurrence import Declared, check_declared
 from evsched.store.client_calls import New
@@ -157,11 +156,10 @@ def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Op
 
 def _search(matching: Filter, places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[Jobs]:
     """Return jobs that match, in no order: `limit` of them, or those among the first that are examined."""
-    sweeps = Sweeps(Sweep(store, matching, places) for store in stores)
-    more = True
-    while more and len(sweeps.found) <= limit and sweeps.examined < EXAMINED_MOST:
-        more = yield from sweeps.step()
-    return Jobs(sweeps.found[:limit], not more and len(sweeps.found) <= limit)
+    sweep, more = Sweep(stores, matching, places), True
+    while more and len(sweep.found) <= limit and sweep.examined < EXAMINED_MOST:
+        more = yield from sweep.step()
+    return Jobs(sweep.found[:limit], not more and len(sweep.found) <= limit)
 
 
 def _new(asked: Asked[Any, Any], given: NewJob, unique: Unique | None, key: Any, where: str = "") -> New:

@@ -15,9 +15,9 @@ from evsched.client import gate, operations, spread, sweep
 from evsched.client.gate import LimitOptions
 from evsched.client.operations import REPLY_TIMEOUT, AskWorkers, Nodes, Operation, Send, Sleep, Step
 from evsched.client.option_values import Unique, unix
+from evsched.client.reshard import finish_moves
 from evsched.client.spread import Parts
-from evsched.client.sweep import Filter, Swept
-from evsched.client.sweeps import sweep_all
+from evsched.client.sweep import Filter, Sweep, Swept
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreDown
 from evsched.jobs.job import OnConflict
@@ -227,7 +227,7 @@ class Client:
         Raises:
             ConfigError: there is no such place.
         """
-        return await self.run(spread.find(await self.whole(queue), matching, place))
+        return await self.run(sweep.find(await self.whole(queue), matching, place))
 
     async def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter. Jobs that workers hold go on.
@@ -237,9 +237,7 @@ class Client:
         Raises:
             ConfigError: the filter has no condition.
         """
-        return await self.run(
-            sweep_all(self.store, await self.whole(queue), lambda store: sweep.cancelling(store, matching))
-        )
+        return await self._sweep(queue, lambda stores: sweep.cancelling(stores, matching))
 
     async def reschedule_matching(
         self,
@@ -250,23 +248,22 @@ class Client:
         delay: timedelta | float | None = None,
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `reschedule`. Works and raises as the above."""
-        return await self.run(
-            sweep_all(
-                self.store, await self.whole(queue), lambda store: sweep.rescheduling(store, matching, due, delay)
-            )
-        )
+        return await self._sweep(queue, lambda stores: sweep.rescheduling(stores, matching, due, delay))
 
     async def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, due now, with all attempts. As the above."""
-        return await self.run(
-            sweep_all(self.store, await self.whole(queue), lambda store: sweep.reviving(store, matching))
-        )
+        return await self._sweep(queue, lambda stores: sweep.reviving(stores, matching))
 
     async def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter. As the above."""
-        return await self.run(
-            sweep_all(self.store, await self.whole(queue), lambda store: sweep.dropping(store, matching))
-        )
+        return await self._sweep(queue, lambda stores: sweep.dropping(stores, matching))
+
+    async def _sweep(self, queue: str, plan: Callable[[Sequence[Store]], Sweep]) -> Swept:
+        stores = await self.whole(queue)
+        work = plan(stores)
+        if len(stores) > 1:
+            await self.run(finish_moves(self.store, stores))
+        return await self.run(work.finish())
 
     async def pause(self, queue: str, *, until: datetime | float | None = None, why: str = "") -> float:
         """Pause a queue: running jobs finish, and no other starts; return since when it is paused, in Unix seconds.

@@ -24,7 +24,7 @@ from evsched import keys
 from evsched.client import operations, sweep
 from evsched.client.operations import Operation, find_queues, node_of, send
 from evsched.client.option_values import Unique
-from evsched.client.sweep import Filter, Waiting
+from evsched.client.sweep import Waiting
 from evsched.errors import JobMissing, ShardsDown, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import OnConflict
 from evsched.jobs.option_checks import invalid
@@ -271,14 +271,6 @@ def answering(
             if error.node is None or error.node in down:
                 raise
             down.add(error.node)
-
-
-def find(stores: Sequence[Store], matching: Filter, place: sweep.Waiting | None) -> Operation[list[Match]]:
-    """Return the waiting and dead jobs that match, in no order. Raises as `sweep.find`."""
-    found = list[Match]()
-    for store in stores:
-        found += yield from sweep.find(store, matching, place)
-    return found
 
 
 def change_dead(
