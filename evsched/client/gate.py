@@ -11,7 +11,7 @@ from msgspec import structs
 from evsched import keys
 from evsched.client.operations import Operation, Send, send
 from evsched.client.option_values import unix
-from evsched.client.spread import change, check
+from evsched.client.spread import change
 from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
 from evsched.jobs.option_checks import invalid
@@ -48,8 +48,6 @@ def pause(stores: Sequence[Store], until: datetime | float | None, why: str) -> 
         ShardsDown: as `change`.
     """
     end = None if until is None else unix("until", until)
-    yield from check(stores)
-    yield from check_pause(stores[-1], end, why)
 
     def pause_one(store: Store) -> Operation[tuple[float, int]]:
         back = 0
@@ -59,7 +57,7 @@ def pause(stores: Sequence[Store], until: datetime | float | None, why: str) -> 
             if not left:
                 return since, back
 
-    pauses = yield from change(stores, pause_one, "paused")
+    pauses = yield from change(stores, pause_one, "paused", check_pause(stores[-1], end, why))
     return pauses[-1][0], sum(back for _, back in pauses)
 
 
@@ -83,7 +81,6 @@ def resume(stores: Sequence[Store]) -> Operation[float | None]:
     Raises:
         ShardsDown: as `change`.
     """
-    yield from check(stores)
     pauses = yield from change(stores, lambda store: send(store.resume()), "resumed")
     return max((since for since in pauses if since is not None), default=None)
 
@@ -136,7 +133,6 @@ def set_limits(stores: Sequence[Store], fields: Mapping[str, float | None]) -> O
         return limits
 
     if fields:
-        yield from check(stores)
         found = yield from change(stores, set_one, "given their parts of the new limits")
     else:
         found = list[Limits]()

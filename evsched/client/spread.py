@@ -43,16 +43,28 @@ _NAMED: Final = 5
 """Shards that a message names."""
 
 
-def change(stores: Sequence[Store], operation: Callable[[Store], Operation[T]], done: str) -> Operation[list[T]]:
-    """Change a queue and each of its shards, after a `check`; return the results.
+def change(
+    stores: Sequence[Store],
+    operation: Callable[[Store], Operation[T]],
+    done: str,
+    ready: Operation[None] | None = None,
+) -> Operation[list[T]]:
+    """Change a queue and each of its shards, if all their primaries answer; return the results.
 
-    `stores`: those of the queue's shards and, last, of the queue itself. `done`: the action, such as "paused".
+    `stores`: those of the queue and its shards, in the order of the changes. `done`: the action, such as "paused".
+    `ready`: checks that are made first, and write nothing.
 
     Raises:
         ShardsDown: a primary does not answer: nothing was done, or only a part.
     """
     if len(stores) == 1:
+        yield from ready or ()
         return [(yield from operation(stores[0]))]
+    yield from check(stores)
+    try:
+        yield from ready or ()
+    except StoreDown as error:
+        raise _nothing_done(reason(error), error) from error
     found = list[T]()
     for at, store in enumerate(stores):
         try:
