@@ -188,7 +188,7 @@ async def _change(asked: Asked[DeadJobs, None], change: ChangeDead) -> Reply:
         matching = Filter(older=0.0)  # only the jobs that are dead by now, so that it ends
     stores = await client.whole(asked.queue)
     if len(stores) > 1:
-        await client.run(finish_moves(client.store, stores))
+        await client.run(finish_moves(stores))
     plan = reviving if change is Store.revive else dropping
     sweep, more = plan(stores, matching), True
     while more and sweep.examined < EXAMINED_MOST:

@@ -144,7 +144,7 @@ def change(
 
 def _finish_moves(redis: SyncClient, stores: Sequence[Store]) -> int:
     """Have the jobs arrive that are on their way between these shards: no sweep sees them. Return how many were."""
-    return redis.run(finish_moves(redis.store, stores)) if len(stores) > 1 else 0
+    return redis.run(finish_moves(stores)) if len(stores) > 1 else 0
 
 
 def search(redis: CommandClient, sweep: Sweep) -> list[Match]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import date, datetime, timedelta
 from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, cast
 
 from evsched import keys
 from evsched.client import gate, operations, spread, sweep
@@ -19,7 +19,7 @@ from evsched.client.reshard import finish_moves
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Sweep, Swept
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import StoreDown
+from evsched.errors import JobMissing, StoreDown
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place
 from evsched.shards import NONE, Shards
@@ -189,9 +189,13 @@ class Client:
         Raises:
             JobMissing: there is no such job and no such recurrence.
         """
-        from evsched.client.explain_job import explain_known  # slow to import, and few programs need it
+        from evsched.client.explain import no_explanation
+        from evsched.client.explain_job import explain_any  # slow to import, and few programs need it
 
-        return await self.run(explain_known(self.shards, self.parts_of(queue, job_id), queue, job_id))
+        found = await self.run(explain_any(self.shards, self.parts_of(queue, job_id), queue, job_id))
+        if found is None:
+            raise JobMissing(no_explanation(job_id, queue))
+        return found
 
     async def cancel(self, queue: str, job_id: str) -> Place:
         """Delete a waiting job, or have its worker stop it; return the place where it was.
@@ -262,7 +266,7 @@ class Client:
         stores = await self.whole(queue)
         work = plan(stores)
         if len(stores) > 1:
-            await self.run(finish_moves(self.store, stores))
+            await self.run(finish_moves(stores))
         return await self.run(work.finish())
 
     async def pause(self, queue: str, *, until: datetime | float | None = None, why: str = "") -> float:
@@ -295,7 +299,7 @@ class Client:
         Raises:
             ConfigError: a value is not valid, or cannot be divided among the shards of the queue.
         """
-        fields = gate.limit_fields(group, task, gate.given(limits))
+        fields = gate.limit_fields(group, task, cast("dict[str, float | None]", limits))
         return merged(await self.run(gate.set_limits(await self.whole(queue), fields)))
 
     async def revive(self, queue: str, ids: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from evsched import keys
 from evsched.client import spread
-from evsched.client.explain import Explanation, explain, is_waiting, missing, named_window, no_explanation
+from evsched.client.explain import Explanation, explain, is_waiting, missing, named_window
 from evsched.client.operations import AskWorkers, Operation, send
 from evsched.client.recurrence_operations import find_standing, no_record, read_record
 from evsched.client.spread import Parts
@@ -118,18 +118,6 @@ def _list_facts(fields: Mapping[str, bytes], now: float) -> dict[str, str]:
         ended = number(fields.get("last_finished"))
         ago = "" if ended is None else f", {format_duration(max(now - ended, 0.0))} ago"
         found["last run"] = f"{_text(fields, 'last_id')}: {_text(fields, 'last_outcome')}{ago}"
-    return found
-
-
-def explain_known(shards: Shards, parts: Parts, queue: str, job: str) -> Operation[Explanation]:
-    """Explain as `explain_any`.
-
-    Raises:
-        JobMissing: there is no such job and no such recurrence.
-    """
-    found = yield from explain_any(shards, parts, queue, job)
-    if found is None:
-        raise JobMissing(no_explanation(job, queue))
     return found
 
 

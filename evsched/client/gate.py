@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final, TypedDict, cast
+from typing import Final, TypedDict
 
 from msgspec import structs
 
@@ -83,10 +83,6 @@ def resume(stores: Sequence[Store]) -> Operation[float | None]:
     """
     pauses = yield from change(stores, lambda store: send(store.resume()), "resumed")
     return max((since for since in pauses if since is not None), default=None)
-
-
-def given(options: LimitOptions) -> dict[str, float | None]:
-    return {**cast("dict[str, float | None]", options)}
 
 
 def limit_fields(group: str | None, task: str | None, given: Mapping[str, float | None]) -> dict[str, float | None]:
