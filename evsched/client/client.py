@@ -454,17 +454,12 @@ class SyncClient:
         """Return where a job of a queue may be."""
         return self.client.parts_of(queue, job_id)
 
-    def run(self, operation: Operation[R]) -> R:
-        return finish(self.client.run(operation))
-
-    def send(self, call: Call[R]) -> R:
-        """Send a call of the store, as `Client.send`."""
-        return finish(self.client.send(call))
-
     def now(self, queue: str = DEFAULT_QUEUE) -> float:
         """Return the clock of the Redis that has a queue, in Unix seconds."""
         return self.send(clock(keys.root(queue)))
 
+    run = _sync(Client.run)
+    send = _sync(Client.send)
     whole = _sync(Client.whole)
     enqueue = _sync(Client.enqueue)
     declare = _sync(Client.declare)
