@@ -26,7 +26,6 @@ from evsched.client.option_values import Unique, id_of_arguments, id_of_key, uni
 from evsched.client.recurrence_operations import RecurrenceStatus, list_statuses, recurrence_status
 from evsched.client.spread import front
 from evsched.client.sweep import Filter, Sweep, Waiting
-from evsched.client.sweeps import Sweeps
 from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus
@@ -131,11 +130,10 @@ def _search(
     matching: Filter, places: Sequence[Waiting], limit: int, stores: Sequence[Store]
 ) -> Operation[replies.Jobs]:
     """Return jobs that match, in no order: `limit` of them, or those among the first that are examined."""
-    sweeps = Sweeps(Sweep(store, matching, places) for store in stores)
-    more = True
-    while more and len(sweeps.found) <= limit and sweeps.examined < EXAMINED_MOST:
-        more = yield from sweeps.step()
-    return replies.Jobs(sweeps.found[:limit], not more and len(sweeps.found) <= limit)
+    sweep, more = Sweep(stores, matching, places), True
+    while more and len(sweep.found) <= limit and sweep.examined < EXAMINED_MOST:
+        more = yield from sweep.step()
+    return replies.Jobs(sweep.found[:limit], not more and len(sweep.found) <= limit)
 
 
 async def _enqueue(

@@ -20,7 +20,6 @@ from evsched.client.operations import ask_nodes, once
 from evsched.client.reshard import finish_moves
 from evsched.client.spread import ChangeDead, change_dead, check, listed, never_used, queue_stats, shown
 from evsched.client.sweep import Filter, dropping, reviving
-from evsched.client.sweeps import Sweeps
 from evsched.errors import StoreError
 from evsched.store.gate_limits import Limits
 from evsched.store.operator_calls import QueueStats
@@ -175,12 +174,12 @@ async def _change(request: ApiRequest, body: requests.DeadJobs, change: ChangeDe
         matching = Filter(older=0.0)  # only the jobs that are dead by now, so that it ends
     stores = await client.whole(request.queue)
     if len(stores) > 1:
-        await client.run(finish_moves(client.store, stores))
+        await client.run(finish_moves(stores))
     plan = reviving if change is Store.revive else dropping
-    sweeps, more = Sweeps(plan(store, matching) for store in stores), True
-    while more and sweeps.examined < EXAMINED_MOST:
-        more = await client.run(sweeps.step())
-    return replies.DeadChanged(sweeps.swept.changed, complete=not more)
+    sweep, more = plan(stores, matching), True
+    while more and sweep.examined < EXAMINED_MOST:
+        more = await client.run(sweep.step())
+    return replies.DeadChanged(sweep.swept.changed, complete=not more)
 
 
 async def list_calendars(request: ApiRequest) -> replies.Calendars:

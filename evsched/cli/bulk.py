@@ -16,7 +16,6 @@ from evsched.cli.output import Column, Moment, listing
 from evsched.client.client import SyncClient
 from evsched.client.reshard import finish_moves
 from evsched.client.sweep import Filter, Sweep
-from evsched.client.sweeps import Sweeps
 from evsched.errors import ConfigError
 from evsched.store.operator_calls import Match
 from evsched.store.store import Store
@@ -109,14 +108,16 @@ def by_filter(command: str, named: object, bulk: BulkFlags | None, every: bool |
     return None if named else matching
 
 
-def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: str, bulk: BulkFlags | None) -> int:
+def change(
+    url: str | None, queue: str, plan: Callable[[Sequence[Store]], Sweep], done: str, bulk: BulkFlags | None
+) -> int:
     """Change all jobs that match, and print how many; or with --dry-run, list them. `done`: the state of the jobs then.
 
     Return the exit code: 1 if nothing matched because there is no such queue.
     """
     with client_of(url, queue, changes_queue=True) as redis:
         stores = redis.stores(queue)
-        sweep = Sweeps(map(plan, stores))
+        sweep = plan(stores)
         if bulk is not None and bulk.dry_run:
             found = search(redis, sweep.without_change())
             if not bulk.json:
@@ -143,10 +144,10 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
 
 def _finish_moves(redis: SyncClient, stores: Sequence[Store]) -> int:
     """Have the jobs arrive that are on their way between these shards: no sweep sees them. Return how many were."""
-    return redis.run(finish_moves(redis.store, stores)) if len(stores) > 1 else 0
+    return redis.run(finish_moves(stores)) if len(stores) > 1 else 0
 
 
-def search(redis: CommandClient, sweep: Sweeps) -> list[Match]:
+def search(redis: CommandClient, sweep: Sweep) -> list[Match]:
     """Find all jobs that match, the next to run and the latest to die first."""
     if number := redis.work_off(sweep, "jobs examined, to be found"):
         output.note(f"stopped after {sweep.examined} of {sweep.total} jobs")

@@ -27,7 +27,7 @@ from evsched.transport.servers import nodes_down, reason, topology
 
 if TYPE_CHECKING:
     from evsched.client.reshard import Reshard
-    from evsched.client.sweeps import Sweeps
+    from evsched.client.sweep import Sweep
 
 _ASKED_MOST: Final = 10_000
 """Queues that are asked for a job: three commands each, together about 30 ms of Redis's time."""
@@ -79,7 +79,7 @@ class CommandClient(SyncClient):
             output.note(f"{self.unread}: {lacking}")
             self.incomplete = True
 
-    def work_off(self, work: Sweeps | Reshard, label: str, changed: Callable[[], str] | None = None) -> int:
+    def work_off(self, work: Sweep | Reshard, label: str, changed: Callable[[], str] | None = None) -> int:
         """Do all steps of a long work, or until a signal asks the process to end.
 
         Return the signal's number, 0 = none came. `changed` describes the changes made so far, for a failure.

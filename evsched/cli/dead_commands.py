@@ -114,7 +114,7 @@ def _change(
     matching = by_filter(f"dead {what}", ids, bulk, every)
     if matching is not None:
         queue, sweep = queue or DEFAULT_QUEUE, reviving if what == "revive" else dropping
-        code = change(url, queue, lambda store: sweep(store, matching), _DONE[what], bulk)
+        code = change(url, queue, lambda stores: sweep(stores, matching), _DONE[what], bulk)
         found = every and code < 128 and _change_all_lost(url, queue, what, bulk)
         return 0 if found else code
     lost = set(_change_lost(url, queue, what, ids))

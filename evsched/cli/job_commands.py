@@ -28,7 +28,6 @@ from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.option_values import Unique, id_of_arguments
 from evsched.client.spread import front
 from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
-from evsched.client.sweeps import Sweeps
 from evsched.client.target_tasks import QUEUE, is_target
 from evsched.config import DEFAULT_QUEUE
 from evsched.display import escape
@@ -171,7 +170,7 @@ def cancel(job: OneId = None, /, *, bulk: Bulk = None, queue: QueueOfJob = None,
     """
     matching = by_filter("cancel", job, bulk)
     if matching is not None:
-        return change(url, queue or DEFAULT_QUEUE, lambda store: cancelling(store, matching), "cancelled", bulk)
+        return change(url, queue or DEFAULT_QUEUE, lambda stores: cancelling(stores, matching), "cancelled", bulk)
     assert job is not None
     named = queue
     try:
@@ -246,7 +245,7 @@ def jobs(
             there = redis.run(spread.queue_stats(stores)).places
             rows = [row for name in places for row in redis.run(front(stores, name, limit))]
         else:
-            found = search(redis, Sweeps(Sweep(store, matching, places) for store in stores))
+            found = search(redis, Sweep(stores, matching, places))
             there = Counter(job.place for job in found)
             rows = [row for name in places for row in [job for job in found if job.place == name][:limit]]
         unknown = note_if_unknown(redis, queue, rows)

@@ -72,15 +72,15 @@ def shard(
             raise EvschedError(unknown)
         strays = _strays(redis, queue, max(was, count))
         if not dry_run:
-            redis.run(new_shards.settle(Store, queue, was))
+            redis.run(new_shards.settle(queue, was))
             gates = _gates(redis, queue, was, count)
             if not announce and not _is_worked(redis, queue, count):
                 return 1
             if count > was:
-                redis.run(new_shards.open_new(Store, gates))
+                redis.run(new_shards.open_new(gates))
                 redis.send(server.set_shards(queue, count))
-                redis.run(new_shards.divide_again(Store, gates))
-                redis.run(new_shards.settle(Store, queue, count))
+                redis.run(new_shards.divide_again(gates))
+                redis.run(new_shards.settle(queue, count))
             if announce:
                 print(
                     f"queue {queue} has {max(count, was)} shards now: restart the workers, and then repeat the command"
@@ -88,7 +88,7 @@ def shard(
                 return 0
             if not _is_dispatched(redis, queue, count):
                 return 1
-        return _move(redis, Reshard(Store, queue, count, was, strays, only_count=dry_run), was, strays)
+        return _move(redis, Reshard(queue, count, was, strays, only_count=dry_run), was, strays)
 
 
 _PLACEMENT: Final = (Column("queue"), Column("node"), Column("shards", 1), Column("which", 2))
@@ -138,7 +138,7 @@ def _strays(redis: SyncClient, queue: str, count: int) -> list[str]:
     if queue not in redis.shards.counts:
         return []
     try:
-        return redis.run(stray_shards(Store, Shards({queue: count}), queue))
+        return redis.run(stray_shards(Shards({queue: count}), queue))
     except StoreRefused as error:
         output.note(f"shards of queue {queue} beyond {count} are not looked for: {error}")
         return []
@@ -151,14 +151,14 @@ def _gates(redis: SyncClient, queue: str, was: int, count: int) -> Gates:
         EvschedError: a limit is too small to be divided.
     """
     try:
-        return redis.run(new_shards.plan(Store, queue, was, count))
+        return redis.run(new_shards.plan(queue, was, count))
     except ConfigError as error:
         raise EvschedError(str(error)) from None
 
 
 def _is_worked(redis: SyncClient, queue: str, count: int) -> bool:
     """Return whether each worker serves all shards; print what to do if not."""
-    if lacking := redis.run(reshard.lacking(Store, queue, count)):
+    if lacking := redis.run(reshard.lacking(queue, count)):
         workers = [f"{one.worker} lacks {output.some(one.shards)}" for one in lacking]
         output.note(
             f"not every worker of queue {queue} serves {count} shards: {output.some(workers)}. Deploy the workers with "
@@ -171,7 +171,7 @@ def _is_worked(redis: SyncClient, queue: str, count: int) -> bool:
 def _is_dispatched(redis: SyncClient, queue: str, count: int) -> bool:
     """Return whether each dispatcher serves all shards; print what to do if not."""
     try:
-        unknown = redis.run(reshard.undispatched(Store, queue, count))
+        unknown = redis.run(reshard.undispatched(queue, count))
     except StoreRefused:  # a right is missing: `pubsub|numsub`
         unknown = []
     if unknown:
@@ -200,12 +200,13 @@ def _move(redis: CommandClient, work: Reshard, was: int, strays: Sequence[str]) 
 
 def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequence[str]) -> int:
     """Retire the shards that the queue is not to have any more; return the exit code."""
-    held = redis.run(reshard.retire(Store, queue, count, was, strays))
+    held = redis.run(reshard.retire(queue, count, was, strays))
     has = redis.send(server.shards()).get(queue, 0)
     if has < was:
-        redis.run(new_shards.divide_again(Store, _gates(redis, queue, was, has)))
+        redis.run(new_shards.divide_again(_gates(redis, queue, was, has)))
     gone = {*Shards({queue: has}).beyond(queue, Shards({queue: was}).all_of(queue)), *strays}
-    redis.run(reshard.close(Store, gone - {one.shard for one in held}))
+    for name in gone - {one.shard for one in held}:
+        redis.run(new_shards.hold(Store(name), Limits()))
     restart = ": restart the workers, so that they serve no others" if has < was else ""
     print(f"queue {queue} has {f'{has} shards' if has else 'no shards'} now{restart}")
     for one in held:

@@ -214,7 +214,9 @@ _NEXT_MOST: Final = 1000
 _LOOKED_MOST: Final = 200_000
 """The most planned times that are looked at for them, which takes some 5 s."""
 
-_SPAN_MOST: Final = 400 * 86400
+_SPAN_OF_HOURS: Final = 86400.0
+_SPAN_MOST: Final = 400 * 86400.0
+"""Seconds from --from to --to: the default with --by hour, and the most."""
 
 
 class _Ahead(NamedTuple):
@@ -275,8 +277,7 @@ def next_times(
         raise UsageError("give the name of a recurrence, or --rule, not both")
     unknown = 0
     shown_in = find_zone("UTC" if zone is None else zone)
-    first = None if since is None else parse_time(since, zone)
-    last = None if until is None else parse_time(until, zone)
+    first, last = (None if text is None else parse_time(text, zone) for text in (since, until))
     if rule:
         ahead, now = _given(rule, shown_in.key), time.time()
     else:
@@ -286,7 +287,7 @@ def next_times(
             unknown = note_if_unknown(redis, queue, ahead) if name is None else 0
     first = now if first is None else first
     if last is None and by == "hour":
-        last = first + 86400
+        last = first + _SPAN_OF_HOURS
     if last is not None and not 0 < last - first <= _SPAN_MOST:
         raise UsageError("--to: after --from, by 400 days at the most")
     times = _times(ahead, first, last, count or (5 if last is None else None))
@@ -300,26 +301,34 @@ def next_times(
             listed["hours"] = [{"hour": hour, "runs": names.total(), "of": names} for hour, names in _by_hour(times)]
         output.as_json(listed)
         return unknown
-    single = ahead[0].recurrence if name is not None or (rule and len(rule) == 1) else None
+    single = ahead[0].recurrence if name is not None or len(rule or ()) == 1 else None
     if single is not None:
         sentence(single.words())
         shown_in = shown_in if zone is not None else single.rule.zone
     if by == "hour":
         _show_hours(times, shown_in)
-        return unknown
+    else:
+        _show_runs(times, shown_in, single, nothing)
+    return unknown
+
+
+def _show_runs(times: list[_Time], zone: ZoneInfo, single: Recurrence | None, nothing: str) -> None:
+    """List runs with their local times in a zone.
+
+    `single`: the recurrence that all of them belong to, if it is one. `nothing`: the words if it has none.
+    """
     never = "never: the window does not open"
     rows = [
-        (one.name, in_zone(one.planned, shown_in), Moment(one.planned), never if one.due is None else Moment(one.due))
+        (one.name, in_zone(one.planned, zone), Moment(one.planned), never if one.due is None else Moment(one.due))
         for one in times
     ]
-    columns = (Column("name"), Column(f"in {shown_in.key}", 1), Column("here", 2), Column("due"))
+    columns = (Column("name"), Column(f"in {zone.key}", 1), Column("here", 2), Column("due"))
     if single:
         table(columns[1:], [row[1:] for row in rows], f"it {nothing}")
     else:
         table(columns, rows, "nothing will run")
     if single and (declared := single.declared).window and declared.overlap != "allow" and declared.after is None:
         sentence("If several planned times wait for the same opening of its window, only the first runs.")
-    return unknown
 
 
 def _given(rules: list[str], zone: str) -> list[_Ahead]:

@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import date, datetime, timedelta
 from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, cast
 
 from evsched import keys
 from evsched.client import gate, operations, spread, sweep
 from evsched.client.gate import LimitOptions
 from evsched.client.operations import REPLY_TIMEOUT, AskWorkers, Nodes, Operation, Send, Sleep, Step
 from evsched.client.option_values import Unique, unix
+from evsched.client.reshard import finish_moves
 from evsched.client.spread import Parts
-from evsched.client.sweep import Filter, Swept
-from evsched.client.sweeps import sweep_all
+from evsched.client.sweep import Filter, Sweep, Swept
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import StoreDown
+from evsched.errors import JobMissing, StoreDown
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place
 from evsched.shards import NONE, Shards
@@ -189,9 +189,13 @@ class Client:
         Raises:
             JobMissing: there is no such job and no such recurrence.
         """
-        from evsched.client.explain_job import explain_known  # slow to import, and few programs need it
+        from evsched.client.explain import no_explanation
+        from evsched.client.explain_job import explain_any  # slow to import, and few programs need it
 
-        return await self.run(explain_known(self.shards, self.parts_of(queue, job_id), queue, job_id))
+        found = await self.run(explain_any(self.shards, self.parts_of(queue, job_id), queue, job_id))
+        if found is None:
+            raise JobMissing(no_explanation(job_id, queue))
+        return found
 
     async def cancel(self, queue: str, job_id: str) -> Place:
         """Delete a waiting job, or have its worker stop it; return the place where it was.
@@ -227,7 +231,7 @@ class Client:
         Raises:
             ConfigError: there is no such place.
         """
-        return await self.run(spread.find(await self.whole(queue), matching, place))
+        return await self.run(sweep.find(await self.whole(queue), matching, place))
 
     async def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter. Jobs that workers hold go on.
@@ -237,9 +241,7 @@ class Client:
         Raises:
             ConfigError: the filter has no condition.
         """
-        return await self.run(
-            sweep_all(self.store, await self.whole(queue), lambda store: sweep.cancelling(store, matching))
-        )
+        return await self._sweep(queue, lambda stores: sweep.cancelling(stores, matching))
 
     async def reschedule_matching(
         self,
@@ -250,23 +252,22 @@ class Client:
         delay: timedelta | float | None = None,
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `reschedule`. Works and raises as the above."""
-        return await self.run(
-            sweep_all(
-                self.store, await self.whole(queue), lambda store: sweep.rescheduling(store, matching, due, delay)
-            )
-        )
+        return await self._sweep(queue, lambda stores: sweep.rescheduling(stores, matching, due, delay))
 
     async def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, due now, with all attempts. As the above."""
-        return await self.run(
-            sweep_all(self.store, await self.whole(queue), lambda store: sweep.reviving(store, matching))
-        )
+        return await self._sweep(queue, lambda stores: sweep.reviving(stores, matching))
 
     async def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter. As the above."""
-        return await self.run(
-            sweep_all(self.store, await self.whole(queue), lambda store: sweep.dropping(store, matching))
-        )
+        return await self._sweep(queue, lambda stores: sweep.dropping(stores, matching))
+
+    async def _sweep(self, queue: str, plan: Callable[[Sequence[Store]], Sweep]) -> Swept:
+        stores = await self.whole(queue)
+        work = plan(stores)
+        if len(stores) > 1:
+            await self.run(finish_moves(stores))
+        return await self.run(work.finish())
 
     async def pause(self, queue: str, *, until: datetime | float | None = None, why: str = "") -> float:
         """Pause a queue: running jobs finish, and no other starts; return since when it is paused, in Unix seconds.
@@ -298,7 +299,7 @@ class Client:
         Raises:
             ConfigError: a value is not valid, or cannot be divided among the shards of the queue.
         """
-        fields = gate.limit_fields(group, task, gate.given(limits))
+        fields = gate.limit_fields(group, task, cast("dict[str, float | None]", limits))
         return merged(await self.run(gate.set_limits(await self.whole(queue), fields)))
 
     async def revive(self, queue: str, ids: Sequence[str]) -> int:
@@ -453,17 +454,12 @@ class SyncClient:
         """Return where a job of a queue may be."""
         return self.client.parts_of(queue, job_id)
 
-    def run(self, operation: Operation[R]) -> R:
-        return finish(self.client.run(operation))
-
-    def send(self, call: Call[R]) -> R:
-        """Send a call of the store, as `Client.send`."""
-        return finish(self.client.send(call))
-
     def now(self, queue: str = DEFAULT_QUEUE) -> float:
         """Return the clock of the Redis that has a queue, in Unix seconds."""
         return self.send(clock(keys.root(queue)))
 
+    run = _sync(Client.run)
+    send = _sync(Client.send)
     whole = _sync(Client.whole)
     enqueue = _sync(Client.enqueue)
     declare = _sync(Client.declare)

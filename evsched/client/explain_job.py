@@ -9,7 +9,7 @@ from msgspec import structs
 
 from evsched import keys
 from evsched.client import spread
-from evsched.client.explain import Explanation, explain, is_waiting, missing, named_window, no_explanation
+from evsched.client.explain import Explanation, explain, is_waiting, missing, named_window
 from evsched.client.operations import AskWorkers, Operation, send
 from evsched.client.recurrence_operations import find_standing, no_record, read_record
 from evsched.client.spread import Parts
@@ -121,27 +121,22 @@ def _list_facts(fields: Mapping[str, bytes], now: float) -> dict[str, str]:
     return found
 
 
-def explain_known(shards: Shards, parts: Parts, queue: str, job: str) -> Operation[Explanation]:
-    """Explain as `explain_any`.
-
-    Raises:
-        JobMissing: there is no such job and no such recurrence.
-    """
-    found = yield from explain_any(shards, parts, queue, job)
-    if found is None:
-        raise JobMissing(no_explanation(job, queue))
-    return found
-
-
 def explain_any(shards: Shards, parts: Parts, queue: str, job: str) -> Operation[Explanation | None]:
     """Explain why a job has not run yet, or the next step of the recurrence of this name; None if there is neither.
 
     `parts`: where the job may be.
     """
-    store, facts = yield from _find(parts, queue, job)
+
+    def read(store: Store) -> Operation[Facts | None]:
+        facts = yield from send(store.explain(job))
+        return None if facts.status is None else facts
+
+    found = yield from spread.search(parts, read)
+    if found is None:
+        return (yield from _read_recurrence(Store(queue), job))
+    store, facts = found
     status, shard = facts.status, store.queue
-    if status is None:
-        return (yield from _read_recurrence(store, job))
+    assert status is not None
     types = dict[str, str]()
     if is_waiting(status, facts.now):
         for name in KEY_TYPES:
@@ -150,28 +145,12 @@ def explain_any(shards: Shards, parts: Parts, queue: str, job: str) -> Operation
     dispatchers = None if facts.holder is None else (yield from _dispatchers(store))
     asks = status.place == "ready" and facts.counts.get("workers")
     pauses: Sequence[FetchPause | None] = (yield AskWorkers(shard)) if asks else ()
-    found = explain(shards.whole(shard), facts, window, types, dispatchers, pauses)
+    explained = explain(shards.whole(shard), facts, window, types, dispatchers, pauses)
     if not shards.beyond(queue, [shard]):
-        return found
+        return explained
     count = shards.counts[queue]
     why = f"; queue {queue} has {count} shards, and {shard} is not one of them: evsched queues shard {queue} {count}"
-    return structs.replace(found, sentence=found.sentence + why)
-
-
-def _find(parts: Parts, queue: str, job: str) -> Operation[tuple[Store, Facts]]:
-    home, *others = parts.stores
-    facts = yield from send(home.explain(job))
-    if facts.status is not None:
-        return home, facts
-    for store in others:
-        found = yield from send(store.explain(job))
-        if found.status is not None:
-            return store, found
-    for store in (yield from spread.unknown_parts(parts)):
-        found = yield from send(store.explain(job))
-        if found.status is not None:
-            return store, found
-    return Store(queue), facts
+    return structs.replace(explained, sentence=explained.sentence + why)
 
 
 def window_of(shards: Shards, status: JobStatus) -> Operation[str | None]:

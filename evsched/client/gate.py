@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final, TypedDict, cast
+from typing import Final, TypedDict
 
 from msgspec import structs
 
 from evsched import keys
 from evsched.client.operations import Operation, Send, send
 from evsched.client.option_values import unix
-from evsched.client.spread import change, check
+from evsched.client.spread import change
 from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
 from evsched.jobs.option_checks import invalid
@@ -48,8 +48,6 @@ def pause(stores: Sequence[Store], until: datetime | float | None, why: str) -> 
         ShardsDown: as `change`.
     """
     end = None if until is None else unix("until", until)
-    yield from check(stores)
-    yield from check_pause(stores[-1], end, why)
 
     def pause_one(store: Store) -> Operation[tuple[float, int]]:
         back = 0
@@ -59,7 +57,7 @@ def pause(stores: Sequence[Store], until: datetime | float | None, why: str) -> 
             if not left:
                 return since, back
 
-    pauses = yield from change(stores, pause_one, "paused")
+    pauses = yield from change(stores, pause_one, "paused", check_pause(stores[-1], end, why))
     return pauses[-1][0], sum(back for _, back in pauses)
 
 
@@ -83,13 +81,8 @@ def resume(stores: Sequence[Store]) -> Operation[float | None]:
     Raises:
         ShardsDown: as `change`.
     """
-    yield from check(stores)
     pauses = yield from change(stores, lambda store: send(store.resume()), "resumed")
     return max((since for since in pauses if since is not None), default=None)
-
-
-def given(options: LimitOptions) -> dict[str, float | None]:
-    return {**cast("dict[str, float | None]", options)}
 
 
 def limit_fields(group: str | None, task: str | None, given: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -136,7 +129,6 @@ def set_limits(stores: Sequence[Store], fields: Mapping[str, float | None]) -> O
         return limits
 
     if fields:
-        yield from check(stores)
         found = yield from change(stores, set_one, "given their parts of the new limits")
     else:
         found = list[Limits]()

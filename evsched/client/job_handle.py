@@ -10,9 +10,10 @@ from msgspec import Struct
 
 from evsched.client.client import Client, SyncClient
 from evsched.client.option_values import due_and_delay
-from evsched.client.transaction import Change
+from evsched.client.transaction import Change, without_loop
 from evsched.errors import BadResult, JobMissing
 from evsched.jobs.record import JobStatus, Place
+from evsched.transport.links import finish
 
 R = TypeVar("R")
 
@@ -120,8 +121,7 @@ class Job(_Handle, Generic[R], frozen=True):
         change.read(await change.cancellation().by_any(connection))
 
     def cancel_in_sync(self, connection: Any, /) -> None:
-        change = self._change()
-        change.read(change.cancellation().by(connection))
+        finish(self.cancel_in(without_loop(connection)))
 
     async def reschedule_in(
         self, connection: Any, /, due: datetime | float | None = None, *, delay: timedelta | float | None = None
@@ -142,9 +142,7 @@ class Job(_Handle, Generic[R], frozen=True):
         self, connection: Any, /, due: datetime | float | None = None, *, delay: timedelta | float | None = None
     ) -> float:
         """Give a job another time as `reschedule_in`, in a program without an event loop."""
-        change = self._change()
-        moment, length = due_and_delay(due, delay)
-        return change.read(change.reschedule(moment, length).by(connection))
+        return finish(self.reschedule_in(without_loop(connection), due, delay=delay))
 
     def _change(self) -> Change:
         return Change(self.queue, self.id, self._client.ledger_time())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import Any, Final
 
@@ -10,8 +10,8 @@ from evsched import keys
 from evsched.client.gate import note_setting
 from evsched.client.operations import Operation, send
 from evsched.client.recurrence_operations import kept
-from evsched.client.spread import change, check
-from evsched.errors import ConfigError, InUse, JobMissing
+from evsched.client.spread import change
+from evsched.errors import ConfigError, InUse, JobMissing, StoreError
 from evsched.recurrence.calendars import CALENDAR_NAME, names_of, parse_calendar
 from evsched.recurrence.recurrence import window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
@@ -88,16 +88,13 @@ def set_window(stores: Sequence[Store], name: str, window: str) -> Operation[int
     """
     if not WINDOW_NAME.fullmatch(name):
         raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
-    store, parsed = stores[-1], parse_window(window)
-    yield from check(stores)
-    if parsed.next_open((yield from send(clock(keys.root(store.queue))))) is None:
-        raise ConfigError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
-    yield from _check_notes(stores, name)
-    back = yield from _change_window(stores, name, window)
-    for recurrence, fields in (yield from _users_of_window(store, name)):
-        if "reason" in fields:  # it was stopped, because there was no such window
-            yield from send(store.replan(recurrence))
-    return back
+    parsed = parse_window(window)
+
+    def ready(store: Store) -> Operation[None]:
+        if parsed.next_open((yield from send(clock(keys.root(store.queue))))) is None:
+            raise ConfigError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
+
+    return (yield from _change_window(stores, name, window, ready))
 
 
 def remove_window(stores: Sequence[Store], name: str) -> Operation[int]:
@@ -108,11 +105,11 @@ def remove_window(stores: Sequence[Store], name: str) -> Operation[int]:
         JobMissing: there is no window of that name.
         ShardsDown: as above.
     """
-    store = stores[-1]
-    yield from check(stores)
-    yield from _check_notes(stores, name)
-    _check_unused("window", name, [user for user, _ in (yield from _users_of_window(store, name))])
-    return (yield from _change_window(stores, name, None))
+
+    def ready(store: Store) -> Operation[None]:
+        _check_unused("window", name, [user for user, _ in (yield from _users_of_window(store, name))])
+
+    return (yield from _change_window(stores, name, None, ready))
 
 
 def _users_of_window(store: Store, name: str) -> Operation[list[tuple[str, dict[str, bytes]]]]:
@@ -124,14 +121,12 @@ def _users_of_window(store: Store, name: str) -> Operation[list[tuple[str, dict[
     ]
 
 
-def _check_notes(stores: Sequence[Store], name: str) -> Operation[None]:
-    """Read the notes of the jobs that wait for a window, so that a refusal of Redis comes before any write."""
-    for store in stores:
-        yield from send(store.count_deferred(name))
-
-
-def _change_window(stores: Sequence[Store], name: str, window: str | None) -> Operation[int]:
+def _change_window(
+    stores: Sequence[Store], name: str, window: str | None, check: Callable[[Store], Operation[None]]
+) -> Operation[int]:
     """Write or delete a window, and schedule the jobs that wait for it again, so that this applies; return how many.
+
+    `check`: a check of the queue itself, before anything is written.
 
     Raises:
         JobMissing: it does not exist.
@@ -139,18 +134,31 @@ def _change_window(stores: Sequence[Store], name: str, window: str | None) -> Op
     """
     keeper = stores[-1]
 
+    def ready() -> Operation[None]:
+        for store in stores:  # a refusal to read the notes of jobs that wait would also come after the first write
+            yield from send(store.count_deferred(name))
+        yield from check(keeper)
+
     def change_in(store: Store) -> Operation[int]:
-        if store is keeper:
-            if not (yield from send(store.set_window(name, window))) and window is None:
-                raise JobMissing(f"queue {store.queue} has no window {name}")
-            yield from note_setting(store)
-        total, left = 0, 1
-        while left:
-            back, left = yield from send(store.reopen(name))
-            total += back
+        begun, total, left = False, 0, 1
+        try:
+            if store is keeper:
+                if not (yield from send(store.set_window(name, window))) and window is None:
+                    raise JobMissing(f"queue {store.queue} has no window {name}")
+                begun = True
+                yield from note_setting(store)
+            while left:
+                back, left = yield from send(store.reopen(name))
+                begun, total = True, total + back
+            for recurrence, fields in (yield from _users_of_window(store, name)) if store is keeper else ():
+                if "reason" in fields:  # it was stopped, because there was no such window
+                    yield from send(store.replan(recurrence))
+        except StoreError as error:
+            error.unsure = error.unsure or begun
+            raise
         return total
 
-    changed = yield from change([keeper, *stores[:-1]], change_in, f"given the change of window {name}")
+    changed = yield from change([keeper, *stores[:-1]], change_in, f"given the change of window {name}", ready())
     return sum(changed)
 
 

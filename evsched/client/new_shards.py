@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from msgspec import Struct, structs
 
 from evsched.client.operations import Operation, send
-from evsched.client.spread import MakeStore
 from evsched.errors import ConfigError
 from evsched.shards import Shards
 from evsched.store import server
@@ -47,7 +46,7 @@ def read_limits(store: Store) -> Operation[Limits]:
     return structs.replace(limits, declared=(yield from send(store.declared_limits())))
 
 
-def plan(make: MakeStore, queue: str, was: int, count: int, redeclares: str | None = None) -> Operation[Gates]:
+def plan(queue: str, was: int, count: int, redeclares: str | None = None) -> Operation[Gates]:
     """Return the policy when a queue has `count` shards instead of `was`.
 
     `redeclares`: the app whose workers are about to declare its limits; the present ones may be too small to divide.
@@ -57,7 +56,7 @@ def plan(make: MakeStore, queue: str, was: int, count: int, redeclares: str | No
     """
     before = dict[str, Limits]()
     for name in Shards({queue: was}).all_of(queue):
-        before[name] = yield from read_limits(make(name))
+        before[name] = yield from read_limits(Store(name))
     whole, shards = merged([*before.values()]), Shards({queue: count})
     declared = {field: limit.value if limit.whole is None else limit.whole for field, limit in whole.declared.items()}
     for field in [field for field, limit in whole.declared.items() if limit.app == redeclares]:
@@ -109,7 +108,7 @@ def _with(part: Limits, before: Limits, whole: Limits) -> Limits:
     return found
 
 
-def open_new(make: MakeStore, gates: Gates) -> Operation[None]:
+def open_new(gates: Gates) -> Operation[None]:
     """Have the pause and the limits hold for the new shards, before programs know of them.
 
     All of their concurrency is reserved until `settle`, since older parts still have the limits of before. It may be
@@ -118,10 +117,10 @@ def open_new(make: MakeStore, gates: Gates) -> Operation[None]:
     for name, limits in gates.new.items():
         if (yield from send(server.shards())).get(gates.queue, 0) >= gates.count:
             return
-        yield from hold(make(name), limits, gates.wholes)
+        yield from hold(Store(name), limits, gates.wholes)
 
 
-def settle(make: MakeStore, queue: str, count: int) -> Operation[bool]:
+def settle(queue: str, count: int) -> Operation[bool]:
     """Let new shards use the room that older parts of the queue leave; return whether that is all of their limits.
 
     If a change of the number was interrupted, it first gives the older parts their limits. While jobs that began
@@ -129,25 +128,21 @@ def settle(make: MakeStore, queue: str, count: int) -> Operation[bool]:
     """
     shards, parts = Shards({queue: count}), dict[str, tuple[Limits, dict[str, int]]]()
     for name in shards.all_of(queue):
-        limits = yield from send(make(name).limits())
-        parts[name] = limits, (yield from send(make(name).in_flight()))
+        limits = yield from send(Store(name).limits())
+        parts[name] = limits, (yield from send(Store(name).in_flight()))
     if lacking := undivided(shards, queue, {name: limits for name, (limits, _) in parts.items()}):
         for name, limits in lacking.items():
-            yield from send(make(name).limit(limits))
-        return (yield from settle(make, queue, count))
+            yield from send(Store(name).limit(limits))
+        return (yield from settle(queue, count))
     reserved = still_reserved(parts)
     for name, of_part in reserved.items():
-        yield from send(make(name).reserve(of_part))
+        yield from send(Store(name).reserve(of_part))
     return not any(reserved.values())
 
 
-def divide_again(make: MakeStore, gates: Gates) -> Operation[None]:
+def divide_again(gates: Gates) -> Operation[None]:
     for name, limits in gates.old.items():
-        yield from hold(make(name), limits)
-
-
-def clear(store: Store) -> Operation[None]:
-    yield from hold(store, Limits())
+        yield from hold(Store(name), limits)
 
 
 def hold(store: Store, limits: Limits, wholes: Mapping[str, float] | None = None) -> Operation[None]:

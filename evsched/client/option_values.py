@@ -111,19 +111,11 @@ def unique_id(task: Task, unique: Unique, args: Sequence[Any], kwargs: Mapping[s
     """Return the id of a unique job. The arguments must fit the task.
 
     Raises:
-        ConfigError: the key that `by` returned is not JSON, or it returned None.
+        ConfigError: the key that `by` returned is not JSON, or it is None.
     """
     if unique.by == "args":
         return id_of_arguments(task.name, *task.signature.by_position(args, kwargs))
-    key = unique.by(*args, **kwargs)
-    if key is None:  # most likely it forgot to return
-        raise ConfigError(f"task {task.name}: Unique: by returned None: return a string, or another JSON value")
-    try:
-        return _digest(task.name, key)
-    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(
-            f"task {task.name}: Unique: by must return a string, or another JSON value: {error}"
-        ) from None
+    return id_of_key(task.name, unique.by(*args, **kwargs))
 
 
 def id_of_arguments(task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -137,7 +129,7 @@ def id_of_key(task: str, key: Any) -> str:
     Raises:
         ConfigError: the key is not JSON, or None.
     """
-    if key is None:  # most likely it was forgotten
+    if key is None:  # most likely it was forgotten, or a function forgot to return it
         raise ConfigError(f"task {task}: the key of a unique job is None: give a string, or another JSON value")
     try:
         return _digest(task, key)

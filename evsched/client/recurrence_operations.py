@@ -252,11 +252,6 @@ def _status(store: Store, now: float, name: str, at: float, fields: dict[str, by
         paused=number(fields.get("paused")),
         paused_until=number(fields.get("paused_until")),
         paused_why=_text(fields, "paused_why"),
-        runs=whole(fields.get("runs")),
-        done=whole(fields.get("done")),
-        failed=whole(fields.get("failed")),
-        failing=whole(fields.get("failing")),
-        missed=whole(fields.get("missed")),
         requests=(yield from waiting_requests(store, name, fields)),
         last_outcome=_text(fields, "last_outcome"),
         last_finished=number(fields.get("last_finished")),
@@ -265,6 +260,7 @@ def _status(store: Store, now: float, name: str, at: float, fields: dict[str, by
         revision=None if revision is None else describe_revision(revision),
         retired=number(fields.get("retired")) if is_retired(at, fields) else None,
         reason=_text(fields, "reason") if fields else no_record(store.queue, name),
+        **{count: whole(fields.get(count)) for count in ("runs", "done", "failed", "failing", "missed")},
     )
 
 

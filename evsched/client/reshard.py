@@ -25,9 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched import keys
-from evsched.client import new_shards
 from evsched.client.operations import Operation, find_queues, nodes, send, send_and_wait
-from evsched.client.spread import MakeStore
 from evsched.errors import ConfigError, StoreRefused
 from evsched.shards import Shards, shard
 from evsched.store import server
@@ -37,19 +35,19 @@ from evsched.transport.call import Call, T
 from evsched.transport.servers import slot_of
 
 
-def finish_moves(make: MakeStore, stores: Sequence[Store]) -> Operation[int]:
+def finish_moves(stores: Sequence[Store]) -> Operation[int]:
     """Finish the batches that leave these queues; return how many jobs were on their way."""
     found = 0
     for store in stores:
         if batch := (yield from send(store.depart())).batch:
-            yield from finish(make, store, batch)
+            yield from finish(store, batch)
             found += len(batch.jobs)
     return found
 
 
-def finish(make: MakeStore, store: Store, batch: Batch) -> Operation[Vacated]:
+def finish(store: Store, batch: Batch) -> Operation[Vacated]:
     """Finish a batch that leaves a queue. Raises as `send_safely`."""
-    to = make(batch.to)
+    to = Store(batch.to)
     arrival = yield from send_safely(to.arrive(store.queue, batch), to, store)
     return (yield from send(store.vacate(batch, arrival)))
 
@@ -74,18 +72,17 @@ def send_safely(call: Call[T], store: Store, beside: Store, *, on_disk: bool = T
     return value
 
 
-def stray_shards(make: MakeStore, shards: Shards, queue: str) -> Operation[list[str]]:
-    """Return the names of the shards that a queue has beyond their number, whether they hold jobs or not."""
+def stray_shards(shards: Shards, queue: str) -> Operation[list[str]]:
+    """Return the names of the shards that a queue has beyond their number, whether they hold jobs or not.
+
+    A name that is served by a worker which does not serve the queue is that of another queue.
+    """
     if queue not in shards.counts:
         return []
-    return (yield from not_of_their_own(make, queue, shards.beyond(queue, (yield from find_queues()))))
-
-
-def not_of_their_own(make: MakeStore, queue: str, names: Sequence[str]) -> Operation[list[str]]:
-    """Return those of the names that no worker serves which does not serve the queue."""
-    found, ours = list[str](), (yield from serving(make(queue))) if names else set[str]()
+    names = shards.beyond(queue, (yield from find_queues()))
+    found, ours = list[str](), (yield from serving(Store(queue))) if names else set[str]()
     for name in names:
-        if not (yield from serving(make(name))) - ours:
+        if not (yield from serving(Store(name))) - ours:
             found.append(name)
     return found
 
@@ -108,23 +105,18 @@ class Held(Struct, frozen=True):
     """Whether a worker serves it."""
 
 
-def retire(make: MakeStore, queue: str, count: int, was: int, strays: Sequence[str] = ()) -> Operation[list[Held]]:
+def retire(queue: str, count: int, was: int, strays: Sequence[str] = ()) -> Operation[list[Held]]:
     """Lower the number of shards to `count`, or to the last one that still holds jobs; return all that do."""
-    held = yield from _held(make, _names(queue, count, was))
+    held = yield from _held(_names(queue, count, was))
     left = _after(held) if held else count
     if left < was:
         yield from send(server.set_shards(queue, left))
-        late = yield from _held(make, _names(queue, left, was))
+        late = yield from _held(_names(queue, left, was))
         if late:  # a program that knows of the shards has used one meanwhile
             left = _after(late)
             yield from send(server.declare_shards(queue, left))
             held += late
-    return held + (yield from _held(make, strays))
-
-
-def close(make: MakeStore, gone: Iterable[str]) -> Operation[None]:
-    for name in gone:
-        yield from new_shards.clear(make(name))
+    return held + (yield from _held(strays))
 
 
 def _names(queue: str, first: int, end: int) -> list[str]:
@@ -135,10 +127,10 @@ def _after(held: Sequence[Held]) -> int:
     return int(held[-1].shard.rpartition(":")[2]) + 1
 
 
-def _held(make: MakeStore, names: Iterable[str]) -> Operation[list[Held]]:
+def _held(names: Iterable[str]) -> Operation[list[Held]]:
     """Return the content of these shards, without the empty ones."""
     found = list[Held]()
-    for store in map(make, names):
+    for store in map(Store, names):
         stats = yield from send(store.queue_stats())
         on_their_way = (yield from send(store.survey())).moving is not None
         places = {place: jobs for place, jobs in stats.places.items() if jobs} | ({"moving": 1} if on_their_way else {})
@@ -255,7 +247,6 @@ class Reshard:
 
     def __init__(
         self,
-        make: MakeStore,
         queue: str,
         count: int,
         was: int,
@@ -269,7 +260,6 @@ class Reshard:
         self.queue = queue
         self.count = count
         self.only_count = only_count
-        self._make = make
         self._now = max(was, count)
         """How many shards Redis says that there are, until the pass is over."""
         self._homes = Shards({queue: count})
@@ -296,7 +286,7 @@ class Reshard:
         if not self._has_begun:
             yield from self._begin()
         elif source is None:
-            yield from self._open(self._make(self._sources[0]))
+            yield from self._open(Store(self._sources[0]))
         elif to := source.next_batch():
             yield from self._move(source, to)
         elif not source.is_read:
@@ -309,8 +299,8 @@ class Reshard:
     def _begin(self) -> Operation[None]:
         """Finish the batches that another program has begun, so that their jobs are met wherever they go."""
         if not self.only_count:
-            yield from finish_moves(self._make, [*map(self._make, self._sources)])
-        for store in map(self._make, self._sources):
+            yield from finish_moves([*map(Store, self._sources)])
+        for store in map(Store, self._sources):
             self.total += (yield from send(store.queue_stats())).places["schedule"]
         self._has_begun = True
 
@@ -339,14 +329,14 @@ class Reshard:
             raise ConfigError(f"queue {self.queue} has {count} shards now: somebody else has changed the number")
         store, token, members = source.store, secrets.token_hex(8), source.batch(to)
         # Nothing leaves while a replica does not answer: a batch that is on its way runs nowhere.
-        yield from send_safely(self._make(to).has_room(), self._make(to), store, on_disk=False)
-        yield from send_safely(store.has_room(), store, self._make(to), on_disk=False)
+        yield from send_safely(Store(to).has_room(), Store(to), store, on_disk=False)
+        yield from send_safely(store.has_room(), store, Store(to), on_disk=False)
         # If the source lost this step later, jobs that have arrived would be back on its schedule, and run twice.
         depart = store.depart(to, token, members, above=source.above, calm=source.calm)
-        left = yield from send_safely(depart, store, self._make(to), on_disk=False)
+        left = yield from send_safely(depart, store, Store(to), on_disk=False)
         batch = left.batch
         if batch is not None and batch.token != token:
-            yield from finish(self._make, store, batch)
+            yield from finish(store, batch)
             return
         leaving = {member for member, _ in batch.jobs} if batch else set[bytes]()
         done = leaving | {member for member, _ in left.stay}
@@ -355,7 +345,7 @@ class Reshard:
         self._note(store, ((member, why) for member, why in left.stay if why != "gone"))
         if batch is None:
             return
-        arrival = yield from send_safely(self._make(to).arrive(store.queue, batch), self._make(to), store)
+        arrival = yield from send_safely(Store(to).arrive(store.queue, batch), Store(to), store)
         vacated = yield from send(store.vacate(batch, arrival))
         if arrival.over and vacated.back:
             # Redis's clock was set back, so the batch had too low a number.
@@ -410,17 +400,17 @@ def id_of(member: bytes) -> str:
     return found or hashlib.sha1(member, usedforsecurity=False).hexdigest()
 
 
-def lacking(make: MakeStore, queue: str, count: int) -> Operation[list[Lacking]]:
+def lacking(queue: str, count: int) -> Operation[list[Lacking]]:
     """Return the live workers of a queue, and the parents that stand by, that do not serve all of its shards."""
-    missing = {name: list[str]() for name in (yield from serving(make(queue)))}
+    missing = {name: list[str]() for name in (yield from serving(Store(queue)))}
     for number in range(count if missing else 0):
         part = shard(queue, number)
-        for name in missing.keys() - (yield from serving(make(part))):
+        for name in missing.keys() - (yield from serving(Store(part))):
             missing[name].append(part)
     return [Lacking(name, parts) for name, parts in sorted(missing.items()) if parts]
 
 
-def undispatched(make: MakeStore, queue: str, count: int) -> Operation[list[str]]:
+def undispatched(queue: str, count: int) -> Operation[list[str]]:
     """Return the shards that fewer dispatchers serve by name than the queue itself: these do not know of them."""
     most = yield from send(server.gate_listeners(queue))
     found = list[str]()

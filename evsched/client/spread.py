@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -24,7 +25,7 @@ from evsched import keys
 from evsched.client import operations, sweep
 from evsched.client.operations import Operation, find_queues, node_of, send
 from evsched.client.option_values import Unique
-from evsched.client.sweep import Filter, Waiting
+from evsched.client.sweep import Waiting
 from evsched.errors import JobMissing, ShardsDown, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import OnConflict
 from evsched.jobs.option_checks import invalid
@@ -43,16 +44,28 @@ _NAMED: Final = 5
 """Shards that a message names."""
 
 
-def change(stores: Sequence[Store], operation: Callable[[Store], Operation[T]], done: str) -> Operation[list[T]]:
-    """Change a queue and each of its shards, after a `check`; return the results.
+def change(
+    stores: Sequence[Store],
+    operation: Callable[[Store], Operation[T]],
+    done: str,
+    ready: Operation[None] | None = None,
+) -> Operation[list[T]]:
+    """Change a queue and each of its shards, if all their primaries answer; return the results.
 
-    `stores`: those of the queue's shards and, last, of the queue itself. `done`: the action, such as "paused".
+    `stores`: those of the queue and its shards, in the order of the changes. `done`: the action, such as "paused".
+    `ready`: checks that are made first, and write nothing.
 
     Raises:
         ShardsDown: a primary does not answer: nothing was done, or only a part.
     """
     if len(stores) == 1:
+        yield from ready or ()
         return [(yield from operation(stores[0]))]
+    yield from check(stores)
+    try:
+        yield from ready or ()
+    except StoreDown as error:
+        raise _nothing_done(reason(error), error) from error
     found = list[T]()
     for at, store in enumerate(stores):
         try:
@@ -172,25 +185,39 @@ def enqueue(
     return dues
 
 
+def search(parts: Parts, look: Callable[[Store], Operation[T | None]]) -> Operation[tuple[Store, T] | None]:
+    """Look for a job in each place where it may be; return the first store where `look` finds it, and what it found.
+
+    The stores that are known here are asked twice: a job that moves from one shard to another may be missed by one
+    pass, in which the other was asked first.
+    """
+    for store in parts.stores * 2 if len(parts.stores) > 1 else parts.stores:
+        if (found := (yield from look(store))) is not None:
+            return store, found
+    for store in (yield from unknown_parts(parts)):
+        if (found := (yield from look(store))) is not None:
+            return store, found
+    return None
+
+
 def of_job(parts: Parts, operation: Callable[[Store], Operation[T]]) -> Operation[T]:
     """Do an operation about a job where the job is, which is its home unless another client chose another shard.
 
     Raises:
         JobMissing: none of them has the job; what the home said.
     """
-    missing: JobMissing | None = None
-    for store in _twice(parts.stores):
+    missing = list[JobMissing]()
+
+    def attempt(store: Store) -> Operation[tuple[T] | None]:
         try:
-            return (yield from operation(store))
+            return ((yield from operation(store)),)
         except JobMissing as error:
-            missing = missing or error
-    for store in (yield from unknown_parts(parts)):
-        try:
-            return (yield from operation(store))
-        except JobMissing:
-            pass
-    assert missing is not None
-    raise missing
+            missing.append(error)
+            return None
+
+    if found := (yield from search(parts, attempt)):
+        return found[1][0]
+    raise missing[0]
 
 
 def unknown_parts(parts: Parts) -> Operation[list[Store]]:
@@ -198,12 +225,12 @@ def unknown_parts(parts: Parts) -> Operation[list[Store]]:
 
     The queue may have more shards by now, and there may be shards beyond their number: see `stray_shards.py`.
     """
-    reading = operations.send(server.shards())
+    reading = send(server.shards())
     try:
         shards = Shards((yield from operations.once(reading) if parts.unreadable else reading))
         if parts.queue not in shards.counts:
             return []
-        names = yield from operations.send(server.queue_names())
+        names = yield from send(server.queue_names())
     except StoreError:
         return []  # a right is missing, or the node of these keys is down
     known = {store.queue for store in parts.stores}
@@ -211,27 +238,15 @@ def unknown_parts(parts: Parts) -> Operation[list[Store]]:
     return [parts.make(name) for name in found if name not in known]
 
 
-def _twice(stores: Sequence[Store]) -> list[Store]:
-    """Return the stores in the order in which a job is looked for, up to where it is found.
-
-    Two passes: a job that moves from one shard to another may be missed by one, in which the other was asked first.
-    """
-    return [*stores, *stores] if len(stores) > 1 else [*stores]
-
-
 def status(parts: Parts, job_id: str) -> Operation[JobStatus | None]:
     """Return where a job is and what its record says; None when there is no job of that id."""
-    found: JobStatus | None = None
-    for store in _twice(parts.stores):
-        found = found or (yield from operations.send(store.look(job_id)))
-    for store in () if found else (yield from unknown_parts(parts)):
-        found = found or (yield from operations.send(store.look(job_id)))
-    return found
+    found = yield from search(parts, lambda store: send(store.look(job_id)))
+    return found and found[1]
 
 
 def cancel(parts: Parts, job_id: str) -> Operation[Cancelled]:
     """Delete a waiting job, or have its worker stop it. Raises as `of_job`."""
-    return (yield from of_job(parts, lambda store: operations.send(store.cancel(job_id))))
+    return (yield from of_job(parts, lambda store: send(store.cancel(job_id))))
 
 
 def whole(shards: Shards, make: MakeStore, queue: str) -> Operation[list[Store]]:
@@ -273,14 +288,6 @@ def answering(
             down.add(error.node)
 
 
-def find(stores: Sequence[Store], matching: Filter, place: sweep.Waiting | None) -> Operation[list[Match]]:
-    """Return the waiting and dead jobs that match, in no order. Raises as `sweep.find`."""
-    found = list[Match]()
-    for store in stores:
-        found += yield from sweep.find(store, matching, place)
-    return found
-
-
 def change_dead(
     parts_of: Callable[[str], Parts],
     ids: Sequence[str],
@@ -293,46 +300,35 @@ def change_dead(
     """
     if ids and len((first := parts_of(ids[0])).stores) == 1:
         try:
-            return len((yield from operations.send(change(first.stores[0], ids))))
+            return len((yield from send(change(first.stores[0], ids))))
         except JobMissing:
             if not (yield from unknown_parts(first)):
                 raise
     by_queue = dict[str, tuple[Store, list[str]]]()
     for job_id in ids:
         parts = parts_of(job_id)
-        store = yield from _with_dead(parts, job_id)
-        if store is None:  # the home says so; if the job has died meanwhile, it is changed
-            store = parts.stores[0]
+        found = yield from search(parts, partial(_dead, job_id))
+        store = found[0] if found else parts.stores[0]
+        if not found:  # the home says so; if the job has died meanwhile, it is changed
             of_home = store.queue, by_queue.pop(store.queue, (store, list[str]()))
             by_queue = dict([of_home, *by_queue.items()])
         by_queue.setdefault(store.queue, (store, []))[1].append(job_id)
     changed = 0
     for store, some in by_queue.values():
-        changed += len((yield from operations.send(change(store, some))))
+        changed += len((yield from send(change(store, some))))
     return changed
 
 
-def _with_dead(parts: Parts, job_id: str) -> Operation[Store | None]:
-    """Return which of the stores has a dead job of this id."""
-    for store in parts.stores:
-        if (yield from _has_dead(store, job_id)):
-            return store
-    for store in (yield from unknown_parts(parts)):
-        if (yield from _has_dead(store, job_id)):
-            return store
-    return None
-
-
-def _has_dead(store: Store, job_id: str) -> Operation[bool]:
-    found = yield from operations.send(store.look(job_id))
-    return found is not None and found.place == "dead"
+def _dead(job_id: str, store: Store) -> Operation[JobStatus | None]:
+    found = yield from send(store.look(job_id))
+    return found if found is not None and found.place == "dead" else None
 
 
 def queue_stats(stores: Sequence[Store]) -> Operation[QueueStats]:
     """Return the figures of a queue and its shards, as if it were one queue."""
     parts = list[QueueStats]()
     for store in stores:
-        parts.append((yield from operations.send(store.queue_stats())))
+        parts.append((yield from send(store.queue_stats())))
     return merged(parts)
 
 
@@ -365,7 +361,7 @@ def never_used(shards: Shards, make: MakeStore, queue: str) -> Operation[str | N
         return None
     if queue in shards.counts or any(stats.places.values()) or stats.workers or stats.parents or stats.paused:
         return None
-    if (yield from operations.send(make(queue).recurrences(0, 1))):
+    if (yield from send(make(queue).recurrences(0, 1))):
         return None
     return f"queue {queue} has no jobs, no workers and no recurrences{(yield from similar(shards, make, queue))}"
 
@@ -394,7 +390,7 @@ def others(shards: Shards, make: MakeStore, queue: str) -> Operation[list[str]]:
 
 def _is_empty(store: Store) -> Operation[bool]:
     try:
-        return not any((yield from operations.send(store.queue_stats())).places.values())
+        return not any((yield from send(store.queue_stats())).places.values())
     except StoreRefused:
         return False  # a key of the wrong type: who reads the queue says so
 
@@ -419,7 +415,7 @@ def read_all_shards() -> Operation[Shards]:
 def read_shards() -> Operation[Shards]:
     """Return how many shards queues have, as Redis says; a Redis that refuses to say it has none."""
     try:
-        return Shards((yield from operations.send(server.shards())))
+        return Shards((yield from send(server.shards())))
     except StoreRefused:
         return NONE
 

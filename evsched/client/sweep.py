@@ -8,6 +8,7 @@ another one since it was found stays as it is.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -40,8 +41,8 @@ _CHANGES: Final = 60
 _WORKERS: Final = 16
 """This number of workers doubles the cost of cancelling a job: the list of each may have to be searched for it."""
 
-Change = Callable[[Sequence[str], bytes], Call[int]]
-"""The call that changes those of some jobs that still match, and returns how many."""
+Change = Callable[[Store, Sequence[str], bytes], Call[int]]
+"""Returns the call that changes those of some jobs that still match, and returns how many."""
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -118,17 +119,27 @@ class Swept(Struct, frozen=True):
 
 
 class _Pass:
-    """How far a pass over the places is. `at_once`: jobs that a call changes."""
+    """How far the sweep of one queue is."""
 
-    def __init__(self, keys: list[str], at_once: int) -> None:
-        self.keys = keys
-        """Those that are not examined yet, without the root."""
-        self.at_once: Final = at_once
+    def __init__(self, store: Store) -> None:
+        self.store: Final = store
+        self.condition = b""
+        self.total = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with the first place."""
+        self.keys: list[str] = []
+        """Those that are not examined yet, without the root; none = the pass has yet to begin."""
+        self.at_once = 1
+        """Jobs that a call changes."""
         self.cursor = "0"
         self.left: list[bytes] = []
         """Ids that are to be examined before the cursor moves on."""
         self.seen = set[str]()
         """Redis may return an id twice, and a job that was revived may be dead again: each is changed once."""
+        self.found: list[Match] = []
+        self.examined = 0
 
     def ended_slice(self, part: Slice) -> bool:
         """Note the result of a call; return whether there is more to examine."""
@@ -139,77 +150,111 @@ class _Pass:
 
 
 class Sweep:
-    """One pass over places of a queue: `step` examines a slice, and changes what matches, if there is a change to make.
+    """One pass over places of a queue and its shards: finds the jobs that match, or makes a `change` of them.
 
-    It may be ended after any step. Another sweep with the same filter does the rest. If Redis was down, it begins
-    again: a server that has restarted passes over jobs if a scan is continued, and may have lost the latest changes.
+    `step` does a slice of each queue in turn, and the sweep may be ended after any step. Another sweep with the same
+    filter does the rest. If Redis was down, the pass over that queue begins again: a server that has restarted passes
+    over jobs if a scan is continued, and may have lost the latest changes.
+
+    Raises:
+        ConfigError: the jobs are to be changed, and the filter is empty.
     """
 
-    def __init__(self, store: Store, matching: Filter, places: Sequence[Waiting], change: Change | None = None) -> None:
-        self.found: list[Match] = []
-        """The jobs that matched, if nothing is to be changed."""
+    def __init__(
+        self, stores: Sequence[Store], matching: Filter, places: Sequence[Waiting], change: Change | None = None
+    ) -> None:
+        if change is not None:
+            _check(matching)
         self.changed = 0
         """A job whose change Redis lost, and which was changed again, counts twice."""
-        self.examined = 0
-        """About how many jobs were examined, of `total`."""
-        self.total = 0
-        self._store, self._filter, self._places, self._change = store, matching, places, change
-        self._condition = b""
-        self._matched = set[str]()
+        self._stores, self._filter, self._places, self._change = stores, matching, places, change
+        self._all = [_Pass(store) for store in stores]
+        self._going = deque(self._all)
+        self._matched = set[tuple[str, str]]()
+        """The queues and ids of the jobs."""
         self._unknown = 0
-        self._pass: _Pass | None = None
         self._absences = 0
         """How many calls were sent again because Redis was down."""
 
     def without_change(self) -> Sweep:
         """Return a sweep that finds the same jobs, and changes nothing."""
-        return Sweep(self._store, self._filter, self._places)
+        return Sweep(self._stores, self._filter, self._places)
+
+    @property
+    def found(self) -> list[Match]:
+        """The jobs that matched, if nothing is to be changed."""
+        return [match for going in self._all for match in going.found]
+
+    @property
+    def examined(self) -> int:
+        """About how many jobs were examined, of `total`."""
+        return sum(going.examined for going in self._all)
+
+    @property
+    def total(self) -> int:
+        """About how many jobs there are in the queues whose sweep has begun: after a step for each, in all."""
+        return sum(going.total for going in self._all)
 
     @property
     def swept(self) -> Swept:
+        """The result so far."""
         return Swept(len(self._matched), min(self.changed, len(self._matched) - self._unknown), self._unknown)
 
     def step(self) -> Operation[bool]:
         """Do one slice; return whether there is more to do."""
-        absences, going = self._absences, self._pass or (yield from self._begin())
+        more = yield from self._step(self._going[0])
+        going = self._going.popleft()  # not before: after an error, the next step goes on with this queue
+        if more:
+            self._going.append(going)
+        return bool(self._going)
+
+    def finish(self) -> Operation[Swept]:
+        """Do the rest; return the result."""
+        while (yield from self.step()):
+            pass
+        return self.swept
+
+    def _step(self, going: _Pass) -> Operation[bool]:
+        absences = self._absences
+        if not going.keys:
+            yield from self._begin(going)
         ids = list(going.left)
-        call = self._store.find(going.keys[0], self._condition, going.cursor, limit=_SLICE, ids=ids)
+        call = going.store.find(going.keys[0], going.condition, going.cursor, limit=_SLICE, ids=ids)
         part = yield from self._send(call)
         if self._absences == absences:
-            self.examined = min(self.total, self.examined + (_SLICE if not ids else 0))
+            going.examined = min(going.total, going.examined + (_SLICE if not ids else 0))
             new = {match.id: match for match in part.found if match.id not in going.seen}
             going.seen.update(new)
-            self._matched.update(new)
+            self._matched.update((going.store.queue, job) for job in new)
             if self._change is None:
-                self.found += new.values()
+                going.found += new.values()
             else:
-                yield from self._change_all(self._change, list(new), going.at_once)
+                yield from self._change_all(going, self._change, list(new))
         if self._absences > absences:
-            self._pass, self.examined = None, 0
-            self.found.clear()
+            going.restart()
             return True
-        self._pass = going
         return going.ended_slice(part)
 
-    def _begin(self) -> Operation[_Pass]:
-        """Begin a pass."""
-        if not self._condition:
-            now = (yield from send(clock(keys.root(self._store.queue)))) if self._filter.is_timed else 0.0
-            self._condition = self._filter.condition(now)
-        stats = yield from send(self._store.queue_stats())
-        self.total = sum(stats.places[place] for place in self._places)
+    def _begin(self, going: _Pass) -> Operation[None]:
+        store = going.store
+        if not going.condition:
+            now = (yield from send(clock(keys.root(store.queue)))) if self._filter.is_timed else 0.0
+            going.condition = self._filter.condition(now)
+        stats = yield from send(store.queue_stats())
+        going.total = sum(stats.places[place] for place in self._places)
+        going.at_once = max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers))
         places = list[str](self._places)
         if "backlog" in places:
-            groups = yield from send(self._store.throttled())
+            groups = yield from send(store.throttled())
             # Before the backlog, to which jobs return that the limits of their group let go on.
             at = places.index("backlog")
             places[at:at] = [f"backlog:{group}" for group in groups]
-        return _Pass(places, max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers)))
+        going.keys = places
 
-    def _change_all(self, change: Change, ids: Sequence[str], at_once: int) -> Operation[None]:
-        for at in range(0, len(ids), at_once):
-            some, absences = ids[at : at + at_once], self._absences
-            changed = yield from self._send(change(some, self._condition))
+    def _change_all(self, going: _Pass, change: Change, ids: Sequence[str]) -> Operation[None]:
+        for at in range(0, len(ids), going.at_once):
+            some, absences = ids[at : at + going.at_once], self._absences
+            changed = yield from self._send(change(going.store, some, going.condition))
             self.changed += changed
             self._unknown += len(some) - changed if self._absences > absences else 0
 
@@ -221,47 +266,37 @@ class Sweep:
             self._absences += 1
         return (yield from send(call))
 
-    def finish(self) -> Operation[Swept]:
-        """Do the rest; return the result."""
-        while (yield from self.step()):
-            pass
-        return self.swept
 
-
-def cancelling(store: Store, matching: Filter) -> Sweep:
-    """Return the sweep that cancels waiting jobs.
-
-    Raises:
-        ConfigError: the filter is empty; also of the functions below.
-    """
-    return Sweep(store, _named(matching), WAITING, store.cancel_matching)
+def cancelling(stores: Sequence[Store], matching: Filter) -> Sweep:
+    """Return the sweep that cancels waiting jobs. This and the next ones raise as `Sweep`."""
+    return Sweep(stores, matching, WAITING, Store.cancel_matching)
 
 
 def rescheduling(
-    store: Store, matching: Filter, due: datetime | float | None, delay: timedelta | float | None
+    stores: Sequence[Store], matching: Filter, due: datetime | float | None, delay: timedelta | float | None
 ) -> Sweep:
     """Return the sweep that gives waiting jobs another due; without one they are due now."""
     moment, length = due_and_delay(due, delay)
-    return Sweep(store, _named(matching), WAITING, partial(store.reschedule_matching, due=moment, delay=length))
+    return Sweep(stores, matching, WAITING, partial(Store.reschedule_matching, due=moment, delay=length))
 
 
-def reviving(store: Store, matching: Filter) -> Sweep:
-    return Sweep(store, _named(matching), ("dead",), store.revive_matching)
+def reviving(stores: Sequence[Store], matching: Filter) -> Sweep:
+    return Sweep(stores, matching, ("dead",), Store.revive_matching)
 
 
-def dropping(store: Store, matching: Filter) -> Sweep:
-    return Sweep(store, _named(matching), ("dead",), store.drop_matching)
+def dropping(stores: Sequence[Store], matching: Filter) -> Sweep:
+    return Sweep(stores, matching, ("dead",), Store.drop_matching)
 
 
-def find(store: Store, matching: Filter, place: Waiting | None) -> Operation[list[Match]]:
-    """Return all waiting and dead jobs that match, in one place if it is given.
+def find(stores: Sequence[Store], matching: Filter, place: Waiting | None) -> Operation[list[Match]]:
+    """Return all waiting and dead jobs that match, in no order; in one place if it is given.
 
     Raises:
         ConfigError: there is no such place.
     """
     if place is not None:
         check.one_of(*get_args(Waiting))("place", place)
-    sweep = Sweep(store, matching, get_args(Waiting) if place is None else (place,))
+    sweep = Sweep(stores, matching, get_args(Waiting) if place is None else (place,))
     yield from sweep.finish()
     return sweep.found
 
@@ -277,11 +312,10 @@ def describe(store: Store, place: str, jobs: Sequence[tuple[str, float | None]])
     return [known.get(job) or Match(name, job, score, None, None, None, None, None, None) for job, score in jobs]
 
 
-def _named(matching: Any) -> Filter:
+def _check(matching: Any) -> None:
     if not isinstance(matching, Filter):
         raise check.invalid("matching", matching, "a Filter, such as Filter(task='mail')")
     if matching.is_empty:
         raise ConfigError(
             "the filter has no condition, so every job would match: give it a task, group, reason, error or time"
         )
-    return matching

@@ -249,11 +249,6 @@ class TargetRequest(Struct, frozen=True):
     """By their names in lower case."""
     content: bytes
 
-    @property
-    def has_body(self) -> bool:
-        """Whether its length is sent. A server may refuse a POST without one."""
-        return bool(self.content) or self.method in ("POST", "PUT", "PATCH")
-
 
 def read_request(
     url: str, method: HttpMethod, headers: Mapping[str, str], body: str | None, json: Any = UNSET

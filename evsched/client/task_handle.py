@@ -16,12 +16,13 @@ from evsched.client.job_handle import Job, SyncJob
 from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
 from evsched.client.option_values import unique_id
 from evsched.client.target_tasks import TargetJob, definition
-from evsched.client.transaction import Insertion
+from evsched.client.transaction import Insertion, without_loop
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.tasks import Task
 from evsched.keys import check_queue
 from evsched.store.client_calls import New
+from evsched.transport.links import finish
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,10 +61,8 @@ class Enqueuer(Generic[P, R]):
             JobExists: a job of that id, or the same unique job, has not ended or was enqueued less than `within` ago.
             StoreDown: Redis could not be reached for 5 s; the job may have been written.
         """
-        with self._sending() as options:
-            job = self._new(args, kwargs, options)
-            await self._app.client.enqueue(self._queue, [job], options.get("on_conflict"), options.get("unique"))
-        return Job(job.id, self._queue, self._task.signature.returns, self._app.client)
+        client = self._app.client
+        return Job(await self.put(client, args, kwargs), self._queue, self._task.signature.returns, client)
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[Job[R]]:
         """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip.
@@ -71,29 +70,27 @@ class Enqueuer(Generic[P, R]):
         Raises as `enqueue` does. If one of the calls is wrong, nothing is sent; the message has its number, from 0.
         Instead of a tuple you can pass `task.arguments(...)`: it takes arguments by name too, and type checkers see it.
         """
-        every = list(calls)
-        with self._sending(len(every)) as options:
-            jobs = self._new_many(every, options)
-            await self._app.client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
         queue, returns, client = self._queue, self._task.signature.returns, self._app.client
-        return [Job(job.id, queue, returns, client) for job in jobs]
+        return [Job(job_id, queue, returns, client) for job_id in await self.put_many(client, calls)]
 
-    def enqueue_sync(self, client: SyncClient, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """Put a job on the schedule through a client without an event loop."""
+    async def put(self, client: Client, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+        """Put a job on the schedule through a client, as `enqueue`; return its id."""
         with self._sending() as options:
-            job = self._new(args, kwargs, options)
-            client.enqueue(self._queue, [job], options.get("on_conflict"), options.get("unique"))
-        return SyncJob(job.id, self._queue, self._task.signature.returns, client)
+            job = self._maker(options)(args, kwargs)
+            await client.enqueue(self._queue, [job], options.get("on_conflict"), options.get("unique"))
+        return job.id
 
-    def enqueue_many_sync(
-        self, client: SyncClient, calls: Iterable[tuple[Any, ...] | Arguments[P]]
-    ) -> list[SyncJob[R]]:
-        """Put many jobs on the schedule through a client without an event loop."""
+    async def put_many(self, client: Client, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[str]:
+        """Put many jobs on the schedule through a client, as `enqueue_many`; return their ids."""
         every = list(calls)
         with self._sending(len(every)) as options:
             jobs = self._new_many(every, options)
-            client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
-        return [SyncJob(job.id, self._queue, self._task.signature.returns, client) for job in jobs]
+            await client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
+        return [job.id for job in jobs]
+
+    def known(self, job_id: str, client: SyncClient) -> SyncJob[R]:
+        """Return a handle for a job of this task whose id is known."""
+        return SyncJob(job_id, self._queue, self._task.signature.returns, client)
 
     async def enqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Insert a job into the ledger, in the transaction of a connection: it runs if and only if that commits.
@@ -107,7 +104,7 @@ class Enqueuer(Generic[P, R]):
             JobExists: as `enqueue`, according to the ledger. The transaction can go on.
         """
         with self._sending() as options:
-            (job,) = await self._insert(connection, [self._new(args, kwargs, options)], options)
+            (job,) = await self._insert(connection, [self._maker(options)(args, kwargs)], options)
         return job
 
     def enqueue_in_sync(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -115,9 +112,7 @@ class Enqueuer(Generic[P, R]):
 
         Until a relay has scheduled the job, clients to whom you pass the id raise JobMissing.
         """
-        with self._sending() as options:
-            (job_id,) = self._insert_sync(connection, [self._new(args, kwargs, options)], options)
-        return job_id
+        return finish(self.enqueue_in(without_loop(connection), *args, **kwargs)).id
 
     async def enqueue_many_in(
         self, connection: Any, /, calls: Iterable[tuple[Any, ...] | Arguments[P]]
@@ -133,29 +128,16 @@ class Enqueuer(Generic[P, R]):
 
     def enqueue_many_in_sync(self, connection: Any, /, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[str]:
         """Insert many jobs as `enqueue_many_in`, in a program without an event loop; return the jobs' ids."""
-        every = list(calls)
-        with self._sending(len(every)) as options:
-            return self._insert_sync(connection, self._new_many(every, options), options)
+        return [job.id for job in finish(self.enqueue_many_in(without_loop(connection), calls))]
 
     async def _insert(self, connection: Any, jobs: list[New], options: JobOptions) -> list[Job[R]]:
-        client, insertion = self._app.client, self._insertion(jobs, options)
+        client = self._app.client
+        critical, on_conflict, unique = options.get("critical"), options.get("on_conflict"), options.get("unique")
+        insertion = Insertion(self._queue, jobs, critical, on_conflict, unique, client.ledger_time())
         rows = insertion.read(await insertion.statement().by_any(connection)) if jobs else []
         client.note_rows(connection, rows)
         found = zip(jobs, rows, strict=True)
         return [Job(job.id, self._queue, self._task.signature.returns, client, row) for job, row in found]
-
-    def _insert_sync(self, connection: Any, jobs: list[New], options: JobOptions) -> list[str]:
-        insertion = self._insertion(jobs, options)
-        rows = insertion.read(insertion.statement().by(connection)) if jobs else []
-        self._app.client.note_rows(connection, rows)
-        return [job.id for job in jobs]
-
-    def _insertion(self, jobs: list[New], options: JobOptions) -> Insertion:
-        critical, on_conflict, unique = options.get("critical"), options.get("on_conflict"), options.get("unique")
-        return Insertion(self._queue, jobs, critical, on_conflict, unique, self._app.client.ledger_time())
-
-    def _new(self, args: Sequence[Any], kwargs: dict[str, Any], options: JobOptions) -> New:
-        return self._maker(options)(args, kwargs)
 
     def _maker(self, options: JobOptions) -> Callable[[Sequence[Any], dict[str, Any]], New]:
         """Return a function that builds a job from its arguments, and checks them."""
@@ -277,11 +259,11 @@ class SyncSession:
 
     def enqueue(self, task: Enqueuer[P, R], *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Put a job of a task, or of `task.using(...)`, on the schedule. Raises as `Enqueuer.enqueue` does."""
-        return task.enqueue_sync(self._client, *args, **kwargs)
+        return task.known(finish(task.put(self._client.client, args, kwargs)), self._client)
 
     def enqueue_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[SyncJob[R]]:
         """Put many jobs on the schedule, as `Enqueuer.enqueue_many`."""
-        return task.enqueue_many_sync(self._client, calls)
+        return [task.known(job_id, self._client) for job_id in finish(task.put_many(self._client.client, calls))]
 
     def job(self, id: str, *, queue: str | None = None) -> SyncJob[Any]:  # noqa: A002 - the contract's name
         """Return a handle for a job whose id you know, as `App.job`."""

@@ -86,13 +86,7 @@ class Statement(Struct, frozen=True):
     words: dict[str, Any]
 
     def by(self, connection: Any) -> list[Any]:
-        """Execute it by a connection whose methods are not awaited; return the first column of each row.
-
-        Raises:
-            ConfigError: they are; or as `execute`.
-        """
-        if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
-            raise ConfigError(f"{type(connection).__name__} is for an event loop: await the method without `_sync`")
+        """Execute it by a connection whose methods are not awaited; return the first column of each row."""
         return [_first(row) for row in self._execute(connection)]
 
     async def by_any(self, connection: Any) -> list[Any]:
@@ -215,6 +209,17 @@ class Change(Struct, frozen=True):
                 "it was not enqueued by enqueue_in; then cancel or reschedule it directly, after the commit"
             )
         return written[0]
+
+
+def without_loop(connection: Any) -> Any:
+    """Return a connection whose methods are not awaited.
+
+    Raises:
+        ConfigError: they are.
+    """
+    if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
+        raise ConfigError(f"{type(connection).__name__} is for an event loop: await the method without `_sync`")
+    return connection
 
 
 def is_sqlalchemy(connection: Any) -> bool:

@@ -88,10 +88,6 @@ class Rule(Struct, frozen=True):
     every: float = 0.0
     """Seconds; 0 with cron."""
 
-    def next(self, after: float) -> float | None:
-        """Return the first occurrence after a moment, in Unix seconds; None if there are no more."""
-        return next(self.walk(after), None)
-
     def walk(self, after: float) -> Iterator[float]:
         """Yield the occurrences after a moment, in order, from 1970 to the end of the year 9999."""
         # The moment may be a score that any client wrote. From 1e300 on, adding an interval leads to no later moment.

@@ -77,8 +77,8 @@ class Declared(Struct, frozen=True, kw_only=True):
     name: str
     rule: str
     """Cron, an alias such as `@daily`, or `every 90`."""
-    payload: bytes
     zone: str = "UTC"
+    payload: bytes
     priority: int | None = None
     group: str | None = None
     start: float | None = None
@@ -95,31 +95,19 @@ class Declared(Struct, frozen=True, kw_only=True):
     window: str | None = None
     pause_after: int | None = None
     """Pause it after this many failures in a row."""
-    after: Literal["end"] | None = None
-    """Count the interval from the end of each run, not from 1970."""
     skip: str | None = None
     """The names of the calendars on whose days it makes no jobs, separated by commas."""
+    after: Literal["end"] | None = None
+    """Count the interval from the end of each run, not from 1970."""
 
     def fields(self) -> dict[str, str | bytes]:
         """Return the fields of the record; '' means that a value is not set."""
-        return {
-            "rule": self.rule,
-            "zone": self.zone,
-            "payload": self.payload,
-            "priority": "" if self.priority is None else str(self.priority),
-            "group": self.group or "",
-            "start": "" if self.start is None else repr(self.start),
-            "end": "" if self.end is None else repr(self.end),
-            "count": "" if self.count is None else str(self.count),
-            "spread": f"{self.spread:g}" if self.spread else "",
-            "misfire": self.misfire,
-            "most": str(self.most),
-            "overlap": self.overlap,
-            "window": self.window or "",
-            "pause_after": "" if self.pause_after is None else str(self.pause_after),
-            "skip": self.skip or "",
-            "after": self.after or "",
-        }
+        found = {name: _as_field(value) for name, value in msgspec.structs.asdict(self).items() if name != "name"}
+        return found | {"spread": f"{self.spread:g}" if self.spread else ""}
+
+
+def _as_field(value: Any) -> str | bytes:
+    return value if isinstance(value, bytes) else "" if value is None else str(value)
 
 
 def read_declared(name: str, fields: dict[str, bytes]) -> Declared:

@@ -58,12 +58,12 @@ class AppShards:
         client = self._app.client
         was = (await self._runtime.sender.send(server.shards())).get(queue, 0)
         if was < count:
-            await client.run(new_shards.settle(client.store, queue, was))
-            gates = await client.run(new_shards.plan(client.store, queue, was, count, self._app.program.owner))
-            await client.run(new_shards.open_new(client.store, gates))
+            await client.run(new_shards.settle(queue, was))
+            gates = await client.run(new_shards.plan(queue, was, count, self._app.program.owner))
+            await client.run(new_shards.open_new(gates))
             if await self._runtime.sender.send(server.declare_shards(queue, count)):
-                await client.run(new_shards.divide_again(client.store, gates))
-                await client.run(new_shards.settle(client.store, queue, count))
+                await client.run(new_shards.divide_again(gates))
+                await client.run(new_shards.settle(queue, count))
         self._runtime.shards.grow({queue: count})
 
     def _check_limits(self) -> None:

@@ -6,56 +6,10 @@ run is a run like any other: its output is the worker's, and it is stopped in th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from evsched import forks
-from evsched.app import find_app
-from evsched.errors import CannotStart
-from evsched.errors import ConfigError
-from evsched.execution import parent_death
-from evsched.execution import process_pool
-from evsched.execution.failure import Failure
-from evsched.execution.failure import failure_of
-from evsched.execution.failure import message
-from evsched.execution.failure import plain
-from evsched.execution.failure import release
-from evsched.execution.handlers import Handlers
-from evsched.execution.process_pool import HandlerMissing
-from evsched.execution.process_pool import hint
-from evsched.execution.run import Delivery
-from evsched.execution.run import Failed
-from evsched.execution.run import Prepared
-from evsched.execution.run import Run
-from evsched.execution.run import StopReason
-from evsched.execution.run import aborted
-from evsched.execution.run import encode_result
-from evsched.execution.run import judge
-from evsched.jobs.arguments import Signature
-from evsched.jobs.arguments import read_signature
-from evsched.jobs.current_job import CurrentJob
-from evsched.jobs.current_job import Progress
-from evsched.jobs.current_job import set_current_job
-from evsched.jobs.job import Buried
-from evsched.jobs.job import Outcome
-from evsched.jobs.job import Requeued
-from evsched.jobs.job import decode_payload
-from evsched.jobs.retry import kinds_of
-from evsched.jobs.steering import GiveUp
-from evsched.jobs.steering import RetryLater
-from evsched.jobs.steering import Snooze
-from evsched.telemetry import log
-from functools import cache
-from functools import reduce
-from msgspec.structs import replace
-from types import ModuleType
-from typing import Any
-from typing import Final
-from typing import cast
 import asyncio
 import contextlib
 import fcntl
 import importlib
-import msgspec
 import os
 import runpy
 import signal
@@ -63,7 +17,28 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
+from functools import cache, reduce
+from types import ModuleType
+from typing import Any, Final, cast
 
+import msgspec
+from msgspec.structs import replace
+
+from evsched import forks
+from evsched.app import find_app
+from evsched.errors import CannotStart, ConfigError
+from evsched.execution import parent_death, process_pool
+from evsched.execution.failure import Failure, failure_of, message, plain, release
+from evsched.execution.handlers import Handlers
+from evsched.execution.process_pool import HandlerMissing, hint
+from evsched.execution.run import Delivery, Failed, Prepared, Run, StopReason, aborted, encode_result, judge
+from evsched.jobs.arguments import Signature, read_signature
+from evsched.jobs.current_job import CurrentJob, Progress, set_current_job
+from evsched.jobs.job import Buried, Outcome, Requeued, decode_payload
+from evsched.jobs.retry import kinds_of
+from evsched.jobs.steering import GiveUp, RetryLater, Snooze
+from evsched.telemetry import log
 
 _INTERVAL: Final = 0.1
 """Seconds from a report of progress until it is sent: the worker writes to Redis four times a second."""

@@ -5,34 +5,29 @@ It has a consumer for each queue, one pool of slots, one executor, and a heartbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import structs
+
 from evsched import keys
 from evsched.events import Events
 from evsched.execution.deferral import RedisRunStore
 from evsched.execution.executor import Executor
 from evsched.execution.precautions import AppSource
 from evsched.execution.program import Program
-from evsched.runtime.loops import Pulse
-from evsched.runtime.loops import Runtime
-from evsched.runtime.loops import ended_loop
-from evsched.runtime.loops import returned
+from evsched.runtime.loops import Pulse, Runtime, ended_loop, returned
 from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.drain import Drain
-from evsched.worker.heartbeat import Control
-from evsched.worker.heartbeat import Heartbeat
-from evsched.worker.heartbeat import HeartbeatListener
+from evsched.worker.heartbeat import Control, Heartbeat, HeartbeatListener
 from evsched.worker.notices import SharedConnections
-from evsched.worker.setup import QueueSetup
-from evsched.worker.setup import Startup
+from evsched.worker.setup import QueueSetup, Startup
 from evsched.worker.slots import Slots
 from evsched.worker.status_reporter import StatusReporter
-from msgspec import structs
-from typing import Any
-import asyncio
-import contextlib
 
 
 class Worker:

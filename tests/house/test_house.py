@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from evsched import events
-from evsched import process_events
-from evsched.app import find_app
-from pathlib import Path
 import ast
-import evsched
-import pytest
 import re
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
+import pytest
+
+import evsched
+from evsched import events, process_events
+from evsched.app import find_app
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "evsched").rglob("*.py"))

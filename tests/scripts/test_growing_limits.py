@@ -14,6 +14,7 @@ from evsched.client.client import SyncClient
 from evsched.shards import Shards
 from evsched.store import server as redis_server
 from evsched.store.client_calls import New
+from evsched.store.gate_limits import Limits
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 
@@ -55,14 +56,14 @@ class Growing:
     def begin(self, shards: int, was: int = 0) -> new_shards.Gates:
         """Take the steps of a program that changes the number, until the number is written."""
         run = self.client.run
-        gates = run(new_shards.plan(Store, self.queue, was, shards))
-        run(new_shards.open_new(Store, gates))
+        gates = run(new_shards.plan(self.queue, was, shards))
+        run(new_shards.open_new(gates))
         self.client.send(redis_server.set_shards(self.queue, shards))
         self.parts = Shards({self.queue: shards}).all_of(self.queue)
         return gates
 
     def settle(self) -> bool:
-        return self.client.run(new_shards.settle(Store, self.queue, len(self.parts) - 1))
+        return self.client.run(new_shards.settle(self.queue, len(self.parts) - 1))
 
     def concurrency(self, field: str = "concurrency") -> list[float | None]:
         return [self.client.send(Store(part).limits()).fields().get(field) for part in self.parts]
@@ -81,7 +82,7 @@ def test_new_shards_start_as_many_jobs_as_end_in_the_older_part(growing: Growing
     gates = growing.begin(2)
     growing.fill()
     assert growing.in_flight() == [0, 0, 15]
-    growing.client.run(new_shards.divide_again(Store, gates))
+    growing.client.run(new_shards.divide_again(gates))
     assert not growing.settle()
     for ended in range(1, 11):
         assert growing.in_flight() == [min(ended - 1, 5), max(0, ended - 6), 16 - ended]
@@ -99,7 +100,7 @@ def test_limits_of_groups_and_tasks_hold_while_shards_open(growing: Growing, fie
     counted = "#task:t" if field.endswith("t") else "#alice"
     gates = growing.begin(2)
     growing.fill("alice")
-    growing.client.run(new_shards.divide_again(Store, gates))
+    growing.client.run(new_shards.divide_again(gates))
     for _ in range(12):
         growing.settle()
         growing.dispatch()
@@ -115,7 +116,7 @@ def test_new_group_waits_for_the_group_with_most_jobs_in_the_older_part(growing:
     growing.limit(**{"concurrency:*": 15})
     growing.fill("alice")
     gates = growing.begin(2)
-    growing.client.run(new_shards.divide_again(Store, gates))
+    growing.client.run(new_shards.divide_again(gates))
     growing.settle()
     growing.fill("bob")
     assert growing.in_flight("#bob")[:2] == [0, 0]
@@ -137,7 +138,7 @@ def test_interrupted_change_is_finished_with_the_previous_limits(growing: Growin
     assert growing.concurrency("rate") == [100, 100, 100]
     assert growing.concurrency("weight:alice") == [2, 2, 2]
     assert growing.in_flight() == [0, 0, 15]
-    repeated = growing.client.run(new_shards.plan(Store, growing.queue, 2, 4))
+    repeated = growing.client.run(new_shards.plan(growing.queue, 2, 4))
     assert repeated.wholes == {"concurrency": 15, "rate": 300, "weight:alice": 2}
 
 
@@ -152,7 +153,7 @@ def test_jobs_ready_in_a_shard_before_its_limits_are_held_by_them(growing: Growi
     assert len(ready) == 16
     gates = growing.begin(2)
     assert growing.client.send(early.line(100)) == []
-    growing.client.run(new_shards.divide_again(Store, gates))
+    growing.client.run(new_shards.divide_again(gates))
     growing.settle()
     for _ in range(10):
         growing.end(growing.queue)
@@ -177,9 +178,9 @@ def test_limits_set_by_hand_in_the_meantime_are_kept(growing: Growing) -> None:
 def test_limit_holds_when_shards_grow_again_before_the_first_are_open(growing: Growing) -> None:
     growing.limit(concurrency=15)
     growing.fill()
-    growing.client.run(new_shards.divide_again(Store, growing.begin(2)))
+    growing.client.run(new_shards.divide_again(growing.begin(2)))
     growing.settle()
-    growing.client.run(new_shards.divide_again(Store, growing.begin(4, was=2)))
+    growing.client.run(new_shards.divide_again(growing.begin(4, was=2)))
     growing.settle()
     growing.fill()
     while not growing.settle():
@@ -203,5 +204,5 @@ def test_removed_shard_has_nothing_reserved(growing: Growing) -> None:
     growing.limit(concurrency=15)
     growing.fill()
     growing.begin(2)
-    growing.client.run(new_shards.clear(Store(growing.parts[0])))
+    growing.client.run(new_shards.hold(Store(growing.parts[0]), Limits()))
     assert growing.client.send(Store(growing.parts[0]).limits()).reserved == {}

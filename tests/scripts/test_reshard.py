@@ -436,7 +436,7 @@ def shards(send: SendCall) -> Callable[[str, int], None]:
 
 
 def pass_over(run: Run, queue: str, count: int, was: int) -> Reshard:
-    return _to_the_end(run, Reshard(Store, queue, count, was))
+    return _to_the_end(run, Reshard(queue, count, was))
 
 
 def _to_the_end(run: Run, work: Reshard) -> Reshard:
@@ -527,7 +527,7 @@ def test_a_pass_stops_when_somebody_else_changes_the_number(
     send: SendCall, queue: str, filled: set[str], shards: Callable[[str, int], None]
 ) -> None:
     shards(queue, 3)
-    work, run = Reshard(Store, queue, 3, 0), Run(send)
+    work, run = Reshard(queue, 3, 0), Run(send)
     while not work.moved:
         assert run(work.step())
     shards(queue, 2)
@@ -537,7 +537,7 @@ def test_a_pass_stops_when_somebody_else_changes_the_number(
 
 def test_a_pass_that_only_counts_changes_nothing(send: SendCall, queue: str, state: State, filled: set[str]) -> None:
     before = state()
-    work = _to_the_end(Run(send), Reshard(Store, queue, 3, 0, only_count=True))
+    work = _to_the_end(Run(send), Reshard(queue, 3, 0, only_count=True))
     assert (work.moved, work.total) == (len(filled), len(filled))
     assert state() == before
 

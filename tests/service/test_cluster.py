@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import ssl
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator
-from collections.abc import Callable
-from collections.abc import Generator
-from collections.abc import Iterable
-from contextlib import asynccontextmanager
-from contextlib import closing
-from evsched import App
-from evsched import Retry
-from evsched import current_job
-from evsched import events
-from evsched import keys
-from evsched import process_events
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, closing
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from redis.crc import key_slot
+
+from evsched import App, Retry, current_job, events, keys, process_events
 from evsched.client.client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.dispatcher import queue_finder
-from evsched.errors import CannotStart
-from evsched.errors import StoreDown
+from evsched.errors import CannotStart, StoreDown
 from evsched.execution.deferral import RedisRunStore
 from evsched.execution.run import Run
 from evsched.services.service import check_server
 from evsched.store import server as about
 from evsched.transport.address import parse
-from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.embedded import find_server
+from evsched.transport.embedded import EmbeddedRedis, find_server
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import Topology
-from itertools import count
-from pathlib import Path
-from redis.crc import key_slot
-from tests.service.test_rights import USERS
-from tests.service.test_rights import words_of
+from tests.service.test_rights import USERS, words_of
 from tests.support.certificates import make_certificates
-from tests.support.cluster import Cluster
-from tests.support.cluster import slot_of
-from tests.support.cluster import tls_cluster
+from tests.support.cluster import Cluster, slot_of, tls_cluster
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
-from typing import Any
-from typing import NamedTuple
-import asyncio
-import os
-import pytest
-import signal
-import ssl
-import time
-
 
 pytestmark = pytest.mark.anyio
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
-from contextlib import closing
-from contextlib import contextmanager
-from evsched import App
-from evsched import JobDead
-from evsched import Retry
-from evsched import events
-from evsched import keys
-from evsched import process_events
-from evsched.client.client import Client
-from evsched.client.client import SyncClient
-from evsched.client.operations import Wait
-from evsched.client.operations import find_queues
-from evsched.client.target_tasks import ForwardJob
-from evsched.client.target_tasks import target_task
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched import App, JobDead, Retry, events, keys, process_events
+from evsched.client.client import Client, SyncClient
+from evsched.client.operations import Wait, find_queues
+from evsched.client.target_tasks import ForwardJob, target_task
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.diagnostics.standstill import find_standstill
@@ -30,36 +27,23 @@ from evsched.store import server as about
 from evsched.store.client_calls import New
 from evsched.store.queue import Announced
 from evsched.store.store import Store
-from evsched.targets.forward import Forwarder
-from evsched.targets.forward import RETRY
-from evsched.targets.forward import read_destinations
+from evsched.targets.forward import RETRY, Forwarder, read_destinations
 from evsched.telemetry.metrics import Metrics
 from evsched.telemetry.process_telemetry import Depths
 from evsched.testing import Clock
 from evsched.top import collector
 from evsched.top.collector import Top
-from evsched.transport.call import Call
-from evsched.transport.call import text
+from evsched.transport.call import Call, text
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from evsched.worker.status_reporter import StatusReporter
-from pathlib import Path
-from tests.service.test_rights import USERS
-from tests.service.test_rights import words_of
+from tests.service.test_rights import USERS, words_of
 from tests.support.cli import Cli
-from tests.support.cluster import Cluster
-from tests.support.cluster import JOB
-from tests.support.cluster import at
-from tests.support.cluster import queue_on
-from tests.support.cluster import schedule
+from tests.support.cluster import JOB, Cluster, at, queue_on, schedule
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
-from typing import Any
-import asyncio
-import pytest
-
 
 pytestmark = pytest.mark.anyio
 

@@ -20,8 +20,9 @@ from evsched import keys
 from evsched.client import operations
 from evsched.client.client import BlockingClient, SyncClient
 from evsched.client.operations import Send, Step
-from evsched.errors import StoreDown
+from evsched.errors import ShardsDown, StoreDown
 from evsched.store import server as about
+from evsched.store.store import Store
 from evsched.top.collector import Top
 from evsched.transport import servers
 from evsched.transport.embedded import EmbeddedRedis
@@ -250,7 +251,7 @@ async def test_http_interface_lists_the_readable_queues(server: EmbeddedRedis) -
 
 
 class KilledBetween(BlockingClient):
-    """Kills a node before the second call of a script is sent."""
+    """Kills a node before the second call of a script, or of a command, is sent."""
 
     def __init__(self, node: EmbeddedRedis, verb: str, *options: Any) -> None:
         super().__init__(*options)
@@ -292,6 +293,30 @@ def test_a_change_of_a_window_names_the_shards_that_were_given_it(server: Embedd
         with (
             closing(killed_between(cluster.url, dead, "reopen")) as client,
             pytest.raises(StoreDown, match=f"{done}, and {name}:2, .* were not: repeat this when it does"),
+        ):
+            client.set_window(name, "nights", "22:00-06:00 UTC")
+
+
+def test_a_change_of_a_window_says_when_nothing_was_done(server: EmbeddedRedis) -> None:
+    with Cluster(server.server) as cluster:
+        name, dead = of_six_shards(cluster)
+        nothing = f"primary 127.0.0.1:{dead.port} does not answer, so nothing was done: start it"
+        with closing(killed_between(cluster.url, dead, "ZCARD")) as client:
+            with pytest.raises(ShardsDown, match=nothing):
+                client.set_window(name, "nights", "22:00-06:00 UTC")
+            assert client.send(Store(name).windows()) == {}
+
+
+def test_a_change_of_a_window_is_not_reported_as_done_before_its_recurrences_are_planned(
+    server: EmbeddedRedis,
+) -> None:
+    with Cluster(server.server) as cluster:
+        name, _ = of_six_shards(cluster)
+        keeper = cluster.primary(name)
+        down = f"primary 127.0.0.1:{keeper.port} does not answer"
+        with (
+            closing(killed_between(cluster.url, keeper, "ZRANGE")) as client,
+            pytest.raises(ShardsDown, match=f"{down}, so {name} may have been, and {name}:0, .* were not"),
         ):
             client.set_window(name, "nights", "22:00-06:00 UTC")
 

@@ -94,7 +94,7 @@ def test_batch_stays_until_a_replica_of_its_destination_has_it(cluster: Cluster,
     replica, batch = replica_of(cluster, TO), depart(client)
     replica.kill()
     with pytest.raises(StoreDown, match=rf"queue {TO}: no replica has confirmed.*CLUSTER FORGET"):
-        client.run(finish(Store, Store(SOURCE), batch))
+        client.run(finish(Store(SOURCE), batch))
     fail_over(cluster, TO, replica)
     assert places(client) == {f"j{number}": ["moving"] for number in range(JOBS)}
 
@@ -136,7 +136,7 @@ def test_no_job_leaves_while_a_replica_does_not_answer(
 def test_source_that_loses_its_last_writes_has_no_job_that_has_arrived(cluster: Cluster, client: SyncClient) -> None:
     """The replica fails after the first step, which it has."""
     client.send(redis_server.set_shards(SOURCE, 1))
-    replica, work = replica_of(cluster, SOURCE), Reshard(Store, SOURCE, 1, 1)
+    replica, work = replica_of(cluster, SOURCE), Reshard(SOURCE, 1, 1)
     killed = False
     perform = client.client.perform
 
@@ -159,7 +159,7 @@ def test_source_that_loses_its_last_writes_has_no_job_that_has_arrived(cluster: 
     assert places(client) == {f"j{number}": [TO, "moving"] for number in range(JOBS)}
     batch = client.send(Store(SOURCE).depart()).batch
     assert batch is not None
-    assert client.run(finish(Store, Store(SOURCE), batch)).back == 0
+    assert client.run(finish(Store(SOURCE), batch)).back == 0
     assert places(client) == {f"j{number}": [TO] for number in range(JOBS)}
 
 
@@ -183,4 +183,4 @@ def test_batch_between_shards_of_one_server_waits_for_no_replica(cluster: Cluste
     replica_of(cluster, "near").kill()
     batch = client.send(Store("near").depart(near, "t", [b"a"])).batch
     assert batch is not None
-    assert client.run(finish(Store, Store("near"), batch)).moved == 1
+    assert client.run(finish(Store("near"), batch)).moved == 1

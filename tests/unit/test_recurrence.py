@@ -45,7 +45,7 @@ RULES = st.tuples(field(0, 59), field(0, 23), field(1, 28), field(1, 12), field(
 def test_the_next_occurrence_is_after_the_given_moment(text: str, zone: str, after: int) -> None:
     rule, moments = parse_rule(text, zone), [float(after)]
     for _ in range(4):
-        found = rule.next(moments[-1])
+        found = next(rule.walk(moments[-1]), None)
         if found is None:
             break
         assert found > moments[-1]
@@ -96,7 +96,7 @@ def clock_is_set(zone: str, first: float, last: float) -> bool:
 @pytest.mark.extra
 @given(RULES, st.sampled_from(ZONES), MOMENTS)
 def test_next_occurrence_matches_a_minute_by_minute_search(text: str, zone: str, after: int) -> None:
-    found, most = parse_rule(text, zone).next(after), 3 * 24 * 60
+    found, most = next(parse_rule(text, zone).walk(after), None), 3 * 24 * 60
     if clock_is_set(zone, after, after + most * 60):
         return
     expected = by_minutes(text, zone, after, most)
@@ -121,7 +121,9 @@ def test_occurrences_follow_a_clock_change(text: str, day: str, expected: list[s
     zone = ZoneInfo("Europe/Berlin")
     midnight = datetime.fromisoformat(day).replace(tzinfo=zone)
     rule, moment, found = parse_rule(text, "Europe/Berlin"), midnight.timestamp() - 1, list[str]()
-    while (moment := rule.next(moment) or 0.0) and datetime.fromtimestamp(moment, zone).date() == midnight.date():
+    while (moment := next(rule.walk(moment), None) or 0.0) and datetime.fromtimestamp(
+        moment, zone
+    ).date() == midnight.date():
         found.append(datetime.fromtimestamp(moment, UTC).replace(tzinfo=None).isoformat())
     assert found[: len(expected)] == expected
     if len(expected) != 3:
@@ -160,18 +162,18 @@ def test_an_unknown_zone_is_refused_and_the_error_suggests_the_nearest() -> None
 @pytest.mark.parametrize("rule", ["every 60", "0 9 * * *"])
 @pytest.mark.parametrize("score", [253_402_300_800.0, 1e15, 1e300, math.inf, math.nan])
 def test_no_rule_has_occurrences_after_the_year_9999(rule: str, score: float) -> None:
-    assert parse_rule(rule).next(score) is None
+    assert next(parse_rule(rule).walk(score), None) is None
 
 
 @pytest.mark.parametrize(("rule", "first"), [("every 60", 0.0), ("0 9 * * *", 9 * 3600.0)])
 @pytest.mark.parametrize("score", [-1.0, -1e15, -1e300, -math.inf])
 def test_the_occurrences_of_a_rule_begin_in_1970(rule: str, first: float, score: float) -> None:
-    assert parse_rule(rule).next(score) == first
+    assert next(parse_rule(rule).walk(score), None) == first
 
 
 def test_every_counts_from_1970_and_not_from_the_end_of_a_run() -> None:
     rule = parse_rule("every 90")
-    assert [rule.next(at) for at in (0.0, 89.9, 90.0, 1e9 + 1)] == [90.0, 90.0, 180.0, 1000000080.0]
+    assert [next(rule.walk(at), None) for at in (0.0, 89.9, 90.0, 1e9 + 1)] == [90.0, 90.0, 180.0, 1000000080.0]
 
 
 def recurrence(**fields: Any) -> Recurrence:

@@ -106,9 +106,9 @@ def test_other_calls_have_other_ids() -> None:
 @pytest.mark.parametrize(
     ("by", "words"),
     [
-        (nothing, "task index: Unique: by returned None: return a string"),
-        (no_json, "task index: Unique: by must return a string, or another JSON value"),
-        (no_name, "by must return a string, or another JSON value"),
+        (nothing, "task index: the key of a unique job is None: give a string"),
+        (no_json, "task index: the key of a unique job must be JSON"),
+        (no_name, "the key of a unique job must be JSON"),
     ],
 )
 def test_a_key_that_is_not_json_is_refused(by: Callable[..., Any], words: str) -> None:
