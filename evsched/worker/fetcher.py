@@ -110,6 +110,8 @@ class BlockingFetcher(Fetcher):
         self._hungry = asyncio.Event()
         self._stopping = False
         self._ended = asyncio.Event()
+        self._ended.set()
+        """`run` does not run. A queue that was never set up has no run to wait for."""
 
     @property
     def client(self) -> int | None:
@@ -132,6 +134,7 @@ class BlockingFetcher(Fetcher):
     async def run(self) -> None:
         """Fetch when hungry, until stopped; then cut the connection."""
         times = self._served.runtime.times
+        self._ended.clear()
         try:
             while not self._stopping:
                 await self._hungry.wait()

@@ -17,6 +17,7 @@ from evsched.transport.senders import BatchingSender
 from evsched.worker.exchange import ServedQueue
 from evsched.worker.fetcher import BlockingFetcher
 from evsched.worker.slots import Slots
+from tests.support.patience import NO_CAP, PATIENCE
 from tests.support.plain import on_primaries, plain_client
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
@@ -144,6 +145,22 @@ async def test_a_worker_whose_queues_are_all_refused_waits_and_can_be_stopped(
     finally:
         await running.stop()
         raw.delete(f"evsched:{{{queue}}}:leases")
+
+
+async def test_worker_stops_at_once_beside_a_queue_that_was_never_set_up(
+    server: EmbeddedRedis, queue: str, raw: Any, app: App
+) -> None:
+    bad = f"{queue}-bad"
+    raw.set(f"evsched:{{{bad}}}:leases", "a string")
+    app.move_to(server.url)
+    running = System(Config(url=server.url, queues=(bad, queue), shutdown_grace=NO_CAP), app, Recorder())
+    try:
+        running.work()
+        await running.recorder.wait(events.WorkerStarted)
+    finally:
+        async with asyncio.timeout(PATIENCE):
+            await running.stop()
+        raw.delete(f"evsched:{{{bad}}}:leases")
 
 
 async def test_refused_queue_takes_no_slots_between_its_retries(
