@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from evsched import events, keys
 from evsched.errors import StoreError, StoreRefused
 from evsched.events import Emit, Event
 from evsched.execution.handlers import Hang, HangFinder, RunningRuns
+from evsched.execution.run import Run
 from evsched.runtime.loops import Runtime
 from evsched.runtime.shutdown import FORCED, call_within, end_children
 from evsched.store.run_ends import NotEnded, PutBack
@@ -32,6 +33,9 @@ _CLEAN_UP: Final = 2.0
 
 _REPORT: Final = 1.0
 """Seconds in which the heartbeat's thread emits the events about the jobs: the reader of the log may hang."""
+
+_Ends = Sequence[tuple[Call[NotEnded], list[Run]]]
+"""Calls, each with the runs that it ends."""
 
 
 class Drain:
@@ -118,16 +122,29 @@ class Drain:
         os._exit(FORCED)
 
     def _hand_back_from_thread(self, sender: SyncSender, reason: str, hang: Hang) -> tuple[int, list[Event]]:
-        """Hand back in all queues; return how many jobs that were, and the events to emit."""
+        """Hand back in all queues; return how many jobs that were, and the events to emit.
+
+        The events do not go to the subscribers: one may hang, and other queues are to be handed back.
+        """
         back, written = 0, list[Event]()
-        with contextlib.suppress(StoreError):  # the rest waits for the lease to end
+
+        async def send(call: Call[Any]) -> Any:
+            return sender.send(call)
+
+        async def hand_back_all() -> None:
+            nonlocal back
             for consumer in list(self._consumers.values()):
+                served, held = consumer.served, consumer.held
                 with contextlib.suppress(StoreRefused):
                     consumer.fetch_no_more()
                     if (client := consumer.fetcher.client) is not None:
-                        sender.send(unblock(client, keys.root(consumer.served.queue)))
-                    # The events do not go to the subscribers: one may hang, and other queues are to be handed back.
-                    back += hand_back_from_thread(consumer.served, consumer.held, sender, reason, hang, written.append)
+                        sender.send(unblock(client, keys.root(served.queue)))
+                    ends = _ends(served, held, reason, hang)
+                    back += await _hand_back(served, held, ends, reason, send, written.append)
+
+        # The rest waits for the lease to end. OSError: no file descriptor is left for an event loop.
+        with contextlib.suppress(StoreError, OSError):
+            asyncio.run(hand_back_all())
         return back, written
 
     def _emit_all(self, found: list[Event]) -> None:
@@ -141,59 +158,35 @@ async def hand_back(served: ServedQueue, held: HeldRuns) -> int:
     Raises:
         StoreDown, StoreRefused
     """
-    reason = f"worker {served.worker} was stopped"
-    steps = _hand_back(served, held, reason, f"{reason} while it ran", None, served.runtime.emit)
-    try:
-        call = next(steps)
-        held.stop_all()
-        while True:
-            try:
-                reply = await served.runtime.sender.send(call)
-            except StoreError as error:
-                call = steps.throw(error)
-            else:
-                call = steps.send(reply)
-    except StopIteration as end:
-        held.runs.clear()
-        return end.value
+    reason, runtime = f"worker {served.worker} was stopped", served.runtime
+    ends = _ends(served, held, f"{reason} while it ran")
+    held.stop_all()
+    put_back = await _hand_back(served, held, ends, reason, runtime.sender.send, runtime.emit)
+    held.runs.clear()
+    return put_back
 
 
-def hand_back_from_thread(
-    served: ServedQueue, held: HeldRuns, sender: SyncSender, reason: str, hang: Hang | None, emit: Emit
-) -> int:
-    """Do the same from a thread, for an event loop that is blocked; the process must end then.
-
-    Raises:
-        StoreDown, StoreRefused
-    """
-    steps = _hand_back(served, held, reason, reason, hang, emit)
-    try:
-        call = next(steps)
-        while True:
-            try:
-                reply = sender.send(call)
-            except StoreError as error:
-                call = steps.throw(error)
-            else:
-                call = steps.send(reply)
-    except StopIteration as end:
-        return end.value
-
-
-def _hand_back(
-    served: ServedQueue, held: HeldRuns, reason: str, given_up: str, hang: Hang | None, emit: Emit
-) -> Generator[Call[Any], Any, int]:
-    """Hand back the jobs of a queue. `given_up`: the reason for runs that may not begin again.
-
-    It yields calls, and is sent the reply to each, or thrown the error. So the event loop, and a thread that acts in
-    place of a blocked one, write the same and emit the same events.
-    """
+def _ends(served: ServedQueue, held: HeldRuns, reason: str, hang: Hang | None = None) -> _Ends:
+    """Return the calls that end runs. `reason`: of the runs that may not begin again."""
     store, worker = served.store, served.worker
-    for call, ended in [*store.end_runs(worker, held.ended), *store.end_runs(worker, held.give_up(given_up, hang))]:
+    return [*store.end_runs(worker, held.ended), *store.end_runs(worker, held.give_up(reason, hang))]
+
+
+async def _hand_back(
+    served: ServedQueue,
+    held: HeldRuns,
+    ends: _Ends,
+    reason: str,
+    send: Callable[[Call[Any]], Awaitable[Any]],
+    emit: Emit,
+) -> int:
+    """Send the ends, and put all other jobs of the queue back; return how many. Raises as `send`."""
+    queue, worker = served.queue, served.worker
+    for call, ended in ends:
         for run in ended:
             run.repeated = True  # or may be: who hands back may have to begin again
         try:
-            not_ended: NotEnded = yield call
+            not_ended: NotEnded = await send(call)
         except StoreError as error:
             if not lacks_memory(ended, error):
                 raise
@@ -201,12 +194,12 @@ def _hand_back(
         # `requeue` puts back those whose message was refused, as it does when there is no memory for any.
         runs = [run for run in ended if run.job.id not in not_ended.refused]
         held.forget(runs)
-        for event in events_of(served.queue, worker, runs, not_ended.lost):
+        for event in events_of(queue, worker, runs, not_ended.lost):
             emit(event)
     put, rest = 0, "more"
     while rest == "more":
-        done: PutBack = yield store.requeue(worker, reason, limit=served.runtime.config.batch)
-        rest, queue = done.rest, served.queue
+        done: PutBack = await send(served.store.requeue(worker, reason, limit=served.runtime.config.batch))
+        rest = done.rest
         put += len(done.ids)
         if done.ids:
             emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="stopped", reason=reason))
