@@ -34,7 +34,7 @@ from evsched.store.store import Store
 from evsched.store.worker_calls import Fetched
 from evsched.worker.exchange import Exchange, ExchangeSender, HeldRuns, LostReplies, ServedQueue, events_of
 from evsched.worker.fetcher import BlockingFetcher, Fetcher, NotifiedFetcher
-from evsched.worker.notices import SharedConnections
+from evsched.worker.notices import Notices
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.shard_windows import ShardWindows
 from evsched.worker.slots import WIDEST, Demand, FetchPause, Slots
@@ -47,7 +47,7 @@ longest script takes. After that the other queues have them: the node that was a
 class QueueConsumer:
     """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none.
 
-    `shared`: connections that it shares with other queues; None = it has connections of its own.
+    `notices`: connections that it shares with other queues; None = it has connections of its own.
     """
 
     def __init__(
@@ -58,20 +58,18 @@ class QueueConsumer:
         executor: Executor,
         slots: Slots,
         attend: Callable[[], None],
-        shared: SharedConnections | None = None,
+        notices: Notices | None = None,
     ) -> None:
         self.served = ServedQueue(runtime, Store(queue), worker)
         self.held = HeldRuns()
         share = slots.join(runtime.config.weights.get(queue, 1.0), self.wake)
         self.fetcher: Fetcher = (
-            shared.notices.join(NotifiedFetcher(self.served, self))
-            if shared
-            else BlockingFetcher(self.served, share, self)
+            notices.join(NotifiedFetcher(self.served, self)) if notices else BlockingFetcher(self.served, share, self)
         )
         self._attend = attend
         self._executor = executor
         self._demand = Demand(share, executor)
-        self._sender = ExchangeSender(self.served, shared and shared.sender)
+        self._sender = ExchangeSender(self.served, notices and notices.sender)
         self._progress = ProgressWriter(self.served, self.held.runs)
         self._lost = LostReplies(self.served, self.held, share)
         self._windows = ShardWindows(self.served)
@@ -346,8 +344,9 @@ class QueueConsumer:
 
     # Called by the heartbeat, and at the end of the worker.
 
-    def counted(self, count: int) -> None:
-        """Note how many jobs Redis has in the worker's list."""
+    def counted(self, count: int, *, waits: bool) -> None:
+        """Note how many jobs the worker's list holds, and whether Redis knows that the worker waits for a message."""
+        self.fetcher.found(waits=waits)
         if self.held.is_surplus(count):
             self.on_unsure()
 

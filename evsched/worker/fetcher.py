@@ -80,6 +80,9 @@ class Fetcher(Protocol):
     def answered(self, reply: Fetched) -> None:
         """Note the reply of `start`."""
 
+    def found(self, *, waits: bool) -> None:
+        """Note whether Redis knows that the worker waits for a message, which it may have lost."""
+
     async def feed(self, *, hungry: bool) -> None:
         """Set whether to wait for a job: if slots are free and ready was empty.
 
@@ -267,7 +270,6 @@ class NotifiedFetcher(Fetcher):
         return await self._served.runtime.sender.send(self._served.store.is_idle(self._served.worker))
 
     def found(self, *, waits: bool) -> None:
-        """Note whether Redis knows that the worker waits, which it may have lost."""
         if not waits and self.waiting:
             self.waiting = False
             self._ask()

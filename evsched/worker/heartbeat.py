@@ -2,7 +2,7 @@
 
 `Heartbeat` renews the leases, from a thread and a connection of its own. So a handler that blocks the event loop costs
 no lease: the other jobs keep theirs, and nothing starts twice. A process whose loop is blocked by a job past its
-timeout and kill grace is ended from there. `HeartbeatListener` passes on its findings.
+timeout and kill grace is ended from there.
 
 `Control` subscribes to the worker's control channels, which bring cancellations and status requests at once. The
 subscription costs nothing while it is silent, so it is not health-checked; heartbeats are the fallback. They report
@@ -14,23 +14,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 
 from evsched import events, keys, process_events
 from evsched.errors import StoreDown, StoreError, StoreRefused
-from evsched.events import Emit, Event
-from evsched.lease import Times
+from evsched.events import Event
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Losses, Reconnect, Reconnects
-from evsched.store.queue import Announced
 from evsched.store.store import Store
+from evsched.store.worker_calls import Renewed
 from evsched.transport.redis_errors import reconnect_delay
 from evsched.transport.senders import SyncSender
 from evsched.transport.subscription import Subscription
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.drain import Drain
-from evsched.worker.notices import Notices
 from evsched.worker.setup import QueueSetup
 from evsched.worker.status_reporter import StatusReporter
 
@@ -42,7 +39,6 @@ class Control:
         self,
         runtime: Runtime,
         worker: str,
-        queues: list[str],
         consumers: Mapping[str, QueueConsumer],
         status: StatusReporter,
     ) -> None:
@@ -52,19 +48,15 @@ class Control:
         self._status = status
         self._receivers = dict[bytes, tuple[str, Callable[[str, str], object]]]()
         """By channel."""
-        self._add(queues)
         self._reconnect = Reconnect("worker, control channel", runtime.emit)
         self._losses = Losses()
         self._subscription: Subscription | None = None
 
-    def _add(self, queues: Iterable[str]) -> None:
+    def add(self, queues: Iterable[str]) -> None:
+        """Receive the messages of more queues."""
         for queue in queues:
             self._receivers[keys.control(queue, self._worker).encode()] = queue, self._cancel
             self._receivers[keys.status_requests(queue).encode()] = queue, self._status.requested
-
-    def add(self, queues: Iterable[str]) -> None:
-        """Receive the messages of more queues."""
-        self._add(queues)
         self.rebuild()
 
     async def run(self) -> None:
@@ -100,87 +92,41 @@ class Control:
             self._subscription.cut()
 
 
-class HeartbeatListener:
-    """Answers and receives the reports of a heartbeat, which calls it in its thread.
+class Heartbeat(threading.Thread):
+    """Renews the leases while the worker lives. A lease that Redis refuses to renew costs no other queue its lease.
 
-    The calls are passed on to the event loop, except `busy`, `announced` and `end_if_stuck`: these must also work while
-    a handler blocks the event loop.
+    The event loop receives its findings. It asks the rest, such as whether the worker holds jobs, in its own thread,
+    since a handler may block the event loop.
     """
 
     def __init__(
         self,
-        emit: Emit,
+        runtime: Runtime,
+        worker: str,
         consumers: Mapping[str, QueueConsumer],
-        notices: Notices,
         setup: QueueSetup,
         control: Control,
         drain: Drain,
     ) -> None:
-        self._emit = emit
+        super().__init__(name="evsched-heartbeat", daemon=True)
+        self._times = times = runtime.times
+        self._worker = worker
         self._consumers = consumers
-        self._notices = notices
         self._setup = setup
         self._control = control
         self._drain = drain
-        self._loop = asyncio.get_running_loop()
-        self.failure: asyncio.Future[None] = self._loop.create_future()
-        """Set to the error by which the heartbeat has ended."""
+        self._call_in_loop = call_in_loop = asyncio.get_running_loop().call_soon_threadsafe
+        self._stores = list[Store]()
+        """In the order in which their leases are renewed."""
+        self._sender = SyncSender(runtime.config.url, reply_timeout=times.reply_timeout)
 
-    def busy(self) -> bool:
-        """Return whether the worker holds jobs."""
-        return any(consumer.held.busy for consumer in list(self._consumers.values()))
+        def emit(event: Event) -> None:
+            call_in_loop(runtime.emit, event)
 
-    def lease_lost(self, queue: str) -> None:
-        """Drop the jobs held there: the lease had ended. The worker has a new one."""
-        self._loop.call_soon_threadsafe(self._consumers[queue].lose)
-
-    def announced(self, queue: str) -> Announced:
-        """Return the description of the app that the worker has written there."""
-        return self._setup.announced(queue)
-
-    def undeclared(self, queue: str) -> None:
-        """Write the declarations of the worker's app again."""
-        self._loop.call_soon_threadsafe(self._setup.declare_again, queue)
-
-    def counted(self, queue: str, count: int, *, waits: bool) -> None:
-        """Note how many jobs the worker's list holds, and whether Redis knows that the worker waits for a message."""
-        self._loop.call_soon_threadsafe(partial(self._notices.found, queue, waits=waits))
-        self._loop.call_soon_threadsafe(self._consumers[queue].counted, count)
-
-    def cancelled(self, queue: str, ids: list[str]) -> None:
-        """Stop these runs."""
-        self._loop.call_soon_threadsafe(self._cancel, queue, ids)
-
-    def _cancel(self, queue: str, ids: list[str]) -> None:
-        if [job_id for job_id in ids if self._consumers[queue].held.cancel(job_id)]:
-            self._control.rebuild()  # it should have brought these before
-
-    def end_if_stuck(self, sender: SyncSender) -> None:
-        """End the process, if a job outlived its timeout and the kill grace."""
-        self._drain.end_if_stuck(sender)
-
-    def failed(self, error: BaseException) -> None:
-        """Have the worker end by this error."""
-        self._loop.call_soon_threadsafe(self.failure.set_exception, error)
-
-    def emit(self, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._emit, event)
-
-
-class Heartbeat(threading.Thread):
-    """Renews the leases while the worker lives. A lease that Redis refuses to renew costs no other queue its lease."""
-
-    def __init__(
-        self, url: str, times: Times, worker: str, stores: Sequence[Store], listener: HeartbeatListener
-    ) -> None:
-        super().__init__(name="evsched-heartbeat", daemon=True)
-        self._times = times
-        self._worker = worker
-        self._stores = list(stores)
-        self._listener = listener
-        self._sender = SyncSender(url, reply_timeout=times.reply_timeout)
-        self._reconnects = Reconnects("heartbeat", listener.emit)
+        self._reconnects = Reconnects("heartbeat", emit)
         self.pulse = Pulse("heartbeat")
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Set to the error by which the thread has ended."""
         self._wake = threading.Event()
         times.listen(self._wake.set)
         self._renewed_every = times.heartbeat, times.idle_heartbeat
@@ -194,6 +140,10 @@ class Heartbeat(threading.Thread):
     def add(self, store: Store) -> None:
         """Renew the lease of one more queue, from the next heartbeat on. For any thread."""
         self._stores.append(store)
+
+    def busy(self) -> bool:
+        """Return whether the worker holds jobs. For any thread."""
+        return any(consumer.held.busy for consumer in list(self._consumers.values()))
 
     def attend(self) -> None:
         """Note that the worker holds jobs from now on. The next heartbeat comes soon, even if it holds none by then.
@@ -213,7 +163,7 @@ class Heartbeat(threading.Thread):
         try:
             self._run()
         except Exception as error:  # noqa: BLE001 - a thread that ends in silence leaves a worker without a lease
-            self._listener.failed(error)
+            self._call_in_loop(self.failure.set_exception, error)
         finally:
             self.pulse.rest()
             self._sender.close()
@@ -229,7 +179,7 @@ class Heartbeat(threading.Thread):
                 continue
             if self._stopping:
                 break
-            self._soon, self._short = False, self._listener.busy()
+            self._soon, self._short = False, self.busy()
             every = self._times.heartbeat, self._times.idle_heartbeat
             try:
                 self._renew_all()
@@ -240,7 +190,7 @@ class Heartbeat(threading.Thread):
                 failures += 1
                 if not self._stopping:
                     self._wake.wait(reconnect_delay(failures))
-            self._listener.end_if_stuck(self._sender)
+            self._drain.end_if_stuck(self._sender)
 
     def _renew_all(self) -> None:
         """Renew the lease of each queue, whatever Redis refuses of another.
@@ -270,16 +220,22 @@ class Heartbeat(threading.Thread):
         """
         busy = self._times.lease
         lease = busy if self._short else self._times.idle_lease
-        announced = self._listener.announced(store.queue)
+        announced = self._setup.announced(store.queue)
         found = self._sender.send(store.heartbeat(self._worker, lease, busy=busy, announced=announced))
+        self._call_in_loop(self._found, store.queue, found)
         if not found.kept:
-            self._listener.lease_lost(store.queue)
             self._sender.send(store.heartbeat(self._worker, lease, busy=busy, fresh=True))
+
+    def _found(self, queue: str, found: Renewed) -> None:
+        """Act on a reply. For the event loop."""
+        consumer = self._consumers[queue]
+        if not found.kept:
+            consumer.lose()
         if not found.declared:
-            self._listener.undeclared(store.queue)
-        self._listener.counted(store.queue, found.held, waits=found.waits)
-        if found.stops:
-            self._listener.cancelled(store.queue, found.stops)
+            self._setup.declare_again(queue)
+        consumer.counted(found.held, waits=found.waits)
+        if [job_id for job_id in found.stops if consumer.held.cancel(job_id)]:
+            self._control.rebuild()  # it should have brought these before
 
     def _interval(self) -> float:
         short, long = self._renewed_every

@@ -102,10 +102,16 @@ class _Link:
 
 
 class Notices:
-    """The subscriptions of one worker."""
+    """The connections that a worker has once for all queues that share them: for messages, and for exchanges.
 
-    def __init__(self, runtime: Runtime) -> None:
+    Each queue shares them if the worker has many `queues`, and a queue with shards always.
+    """
+
+    def __init__(self, runtime: Runtime, queues: int) -> None:
         self._runtime = runtime
+        self._many = queues > _FEW
+        self.sender = BatchingSender(runtime.config.url)
+        """Sends the exchanges, so that exchanges of one moment travel together."""
         self._waits: dict[str, NotifiedFetcher] = {}
         """By queue."""
         self._cluster = topology(runtime.config.url)
@@ -120,10 +126,10 @@ class Notices:
         self._changed.set()
         return wait
 
-    def found(self, queue: str, *, waits: bool) -> None:
-        """Note whether Redis knows that the worker waits for a message of a queue."""
-        if wait := self._waits.get(queue):
-            wait.found(waits=waits)
+    def serve(self, queue: str) -> bool:
+        """Return whether a queue shares the connections."""
+        shards = self._runtime.shards
+        return self._many or shards.counts.get(shards.whole(queue), 0) > 0
 
     @property
     def pulses(self) -> list[Pulse]:
@@ -186,22 +192,3 @@ class Notices:
         for link in links:
             link.task.cancel()
         await asyncio.gather(*(link.task for link in links), return_exceptions=True)
-
-
-class SharedConnections:
-    """The connections that a worker has once for all queues that share them."""
-
-    def __init__(self, runtime: Runtime, queues: int) -> None:
-        self._shards = runtime.shards
-        self._many = queues > _FEW
-        self.sender = BatchingSender(runtime.config.url)
-        """Sends the exchanges, so that exchanges of one moment travel together."""
-        self.notices = Notices(runtime)
-
-    def serve(self, queue: str) -> bool:
-        """Return whether a queue shares them: each does if they are many, and a queue with shards always."""
-        return self._many or self._shards.counts.get(self._shards.whole(queue), 0) > 0
-
-    async def close(self) -> None:
-        """Cut the connections; the notices end with their task."""
-        await self.sender.close()

@@ -1,11 +1,11 @@
-"""The start of a worker: the app's lifespan, and the writes to Redis for each queue before jobs are fetched from it.
+"""The writes to Redis for each queue of a worker, before jobs are fetched from it.
 
-`Startup` enters the lifespan and waits until `QueueSetup` has set up one queue at least. A queue is added to the set of
-all queues, the recurrences and limits that the app declares are written (`Declarations`), and the worker's lease
-begins. If that fails for a queue, because Redis refuses it or its node of a cluster is down, it is tried again while
-the others are served. The set may be on another node, so a queue is served without it. While Redis's memory is full it
-refuses none of this but the set, and a worker starts without that: its jobs free memory. If a heartbeat finds that
-Redis has lost the declarations, they are written again.
+A worker starts when `QueueSetup` has set up one queue at least. A queue is added to the set of all queues, the
+recurrences and limits that the app declares are written (`Declarations`), and the worker's lease begins. If that fails
+for a queue, because Redis refuses it or its node of a cluster is down, it is tried again while the others are served.
+The set may be on another node, so a queue is served without it. While Redis's memory is full it refuses none of this
+but the set, and a worker starts without that: its jobs free memory. If a heartbeat finds that Redis has lost the
+declarations, they are written again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from evsched import events, process_events, shard_map
-from evsched.errors import WRONG_TYPE, CannotStart, ConfigError, StoreError, StoreRefused
-from evsched.execution.handlers import Handlers
+from evsched.errors import WRONG_TYPE, ConfigError, StoreError, StoreRefused
 from evsched.execution.program import Program
 from evsched.jobs.retry import write_policy
 from evsched.recurrence.calendars import names_of
@@ -297,53 +295,3 @@ class QueueSetup:
             if not may_wait(error):
                 raise
             self._runtime.emit(process_events.RedisFailed(kind=error.kind))
-
-
-class Startup:
-    """Starts one worker, and waits for Redis meanwhile; `stop` ends it."""
-
-    def __init__(self, runtime: Runtime, worker: str, program: Program, setup: QueueSetup, handlers: Handlers) -> None:
-        self._runtime = runtime
-        self._worker = worker
-        self._program = program
-        self._setup = setup
-        self._handlers = handlers
-        self._task: asyncio.Task[Any] | None = None
-        """The task that waits for the start."""
-        self._stopped = False
-        self.done = False
-        """Whether each queue was tried, and one at least is set up."""
-
-    async def run(self, stack: AsyncExitStack, stores: Sequence[Store]) -> bool:
-        """Enter the lifespan in `stack` and set up at least one queue; return False if it was stopped.
-
-        Raises:
-            CannotStart: the lifespan did not begin.
-        """
-        task = self._task = asyncio.current_task()
-        try:
-            try:
-                self._handlers.state = await stack.enter_async_context(self._program.lifespan())
-            # Whatever a user's lifespan raises is the user's mistake, and is reported in one line.
-            except Exception as error:  # noqa: BLE001
-                raise CannotStart(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
-            await self._setup.until_one(stores)
-            self.done = True
-            self._report([store.queue for store in stores])
-            return True
-        except asyncio.CancelledError:
-            if not self._stopped or (task is not None and task.uncancel()):
-                raise
-            return False
-        finally:
-            self._task = None
-
-    def _report(self, queues: list[str]) -> None:
-        slots, tasks = self._runtime.config.concurrency, sorted(self._program.tasks)
-        self._runtime.emit(events.WorkerStarted(worker=self._worker, queues=queues, slots=slots, tasks=tasks))
-
-    def stop(self) -> None:
-        """Cancel the start, if it has not ended."""
-        self._stopped = True
-        if self._task is not None:
-            self._task.cancel()

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import heapq
 import time
-from collections import deque
-from collections.abc import Callable, Collection
+from collections import defaultdict, deque
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -21,8 +21,9 @@ from evsched import events, keys
 from evsched.errors import StoreError
 from evsched.events import Event
 from evsched.execution.run import Run
+from evsched.runtime.loops import Runtime
 from evsched.store.store import Store
-from evsched.transport.senders import BatchingSender
+from evsched.worker.consumer import QueueConsumer
 from evsched.worker.slots import FetchPause
 
 _RECENT: Final = 1000
@@ -81,33 +82,16 @@ class _Tally:
 
 
 class StatusReporter:
-    """Reports for one worker, to whose events it subscribes.
+    """Reports for one worker, to whose events it subscribes."""
 
-    `held(queue)`: the runs whose end is not written yet. `not_fetching(queue)`: why nothing is fetched from a queue.
-    """
-
-    def __init__(
-        self,
-        worker: str,
-        slots: int,
-        queues: list[str],
-        sender: BatchingSender,
-        held: Callable[[str], Collection[Run]],
-        not_fetching: Callable[[str], FetchPause | None],
-    ) -> None:
+    def __init__(self, runtime: Runtime, worker: str, consumers: Mapping[str, QueueConsumer]) -> None:
         self._worker = worker
-        self._slots = slots
-        self._sender = sender
-        self._held = held
-        self._not_fetching = not_fetching
-        self._stores = {queue: Store(queue) for queue in queues}
-        self._tallies = {queue: _Tally() for queue in queues}
+        self._slots = runtime.config.concurrency
+        self._sender = runtime.sender
+        self._consumers = consumers
+        self._tallies = defaultdict[str, _Tally](_Tally)
         self._requests = set[tuple[str, str]]()
         self._replying: asyncio.Task[None] | None = None
-
-    def add(self, queue: str) -> None:
-        """Report for one more queue."""
-        self._stores[queue], self._tallies[queue] = Store(queue), _Tally()
 
     def on_event(self, event: Event) -> None:
         """Count the runs that the worker's consumers report."""
@@ -133,12 +117,9 @@ class StatusReporter:
         with contextlib.suppress(StoreError):
             while self._requests:
                 requests, self._requests = self._requests, set[tuple[str, str]]()
-                await self._sender.send_all(
-                    [
-                        self._stores[queue].reply_status(channel, msgspec.json.encode(self.status(queue)))
-                        for queue, channel in requests
-                    ]
-                )
+                reports = [(queue, channel, msgspec.json.encode(self.status(queue))) for queue, channel in requests]
+                calls = [Store(queue).reply_status(channel, report) for queue, channel, report in reports]
+                await self._sender.send_all(calls)
 
     def status(self, queue: str) -> WorkerStatus:
         """Return the report for a queue."""
@@ -149,7 +130,7 @@ class StatusReporter:
             worker=self._worker,
             queue=queue,
             slots=self._slots,
-            busy=sum(len(self._running(name)) for name in self._stores),
+            busy=sum(len(self._running(name)) for name in self._consumers),
             started=tally.started,
             done=tally.done,
             failed=tally.failed,
@@ -159,11 +140,11 @@ class StatusReporter:
                 Running(run.job.id, run.task[:_NAME], run.job.attempt, round(now - run.delivery.sent, 3))
                 for run in longest
             ],
-            not_fetching=self._not_fetching(queue),
+            not_fetching=self._consumers[queue].not_fetching,
         )
 
     def _running(self, queue: str) -> list[Run]:
-        return [run for run in self._held(queue) if run.work is not None]
+        return [run for run in self._consumers[queue].held.runs.values() if run.work is not None]
 
     def close(self) -> None:
         """Report no more."""

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any
 
 from msgspec import structs
 
 from evsched import keys
-from evsched.events import Events
+from evsched.errors import CannotStart
+from evsched.events import Events, WorkerStarted
 from evsched.execution.deferral import RedisRunStore
 from evsched.execution.executor import Executor
 from evsched.execution.precautions import AppSource
 from evsched.execution.program import Program
 from evsched.runtime.loops import Pulse, Runtime, ended_loop, returned
 from evsched.store.queue import Announced
-from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.drain import Drain
-from evsched.worker.heartbeat import Control, Heartbeat, HeartbeatListener
-from evsched.worker.notices import SharedConnections
-from evsched.worker.setup import QueueSetup, Startup
+from evsched.worker.heartbeat import Control, Heartbeat
+from evsched.worker.notices import Notices
+from evsched.worker.setup import QueueSetup
 from evsched.worker.slots import Slots
 from evsched.worker.status_reporter import StatusReporter
 
@@ -46,10 +46,11 @@ class Worker:
         source: AppSource | None = None,
         before: Mapping[str, Announced] | None = None,
     ) -> None:
-        config, emit = runtime.config, runtime.emit
+        config = runtime.config
         self.id = keys.new_id()
         self._runtime = runtime
-        self._executor = executor = Executor(
+        self._program = program
+        self._executor = Executor(
             program,
             config.concurrency,
             config.process_pool,
@@ -57,63 +58,48 @@ class Worker:
             source=source,
             kill_grace=config.kill_grace,
             unknown_task_grace=config.unknown_task_grace,
-            emit=emit,
+            emit=runtime.emit,
         )
-        self._setup = QueueSetup(runtime, program, self.id, before)
-        self._startup = Startup(runtime, self.id, program, self._setup, executor.handlers)
+        self._slots = Slots(config.concurrency)
         self.consumers: dict[str, QueueConsumer] = {}
-        self._status = StatusReporter(
-            self.id,
-            config.concurrency,
-            queues,
-            runtime.sender,
-            lambda queue: self.consumers[queue].held.runs.values(),
-            lambda queue: self.consumers[queue].not_fetching,
-        )
-        self._control = Control(runtime, self.id, queues, self.consumers, self._status)
-        self._drain = Drain(runtime, self.id, self.consumers, executor.handlers.running)
-        self._shared = SharedConnections(runtime, len(queues))
-        self._on_heartbeat = HeartbeatListener(
-            emit, self.consumers, self._shared.notices, self._setup, self._control, self._drain
-        )
-        self._heartbeat = Heartbeat(
-            config.url, runtime.times, self.id, [Store(queue) for queue in queues], self._on_heartbeat
-        )
-        counted, slots = (
-            structs.replace(runtime, emit=Events(self._status.on_event, emit).emit),
-            Slots(config.concurrency),
-        )
-
-        def consumer(queue: str) -> QueueConsumer:
-            shared = self._shared if self._shared.serve(queue) else None
-            return QueueConsumer(counted, queue, self.id, executor, slots, self._heartbeat.attend, shared)
-
-        self._new_consumer = consumer
-        self.consumers.update({queue: consumer(queue) for queue in queues})
+        self._setup = QueueSetup(runtime, program, self.id, before)
+        self._status = StatusReporter(runtime, self.id, self.consumers)
+        self._counted = structs.replace(runtime, emit=Events(self._status.on_event, runtime.emit).emit)
+        """The runtime of the consumers, whose events are counted."""
+        self._control = Control(runtime, self.id, self.consumers, self._status)
+        self._drain = Drain(runtime, self.id, self.consumers, self._executor.handlers.running)
+        self._notices = Notices(runtime, len(queues))
+        self._heartbeat = Heartbeat(runtime, self.id, self.consumers, self._setup, self._control, self._drain)
+        self._add(queues)
         self._serving = dict[str, asyncio.Future[Any]]()
         """The loops of the consumers, by queue."""
-        self._more = asyncio.Event()
-        """Set when a consumer was added."""
-        self._stop = asyncio.Event()
+        self._starting: asyncio.Timeout | None = None
+        """The scope of the start, while it lasts."""
+        self._end = asyncio.Event()
+        """Set when the worker was asked to stop, or a loop has ended."""
+
+    def _add(self, queues: list[str]) -> None:
+        for queue in queues:
+            notices = self._notices if self._notices.serve(queue) else None
+            self.consumers[queue] = QueueConsumer(
+                self._counted, queue, self.id, self._executor, self._slots, self._heartbeat.attend, notices
+            )
+            self._heartbeat.add(self.consumers[queue].store)
+        self._control.add(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
         """Serve these queues too, from now on: shards that were not known at the start."""
         new = [queue for queue in queues if queue not in self.consumers]
-        if not new or self._stop.is_set():
+        if not new or self._end.is_set():
             return
-        for queue in new:
-            self._status.add(queue)
-            self.consumers[queue] = self._new_consumer(queue)
-            self._heartbeat.add(Store(queue))
-            if self._serving:  # else `_run` begins with it
-                self._serving[queue] = asyncio.ensure_future(self._serve(self.consumers[queue]))
+        self._add(new)
+        if self._serving:  # else `_run` begins with them
+            self._serving |= {queue: self._begin(self._serve(self.consumers[queue])) for queue in new}
         # Each shard has a part of its queue's limits, so the other shards get smaller parts.
         whole = self._runtime.shards.whole
         wholes = {whole(queue) for queue in new}
         for queue in [queue for queue in self.consumers if whole(queue) in wholes]:
             self._setup.declare_again(queue)
-        self._control.add(new)
-        self._more.set()
 
     async def run(self) -> None:
         """Run until `stop` was called and all runs have ended, or have had their grace.
@@ -121,37 +107,59 @@ class Worker:
         Raises:
             CannotStart: the app's lifespan did not begin.
         """
-        if self._stop.is_set():
+        if self._end.is_set():
             return
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self._executor)
-            if await self._startup.run(stack, [consumer.store for consumer in self.consumers.values()]):
+            if await self._start(stack):
                 await self._run()
             else:
                 await self._drain.hand_back()  # the leases that have begun
 
+    async def _start(self, stack: contextlib.AsyncExitStack) -> bool:
+        """Enter the app's lifespan in `stack`, and set up at least one queue; return False if it was stopped meanwhile.
+
+        Raises:
+            CannotStart: the lifespan did not begin.
+        """
+        try:
+            async with asyncio.timeout(None) as self._starting:
+                try:
+                    self._executor.handlers.state = await stack.enter_async_context(self._program.lifespan())
+                # Whatever a user's lifespan raises is the user's mistake, and is reported in one line.
+                except Exception as error:  # noqa: BLE001
+                    why = f"the app's lifespan did not begin: {type(error).__name__}: {error}"
+                    raise CannotStart(why) from None
+                await self._setup.until_one([consumer.store for consumer in self.consumers.values()])
+        except TimeoutError:  # by `stop`
+            return False
+        finally:
+            self._starting = None
+        slots, tasks = self._runtime.config.concurrency, sorted(self._program.tasks)
+        self._runtime.emit(WorkerStarted(worker=self.id, queues=list(self.consumers), slots=slots, tasks=tasks))
+        return True
+
+    def _begin(self, loop: Awaitable[None]) -> asyncio.Future[None]:
+        """Begin a loop, whose end ends the worker."""
+        begun = asyncio.ensure_future(loop)
+        begun.add_done_callback(lambda _: self._end.set())
+        return begun
+
     async def _run(self) -> None:
         self._heartbeat.start()
-        self._serving = {
-            queue: asyncio.ensure_future(self._serve(consumer)) for queue, consumer in self.consumers.items()
+        self._serving = {queue: self._begin(self._serve(consumer)) for queue, consumer in self.consumers.items()}
+        heartbeat = self._begin(self._heartbeat.failure)
+        loops = {
+            "control": self._begin(self._control.run()),
+            "notices": self._begin(self._notices.run()),
+            "setup of queues": self._begin(self._setup.keep()),
         }
-        control = asyncio.ensure_future(self._control.run())
-        notices = asyncio.ensure_future(self._shared.notices.run())
-        setup = asyncio.ensure_future(self._setup.keep())
-        stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
-            loops = {
-                "heartbeat": self._on_heartbeat.failure,
-                "control": control,
-                "notices": notices,
-                "setup of queues": setup,
-            }
-            while not await self._ended(stopping, *loops.values()):
-                pass
-            loops |= {f"queue {queue}": loop for queue, loop in self._serving.items()}
+            await self._end.wait()
+            named = {"heartbeat": heartbeat, **loops} | {f"queue {queue}": one for queue, one in self._serving.items()}
             # A loop ends by itself only by an error of ours, except for a consumer that fetches no more.
             fetches = all(consumer.fetches for consumer in self.consumers.values())
-            for name, loop in loops.items():
+            for name, loop in named.items():
                 if loop.done() and (fetches or not returned(loop)):
                     raise ended_loop(name, loop)
             done = [self._setup.is_done(self.consumers[queue].store) for queue in self._serving]
@@ -163,21 +171,11 @@ class Worker:
         finally:
             await self._end_heartbeat()
             self._status.close()
-            tasks = stopping, control, notices, setup, *self._serving.values()
+            tasks = *loops.values(), *self._serving.values()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._shared.close()
-
-    async def _ended(self, *loops: asyncio.Future[Any]) -> bool:
-        """Wait until a loop has ended, and return True, or until a consumer was added."""
-        self._more.clear()
-        more = asyncio.ensure_future(self._more.wait())
-        try:
-            await asyncio.wait([more, *loops, *self._serving.values()], return_when=asyncio.FIRST_COMPLETED)
-            return any(loop.done() for loop in (*loops, *self._serving.values()))
-        finally:
-            more.cancel()
+            await self._notices.sender.close()
 
     async def _serve(self, consumer: QueueConsumer) -> None:
         await self._setup.until_done(consumer.store)
@@ -199,7 +197,7 @@ class Worker:
     def pulses(self) -> list[Pulse]:
         """The pulses of its loops, and of its heartbeat."""
         consumers = (pulse for consumer in self.consumers.values() for pulse in consumer.pulses)
-        return [self._heartbeat.pulse, *self._shared.notices.pulses, *consumers]
+        return [self._heartbeat.pulse, *self._notices.pulses, *consumers]
 
     def problem(self) -> str | None:
         """Return why none of its queues is served; None = one is, or none has been tried."""
@@ -208,7 +206,7 @@ class Worker:
 
     def busy(self) -> bool:
         """Return whether it holds jobs. For any thread."""
-        return self._on_heartbeat.busy()
+        return self._heartbeat.busy()
 
     def announced(self, queue: str) -> Announced:
         """Return the description of its app that it has written to Redis. For any thread."""
@@ -216,8 +214,9 @@ class Worker:
 
     def stop(self) -> None:
         """Fetch no more, let runs end within the grace, hand back the rest. For the event loop's thread."""
-        self._stop.set()
-        self._startup.stop()
+        if self._starting is not None and not self._end.is_set():
+            self._starting.reschedule(0.0)
+        self._end.set()
 
     def fetch_no_more(self) -> None:
         """Begin no other fetch. For any thread, before `stop`."""
@@ -244,7 +243,7 @@ class Worker:
         Raises:
             StoreDown, StoreRefused
         """
-        if not self._startup.done or self.busy():
+        if not self._serving or self.busy():
             return False
         for consumer in list(self.consumers.values()):
             # The leases first: a job that the janitor requeues after this read is in ready by the next. And again

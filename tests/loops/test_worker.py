@@ -110,8 +110,8 @@ async def test_jobs_of_a_lost_reply_are_started(
         raw.hset(f"evsched:{{{queue}}}:job:lost", "payload", '{"task":"noop"}')
         raw.rpush(f"evsched:{{{queue}}}:processing:{worker.id}", "lost")
         consumer = worker.consumers[queue]
-        consumer.counted(1)
-        consumer.counted(1)
+        consumer.counted(1, waits=False)
+        consumer.counted(1, waits=False)
         await running.recorder.wait(events.Completed, lambda event: event.ids == ["lost"])
     assert not raw.exists(f"evsched:{{{queue}}}:processing:{worker.id}")
 
@@ -130,8 +130,8 @@ async def test_jobs_of_a_lost_reply_are_started_even_over_several_replies(
             raw.hset(f"evsched:{{{queue}}}:job:{job_id}", "payload", payload)
         raw.rpush(f"evsched:{{{queue}}}:processing:{worker.id}", *ids)
         consumer = worker.consumers[queue]
-        consumer.counted(9)
-        consumer.counted(9)
+        consumer.counted(9, waits=False)
+        consumer.counted(9, waits=False)
         await running.recorder.until(
             lambda: {one for event in running.recorder.of(events.Completed) for one in event.ids} == {*ids}
         )
