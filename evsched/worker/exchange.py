@@ -20,7 +20,7 @@ from evsched.errors import FULL, StoreError, StoreRefused
 from evsched.events import Event
 from evsched.execution.handlers import Hang
 from evsched.execution.run import Delivery, Failed, Run, judge
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Outcome, Requeued, Retried, Snoozed
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Requeued, Retried, Snoozed
 from evsched.runtime.loops import Runtime
 from evsched.store.queue import BatchLimit
 from evsched.store.run_ends import NotEnded
@@ -336,26 +336,34 @@ def events_of(queue: str, worker: str, ended: Sequence[Run], lost: Sequence[str]
         return found
     match ended[0].outcome:
         case Done():
-            found.append(_completed(queue, worker, ended))
+            ids, tasks = [run.job.id for run in ended], [run.task for run in ended]
+            seconds, attempts = [run.took or 0.0 for run in ended], [run.job.attempt for run in ended]
+            found.append(
+                events.Completed(queue=queue, worker=worker, ids=ids, tasks=tasks, seconds=seconds, attempts=attempts)
+            )
         case Requeued(reason=reason):
-            found.append(_requeued(queue, worker, ended, reason))
+            ids = [run.job.id for run in ended]
+            found.append(events.JobsRequeued(queue=queue, worker=worker, ids=ids, cause="busy", reason=reason))
         case _:
-            found += [event_of(queue, worker, run, run.outcome) for run in ended if run.outcome is not None]
+            found += [_end_of(queue, run) for run in ended]
     return found
 
 
-def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
-    """Return the event for the end of one run."""
-    job, task, took = run.job, run.task, run.took
-    match outcome:
-        case Done():
-            return _completed(queue, worker, [run])
+def _lost(queue: str, worker: str, run: Run) -> Event:
+    end = "unknown" if run.repeated else "discarded"
+    return events.RunLost(queue=queue, worker=worker, id=run.job.id, task=run.task, attempt=run.job.attempt, end=end)
+
+
+def _end_of(queue: str, run: Run) -> Event:
+    """Return the event for the end of one run, whose outcome has an event of its own."""
+    job_id, task, attempt, took = run.job.id, run.task, run.job.attempt, run.took
+    match run.outcome:
         case Retried(delay=delay, reason=reason, traceback=trace):
             return events.Retrying(
                 queue=queue,
-                id=job.id,
+                id=job_id,
                 task=task,
-                attempt=job.attempt,
+                attempt=attempt,
                 delay=delay,
                 reason=reason,
                 seconds=took,
@@ -364,41 +372,22 @@ def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
         case Buried(reason=reason, outcome=kind, traceback=trace):
             return events.JobBuried(
                 queue=queue,
-                id=job.id,
+                id=job_id,
                 task=task,
-                attempt=job.attempt,
+                attempt=attempt,
                 reason=reason,
                 outcome=kind,
                 seconds=took,
                 traceback=trace,
             )
         case Aborted():
-            return events.JobAborted(queue=queue, id=job.id, task=task, attempt=job.attempt, seconds=took)
+            return events.JobAborted(queue=queue, id=job_id, task=task, attempt=attempt, seconds=took)
         case Deferred(due=due, cause=cause):
-            return events.JobDeferred(queue=queue, id=job.id, task=task, due=due, cause=cause)
+            return events.JobDeferred(queue=queue, id=job_id, task=task, due=due, cause=cause)
         case Snoozed(reason=reason):
-            return events.JobSnoozed(
-                queue=queue, id=job.id, task=task, attempt=job.attempt, reason=reason, seconds=took
-            )
-        case Requeued(reason=reason):
-            return _requeued(queue, worker, [run], reason)
-
-
-def _lost(queue: str, worker: str, run: Run) -> Event:
-    end = "unknown" if run.repeated else "discarded"
-    return events.RunLost(queue=queue, worker=worker, id=run.job.id, task=run.task, attempt=run.job.attempt, end=end)
-
-
-def _completed(queue: str, worker: str, runs: Sequence[Run]) -> Event:
-    ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
-    seconds, attempts = [run.took or 0.0 for run in runs], [run.job.attempt for run in runs]
-    return events.Completed(queue=queue, worker=worker, ids=ids, tasks=tasks, seconds=seconds, attempts=attempts)
-
-
-def _requeued(queue: str, worker: str, runs: Sequence[Run], reason: str) -> Event:
-    return events.JobsRequeued(
-        queue=queue, worker=worker, ids=[run.job.id for run in runs], cause="busy", reason=reason
-    )
+            return events.JobSnoozed(queue=queue, id=job_id, task=task, attempt=attempt, reason=reason, seconds=took)
+        case Done() | Requeued() | None:
+            raise AssertionError("the runs of a call have one kind of outcome")
 
 
 class LostReplies:
