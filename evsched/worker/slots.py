@@ -35,7 +35,7 @@ class QueueShare:
     """One queue's part in the slots. `wake()` is called when it may look for one again."""
 
     def __init__(self, slots: Slots, weight: float, wake: Callable[[], None]) -> None:
-        self._slots = slots
+        self.slots = slots
         self.weight = weight
         self.wake = wake
         self.in_use = 0
@@ -59,54 +59,39 @@ class QueueShare:
     def want(self, wants: bool) -> None:
         """Say whether there is work for more slots."""
         if wants and not self.active:
-            self._slots.begin(self)
+            self.slots.begin(self)
         passes = self.wants and not wants
         if wants != self.wants:
             self.wants = wants
-            self._slots.changed()
+            self.slots.changed()
         if passes:
-            self._slots.give_back(0)
+            self.slots.give_back(0)
 
     @property
     def block(self) -> int:
         """How many slots it is dealt at once."""
-        return max(_BLOCK, self.total // 2) if self.mean < _BRIEF else 1
-
-    @property
-    def part(self) -> int:
-        """An equal part of the free slots, rounded up."""
-        return self._slots.part
-
-    @property
-    def total(self) -> int:
-        """How many slots there are in all."""
-        return self._slots.total
+        return max(_BLOCK, self.slots.total // 2) if self.mean < _BRIEF else 1
 
     @property
     def may_block(self) -> bool:
         """Whether to block for a job: a slot is free; or other queues hold them all, and only a job gives it a turn."""
-        return self._slots.free > 0 or self._slots.shared
+        return self.slots.free > 0 or self.slots.shared
 
     @property
     def is_in_turn(self) -> bool:
         """Whether it has slots, or turns, that other queues could use."""
-        return self.active and self._slots.shared
-
-    @property
-    def turns(self) -> int:
-        """How many of the free slots are this queue's by its turn."""
-        return self._slots.turns_of(self)
+        return self.active and self.slots.shared
 
     def reserve(self, most: int) -> int:
         """Take the free slots that are this queue's by its turn, `most` at the most; return how many."""
-        return self._take(min(self.turns, most))
+        return self._take(min(self.slots.turns_of(self), most))
 
     def reserve_one(self) -> bool:
         """Take a free slot out of turn, if there is one: for a job that has been moved here already."""
-        if self._slots.free <= 0:
+        if self.slots.free <= 0:
             return False
         if not self.active:
-            self._slots.begin(self)
+            self.slots.begin(self)
         self._take(1)
         return True
 
@@ -114,7 +99,7 @@ class QueueShare:
         """Give back slots that were not used."""
         if count:
             self.in_use -= count
-            self._slots.give_back(count)
+            self.slots.give_back(count)
 
     def end(self, seconds: float) -> None:
         """Give back the slot of a job that was in it for `seconds`."""
@@ -124,7 +109,7 @@ class QueueShare:
 
     def _take(self, count: int) -> int:
         self.in_use += count
-        self._slots.taken(self, count)
+        self.slots.taken(self, count)
         return count
 
 
@@ -297,7 +282,7 @@ class Demand:
     def __init__(self, share: QueueShare, executor: Executor) -> None:
         self.share = share
         self._executor = executor
-        self._half = max(share.total // 2, _WORTH_A_CALL)
+        self._half = max(share.slots.total // 2, _WORTH_A_CALL)
         """How many jobs one start may fetch: under load, half of the slots run while Redis fills the other half."""
         self.more = True
         """Ready may hold more: ask without blocking. At the start it may."""
@@ -320,7 +305,7 @@ class Demand:
             return 0
         room = max(0, self._begin_limit.room(time.monotonic()) - fetched)
         if notified:
-            limit = min(limit, max(self.share.part, self.share.block))
+            limit = min(limit, max(self.share.slots.part, self.share.block))
         return self.share.reserve(min(room, self._half, limit))
 
     @property
@@ -343,7 +328,7 @@ class Demand:
         If not, the consumer is woken when it may have a slot, or when the jobs that it was handed have begun.
         """
         if self.more:
-            return self.share.wants and self.share.turns > 0 and not self._begin_limit.waits
+            return self.share.wants and self.share.slots.turns_of(self.share) > 0 and not self._begin_limit.waits
         self.share.want(False)
         return False
 
