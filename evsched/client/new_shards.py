@@ -124,7 +124,7 @@ def settle(queue: str, count: int) -> Operation[bool]:
     """Let new shards use the room that older parts of the queue leave; return whether that is all of their limits.
 
     If a change of the number was interrupted, it first gives the older parts their limits. While jobs that began
-    before run in the older parts beyond these, dispatchers go on (`evsched/dispatcher/mover.py`).
+    before run in the older parts beyond these, dispatchers go on (`evsched/dispatcher/janitor.py`).
     """
     shards, parts = Shards({queue: count}), dict[str, tuple[Limits, dict[str, int]]]()
     for name in shards.all_of(queue):

@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 from evsched import events, keys
-from evsched.dispatcher.queue_finder import RestingQueues
-from evsched.dispatcher.timing import QueueTimer, RedisClock
-from evsched.dispatcher.watcher import Proof
+from evsched.dispatcher.queue_finder import QueueFinder, RestingQueues
+from evsched.dispatcher.timing import Proof, QueueTimer, RedisClock
 from evsched.errors import MOVING, StoreError
 from evsched.events import Reason
 from evsched.runtime.loops import Runtime, Timetable, Wakeup
@@ -54,31 +54,22 @@ _NEAR: Final = 0.25
 _NEVER: Final = float("inf")
 
 
-class Owner(Protocol):
-    """Learns which queues the loop has found, and which are empty."""
-
-    def found(self, queue: str) -> None:
-        """Note that a queue is served from now on."""
-        ...
-
-    def rests(self, queue: str) -> None:
-        """Note that a queue is empty."""
-        ...
-
-    def forget(self, queues: list[str]) -> None:
-        """Forget queues that have been empty for long."""
-        ...
-
-
 class DispatchLoop:
-    """Steps and looks at the queues that are served. `dispatcher` names the canaries of this dispatcher."""
+    """Steps and looks at the queues that are served. `found` is called for each queue that is served from now on."""
 
-    def __init__(self, runtime: Runtime, dispatcher: str, redis_clock: RedisClock, proof: Proof, owner: Owner) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        redis_clock: RedisClock,
+        proof: Proof,
+        finder: QueueFinder,
+        found: Callable[[str], None],
+    ) -> None:
         self._runtime = runtime
-        self._dispatcher = dispatcher
         self._redis_clock = redis_clock
         self._proof = proof
-        self._owner = owner
+        self._finder = finder
+        self._found = found
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("dispatcher", runtime.emit)
         self.pulse = self._reconnect.pulse
@@ -97,7 +88,7 @@ class DispatchLoop:
         """The queues to check, and why. An "event" names a queue without a timer."""
         self._to_step: dict[str, Reason] = {}
         """The queues that a check found to be due."""
-        self._resting = RestingQueues(runtime, owner.forget)
+        self._resting = RestingQueues(runtime, finder.forget)
 
     @property
     def queues(self) -> list[str]:
@@ -118,8 +109,8 @@ class DispatchLoop:
         timer = self._timers.get(queue)
         if timer is None and queue not in self._resting:
             self._check(queue, "reconnect")
-        elif timer is not None and not timer.known:
-            self._found(timer)
+        elif timer is not None:
+            self._know(timer)
 
     def timer(self, queue: str) -> QueueTimer:
         """Return the timer of a queue; one that had none is served from now on."""
@@ -127,13 +118,13 @@ class DispatchLoop:
         if timer is None:
             self._resting.discard(queue)
             timer = self._timers[queue] = QueueTimer(queue, self._runtime.config.batch)
-        if not timer.known:
-            self._found(timer)
+        self._know(timer)
         return timer
 
-    def _found(self, timer: QueueTimer) -> None:
-        timer.known = True
-        self._owner.found(timer.store.queue)
+    def _know(self, timer: QueueTimer) -> None:
+        if not timer.known:
+            timer.known = True
+            self._found(timer.store.queue)
 
     def _check(self, queue: str, reason: Reason) -> None:
         """Check a queue soon."""
@@ -349,7 +340,7 @@ class DispatchLoop:
         self._steps.drop(queue)
         self._looks.drop(queue)
         self._refused.forget(queue)
-        self._owner.rests(queue)
+        self._finder.rests(queue)
         self._resting.add(queue)
 
     async def _look_at_rest(self) -> None:
@@ -407,7 +398,7 @@ class DispatchLoop:
         sent = time.monotonic()
         timer.stepping(sent)
         try:
-            done = await self._dispatch(timer, self._dispatcher if prove else "")
+            done = await self._dispatch(timer, self._proof.name if prove else "")
         except BaseException:
             timer.step_by(at, reason)
             if prove:

@@ -1,4 +1,4 @@
-"""The janitor: it puts back the jobs of dead workers, and has interrupted moves between shards finished.
+"""The janitor: it puts back the jobs of dead workers, and has the mover finish interrupted moves between shards.
 
 If a worker that was sent a message about a job does not come, the janitor sends the message to all idle workers.
 
@@ -10,18 +10,23 @@ of Redis's clock starts no job twice.
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from msgspec import Struct
 
-from evsched import events
-from evsched.dispatcher.mover import ABANDONED, Mover
-from evsched.dispatcher.queue_rounds import QueueRounds, ServedQueues
+from evsched import events, shard_map
+from evsched.dispatcher.queue_rounds import QueueRounds
+from evsched.errors import StoreError, StoreRefused
 from evsched.events import Dispatched, Event, QueueFound, Woken
-from evsched.runtime.loops import Runtime, run_loops
+from evsched.runtime.loops import Runtime, Wakeup, run_loops
+from evsched.runtime.reconnect import Reconnects
 from evsched.store.dispatcher_calls import Lease
+from evsched.store.gate_limits import still_reserved, undivided
+from evsched.store.moves import Arrival, Batch
 from evsched.store.run_ends import NO_LEASE
 from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
 
 _BESIDE: Final = 1.0
 """Seconds within which a worker fetches the job that a message named, unless it died or hangs."""
@@ -38,9 +43,9 @@ class _WatchedLease(Struct, frozen=True):
 
 
 class Janitor:
-    """Watches the leases of the workers of the queues that are served."""
+    """Watches the leases of the workers of the queues that `served()` returns."""
 
-    def __init__(self, runtime: Runtime, served: ServedQueues) -> None:
+    def __init__(self, runtime: Runtime, served: Callable[[], list[str]]) -> None:
         self._runtime = runtime
         idle = runtime.times.idle_lease
         self._rounds = QueueRounds("janitor", runtime, served, idle, lambda seen: seen.workers, self.step)
@@ -160,3 +165,107 @@ class Janitor:
             for job_id in done.cancelled:
                 emit(events.JobAborted(queue=queue, id=job_id))
         return rest == "all"
+
+
+ABANDONED: Final = 60.0
+"""Seconds after which a batch counts as interrupted: it takes a few milliseconds, or 5 s if Redis is down meanwhile."""
+
+
+class Mover:
+    """Finishes the batches that leave some queues, and opens new shards, as the janitor asks.
+
+    `evsched queues shard` moves jobs in batches. If it is interrupted, a batch is on its way until the command is
+    repeated. The janitor notices that, and this loop finishes the batch. It is not the janitor's loop, because the
+    other shard may be on a node of the cluster that is down, and the leases of workers must not wait for that.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._sender = BatchingSender(runtime.config.url)
+        """Not shared, because a call that waits for a replica holds up all later ones."""
+        self._queues = dict[tuple[str, Callable[[str], Awaitable[None]]], None]()
+        """The queues with work to do, each with the method to call."""
+        self._wakeup = Wakeup()
+        self._failed = Reconnects("mover", runtime.emit)
+
+    def finish(self, queue: str) -> None:
+        """Finish the batch that leaves a queue, soon."""
+        self._queues[queue, self.step] = None
+        self._wakeup.ring()
+
+    def open_further(self, queue: str) -> None:
+        """Let a new shard, and the other new ones of its queue, use more of their limits, soon."""
+        self._queues[self._runtime.shards.whole(queue), self.settle] = None
+        self._wakeup.ring()
+
+    async def run(self) -> None:
+        """Finish batches until cancelled. After a failure, the janitor asks again."""
+        while True:
+            while self._queues:
+                queue, do = next(iter(self._queues))
+                del self._queues[queue, do]
+                try:
+                    await do(queue)
+                except StoreError as error:
+                    self._failed.of(queue).failed(error)
+                else:
+                    self._failed.of(queue).passed()
+            await self._wakeup.sleep(float("inf"))
+
+    async def step(self, queue: str) -> None:
+        """Finish the batch that leaves a queue, if there is one.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        store, send = Store(queue), self._runtime.sender.send
+        batch = (await send(store.depart())).batch
+        if batch is None:
+            return
+        try:
+            arrival = await self._arrive(queue, batch)
+        finally:
+            await self._sender.close()
+        done = await send(store.vacate(batch, arrival))
+        if done.moved or done.back:
+            self._runtime.emit(events.MoveFinished(queue=queue, to=batch.to, moved=done.moved, back=done.back))
+
+    async def settle(self, queue: str) -> None:
+        """Let new shards of a queue use what its older parts do not use, as `evsched/client/new_shards.py` does.
+
+        Nothing happens before the number of shards is written: until then, the older parts have all of the limits.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        shards, send_all = self._runtime.shards, self._runtime.sender.send_all
+        if shards.may_lack(queue):
+            await shard_map.learn(self._runtime)
+        if (whole := shards.whole(queue)) not in shards.counts:
+            return
+        stores = [Store(name) for name in shards.all_of(whole)]
+        limits = await send_all([store.limits() for store in stores])
+        counts = await send_all([store.in_flight() for store in stores])  # by now no part exceeds these limits further
+        by_name = {store.queue: found for store, found in zip(stores, limits, strict=True)}
+        lacking = undivided(shards, whole, by_name)
+        await send_all([Store(name).limit(fields) for name, fields in lacking.items()])
+        if not lacking:
+            parts = {name: (found, count) for (name, found), count in zip(by_name.items(), counts, strict=True)}
+            await send_all([Store(name).reserve(reserved) for name, reserved in still_reserved(parts).items()])
+
+    async def _arrive(self, queue: str, batch: Batch) -> Arrival:
+        """Have a batch arrive, and return when that is safe, as `evsched/client/reshard.py` does."""
+        to, sender = Store(batch.to), self._sender
+        arrive = to.arrive(queue, batch)
+        try:
+            primary = await sender.send(to.primary())
+        except StoreRefused as error:
+            if error.kind == "noperm":
+                raise
+            return await sender.send(arrive)
+        wait = primary.safe(batch.to, queue, on_disk=True)
+        if wait is None:
+            return await sender.send(arrive)
+        arrival, safe = await sender.send_and_wait(arrive, wait)
+        primary.check_safe(batch.to, safe)
+        return arrival

@@ -18,25 +18,16 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 from evsched import process_events, shard_map
-from evsched.dispatcher.watcher import Proof
+from evsched.dispatcher.timing import Proof
 from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.loops import Runtime, Wakeup
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store import server
 from evsched.store.dispatcher_calls import GLANCE_MOST
 from evsched.store.store import Store
-
-
-class NewQueues(Protocol):
-    """Serves the queues that are found."""
-
-    def serve(self, queue: str) -> object:
-        """Serve a queue from now on, if it is not served yet."""
-        ...
-
 
 _AGAIN: Final = 2.0
 """Seconds, half of them random, until the shards of named queues are read again if their node does not answer."""
@@ -50,19 +41,19 @@ _READ_ALL: Final = 120
 
 
 class QueueFinder:
-    """Searches for queues and serves each one that it finds. `proof` knows whether Redis sends events."""
+    """Searches for queues, and calls `serve` for each one that it finds. `proof` knows whether Redis sends events."""
 
-    def __init__(self, runtime: Runtime, proof: Proof, queues: NewQueues) -> None:
+    def __init__(self, runtime: Runtime, proof: Proof, serve: Callable[[str], None]) -> None:
         self._runtime = runtime
         self._config = runtime.config
         self._owns = runtime.part.owns
         self._proof = proof
-        self._queues = queues
+        self._serve = serve
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("finder", runtime.emit)
         self.pulse = self._reconnect.pulse
         self._set = QueueSet(runtime)
-        self._scan = KeyScan(runtime, queues)
+        self._scan = KeyScan(runtime, serve)
         self._read_at = 0.0
         self._was_read = 0.0
         self._read_all_at = 0.0
@@ -123,7 +114,7 @@ class QueueFinder:
         if self._read_at <= time.monotonic():
             await self._read()
         for name in await self._set.write():
-            self._queues.serve(name)
+            self._serve(name)
         if self._scan.at <= time.monotonic():
             await self._scan.step()
         return min(self._read_at, self._scan.at, time.monotonic() + cap)
@@ -135,12 +126,12 @@ class QueueFinder:
         names, learned = await asyncio.gather(self._read_set(now), shard_map.learn(self._runtime))
         if self._config.queues:
             for name in filter(self._owns, shard_map.named(self._runtime)):
-                self._queues.serve(name)
+                self._serve(name)
             if not learned:
                 self._read_at = min(self._read_at, time.monotonic() + _AGAIN * random.uniform(0.5, 1.0))  # noqa: S311
             return
         for name in filter(self._owns, names or ()):
-            self._queues.serve(name)
+            self._serve(name)
         if names is None or self._proof.failed:
             self._read_at = min(self._read_at, now + self._runtime.times.safety_cap)
             self._scan.ensure()
@@ -274,9 +265,9 @@ class KeyScan:
     any other.
     """
 
-    def __init__(self, runtime: Runtime, queues: NewQueues) -> None:
+    def __init__(self, runtime: Runtime, serve: Callable[[str], None]) -> None:
         self._runtime = runtime
-        self._queues = queues
+        self._serve = serve
         self._refused = Reconnects("finder", runtime.emit)
         self._cursor = 0
         self._under_way = False
@@ -309,7 +300,7 @@ class KeyScan:
         self._cursor = found.next
         named = self._runtime.config.queues
         for queue in sorted(found.queues.intersection(named) if named else found.queues):
-            self._queues.serve(queue)
+            self._serve(queue)
         for queue in sorted({queue for queue, _ in found.held if not named or queue in named}):
             reconnect = self._refused.of(queue)
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from evsched.errors import MOVING, StoreError
 from evsched.runtime.loops import Runtime, Timetable, Wakeup
@@ -13,28 +12,19 @@ from evsched.store.dispatcher_calls import GLANCE_MOST, Seen
 from evsched.store.store import Store
 
 
-class ServedQueues(Protocol):
-    """Knows the queues that are served."""
-
-    @property
-    def queues(self) -> list[str]:
-        """Their names. More are found while the dispatcher runs."""
-        ...
-
-
 class QueueRounds:
     """Visits each queue when its time has come. If a queue alone fails, the others are visited all the same.
 
-    It finds them by a call that glances at many queues: all that are served once in `interval` seconds, and new ones
-    soon. `needs(seen)`: returns whether to visit a queue. `visit(queue)`: returns the seconds to the next visit; inf =
-    an event or a glance will say when.
+    It finds them by a call that glances at many queues: all that `served()` returns once in `interval` seconds, and new
+    ones soon. `needs(seen)`: returns whether to visit a queue. `visit(queue)`: returns the seconds to the next visit;
+    inf = an event or a glance will say when.
     """
 
     def __init__(
         self,
         who: str,
         runtime: Runtime,
-        served: ServedQueues,
+        served: Callable[[], list[str]],
         interval: float,
         needs: Callable[[Seen], bool],
         visit: Callable[[str], Awaitable[float]],
@@ -123,7 +113,7 @@ class QueueRounds:
         whole, self._new = self._all_at <= now, set[str]()
         if whole:
             self._all_at = now + self._interval
-        queues = [queue for queue in (self._served.queues if whole else sorted(new)) if queue not in self._visits]
+        queues = [queue for queue in (self._served() if whole else sorted(new)) if queue not in self._visits]
         try:
             for first in range(0, len(queues), GLANCE_MOST):
                 for queue in await self._glance(queues[first : first + GLANCE_MOST]):

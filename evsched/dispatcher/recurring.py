@@ -1,7 +1,5 @@
 """The recurring loop: it puts the occurrences of recurrences on the schedule, ahead of their time.
 
-`Recurring` decides when to look at the recurrences of each queue, and `Occurrences` schedules them.
-
 A recurrence is a record, not a chain of jobs. Its score is the next planned time that goes on the schedule. One script
 schedules that occurrence and moves the score on, provided that the score is still the one that was read. So any number
 of dispatchers may do this, and no occurrence is lost when one of them dies.
@@ -11,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 from evsched import events
-from evsched.dispatcher.queue_rounds import QueueRounds, ServedQueues
+from evsched.dispatcher.queue_rounds import QueueRounds
 from evsched.dispatcher.timing import RedisClock
 from evsched.errors import WRONG_TYPE, ConfigError, StoreRefused
 from evsched.recurrence.calendars import just_before
@@ -28,15 +27,37 @@ _CAP: Final = 300.0
 """Seconds after which the loop looks at a queue with recurrences even without an event, and searches for others."""
 
 
-class Recurring:
-    """Looks at the recurrences of the queues that are served."""
+AHEAD: Final = 15.0
+"""Seconds by which occurrences are scheduled ahead. To schedule ten thousand of the same minute takes about 2 s."""
 
-    def __init__(self, runtime: Runtime, clock: RedisClock, served: ServedQueues) -> None:
-        self._occurrences = Occurrences(runtime, clock)
+_SLICE: Final = 25
+"""Recurrences that one step reads: about 3 ms of this process's time, and 1 ms of Redis's."""
+
+_REWIND_SLICE: Final = 250
+"""Recurrences that one call of `rewind` reads: under 1 ms."""
+
+_UNREADABLE: Final = (ConfigError, ValueError, ArithmeticError, OSError)
+"""Raised for a record that is not valid; all but ConfigError: by numbers that are too large for a date."""
+
+_CalendarsAndWindows = tuple[dict[str, str], dict[str, str]]
+"""The existing calendars and windows that some recurrences name."""
+
+
+class Recurring:
+    """Looks at the recurrences of the queues that `served()` returns, and schedules their occurrences in slices.
+
+    So due jobs wait only some milliseconds for the occurrences.
+    """
+
+    def __init__(self, runtime: Runtime, clock: RedisClock, served: Callable[[], list[str]]) -> None:
+        self._runtime = runtime
+        self._clock = clock
         self._rounds = QueueRounds("recurring", runtime, served, _CAP, lambda seen: seen.recurs, self._visit)
         self.pulse = self._rounds.pulse
         self._rewound = set[str]()
         """The queues whose recurrences were checked for being too far ahead, since `look`."""
+        self._unreadable: dict[str, set[str]] = {}
+        """For each queue, the recurrences without a readable record that were reported."""
 
     def look_at(self, queue: str) -> None:
         """Look at a queue's recurrences now: they have changed."""
@@ -64,40 +85,14 @@ class Recurring:
         if queue not in self._rewound:
             self._rewound.add(queue)  # before the call, because `look` may be called during it
             try:
-                await self._occurrences.rewind(queue)
+                await self._rewind(queue)
             except BaseException:
                 self._rewound.discard(queue)
                 raise
-        rest = await self._occurrences.step(queue)
+        rest = await self.step(queue)
         return rest if rest == float("inf") else min(rest, _CAP)
 
-
-AHEAD: Final = 15.0
-"""Seconds by which occurrences are scheduled ahead. To schedule ten thousand of the same minute takes about 2 s."""
-
-_SLICE: Final = 25
-"""Recurrences that one step reads: about 3 ms of this process's time, and 1 ms of Redis's."""
-
-_REWIND_SLICE: Final = 250
-"""Recurrences that one call of `rewind` reads: under 1 ms."""
-
-_UNREADABLE: Final = (ConfigError, ValueError, ArithmeticError, OSError)
-"""Raised for a record that is not valid; all but ConfigError: by numbers that are too large for a date."""
-
-_CalendarsAndWindows = tuple[dict[str, str], dict[str, str]]
-"""The existing calendars and windows that some recurrences name."""
-
-
-class Occurrences:
-    """Schedules slices of occurrences, so that due jobs wait only some milliseconds for them."""
-
-    def __init__(self, runtime: Runtime, clock: RedisClock) -> None:
-        self._runtime = runtime
-        self._clock = clock
-        self._unreadable: dict[str, set[str]] = {}
-        """For each queue, the recurrences without a readable record that were reported."""
-
-    async def rewind(self, queue: str) -> None:
+    async def _rewind(self, queue: str) -> None:
         """Move back the recurrences that were moved on while Redis's clock was ahead, once the clock is set back.
 
         Without this they would make no jobs until the clock reaches that time again. A clock that was ahead by less

@@ -1,4 +1,7 @@
-"""When a queue is stepped or looked at next, and why; and jumps of Redis's clock, by which due times are computed.
+"""When a queue is stepped or looked at next, and why.
+
+`RedisClock` finds jumps of the clock by which due times are computed, and `Proof` shows that the events arrive which
+shorten the sleeps.
 
 `QueueTimer` decides this for one queue. It is pure, and its times are monotonic.
 
@@ -20,13 +23,16 @@ steps that find nothing.
 
 from __future__ import annotations
 
+import asyncio
 import random
+import secrets
 import time
 from collections.abc import Callable
 from typing import Final
 
-from evsched import events
+from evsched import events, process_events
 from evsched.events import Emit, Reason
+from evsched.runtime.loops import Pulse, Runtime
 from evsched.store.dispatcher_calls import Step
 from evsched.store.queue import BatchLimit
 from evsched.store.store import Store
@@ -259,3 +265,101 @@ class RedisClock:
         if abs(jump) >= _JUMP:
             self._emit(events.ClockJumped(seconds=jump))
             self._jumped()
+
+
+class Proof:
+    """Proves that the subscription works, by canaries.
+
+    A `dispatch` carries a canary: it changes a key of its own, then publishes a message. If no message arrives, the
+    connection is half open. If the message arrives without the keyspace event, Redis sends no events.
+
+    The dispatch loop sends the canaries, and the watcher reports the messages that it receives.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.name = secrets.token_hex(8)
+        """Names the canaries of this dispatcher."""
+        self._silent: Callable[[], None] | None = None
+        """Called if a canary's message does not arrive in time; None = there is no subscription."""
+        self._pulse: Pulse | None = None
+        self._new = True
+        """The subscription has not been proved yet: the next step carries a canary, even if messages have arrived."""
+        self._last = 0.0
+        """When anything was last received, by the monotonic clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._event_came = False
+        self._proven: bool | None = None
+        self.mend = ""
+        """The remedy, for the log, if Redis sends no events."""
+
+    @property
+    def failed(self) -> bool:
+        """The last canary's event did not arrive: Redis sends no keyspace events."""
+        return self._proven is False
+
+    def begin(self, pulse: Pulse, silent: Callable[[], None]) -> None:
+        """Ask for a proof at once, because the subscription is new.
+
+        `pulse`: that of the loop that reads its messages. `silent()` is called if a canary's message does not arrive.
+        """
+        self._new, self._pulse, self._silent = True, pulse, silent
+
+    def end(self) -> None:
+        """Ask for no more proofs, because the subscription has ended."""
+        self._pulse = self._silent = None
+        self._cancel()
+
+    def at(self) -> float:
+        """Return when the next canary is wanted, by the monotonic clock; inf = no canary is wanted.
+
+        It is wanted after a silence, and at once if the subscription is new.
+        """
+        if self._silent is None or self._timer is not None:
+            return float("inf")
+        return 0.0 if self._new else self._last + self._runtime.times.probe_interval
+
+    def expect(self) -> None:
+        """Note that a canary is being sent: it must arrive within the reply timeout."""
+        if self._silent is not None and self._timer is None:
+            self._new = False
+            self._timer = asyncio.get_running_loop().call_later(self._runtime.times.reply_timeout, self._timed_out)
+
+    def _timed_out(self) -> None:
+        self._timer = None
+        if self._silent is not None:
+            self._silent()
+
+    def unsent(self) -> None:
+        """Note that the call that carried a canary failed: its absence proves nothing. Another one is sent later."""
+        self._cancel()
+        self.received()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def received(self) -> None:
+        """Note that a message was received: the connection works."""
+        self._last = time.monotonic()
+        self.await_message()
+
+    def await_message(self) -> None:
+        """Tell the pulse when the next message arrives at the latest: that of the canary that follows a silence."""
+        if self._pulse is not None:
+            times = self._runtime.times
+            self._pulse.expect(times.probe_interval + times.reply_timeout)
+
+    def event_came(self) -> None:
+        self._event_came = True
+
+    def message_came(self) -> None:
+        """End the proof: the event must have arrived before this message."""
+        self._cancel()
+        came, self._event_came = self._event_came, False
+        if came != self._proven:
+            self._proven = came
+            self._runtime.emit(
+                process_events.NotificationsProven() if came else process_events.NotificationsMissing(mend=self.mend)
+            )

@@ -1,4 +1,4 @@
-"""Keyspace events: the subscription, the proof that it works, and how a dispatcher does without it in a flood.
+"""Keyspace events: the subscription to them, and how a dispatcher does without it in a flood.
 
 A subscription fails in three ways, each of which is noticed. The connection is closed: `Watcher` opens it again, and
 all queues are checked after the confirmation. It is half open, or Redis sends no events: `Proof` finds both.
@@ -17,8 +17,10 @@ from msgspec import structs
 
 from evsched import keys, process_events
 from evsched.config import Config
+from evsched.dispatcher.dispatch_loop import DispatchLoop
+from evsched.dispatcher.timing import Proof
 from evsched.errors import StoreError
-from evsched.runtime.loops import WHOLE, NodePart, Pulse, Runtime
+from evsched.runtime.loops import WHOLE, NodePart, Runtime
 from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.store import server
 from evsched.transport import address
@@ -31,22 +33,6 @@ FLAGS: Final = "Kzg"
 def missing_flags(flags: str) -> set[str]:
     """Return the flags that notify-keyspace-events lacks. A stands for all kinds of events."""
     return set(FLAGS) - set(flags) - (set("zg") if "A" in flags else set())
-
-
-class ScheduleListener(Protocol):
-    """Handles the events of schedules and gates."""
-
-    def changed(self, queue: str) -> None:
-        """Handle an event that may have brought the next due nearer."""
-        ...
-
-    def removed(self, queue: str) -> None:
-        """Handle the removal of jobs from the schedule."""
-        ...
-
-    def opens(self, queue: str, moment: float) -> None:
-        """Handle the time at which a gate opens, by Redis's clock; 0 = check now."""
-        ...
 
 
 class Poller(Protocol):
@@ -126,19 +112,17 @@ class Watcher:
     def __init__(
         self,
         runtime: Runtime,
-        dispatcher: str,
         proof: Proof,
-        schedules: ScheduleListener,
+        loop: DispatchLoop,
         listener: SubscriptionListener,
     ) -> None:
         self._runtime = runtime
         self._proof = proof
-        self._schedules = schedules
+        self._loop = loop
         self._listener = listener
-        self._dispatcher = dispatcher
         self._names = dict.fromkeys(runtime.config.queues)
         """The queues that are subscribed to by name; none = all are, by patterns."""
-        self._channels = EventChannels(runtime.config, dispatcher, runtime.part)
+        self._channels = EventChannels(runtime.config, proof.name, runtime.part)
         self._subscription: Subscription | None = None
         self._reconnect = Reconnect("subscription", runtime.emit)
         self.pulse = self._reconnect.pulse
@@ -158,7 +142,7 @@ class Watcher:
             return
         self._names[queue] = None
         config = structs.replace(self._runtime.config, queues=tuple(self._names))
-        before, self._channels = self._channels, EventChannels(config, self._dispatcher, self._runtime.part)
+        before, self._channels = self._channels, EventChannels(config, self._proof.name, self._runtime.part)
         if self._subscription is not None:
             self._subscribe_more(self._subscription, before)
 
@@ -231,13 +215,13 @@ class Watcher:
         if kind == "schedule":
             if flood.event():
                 if message == b"zrem":
-                    self._schedules.removed(queue)
+                    self._loop.removed(queue)
                 elif message not in _REMOVALS:
-                    self._schedules.changed(queue)
+                    self._loop.changed(queue)
         elif kind == "recurrences":
             self._listener.recurs(queue)
         elif kind == "gate":
-            self._schedules.opens(queue, _read_moment(message))
+            self._loop.opens(queue, _read_moment(message))
         elif kind == "canary event":
             self._proof.event_came()
         elif kind == "canary message":
@@ -263,102 +247,6 @@ def _read_moment(message: bytes) -> float:
     except ValueError:
         return 0.0
     return moment if moment > 0 else 0.0
-
-
-class Proof:
-    """Proves that the subscription works, by canaries.
-
-    A `dispatch` carries a canary: it changes a key of its own, then publishes a message. If no message arrives, the
-    connection is half open. If the message arrives without the keyspace event, Redis sends no events.
-
-    The dispatch loop sends the canaries, and the watcher reports the messages that it receives.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._silent: Callable[[], None] | None = None
-        """Called if a canary's message does not arrive in time; None = there is no subscription."""
-        self._pulse: Pulse | None = None
-        self._new = True
-        """The subscription has not been proved yet: the next step carries a canary, even if messages have arrived."""
-        self._last = 0.0
-        """When anything was last received, by the monotonic clock."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._event_came = False
-        self._proven: bool | None = None
-        self.mend = ""
-        """The remedy, for the log, if Redis sends no events."""
-
-    @property
-    def failed(self) -> bool:
-        """The last canary's event did not arrive: Redis sends no keyspace events."""
-        return self._proven is False
-
-    def begin(self, pulse: Pulse, silent: Callable[[], None]) -> None:
-        """Ask for a proof at once, because the subscription is new.
-
-        `pulse`: that of the loop that reads its messages. `silent()` is called if a canary's message does not arrive.
-        """
-        self._new, self._pulse, self._silent = True, pulse, silent
-
-    def end(self) -> None:
-        """Ask for no more proofs, because the subscription has ended."""
-        self._pulse = self._silent = None
-        self._cancel()
-
-    def at(self) -> float:
-        """Return when the next canary is wanted, by the monotonic clock; inf = no canary is wanted.
-
-        It is wanted after a silence, and at once if the subscription is new.
-        """
-        if self._silent is None or self._timer is not None:
-            return float("inf")
-        return 0.0 if self._new else self._last + self._runtime.times.probe_interval
-
-    def expect(self) -> None:
-        """Note that a canary is being sent: it must arrive within the reply timeout."""
-        if self._silent is not None and self._timer is None:
-            self._new = False
-            self._timer = asyncio.get_running_loop().call_later(self._runtime.times.reply_timeout, self._timed_out)
-
-    def _timed_out(self) -> None:
-        self._timer = None
-        if self._silent is not None:
-            self._silent()
-
-    def unsent(self) -> None:
-        """Note that the call that carried a canary failed: its absence proves nothing. Another one is sent later."""
-        self._cancel()
-        self.received()
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def received(self) -> None:
-        """Note that a message was received: the connection works."""
-        self._last = time.monotonic()
-        self.await_message()
-
-    def await_message(self) -> None:
-        """Tell the pulse when the next message arrives at the latest: that of the canary that follows a silence."""
-        if self._pulse is not None:
-            times = self._runtime.times
-            self._pulse.expect(times.probe_interval + times.reply_timeout)
-
-    def event_came(self) -> None:
-        self._event_came = True
-
-    def message_came(self) -> None:
-        """End the proof: the event must have arrived before this message."""
-        self._cancel()
-        came, self._event_came = self._event_came, False
-        if came != self._proven:
-            self._proven = came
-            self._runtime.emit(
-                process_events.NotificationsProven() if came else process_events.NotificationsMissing(mend=self.mend)
-            )
 
 
 _MANY: Final = 150

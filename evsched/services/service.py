@@ -23,8 +23,7 @@ from evsched.diagnostics import server_checks
 from evsched.diagnostics.doctor import examine
 from evsched.diagnostics.finding import Finding, changes
 from evsched.diagnostics.server_checks import Role
-from evsched.dispatcher.cluster import ClusterDispatcher
-from evsched.dispatcher.dispatcher import Dispatcher
+from evsched.dispatcher.dispatcher import ClusterDispatcher, Dispatcher
 from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError, StoreRefused
 from evsched.events import DispatcherStarted, Events
 from evsched.execution.precautions import AppSource

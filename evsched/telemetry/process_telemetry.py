@@ -18,8 +18,7 @@ from typing import Any, Final
 from prometheus_client import disable_created_metrics
 
 from evsched.config import DEFAULT_QUEUE
-from evsched.dispatcher.cluster import ClusterDispatcher
-from evsched.dispatcher.dispatcher import Dispatcher
+from evsched.dispatcher.dispatcher import ClusterDispatcher, Dispatcher
 from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.events import Event, Events, WorkerDraining
 from evsched.process_events import (

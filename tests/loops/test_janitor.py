@@ -27,14 +27,9 @@ def config(server: EmbeddedRedis) -> Config:
     return Config(url=server.url, lease=LEASE, heartbeat=HEARTBEAT, idle_lease=60, idle_heartbeat=20)
 
 
-class OneQueue:
-    def __init__(self, queue: str) -> None:
-        self.queues = [queue]
-
-
 @pytest.fixture
 def janitor(config: Config, sender: BatchingSender, recorder: Recorder, queue: str) -> Janitor:
-    return Janitor(Runtime(config, sender, recorder), OneQueue(queue))
+    return Janitor(Runtime(config, sender, recorder), lambda: [queue])
 
 
 async def hold(sender: BatchingSender, store: Store, worker: str, lease: float) -> None:

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from evsched import App, events, keys, process_events
 from evsched.config import Config
-from evsched.dispatcher.cluster import ClusterDispatcher
+from evsched.dispatcher.dispatcher import ClusterDispatcher
 from evsched.runtime.loops import Runtime
 from evsched.services.app_shards import AppShards
 from evsched.store import server as redis_server

@@ -24,11 +24,6 @@ from tests.support.recorder import Recorder
 from tests.support.system import system
 
 
-class OneQueue:
-    def __init__(self, queue: str) -> None:
-        self.queues = [queue]
-
-
 async def learn(config: Config, sender: BatchingSender, recorder: Recorder) -> Runtime:
     runtime = Runtime(config, sender, recorder)
     await shard_map.learn(runtime)
@@ -90,7 +85,7 @@ async def test_janitor_judges_a_worker_by_the_lease_that_the_worker_says(
     server: EmbeddedRedis, sender: BatchingSender, store: Store, recorder: Recorder, busy: float
 ) -> None:
     runtime = Runtime(Config(url=server.url, lease=0.2 if busy > 1 else 60.0, heartbeat=0.05), sender, recorder)
-    janitor = Janitor(runtime, OneQueue(store.queue))
+    janitor = Janitor(runtime, lambda: [store.queue])
     await sender.send(store.heartbeat("w", 100.0, busy=busy, fresh=True))
     await sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
     await sender.send(store.dispatch(limit=10, cap=1000))

@@ -10,8 +10,7 @@ from msgspec import structs
 
 from evsched import events, process_events
 from evsched.config import Config
-from evsched.dispatcher.janitor import Janitor
-from evsched.dispatcher.mover import ABANDONED, Mover
+from evsched.dispatcher.janitor import ABANDONED, Janitor, Mover
 from evsched.runtime.loops import Runtime
 from evsched.shards import Shards
 from evsched.store import server as redis_server
@@ -22,11 +21,6 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
-
-
-class Queues:
-    def __init__(self, *queues: str) -> None:
-        self.queues = list(queues)
 
 
 @pytest.fixture
@@ -46,7 +40,7 @@ async def test_a_move_is_finished_when_it_has_been_abandoned(
     runtime: Runtime, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     await depart(sender, store, ABANDONED + 1)
-    janitor = asyncio.create_task(Janitor(runtime, Queues(store.queue)).run())
+    janitor = asyncio.create_task(Janitor(runtime, lambda: [store.queue]).run())
     done = await recorder.wait(events.MoveFinished)
     janitor.cancel()
     assert (done.queue, done.to, done.moved, done.back) == (store.queue, f"{store.queue}:1", 1, 0)
@@ -58,7 +52,7 @@ async def test_recent_move_is_left_to_its_owner_and_checked_in_time(
     runtime: Runtime, sender: BatchingSender, store: Store
 ) -> None:
     await depart(sender, store, ABANDONED / 2)
-    rest = await Janitor(runtime, Queues(store.queue)).step(store.queue)
+    rest = await Janitor(runtime, lambda: [store.queue]).step(store.queue)
     assert 0 < rest <= ABANDONED / 2
     assert (await sender.send(store.depart())).batch is not None
 
@@ -71,7 +65,7 @@ async def test_unfinishable_move_is_retried_and_blocks_no_other(
     raw.set(key, "wrong")
     for part in (hindered, other):
         await depart(sender, part, ABANDONED + 1)
-    janitor = asyncio.create_task(Janitor(runtime, Queues(hindered.queue, other.queue)).run())
+    janitor = asyncio.create_task(Janitor(runtime, lambda: [hindered.queue, other.queue]).run())
     refused = await recorder.wait(process_events.CallRefused)
     assert (refused.who, refused.queue) == ("mover", hindered.queue)
     await recorder.wait(events.MoveFinished, lambda event: event.queue == other.queue)
@@ -110,7 +104,7 @@ async def test_new_shard_uses_more_of_its_limit_as_older_jobs_end(
                 pass
         assert found.queue == {"concurrency": 2}
 
-    janitor = asyncio.create_task(Janitor(structs.replace(runtime, shards=shards), Queues(new.queue)).run())
+    janitor = asyncio.create_task(Janitor(structs.replace(runtime, shards=shards), lambda: [new.queue]).run())
     async with asyncio.timeout(PATIENCE):
         while (await sender.send(store.limits())).queue != {"concurrency": 2}:
             pass

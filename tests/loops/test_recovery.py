@@ -34,11 +34,6 @@ def config(server: EmbeddedRedis) -> Config:
     return Config(url=server.url, lease=PATIENCE, heartbeat=0.1, idle_lease=60, idle_heartbeat=20, batch=100)
 
 
-class OneQueue:
-    def __init__(self, queue: str) -> None:
-        self.queues = [queue]
-
-
 async def hold(sender: BatchingSender, store: Store, count: int, lease: float = 60.0) -> list[str]:
     """Let worker "w" fetch jobs, of which the first has begun."""
     ids = [f"j{n:03}" for n in range(count)]
@@ -90,7 +85,7 @@ async def test_parent_and_janitor_together_requeue_each_job_once(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
     ids = await hold(sender, store, 900, lease=0.05)
-    janitor = Janitor(Runtime(config, sender, recorder), OneQueue(store.queue))
+    janitor = Janitor(Runtime(config, sender, recorder), lambda: [store.queue])
     await janitor.step(store.queue)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2 * Times(config).heartbeat):

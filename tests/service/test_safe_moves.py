@@ -13,7 +13,7 @@ from evsched import events
 from evsched.client.client import SyncClient
 from evsched.client.reshard import Reshard, finish
 from evsched.config import Config
-from evsched.dispatcher.mover import Mover
+from evsched.dispatcher.janitor import Mover
 from evsched.errors import StoreDown
 from evsched.runtime.loops import Runtime
 from evsched.store import server as redis_server

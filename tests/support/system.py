@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from evsched.app import App
 from evsched.config import Config
-from evsched.dispatcher.cluster import ClusterDispatcher
-from evsched.dispatcher.dispatcher import Dispatcher
+from evsched.dispatcher.dispatcher import ClusterDispatcher, Dispatcher
 from evsched.events import Events, WorkerStarted
 from evsched.execution.precautions import AppSource
 from evsched.process_events import Subscribed

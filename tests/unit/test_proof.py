@@ -9,7 +9,7 @@ import pytest
 
 from evsched import process_events
 from evsched.config import Config
-from evsched.dispatcher.watcher import Proof
+from evsched.dispatcher.timing import Proof
 from evsched.lease import Times
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.transport.senders import BatchingSender
