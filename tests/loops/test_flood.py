@@ -65,6 +65,13 @@ async def until_receives(client: Any, queue: str, receivers: int) -> None:
             pass
 
 
+async def until_patterns(client: Any, count: int) -> None:
+    """Wait until clients are subscribed to `count` patterns."""
+    async with asyncio.timeout(PATIENCE):
+        while await asyncio.to_thread(client.pubsub_numpat) != count:
+            pass
+
+
 async def test_a_flood_of_far_jobs_costs_few_script_calls(
     queue: str, app: App, own: EmbeddedRedis, client: Any
 ) -> None:
@@ -163,12 +170,10 @@ async def test_a_queue_whose_first_event_fell_into_a_flood_is_found(
         await running.recorder.wait(process_events.NotificationsProven)
         patterns = client.pubsub_numpat()
         with flooding(own, queue):
-            async with asyncio.timeout(PATIENCE):
-                while await asyncio.to_thread(client.pubsub_numpat) != patterns - 1:
-                    pass
+            await until_patterns(client, patterns - 1)
             client.zadd(schedule("other"), inline("first", 0))
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == "other")
-        assert client.pubsub_numpat() == patterns
+        await until_patterns(client, patterns)
 
 
 async def test_a_connection_that_is_lost_in_a_flood_is_opened_again(
