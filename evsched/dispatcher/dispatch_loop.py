@@ -385,7 +385,7 @@ class DispatchLoop:
                     timer.changed(sent)
             self._plan(timer)
 
-    async def step(self, timer: QueueTimer) -> Step:
+    async def step(self, timer: QueueTimer) -> None:
         """Dispatch one batch of a queue, and set when to step it next.
 
         Raises:
@@ -409,7 +409,6 @@ class DispatchLoop:
         if self._polls:
             timer.changed(sent)
         self._emit(timer.store.queue, reason, done)
-        return done
 
     async def _dispatch(self, timer: QueueTimer, canary: str) -> Step:
         """Send a step. When many jobs are due, send TIME after it, to measure how long the script kept Redis busy."""

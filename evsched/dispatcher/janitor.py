@@ -55,7 +55,7 @@ class Janitor:
         self._judged_dead: dict[tuple[str, str], float] = {}
         """Workers that were judged dead, each with the time until which its list is still watched. A worker that hangs
         may still have a BLMOVE waiting in Redis, which can move a job that was put back into that list again."""
-        self._beside: dict[str, str] = {}
+        self._beside: dict[str, str | None] = {}
         """By queue: the first job in ready, beside workers that wait for a message, when it was looked at last."""
 
     def on_event(self, event: Event) -> None:
@@ -106,7 +106,7 @@ class Janitor:
             rest = min(rest, _BESIDE)
             if self._beside.get(queue) == survey.beside:
                 await self._runtime.sender.send(store.decline())
-        self._note_beside(queue, survey.beside)
+        self._beside[queue] = survey.beside
         for lease in survey.leases:
             key = queue, lease.worker
             seen = self._seen.get(key)
@@ -128,12 +128,6 @@ class Janitor:
             else:
                 rest = min(rest, self._runtime.times.heartbeat)
         return rest
-
-    def _note_beside(self, queue: str, job: str | None) -> None:
-        if job is None:
-            self._beside.pop(queue, None)
-        else:
-            self._beside[queue] = job
 
     def _wait(self, lease: Lease, unchanged: float) -> float:
         """Return the seconds after which to look at this lease again; 0 or less = the worker is dead."""

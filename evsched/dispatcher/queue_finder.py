@@ -86,7 +86,7 @@ class QueueFinder:
         self._wakeup.ring()
 
     def look(self) -> None:
-        """QueueSearch for all queues: events may have been missed."""
+        """Search for all queues: events may have been missed."""
         self._read_at = self._read_all_at = 0.0
         self._scan.restart()
         self._wakeup.ring()

@@ -288,7 +288,8 @@ class Proof:
         self._last = 0.0
         """When anything was last received, by the monotonic clock."""
         self._timer: asyncio.TimerHandle | None = None
-        self._event_came = False
+        self.event_came = False
+        """The event of the canary that is under way has arrived."""
         self._proven: bool | None = None
         self.mend = ""
         """The remedy, for the log, if Redis sends no events."""
@@ -351,13 +352,10 @@ class Proof:
             times = self._runtime.times
             self._pulse.expect(times.probe_interval + times.reply_timeout)
 
-    def event_came(self) -> None:
-        self._event_came = True
-
     def message_came(self) -> None:
         """End the proof: the event must have arrived before this message."""
         self._cancel()
-        came, self._event_came = self._event_came, False
+        came, self.event_came = self.event_came, False
         if came != self._proven:
             self._proven = came
             self._runtime.emit(

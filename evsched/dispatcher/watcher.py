@@ -223,7 +223,7 @@ class Watcher:
         elif kind == "gate":
             self._loop.opens(queue, _read_moment(message))
         elif kind == "canary event":
-            self._proof.event_came()
+            self._proof.event_came = True
         elif kind == "canary message":
             self._proof.message_came()
 
@@ -305,15 +305,12 @@ class Flood:
         return True
 
     def end(self) -> None:
-        """Stop, because the subscription has ended."""
-        self._cancel()
-
-    def _cancel(self) -> None:
+        """Cancel the next step: it is replaced by another one, or the subscription has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _stop_receiving(self) -> None:
-        self._cancel()
+        self.end()
         self._deaf = True
         self._subscription.rest = 0.0
         self._poller.poll()
@@ -337,5 +334,5 @@ class Flood:
         self._poller.look()
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
-        self._cancel()
+        self.end()
         self._timer = asyncio.get_running_loop().call_later(seconds, act)

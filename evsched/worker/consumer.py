@@ -37,7 +37,7 @@ from evsched.worker.fetcher import BlockingFetcher, Fetcher, NotifiedFetcher
 from evsched.worker.notices import Notices
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.shard_windows import ShardWindows
-from evsched.worker.slots import WIDEST, Demand, FetchPause, Slots
+from evsched.worker.slots import WIDEST, Demand, Slots
 
 _PROMPT: Final = 0.25
 """Seconds for which the slots of an exchange, and the turns of its queue, wait for the reply: fifty times what the
@@ -68,7 +68,7 @@ class QueueConsumer:
         )
         self._attend = attend
         self._executor = executor
-        self._demand = Demand(share, executor)
+        self.demand = Demand(share, executor)
         self._sender = ExchangeSender(self.served, notices and notices.sender)
         self._progress = ProgressWriter(self.served, self.held.runs)
         self._lost = LostReplies(self.served, self.held, share)
@@ -83,23 +83,8 @@ class QueueConsumer:
         executor.freed.append(self._on_freed)
 
     @property
-    def store(self) -> Store:
-        """The calls of its queue."""
-        return self.served.store
-
-    @property
     def pulses(self) -> list[Pulse]:
         return [self._reconnect.pulse, *self.fetcher.pulses]
-
-    @property
-    def not_fetching(self) -> FetchPause | None:
-        """Why it fetches nothing now, however many slots are free; None = it fetches when it has a slot."""
-        return self._demand.not_fetching
-
-    @property
-    def fetches(self) -> bool:
-        """Whether it still fetches jobs."""
-        return not self._demand.closed
 
     def problem(self) -> str | None:
         """Return why it cannot start and end jobs; None = it can."""
@@ -121,7 +106,7 @@ class QueueConsumer:
             await self._sender.close()
 
     async def _exchange_all(self) -> None:
-        while self.fetches or self.held.busy:
+        while not self.demand.closed or self.held.busy:
             await self._work.wait()
             self._work.clear()
             async with self._reconnect:
@@ -129,7 +114,7 @@ class QueueConsumer:
                     await self.exchange()
                 except StoreError:
                     # Before `_reconnect` waits: the other queues need not leave room for jobs that cannot come.
-                    self._demand.share.want(False)
+                    self.demand.share.want(False)
                     self.on_unsure()
                     raise
 
@@ -147,7 +132,7 @@ class QueueConsumer:
         if self._sender.finished:
             return  # `hand_back` writes the ends
         exchange = self._collect()
-        late = self._loop.call_later(_PROMPT, self._lend, exchange) if self._demand.share.is_in_turn else None
+        late = self._loop.call_later(_PROMPT, self._lend, exchange) if self.demand.share.is_in_turn else None
         await self._sender.send(exchange)
         if late is not None:
             late.cancel()
@@ -161,7 +146,7 @@ class QueueConsumer:
         await self._report_lost(exchange)
         if exchange.error is not None:
             raise exchange.error
-        await self.fetcher.feed(hungry=self._demand.blocks)
+        await self.fetcher.feed(hungry=self.demand.blocks)
 
     async def _find_lost(self) -> None:
         """Find the jobs and the ends whose replies were lost.
@@ -172,11 +157,11 @@ class QueueConsumer:
         for run in await self._lost.drop_written():
             self._report([run])
         await self._lost.find()
-        self._demand.more = True
+        self.demand.more = True
 
     def _collect(self) -> Exchange:
         """Take the ends to write and the jobs to start, and reserve slots for the jobs to ask for."""
-        demand, limit = self._demand, self._sender.limit
+        demand, limit = self.demand, self._sender.batch.limit
         ended, fetched = self.held.begin_exchange(limit)
         if any(type(run.outcome) is Requeued for run in ended):
             demand.narrow()
@@ -188,8 +173,8 @@ class QueueConsumer:
 
     def _lend(self, exchange: Exchange) -> None:
         """Leave the slots of an exchange, and the queue's turns, to the other queues: the reply is late."""
-        self._demand.share.want(False)
-        self._demand.share.release(exchange.reserved)
+        self.demand.share.want(False)
+        self.demand.share.release(exchange.reserved)
         exchange.reserved, exchange.lent = 0, True
 
     def _settle(self, exchange: Exchange) -> list[Run]:
@@ -207,7 +192,7 @@ class QueueConsumer:
             self.held.forget(ended)
             self._windows.note(ended)
         runs = [] if exchange.started is None else self._hold(exchange, exchange.started)
-        self._demand.share.release(exchange.reserved)
+        self.demand.share.release(exchange.reserved)
         return runs
 
     def _hold(self, exchange: Exchange, reply: Fetched) -> list[Run]:
@@ -217,14 +202,14 @@ class QueueConsumer:
             exchange.reserved = len(reply.jobs)
         if not reply.leased and self.held.runs:
             self.lose()
-        self._demand.more = reply.more
+        self.demand.more = reply.more
         self.fetcher.answered(reply)
         held_some = bool(self.held.runs)
         whole = self.served.runtime.shards.whole(self.served.queue)
         delivery = Delivery(self.served.queue, reply.now, exchange.sent, self._progress.progressed, whole)
         runs = self.held.add(reply.jobs, delivery)
         if runs:
-            self._demand.handed_out()
+            self.demand.begin_limit.handed_out()
             if not held_some:
                 self._attend()
         self._lost.look_for(exchange.fetched, reply)
@@ -233,14 +218,14 @@ class QueueConsumer:
 
     def _with_slots(self, late: Fetched) -> Fetched:
         """Return a late reply with the jobs that get a slot. The others are in the worker's list, to be handed back."""
-        kept = [job for job in late.jobs if self._demand.share.reserve_one()]
+        kept = [job for job in late.jobs if self.demand.share.reserve_one()]
         if len(kept) < len(late.jobs):
             self._lost.suspected = True
         return replace(late, jobs=kept)
 
     def _has_more(self) -> bool:
         """Whether there is something to exchange at once."""
-        return self._demand.asks_again() or bool(self.held.ended or self.held.fetched) or self._lost.suspected
+        return self.demand.asks_again() or bool(self.held.ended or self.held.fetched) or self._lost.suspected
 
     def _report_and_begin(self, exchange: Exchange, runs: list[Run]) -> None:
         """Report the ends that an exchange has written, begin the new runs, and report the rest of the reply."""
@@ -258,7 +243,7 @@ class QueueConsumer:
         try:
             await self._executor.run(run)
         finally:
-            self._demand.share.end(time.monotonic() - run.delivery.sent)
+            self.demand.share.end(time.monotonic() - run.delivery.sent)
             self.held.end(run)
             self._work.set()
 
@@ -291,7 +276,7 @@ class QueueConsumer:
         A run that still waits is reported when it begins. A run that is returned, because there was no room for it, is
         not reported.
         """
-        if self._demand.begun(len(runs), time.monotonic() - handed_out):
+        if self.demand.begun(len(runs), time.monotonic() - handed_out):
             self._work.set()
         begun = list[Run]()
         for run in runs:
@@ -330,7 +315,7 @@ class QueueConsumer:
 
     def on_more(self) -> None:
         """Ask for jobs: ready may hold some."""
-        self._demand.more = True
+        self.demand.more = True
         self._work.set()
 
     def on_unsure(self) -> None:
@@ -339,7 +324,7 @@ class QueueConsumer:
         self._work.set()
 
     def _on_freed(self) -> None:
-        if self._demand.freed():
+        if self.demand.freed():
             self._work.set()
 
     # Called by the heartbeat, and at the end of the worker.
@@ -353,13 +338,13 @@ class QueueConsumer:
     def lose(self) -> None:
         """Stop and drop all held jobs: the lease had ended, so other workers have them now."""
         count = len(self.held.runs) + len(self.held.fetched)
-        self._demand.share.release(self.held.lose())
+        self.demand.share.release(self.held.lose())
         self.on_unsure()
         self.served.runtime.emit(events.LeaseLost(queue=self.served.queue, worker=self.served.worker, held=count))
 
     def fetch_no_more(self) -> None:
         """Begin no other fetch. For any thread; `stop_fetching` ends the one that waits."""
-        self._demand.closed = True
+        self.demand.closed = True
         self.fetcher.fetch_no_more()
 
     async def stop_fetching(self) -> None:

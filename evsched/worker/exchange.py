@@ -221,17 +221,13 @@ class ExchangeSender:
         self._served = served
         self._shared = shared is not None
         self._sender = shared or DirectSender(served.runtime.config.url, near=keys.root(served.queue))
-        self._batch = BatchLimit(served.runtime.config.batch)
+        self.batch = BatchLimit(served.runtime.config.batch)
+        """How many jobs one script may end or start."""
         self._put_off = PutOff()
         self._sending = asyncio.Lock()
         """Held while an exchange is under way."""
         self.finished = False
         """No other exchange is to be begun: the worker hands back its jobs."""
-
-    @property
-    def limit(self) -> int:
-        """The number of jobs that one script may end or start."""
-        return self._batch.limit
 
     async def send(self, exchange: Exchange) -> None:
         """Send an exchange, and note the replies in it.
@@ -248,7 +244,7 @@ class ExchangeSender:
         if not calls:
             return
         # Decided by the number of ends, not of free slots: `start` asks for all of those even when it gets one job.
-        timed = self._batch.worth_timing(len(exchange.ended))
+        timed = self.batch.worth_timing(len(exchange.ended))
         async with self._sending:
             replies = await self._attempt([clock(), *calls, clock()] if timed else calls)
         if timed:
@@ -309,7 +305,7 @@ class ExchangeSender:
             return
         counts = [len(runs) for _, runs in writes]
         counts += [len(reply.jobs) for reply in replies[-2:-1] if isinstance(reply, Fetched)]
-        self._batch.took(max(counts), (replies[-1] - replies[0]) / (len(replies) - 2))
+        self.batch.took(max(counts), (replies[-1] - replies[0]) / (len(replies) - 2))
 
 
 def lacks_memory(ended: Sequence[Run], reply: object) -> bool:

@@ -21,7 +21,7 @@ from evsched.execution.program import Program
 from evsched.jobs.retry import write_policy
 from evsched.recurrence.calendars import names_of
 from evsched.recurrence.recurrence import Declared, describe_revision, read_recurrence, window_names
-from evsched.runtime.loops import Runtime
+from evsched.runtime.loops import Runtime, background, first_of
 from evsched.runtime.reconnect import Reconnects
 from evsched.store import server
 from evsched.store.queue import Announced
@@ -163,44 +163,36 @@ class QueueSetup:
         """The queues whose declarations Redis has lost."""
         self._lost = asyncio.Event()
 
-    def is_done(self, store: Store) -> bool:
+    def is_done(self, queue: str) -> bool:
         """Return whether jobs may be fetched from a queue."""
-        return store.queue in self._done
+        return queue in self._done
 
-    def problem(self, store: Store) -> str | None:
+    def problem(self, queue: str) -> str | None:
         """Return why a queue is not set up; None = it is, or has not been tried."""
-        return None if self.is_done(store) else self._reconnects.of(store.queue).reason
+        return None if self.is_done(queue) else self._reconnects.of(queue).reason
 
-    async def until_one(self, stores: Sequence[Store]) -> None:
+    async def until_one(self, queues: Sequence[str]) -> None:
         """Try each of these queues, and go on until one of them at least is set up. None waits for another."""
-        waits = await asyncio.gather(*map(self._set_up, stores))
-        if not all(waits):
-            return
-        trying = [asyncio.ensure_future(self.until_done(*one)) for one in zip(stores, waits, strict=True)]
-        try:
-            done, _ = await asyncio.wait(trying, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in trying:
-                task.cancel()
-            await asyncio.gather(*trying, return_exceptions=True)
+        waits = await asyncio.gather(*map(self._set_up, queues))
+        if all(waits):
+            async with background(*map(self.until_done, queues, waits)) as trying:
+                (await first_of(trying)).result()
 
-    async def until_done(self, store: Store, wait: float = 0.0) -> None:
+    async def until_done(self, queue: str, wait: float = 0.0) -> None:
         """Try a queue until it is set up, for the first time after `wait` seconds."""
-        while not self.is_done(store):
+        while not self.is_done(queue):
             await asyncio.sleep(wait)
-            wait = await self._set_up(store)
+            wait = await self._set_up(queue)
 
-    async def _set_up(self, store: Store) -> float:
+    async def _set_up(self, queue: str) -> float:
         """Try to set up a queue; return 0, or the seconds after which to try again."""
-        if self.is_done(store):
+        if self.is_done(queue):
             return 0.0
-        times, announced = self._runtime.times, self._announced(store.queue)
+        store, times, announced = Store(queue), self._runtime.times, self._announced(queue)
         begin = store.heartbeat(self._worker, times.idle_lease, busy=times.lease, fresh=True, announced=announced)
         wait = await self._write(store, begin)
         if not wait:
-            self._done.add(store.queue)
+            self._done.add(queue)
         return wait
 
     async def _write(self, store: Store, *last: Call[Any]) -> float:

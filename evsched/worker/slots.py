@@ -290,7 +290,7 @@ class Demand:
         """No more jobs are fetched. Set from any thread."""
         self._waits = False
         """No process of the pool was free: nothing is fetched until one is."""
-        self._begin_limit = BeginLimit()
+        self.begin_limit = BeginLimit()
 
     def reserve(self, limit: int, fetched: int = 0, *, notified: bool = False) -> int:
         """Take free slots that are this queue's, for `limit` jobs at the most; return how many.
@@ -303,7 +303,7 @@ class Demand:
         self.share.want(wants)
         if not wants:
             return 0
-        room = max(0, self._begin_limit.room(time.monotonic()) - fetched)
+        room = max(0, self.begin_limit.room(time.monotonic()) - fetched)
         if notified:
             limit = min(limit, max(self.share.slots.part, self.share.block))
         return self.share.reserve(min(room, self._half, limit))
@@ -311,7 +311,7 @@ class Demand:
     @property
     def not_fetching(self) -> FetchPause | None:
         """Why nothing is fetched now, however many slots are free; None = jobs are fetched when there is a slot."""
-        slow = self.more and self._begin_limit.is_slow(time.monotonic())
+        slow = self.more and self.begin_limit.is_slow(time.monotonic())
         return self._closed_by or ("busy loop" if slow else None)
 
     @property
@@ -328,7 +328,7 @@ class Demand:
         If not, the consumer is woken when it may have a slot, or when the jobs that it was handed have begun.
         """
         if self.more:
-            return self.share.wants and self.share.slots.turns_of(self.share) > 0 and not self._begin_limit.waits
+            return self.share.wants and self.share.slots.turns_of(self.share) > 0 and not self.begin_limit.waits
         self.share.want(False)
         return False
 
@@ -338,21 +338,17 @@ class Demand:
 
     def narrow(self) -> None:
         """Fetch no more than can begin: jobs came back that found no process of the pool free."""
-        self._begin_limit.lower(max(1, self._executor.free_processes))
+        self.begin_limit.lower(max(1, self._executor.free_processes))
         self._waits = self._executor.free_processes == 0
         self.more = True
-
-    def handed_out(self) -> None:
-        """Note that jobs were handed out, which are to begin together; `begun` must follow."""
-        self._begin_limit.handed_out()
 
     def begun(self, count: int, seconds: float) -> bool:
         """Note how long it took until `count` jobs, which were handed out together, had begun.
 
         Return whether to ask for jobs now, since that was put off until these had begun.
         """
-        put_off = self._begin_limit.waits
-        self._begin_limit.begun(count, seconds, time.monotonic())
+        put_off = self.begin_limit.waits
+        self.begin_limit.begun(count, seconds, time.monotonic())
         return put_off and self.more
 
     def freed(self) -> bool:

@@ -140,7 +140,7 @@ class StatusReporter:
                 Running(run.job.id, run.task[:_NAME], run.job.attempt, round(now - run.delivery.sent, 3))
                 for run in longest
             ],
-            not_fetching=self._consumers[queue].not_fetching,
+            not_fetching=self._consumers[queue].demand.not_fetching,
         )
 
     def _running(self, queue: str) -> list[Run]:

@@ -21,6 +21,7 @@ from evsched.execution.precautions import AppSource
 from evsched.execution.program import Program
 from evsched.runtime.loops import Pulse, Runtime, ended_loop, returned
 from evsched.store.queue import Announced
+from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.drain import Drain
 from evsched.worker.heartbeat import Control, Heartbeat
@@ -84,7 +85,7 @@ class Worker:
             self.consumers[queue] = QueueConsumer(
                 self._counted, queue, self.id, self._executor, self._slots, self._heartbeat.attend, notices
             )
-            self._heartbeat.add(self.consumers[queue].store)
+            self._heartbeat.add(Store(queue))
         self._control.add(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
@@ -94,7 +95,7 @@ class Worker:
             return
         self._add(new)
         if self._serving:  # else `_run` begins with them
-            self._serving |= {queue: self._begin(self._serve(self.consumers[queue])) for queue in new}
+            self._serving |= {queue: self._begin(self._serve(queue)) for queue in new}
         # Each shard has a part of its queue's limits, so the other shards get smaller parts.
         whole = self._runtime.shards.whole
         wholes = {whole(queue) for queue in new}
@@ -130,7 +131,7 @@ class Worker:
                 except Exception as error:  # noqa: BLE001
                     why = f"the app's lifespan did not begin: {type(error).__name__}: {error}"
                     raise CannotStart(why) from None
-                await self._setup.until_one([consumer.store for consumer in self.consumers.values()])
+                await self._setup.until_one(list(self.consumers))
         except TimeoutError:  # by `stop`
             return False
         finally:
@@ -147,7 +148,7 @@ class Worker:
 
     async def _run(self) -> None:
         self._heartbeat.start()
-        self._serving = {queue: self._begin(self._serve(consumer)) for queue, consumer in self.consumers.items()}
+        self._serving = {queue: self._begin(self._serve(queue)) for queue in self.consumers}
         heartbeat = self._begin(self._heartbeat.failure)
         loops = {
             "control": self._begin(self._control.run()),
@@ -158,11 +159,11 @@ class Worker:
             await self._end.wait()
             named = {"heartbeat": heartbeat, **loops} | {f"queue {queue}": one for queue, one in self._serving.items()}
             # A loop ends by itself only by an error of ours, except for a consumer that fetches no more.
-            fetches = all(consumer.fetches for consumer in self.consumers.values())
+            fetches = not any(consumer.demand.closed for consumer in self.consumers.values())
             for name, loop in named.items():
                 if loop.done() and (fetches or not returned(loop)):
                     raise ended_loop(name, loop)
-            done = [self._setup.is_done(self.consumers[queue].store) for queue in self._serving]
+            done = [self._setup.is_done(queue) for queue in self._serving]
             await self._drain.wait([*self._serving.values()], done)
             self._drain.handing_back = True
             await self._end_heartbeat()
@@ -177,9 +178,9 @@ class Worker:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._notices.sender.close()
 
-    async def _serve(self, consumer: QueueConsumer) -> None:
-        await self._setup.until_done(consumer.store)
-        await consumer.run()
+    async def _serve(self, queue: str) -> None:
+        await self._setup.until_done(queue)
+        await self.consumers[queue].run()
 
     async def _end_heartbeat(self) -> None:
         # Its thread calls into this loop, and would renew the lease that hand_back ends. Each of its calls has a
@@ -201,7 +202,7 @@ class Worker:
 
     def problem(self) -> str | None:
         """Return why none of its queues is served; None = one is, or none has been tried."""
-        reasons = [consumer.problem() or self._setup.problem(consumer.store) for consumer in self.consumers.values()]
+        reasons = [consumer.problem() or self._setup.problem(queue) for queue, consumer in self.consumers.items()]
         return reasons[0] if all(reasons) else None
 
     def busy(self) -> bool:
@@ -245,10 +246,10 @@ class Worker:
         """
         if not self._serving or self.busy():
             return False
-        for consumer in list(self.consumers.values()):
+        for store in list(map(Store, self.consumers)):
             # The leases first: a job that the janitor requeues after this read is in ready by the next. And again
             # last: Redis may have moved a job to this worker's list, and the reply is still on its way.
-            calls = [consumer.store.survey(), consumer.store.queue_stats(), consumer.store.survey()]
+            calls = [store.survey(), store.queue_stats(), store.survey()]
             before, stats, after = await self._runtime.sender.send_all(calls)
             if any(lease.held and lease.left <= 0 for lease in before.leases):
                 return False
@@ -265,5 +266,5 @@ class Worker:
         Raises:
             StoreDown, StoreRefused
         """
-        calls = [consumer.store.queue_stats() for consumer in self.consumers.values()]
+        calls = [Store(queue).queue_stats() for queue in self.consumers]
         return any(stats.places["ready"] for stats in await self._runtime.sender.send_all(calls))

@@ -323,7 +323,7 @@ async def test_a_saturated_queue_leaves_turns_to_the_other(server: EmbeddedRedis
             jobs = [New(f"{name}-{n}", encode({"task": "step"})) for n in range(90 * slots)]
             await running.sender.send(Store(name).enqueue(jobs))
         consumers = running.work().consumers
-        shares = [consumers[name]._demand.share for name in (queue, other)]  # pyright: ignore[reportPrivateUsage]
+        shares = [consumers[name].demand.share for name in (queue, other)]
 
         def watch(share: QueueShare) -> Callable[[float], None]:
             end = share.end

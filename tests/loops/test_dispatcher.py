@@ -15,7 +15,6 @@ from evsched.config import Config
 from evsched.dispatcher import watcher
 from evsched.dispatcher.timing import QueueTimer
 from evsched.store.client_calls import New
-from evsched.store.dispatcher_calls import Step
 from evsched.store.server import set_notification_flags
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -190,12 +189,12 @@ async def test_queues_that_are_due_at_the_same_time_are_stepped_together(own: Em
         loop, running_steps = running.dispatcher._loop, 0  # pyright: ignore[reportPrivateUsage]
         step = loop.step
 
-        async def counted(timer: QueueTimer) -> Step:
+        async def counted(timer: QueueTimer) -> None:
             nonlocal running_steps
             running_steps += 1
             together.append(running_steps)
             try:
-                return await step(timer)
+                await step(timer)
             finally:
                 running_steps -= 1
 

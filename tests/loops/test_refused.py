@@ -181,7 +181,7 @@ async def test_refused_queue_takes_no_slots_between_its_retries(
         recorder = running.recorder
         await recorder.until(lambda: sum(len(event.ids) for event in recorder.of(events.Started)) == slots)
         raw.set(f"evsched:{{{bad}}}:fair", "a string")
-        share = running.workers[0].consumers[bad]._demand.share  # pyright: ignore[reportPrivateUsage]
+        share = running.workers[0].consumers[bad].demand.share
 
         def on_event(event: events.Event) -> None:
             if isinstance(event, process_events.RedisFailed) and event.kind == "wrongtype":

@@ -68,7 +68,7 @@ async def test_a_lost_lease_stops_the_run_and_the_newer_run_counts(
         await running.recorder.wait(events.Started)
         worker = running.workers[0]
         consumer = worker.consumers[queue]
-        store = consumer.store
+        store = consumer.served.store
         await running.sender.send(store.begin(worker.id, [(consumer.held.runs[job.id].job, "1")]))
         (lease,) = (await running.sender.send(store.survey())).leases
         await running.sender.send(store.requeue(worker.id, "the test says so", lease=lease.end))
@@ -89,7 +89,7 @@ async def test_an_idle_worker_keeps_its_long_lease(server: EmbeddedRedis, queue:
 
     config = Config(url=server.url, queues=(queue,), lease=10, heartbeat=0.1, idle_lease=60, idle_heartbeat=20)
     async with system(config, app) as running:
-        store = running.workers[0].consumers[queue].store
+        store = running.workers[0].consumers[queue].served.store
         for _ in range(10):
             await (await noop.enqueue()).result(PATIENCE)
             # The start of a job made the lease short. A heartbeat makes it long again before it ends.

@@ -16,7 +16,7 @@ def demand(slots: int, quick: int = 999) -> Demand:
 
 
 def begin(wanted: Demand, count: int, seconds: float) -> bool:
-    wanted.handed_out()
+    wanted.begin_limit.handed_out()
     return wanted.begun(count, seconds)
 
 
@@ -69,11 +69,11 @@ async def test_fetched_jobs_count_towards_the_begin_limit() -> None:
 async def test_demand_is_zero_until_jobs_of_unknown_length_have_begun() -> None:
     wanted = Demand(Slots(8).join(1.0, lambda: None), Executor(Program(Tasks()), 8))
     assert wanted.reserve(9) == 1
-    wanted.handed_out()
+    wanted.begin_limit.handed_out()
     assert (wanted.asks_again(), wanted.reserve(9)) == (False, 0)
     assert wanted.begun(1, 0.001)
     assert (wanted.asks_again(), wanted.reserve(9)) == (True, 4)
-    wanted.handed_out()
+    wanted.begin_limit.handed_out()
     assert (wanted.asks_again(), wanted.reserve(9)) == (True, 3)
     assert not wanted.begun(4, 0.001)
 

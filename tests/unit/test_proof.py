@@ -100,7 +100,7 @@ async def test_a_message_without_its_event_shows_once_that_redis_sends_no_events
     proof.message_came()
     assert proof.failed
     assert recorder.events == [process_events.NotificationsMissing(mend="set the flags")]
-    proof.event_came()
+    proof.event_came = True
     proof.message_came()
     assert not proof.failed
     assert recorder.events[1:] == [process_events.NotificationsProven()]
