@@ -28,7 +28,7 @@
 -- changed since the worker read it, the job is due at once, and a worker checks the window again.
 --
 -- The windows for jobs of a shard are kept in the queue itself: the worker compares them after this, and calls `reopen`
--- (evsched/worker/shard_windows.py).
+-- (evsched/worker/notices.py).
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)

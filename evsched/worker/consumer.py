@@ -34,9 +34,8 @@ from evsched.store.store import Store
 from evsched.store.worker_calls import Fetched
 from evsched.worker.exchange import Exchange, ExchangeSender, HeldRuns, LostReplies, ServedQueue, events_of
 from evsched.worker.fetcher import BlockingFetcher, Fetcher, NotifiedFetcher
-from evsched.worker.notices import Notices
+from evsched.worker.notices import Notices, ShardWindows
 from evsched.worker.progress_writer import ProgressWriter
-from evsched.worker.shard_windows import ShardWindows
 from evsched.worker.slots import WIDEST, Demand, Slots
 
 _PROMPT: Final = 0.25
