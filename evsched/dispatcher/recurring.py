@@ -26,7 +26,6 @@ from evsched.transport.call import Call
 _CAP: Final = 300.0
 """Seconds after which the loop looks at a queue with recurrences even without an event, and searches for others."""
 
-
 AHEAD: Final = 15.0
 """Seconds by which occurrences are scheduled ahead. To schedule ten thousand of the same minute takes about 2 s."""
 
@@ -130,7 +129,12 @@ class Recurring:
         for name, seen, fields in agenda.rows:
             if not fields:
                 continue  # its score stays, so it continues when its record exists again
-            plan, reason = self._plan(queue, name, float(seen), agenda.now, fields, named)
+            try:
+                plan = read_recurrence(read_declared(name, fields), *named).plan(float(seen), agenda.now, AHEAD)
+                reason = ""
+            except _UNREADABLE as error:
+                plan, reason = Plan([], None, 0), str(error)
+                self._runtime.emit(events.RecurrenceBroken(queue=queue, name=name, reason=reason))
             plans.append((name, plan))
             calls.append(
                 store.at(agenda.now).recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, reason=reason)
@@ -197,19 +201,3 @@ class Recurring:
             reason = "it has no record, or its key is not a hash: DEL the key and declare it again, or remove it"
             self._runtime.emit(events.RecurrenceBroken(queue=queue, name=name, reason=reason))
         self._unreadable[queue] = names
-
-    def _plan(
-        self,
-        queue: str,
-        name: str,
-        next_planned: float,
-        now: float,
-        fields: dict[str, bytes],
-        named: _CalendarsAndWindows,
-    ) -> tuple[Plan, str]:
-        """Return what to schedule, and the reason if the record is not valid."""
-        try:
-            return read_recurrence(read_declared(name, fields), *named).plan(next_planned, now, AHEAD), ""
-        except _UNREADABLE as error:
-            self._runtime.emit(events.RecurrenceBroken(queue=queue, name=name, reason=str(error)))
-            return Plan([], None, 0), str(error)

@@ -283,12 +283,9 @@ class QueueConsumer:
                 if type(run.outcome) is not Requeued:
                     begun.append(run)
             else:
-                run.on_begin = self._report_one
+                run.on_begin = lambda run: self._emit_started([run])
         if begun:
             self._emit_started(begun)
-
-    def _report_one(self, run: Run) -> None:
-        self._emit_started([run])
 
     def _emit_started(self, runs: list[Run]) -> None:
         # A run that blocked the loop in its first step began earlier than now.

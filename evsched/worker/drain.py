@@ -52,11 +52,6 @@ class Drain:
         self.handing_back = False
         """The event loop has begun to hand back jobs, so no thread has to."""
 
-    @property
-    def lingering(self) -> bool:
-        """Whether handlers still run."""
-        return len(self._running) > 0
-
     async def wait(self, consumers_running: Sequence[asyncio.Future[Any]], set_up: Sequence[bool]) -> None:
         """Fetch no more, and wait until all runs have ended, or for the shutdown grace.
 

@@ -263,21 +263,18 @@ class QueueSetup:
                 await shard_map.learn(self._runtime)  # Redis may have lost the lease too
             with contextlib.suppress(StoreError):
                 await self._restore_shards()
-            waits = [await self._declare_lost(queue) for queue in sorted(self._undeclared)]
-            wait = min(filter(None, waits), default=seldom)
+            wait = seldom
+            for queue in sorted(self._undeclared):
+                if again := await self._write(Store(queue)):
+                    wait = min(wait, again)
+                else:
+                    self._undeclared.discard(queue)
 
     async def _restore_shards(self) -> None:
         shards = self._runtime.shards
         for whole in {shards.whole(queue) for queue in self._undeclared}:
             if count := shards.counts.get(whole, 0):
                 await self._try(server.restore_shards(whole, count), server.set_may_wait)
-
-    async def _declare_lost(self, queue: str) -> float:
-        """Write the declarations of a queue again; return 0, or the wait as `_set_up`."""
-        wait = await self._write(Store(queue))
-        if not wait:
-            self._undeclared.discard(queue)
-        return wait
 
     async def _try(self, call: Call[Any], may_wait: Callable[[StoreError], bool]) -> None:
         """Send a call that a worker can do without."""

@@ -192,7 +192,7 @@ class Worker:
     @property
     def lingering(self) -> bool:
         """Whether handlers still run that were given up: plain functions, whose threads cannot be ended."""
-        return self._drain.lingering
+        return len(self._executor.handlers.running) > 0
 
     @property
     def pulses(self) -> list[Pulse]:
