@@ -134,10 +134,8 @@ class DispatchLoop:
 
     def changed(self, queue: str) -> None:
         """Look or step soon: jobs were put on the schedule."""
-        if self._answer_by_check(queue):
-            return
-        timer = self.timer(queue)
-        if not self._polls:
+        timer = self._timer_or_check(queue)
+        if timer is not None and not self._polls:
             timer.changed(time.monotonic())
             self._plan(timer)
 
@@ -148,18 +146,18 @@ class DispatchLoop:
 
     def opens(self, queue: str, moment: float) -> None:
         """Step when the gate opens."""
-        if self._answer_by_check(queue):
-            return
-        timer = self.timer(queue)
-        timer.opens(time.monotonic(), moment)
-        self._plan(timer)
+        if (timer := self._timer_or_check(queue)) is not None:
+            timer.opens(time.monotonic(), moment)
+            self._plan(timer)
 
-    def _answer_by_check(self, queue: str) -> bool:
-        """Answer an event of a queue without a timer by a check; return False if the queue has a timer."""
-        if queue in self._timers:
-            return False
-        self._check(queue, "reconnect" if queue in self._resting else "event")
-        return True
+    def _timer_or_check(self, queue: str) -> QueueTimer | None:
+        """Return the timer of a queue with an event; None = it has none, and is checked soon."""
+        timer = self._timers.get(queue)
+        if timer is None:
+            self._check(queue, "reconnect" if queue in self._resting else "event")
+        else:
+            self._know(timer)
+        return timer
 
     def look(self) -> None:
         """Check every queue, because events may have been missed. All later ones arrive."""
