@@ -95,8 +95,8 @@ class Control:
 class Heartbeat(threading.Thread):
     """Renews the leases while the worker lives. A lease that Redis refuses to renew costs no other queue its lease.
 
-    The event loop receives its findings. It asks the rest, such as whether the worker holds jobs, in its own thread,
-    since a handler may block the event loop.
+    Its findings are acted on in the event loop. It reads the worker's state, and ends a process that is stuck, in its
+    own thread, because a handler may block the event loop.
     """
 
     def __init__(
