@@ -12,13 +12,15 @@ A job passes through it in these steps:
 
 `exchange` has the steps from `collect` to `begin`, in this order. If a reply is lost, its jobs are in the worker's list
 without the worker's knowledge: the exchange after it begins with `_find_lost`.
+
+Beside the exchanges, a `ProgressWriter` writes that runs have begun, and how far they are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -35,7 +37,6 @@ from evsched.store.worker_calls import Fetched
 from evsched.worker.exchange import Exchange, ExchangeSender, HeldRuns, LostReplies, ServedQueue, events_of
 from evsched.worker.fetcher import BlockingFetcher, Fetcher, NotifiedFetcher
 from evsched.worker.notices import Notices, ShardWindows
-from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.slots import WIDEST, Demand, Slots
 
 _PROMPT: Final = 0.25
@@ -355,3 +356,102 @@ class QueueConsumer:
         It travels on a connection of its own. If it arrived after `hand_back`, jobs that have ended would run again.
         """
         await self._sender.finish()
+
+
+_MARK_AFTER: Final = 0.025
+"""Seconds after which a run is marked as begun. If its worker dies later, the attempt counts. If it dies before,
+it is not known whether the run had begun."""
+
+_BEGINS_WITHIN: Final = 1.0
+"""Seconds after which the timer no longer waits for a run to begin: the run waits for something that takes long."""
+
+_INTERVAL: Final = 0.25
+"""Seconds between two writes of the progress of runs."""
+
+
+class ProgressWriter:
+    """Writes the marks and the progress of `runs` that have not ended: that they have begun, and how far they are.
+
+    No job depends on these writes, so nothing waits for them, and a run that ends before the first delay causes none.
+    For the event loop's thread; `progressed` is for any thread.
+    """
+
+    def __init__(self, served: ServedQueue, runs: Mapping[str, Run]) -> None:
+        self._served = served
+        self._runs = runs
+        self._loop = asyncio.get_running_loop()
+        self._mark_timer: asyncio.TimerHandle | None = None
+        self._marking = set[asyncio.Task[None]]()
+        self._writing: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        """No progress is being written."""
+        self._settled.set()
+
+    def handed_out(self) -> None:
+        """Note that there are new runs."""
+        if self._mark_timer is None:
+            self._mark_timer = self._loop.call_later(_MARK_AFTER, self._mark)
+
+    def progressed(self) -> None:
+        """Note that a run has reported progress. For any thread."""
+        self._loop.call_soon_threadsafe(self._write)
+
+    async def settle(self) -> None:
+        """Wait until the progress that is being written has arrived, so that the last of a run is written last."""
+        await self._settled.wait()
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+        for task in (self._writing, *self._marking):
+            if task is not None:
+                task.cancel()
+
+    def _mark(self) -> None:
+        """Mark the runs that began long enough ago; set the timer again if there are others."""
+        self._mark_timer = None
+        now, begun, more = time.monotonic(), list[Run](), False
+        for run in self._runs.values():
+            if run.marked or run.took is not None:
+                continue
+            if run.began and run.began <= now - _MARK_AFTER:
+                run.marked = True
+                begun.append(run)
+            elif run.began or run.delivery.sent > now - _BEGINS_WITHIN:
+                more = True
+        if begun:
+            task = self._loop.create_task(self._write_marks(begun))
+            self._marking.add(task)
+            task.add_done_callback(self._marking.discard)
+        if more:
+            self.handed_out()
+
+    async def _write_marks(self, runs: list[Run]) -> None:
+        store, worker = self._served.store, self._served.worker
+        try:
+            await self._served.runtime.sender.send(store.begin(worker, [(run.job, "1") for run in runs]))
+        except StoreError:
+            for run in runs:
+                run.marked = False
+            self.handed_out()
+
+    def _write(self) -> None:
+        if self._writing is None or self._writing.done():
+            self._writing = self._loop.create_task(self._write_progress())
+
+    async def _write_progress(self) -> None:
+        store, worker = self._served.store, self._served.worker
+        while reports := [(run, run.progress) for run in self._runs.values() if run.progress is not None]:
+            rows = [(run.job, progress) for run, progress in reports]
+            self._settled.clear()
+            try:
+                await self._served.runtime.sender.send(store.progress(worker, rows))
+            except StoreError:
+                return  # Redis is down; the next report writes it, or the end of the run
+            finally:
+                self._settled.set()
+            for run, progress in reports:
+                if run.progress is progress:
+                    run.progress = None
+            await asyncio.sleep(_INTERVAL)

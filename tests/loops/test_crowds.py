@@ -22,7 +22,7 @@ from evsched.top.collector import Top
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from evsched.worker import progress_writer
+from evsched.worker import consumer
 from evsched.worker.slots import QueueShare
 from tests.support import heavy
 from tests.support.patience import PATIENCE
@@ -154,7 +154,7 @@ async def test_only_long_runs_are_marked_as_begun(
     async def noop() -> None: ...
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress_writer, "_MARK_AFTER", PATIENCE)  # so that they are short on any machine
+        patch.setattr(consumer, "_MARK_AFTER", PATIENCE)  # so that they are short on any machine
         async with system(config, app):
             for job in [await noop.enqueue() for _ in range(20)]:
                 await job.result(PATIENCE)
