@@ -15,6 +15,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from evsched import events, keys, process_events
 from evsched.errors import StoreDown, StoreError, StoreRefused
@@ -46,7 +47,7 @@ class Control:
         self._worker = worker
         self._consumers = consumers
         self._status = status
-        self._receivers = dict[bytes, tuple[str, Callable[[str, str], object]]]()
+        self._receivers = dict[bytes, Callable[[str], object]]()
         """By channel."""
         self._reconnect = Reconnect("worker, control channel", runtime.emit)
         self._losses = Losses()
@@ -55,8 +56,8 @@ class Control:
     def add(self, queues: Iterable[str]) -> None:
         """Receive the messages of more queues."""
         for queue in queues:
-            self._receivers[keys.control(queue, self._worker).encode()] = queue, self._cancel
-            self._receivers[keys.status_requests(queue).encode()] = queue, self._status.requested
+            self._receivers[keys.control(queue, self._worker).encode()] = self._consumers[queue].held.cancel
+            self._receivers[keys.status_requests(queue).encode()] = partial(self._status.requested, queue)
         self.rebuild()
 
     async def run(self) -> None:
@@ -77,14 +78,10 @@ class Control:
         self._runtime.emit(events.ControlOpened())
         try:
             async for channel, message in subscription.messages():
-                queue, receive = self._receivers[channel]
-                receive(queue, message.decode(errors="replace"))
+                self._receivers[channel](message.decode(errors="replace"))
         except StoreError as error:
             self._runtime.emit(process_events.RedisFailed(kind=error.kind))
             await asyncio.sleep(self._losses.wait())
-
-    def _cancel(self, queue: str, job_id: str) -> None:
-        self._consumers[queue].held.cancel(job_id)
 
     def rebuild(self) -> None:
         """Replace the connection: it did not bring a message that it should have."""
