@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import compress
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -52,16 +51,16 @@ class Drain:
         self.handing_back = False
         """The event loop has begun to hand back jobs, so no thread has to."""
 
-    async def wait(self, consumers_running: Sequence[asyncio.Future[Any]], set_up: Sequence[bool]) -> None:
+    async def wait(self, begun: Sequence[asyncio.Future[Any]]) -> None:
         """Fetch no more, and wait until all runs have ended, or for the shutdown grace.
 
-        `consumers_running` are the tasks of the consumers, and `set_up` says which of them have begun to fetch.
+        `begun`: the loops of the consumers that have begun to fetch.
         """
         consumers, grace = list(self._consumers.values()), self._runtime.config.shutdown_grace
         held = sum(len(consumer.held.runs) for consumer in consumers)
         self._runtime.emit(events.WorkerDraining(worker=self._worker, running=held, shutdown_grace=grace))
         stopping = [asyncio.ensure_future(consumer.stop_fetching()) for consumer in consumers]
-        await asyncio.wait([*stopping, *compress(consumers_running, set_up)], timeout=grace)
+        await asyncio.wait([*stopping, *begun], timeout=grace)
         for task in stopping:
             task.cancel()
 

@@ -163,8 +163,7 @@ class Worker:
             for name, loop in named.items():
                 if loop.done() and (fetches or not returned(loop)):
                     raise ended_loop(name, loop)
-            done = [self._setup.is_done(queue) for queue in self._serving]
-            await self._drain.wait([*self._serving.values()], done)
+            await self._drain.wait([loop for queue, loop in self._serving.items() if self._setup.is_done(queue)])
             self._drain.handing_back = True
             await self._end_heartbeat()
             await self._drain.hand_back()
