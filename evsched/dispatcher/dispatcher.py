@@ -140,7 +140,10 @@ class Dispatcher:
 
 
 class _PrimaryDispatcher:
-    """The dispatcher of one primary. It names the node in the events about Redis."""
+    """The dispatcher of one primary, which runs until `task` is cancelled.
+
+    It names the node in the events about Redis.
+    """
 
     def __init__(self, runtime: Runtime, host: Host, slots: frozenset[int]) -> None:
         config = runtime.config
@@ -161,7 +164,7 @@ class _PrimaryDispatcher:
             part=part,
         )
         self.dispatcher = Dispatcher(mine)
-        self.task: asyncio.Task[None] | None = None
+        self.task = asyncio.create_task(self._run())
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, process_events.RedisDown | process_events.RedisUp):
@@ -172,12 +175,12 @@ class _PrimaryDispatcher:
             event = structs.replace(event, who=f"{event.who} {self._at}")
         self._emit_on(event)
 
-    async def run(self) -> None:
-        """Dispatch until cancelled. Then other loops have the queues of this node, or it has none."""
+    async def _run(self) -> None:
         try:
             await self.dispatcher.find_queues()
             await self.dispatcher.run()
         finally:
+            # Other dispatchers have the queues of this node now, or it has none.
             for who, since in self._down.items():
                 seconds = time.monotonic() - since
                 self._emit_on(process_events.NodeReleased(who=f"{who} {self._at}", seconds=seconds))
@@ -278,10 +281,8 @@ class ClusterDispatcher:
         config = structs.replace(self._runtime.config, queues=queues)
         for host, found in wanted.items():
             if host not in self._nodes:
-                node = self._nodes[host] = _PrimaryDispatcher(
-                    structs.replace(self._runtime, config=config), host, found
-                )
-                node.task = asyncio.create_task(node.run())
+                node = _PrimaryDispatcher(structs.replace(self._runtime, config=config), host, found)
+                self._nodes[host] = node
                 node.task.add_done_callback(lambda _: self._wakeup.ring())
 
     async def _rest(self) -> None:
@@ -289,15 +290,13 @@ class ClusterDispatcher:
         if not await self._wakeup.sleep(time.monotonic() + self._runtime.times.safety_cap):
             self._topology.outdated()
         for node in self._nodes.values():
-            if node.task is not None and node.task.done():
+            if node.task.done():
                 node.task.result()
 
     async def _stop(self, hosts: list[Host]) -> None:
-        nodes = [self._nodes.pop(host) for host in hosts]
-        for node in nodes:
-            if node.task is not None:
-                node.task.cancel()
-        for node in nodes:
+        tasks = [self._nodes.pop(host).task for host in hosts]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
-                if node.task is not None:
-                    await node.task
+                await task
