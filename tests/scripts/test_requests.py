@@ -326,7 +326,7 @@ def test_a_key_of_a_wrong_type_stops_no_occurrence(send: Send, store: Store, sta
     assert len(run_all(send, store)) == 1
     send(store.remove(NAME))
     assert not raw.exists(f"evsched:{{{store.queue}}}:{key}:{NAME}")
-    assert state().keys() == {"leases"}
+    assert state().keys() == {"leases", "busy_leases"}
 
 
 def test_run_ends_beside_a_recurrences_key_of_a_wrong_type(send: Send, store: Store, state: State, raw: Any) -> None:

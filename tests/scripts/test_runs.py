@@ -38,6 +38,7 @@ def test_start_counts_the_attempt_and_begins_the_lease(run: FetchedJob, state: S
     assert state() == {
         "processing:w": ["a"],
         "leases": {"w": NOW + 15},
+        "busy_leases": {"w": "15"},
         "job:a": {
             "payload": '{"task":"t"}',
             "created": "1900000000",
@@ -134,7 +135,7 @@ def test_complete_without_retention_keeps_only_the_reply(
     send(store.at(NOW).complete("w", [(run, Done(b"7", 0.0, True))]))
     after = state()
     assert [json.loads(item) for item in after.pop("reply:a")] == [{"id": "a", "outcome": "done", "result": 7}]
-    assert after == {"leases": {"w": NOW + 15}}
+    assert after == {"leases": {"w": NOW + 15}, "busy_leases": {"w": "15"}}
     assert raw.pttl(f"evsched:{{{store.queue}}}:reply:a") > 0
 
 
