@@ -223,7 +223,7 @@ def of_job(parts: Parts, operation: Callable[[Store], Operation[T]]) -> Operatio
 def unknown_parts(parts: Parts) -> Operation[list[Store]]:
     """Return the stores of a queue that are not known here, for a job that the others do not have.
 
-    The queue may have more shards by now, and there may be shards beyond their number: see `stray_shards.py`.
+    The queue may have more shards by now, and there may be shards beyond their number: see `reshard.py`.
     """
     reading = send(server.shards())
     try:

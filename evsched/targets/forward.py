@@ -4,7 +4,7 @@ A message for the Redis that has the jobs is returned: the script that ends the 
 once. To any other server it is sent first, and then the run ends: at least once, with the job's id in the message.
 
 A producer can write any payload, but the worker may have larger rights than the producer. So the settings must allow
-each destination, and only they have the URLs. `client/target_destination.py` has how destinations are written.
+each destination, and only they have the URLs. `client/target_tasks.py` has how destinations are written.
 """
 
 from __future__ import annotations

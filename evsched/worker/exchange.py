@@ -1,6 +1,6 @@
 """The exchange: one round trip to Redis that writes the ends of runs and starts the next jobs of a queue.
 
-A consumer uses three parts of this file: the account of the jobs that the worker holds (`HeldRuns`), the exchange as
+A consumer uses these parts of the file: the account of the jobs that the worker holds (`HeldRuns`), the exchange as
 a value (`Exchange`), its sender (`ExchangeSender`), the events for the ends that it wrote (`events_of`), and the
 search for jobs and ends whose replies were lost (`LostReplies`). `consumer.py` has the steps.
 """

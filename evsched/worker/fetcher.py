@@ -12,7 +12,7 @@ import contextlib
 from typing import Final, Protocol
 
 from evsched import events, keys
-from evsched.errors import StoreError
+from evsched.errors import FULL, StoreError
 from evsched.runtime.loops import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
@@ -194,7 +194,7 @@ class BlockingFetcher(Fetcher):
         try:
             job_id = await self._blocking.send(self._served.store.fetch(self._served.worker, block), block)
         except StoreError as error:
-            self.full = error.kind == "oom"
+            self.full = error.kind == FULL
             self._listener.on_unsure()
             # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
             await self._served.runtime.sender.send(unblock(client or 0, keys.root(self._served.queue)))
