@@ -235,6 +235,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in self.queues:
             keys.check_queue(name)
+        for name in ("metrics_host", "api_host"):
+            if not getattr(self, name):  # the system would take it for all addresses
+                raise ConfigError(f"{variable(name)} is empty: write the address to listen on, such as 127.0.0.1")
         for name, allowed in RANGES.items():
             value = getattr(self, name)
             if value is not None and not allowed.least <= value <= allowed.most:  # nan is in no range

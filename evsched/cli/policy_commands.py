@@ -19,7 +19,7 @@ from evsched.cli.queue_commands import each, read_limits, report
 from evsched.client import gate
 from evsched.client.client import SyncClient
 from evsched.client.operations import Operation
-from evsched.config import RANGES, out_of_range
+from evsched.config import RANGES
 from evsched.errors import ConfigError, EvschedError
 from evsched.keys import check_queue
 from evsched.lease import DEFAULT
@@ -264,7 +264,8 @@ def lease(
     Example: evsched lease 30
     """
     if seconds is not None and not RANGES["lease"].least <= seconds <= RANGES["lease"].most:
-        raise UsageError(out_of_range("lease", seconds).removeprefix("EVSCHED_"))
+        least, most = RANGES["lease"]
+        raise UsageError(f"SECONDS is {seconds:g}: from {least:g} to {most:g} s")
     with client(url) as redis:
         if seconds is not None:
             redis.send(server.set_lease(seconds))

@@ -110,6 +110,12 @@ def test_a_number_out_of_its_range_is_refused_by_its_variable(name: str, value: 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["metrics_host", "api_host"])
+def test_an_empty_address_is_refused_since_it_would_mean_all_addresses(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^EVSCHED_{name.upper()} is empty: write the address"):
+        load({f"EVSCHED_{name.upper()}": ""})
+
+
 def test_both_ends_of_a_range_are_allowed() -> None:
     for name, (least, most) in RANGES.items():
         found = [getattr(load({f"EVSCHED_{name.upper()}": str(end)}), name) for end in (least, most)]
