@@ -33,13 +33,13 @@ class Times:
     """The times of one process that follow from the lease. They change with it, in all loops of the process."""
 
     def __init__(self, config: Config) -> None:
-        """Begin with the times of the default lease, apart from times that `config` fixes for a test."""
+        """Begin with this process's lease, until that of Redis is read. A test may fix single times in `config`."""
         self._fixed = config
         self._listeners = list[Callable[[], None]]()
         self.read: float | None = None
         """The lease in Redis at the last read."""
         self.lease = config.lease or DEFAULT
-        self._derive(DEFAULT)
+        self._derive(self.lease)
 
     def follow(self, lease: float) -> None:
         """Use a lease from now on."""
