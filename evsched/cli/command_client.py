@@ -43,6 +43,10 @@ _TIMEOUT: Final = "Timeout reading from socket"
 """The words of redis-py for a Redis that does not answer."""
 
 
+_NO_SERVER: Final = "connecting to"
+"""In the words of redis-py for a Redis that is not there."""
+
+
 class CommandClient(SyncClient):
     """A client that says so when it is asked for all of a queue while the numbers of shards cannot be read."""
 
@@ -129,7 +133,10 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
         yield found
     except StoreDown as error:
         silent = f"{hide_password(found.url)} is connected, but does not answer: see if it hangs, and try again"
-        error.args = (str(error).replace(_TIMEOUT, silent),)
+        message = str(error).replace(_TIMEOUT, silent)
+        if _NO_SERVER in message and error.node is None:
+            message = f"{message.rstrip('.')}: start it, or name another with --url or EVSCHED_URL"
+        error.args = (message,)
         raise
     finally:
         found.close()
@@ -263,7 +270,7 @@ def client_of_job(
     """
     if queue is None:
         with client(url) as redis:
-            yield redis, only_queue_of(redis, job) or DEFAULT_QUEUE
+            yield redis, only_queue_of(redis, job, reads=reads) or DEFAULT_QUEUE
         return
     with client_of(url, queue) as redis:
         if reads:
@@ -293,11 +300,11 @@ def _shard_with(redis: CommandClient, queue: str, job: str) -> str:
     return found[0]
 
 
-def only_queue_of(redis: SyncClient, job: str) -> str | None:
-    """Return the queue that has a job of this id; None if none has.
+def only_queue_of(redis: SyncClient, job: str, *, reads: bool = False) -> str | None:
+    """Return the queue that has a job of this id; None if none has. `reads`: the command changes nothing.
 
     Raises:
-        EvschedError: several have; or none has, and a node of a cluster does not answer.
+        EvschedError: several have; or a node of a cluster does not answer, and none has or the command changes the job.
     """
     found, down = queues_of(redis, job)
     if len(found) > 1:
@@ -306,6 +313,9 @@ def only_queue_of(redis: SyncClient, job: str) -> str | None:
         if not found:
             nowhere = f"no job {job} was found in the queues of the other primaries"
             raise StoreDown(f"{_not_searched(down)}: {nowhere}", kind="connection")
+        if not reads:
+            other = f"queue {found[0]} has a job {job}, and another may have one too"
+            raise StoreDown(f"{_not_searched(down)}: {other}: say which with --queue", kind="connection")
         output.note(_not_searched(down))
     return found[0] if found else None
 

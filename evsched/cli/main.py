@@ -26,6 +26,9 @@ ENDED: Final = 70
 
 _UNSURE: Final = "; the change may have been made all the same: look before you repeat it"
 
+_READ_ONLY: Final = ("doctor", "top", "queues", "workers", "jobs", "show", "explain", "limits")
+"""Commands that change nothing."""
+
 _OUTPUT_FAILED: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 """The errors of a write to stdout. Errors of connections to Redis are not among them: they are StoreErrors."""
 
@@ -64,7 +67,8 @@ def _run() -> tuple[int, str]:
     except LoopEnded as error:
         return ENDED, str(error)
     except EvschedError as error:
-        return 1, f"{error}{_UNSURE if isinstance(error, StoreError) and error.unsure else ''}"
+        unsure = isinstance(error, StoreError) and error.unsure and sys.argv[1] not in _READ_ONLY
+        return 1, f"{error}{_UNSURE if unsure else ''}"
     except KeyboardInterrupt:
         return 130, ""
     except OSError as error:

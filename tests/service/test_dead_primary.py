@@ -376,13 +376,19 @@ def test_a_job_is_found_though_another_node_does_not_answer(without_one: tuple[C
     node = cluster.client(cluster.nodes[0])
     node.hset(keys.job(queue, "one"), "payload", '{"task":"rec","args":[1]}')
     node.zadd(keys.schedule(queue), {"one": 4e9})
-    for command in ("show", "explain", "cancel"):
+    for command in ("show", "explain"):
         done = cli.run(command, "one")
         assert done.returncode == 0, done.stderr
         assert away in done.stderr
+    for command in ("show", "explain", "cancel"):
         missing = cli.run(command, "two")
         assert missing.returncode == 1
         assert away in missing.stderr
+    refused = cli.run("cancel", "one")
+    assert refused.returncode == 1, "a queue of the other node may have a job one too"
+    assert f"{away}: queue {queue} has a job one" in refused.stderr
+    assert "say which with --queue" in refused.stderr
+    assert cli.run("cancel", "one", "--queue", queue).returncode == 0
 
 
 def test_job_is_found_in_a_shard_though_their_number_is_unknown(without_one: tuple[Cluster, Cli]) -> None:
