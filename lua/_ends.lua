@@ -254,18 +254,32 @@ local function begin_next(id, again)
   end
 end
 
+-- Bytes of the longest payload that is read for its `reply`; no job that runs has a longer one.
+local REPLY_READ = 1048576
+
+-- Whether a client waits for the job's reply, as its record or its payload says.
+-- USES record, field_of, REPLY_READ
+local function wants_reply(id)
+  if field_of(id, 'reply') then
+    return true
+  end
+  local size = redis.call('HSTRLEN', record(id), 'payload')
+  local good, payload = pcall(cjson.decode, size <= REPLY_READ and redis.call('HGET', record(id), 'payload') or '')
+  return good and type(payload) == 'table' and payload.reply == true
+end
+
 -- End a job as cancelled. Its record is kept, or reset if the id was scheduled again. The caller then removes the job
--- from the place it was in.
--- USES note_end, acquit, record, push_reply, begin_next, seconds, milliseconds, fields_of
+-- from the place it was in. `reply`: '1' = the caller knows that a client waits.
+-- USES note_end, acquit, record, push_reply, wants_reply, begin_next, seconds, milliseconds, field_of
 local function abort(id, reason, retention, reply, now)
   local kept = note_end(id, 'cancelled', now, reason, seconds(retention))
   acquit(id)
-  local extra = fields_of(record(id), 'reply', 'again')
-  if reply == '1' or extra[1] then
+  if reply == '1' or wants_reply(id) then
     push_reply(id, 'cancelled', 'null', reason, retention)
   end
-  if extra[2] or redis.call('ZSCORE', schedule, id) then
-    begin_next(id, extra[2])
+  local again = field_of(id, 'again')
+  if again or redis.call('ZSCORE', schedule, id) then
+    begin_next(id, again)
   else
     redis.call('HSET', record(id), 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
     redis.call('HDEL', record(id), ATTEMPT_FIELDS)

@@ -14,7 +14,8 @@
 -- TWICE  the second call fails with MISSING, or asks the worker again; with a filter, it finds nothing
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
---        row_of, report_gone, field_of, moving_due, IS_MOVING, report_end, is_earlier, place_of, seconds
+--        row_of, report_gone, field_of, wants_reply, REPLY_READ, moving_due, IS_MOVING, report_end, is_earlier,
+--        place_of, seconds
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
@@ -31,16 +32,13 @@ now, filter = clock(now), read_filter(filter)
 expect('ZCARD', dead, leases)
 expect_gate()
 
--- A longer payload is not read here: no running job has one.
-local PAYLOAD_READ = 1048576
 -- Seconds for which the record stays of a job that was cancelled before it came to Redis.
 local LEFT = '10'
 
 -- Delete the record of a job that waited, and notify its clients.
-local function forget(id, run, size)
+local function forget(id, run)
   local key = record(id)
-  local good, payload = pcall(cjson.decode, size <= PAYLOAD_READ and redis.call('HGET', key, 'payload') or '')
-  if run[3] or (good and type(payload) == 'table' and payload.reply == true) then
+  if wants_reply(id) then
     push_reply(id, 'cancelled', 'null', nil, 0)
   end
   redis.call('DEL', key)
@@ -87,7 +85,7 @@ local function cancel(id)
     redis.call('DEL', unique(id))
     -- The record of a dead job that was scheduled again stays the dead job's.
     if not redis.call('ZSCORE', dead, id) then
-      forget(id, run, size)
+      forget(id, run)
     end
   end
   return place, waited
@@ -123,7 +121,7 @@ end
 
 local function cancel_inline(member)
   redis.call('ZREM', schedule, member)
-  local job = decode(member, PAYLOAD_READ)
+  local job = decode(member, REPLY_READ)
   if job and job.reply == true then
     push_reply(job.id or digest(member), 'cancelled', 'null', nil, 0)
   end
