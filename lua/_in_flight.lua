@@ -218,26 +218,34 @@ end
 
 -- Runs: which worker a run belongs to, how many attempts and worker deaths count, and the one way in which runs end.
 
--- Whether the run (id, attempt) belongs to this worker, although the record names another worker or attempt. The caller
--- has found the id in the worker's list, from which a run that was taken away is removed. So only a newer run of the
--- same worker must be excluded: it has another attempt or, if it has not been started, the record names no worker. Any
--- other difference was written by a producer, and is ignored.
--- USES holds, worker_of, field_of, attempt_of
-local function owns_despite(worker, id, attempt, named, counted)
-  if not named then
-    return false
-  elseif named ~= worker and (counted ~= attempt or holds(worker_of(named), id) or field_of(id, 'finished')) then
-    return false
-  end
-  return counted == attempt or attempt_of(counted) == 0
+-- A run as `start` names it: its attempt, and when it was started. The attempt alone names no run, because an id that
+-- is used again begins with attempt 1 again: a call that comes late would reach the newer run.
+local function name_of_run(attempt, started)
+  return attempt .. ' ' .. started
 end
 
--- Whether the run (id, attempt), whose id is in this worker's list, belongs to the worker. If the record was replaced
--- by a key of another type, it does not.
--- USES owns_despite, fields_of, record
-local function owns(worker, id, attempt)
-  local run = fields_of(record(id), 'worker', 'attempt')
-  return (run[1] == worker and run[2] == attempt) or owns_despite(worker, id, attempt, run[1], run[2])
+-- Whether a run belongs to this worker, by its record's worker, attempt and started. The caller has found the id in the
+-- worker's list, from which a run that was taken away is removed. So only a newer run of the same worker must be
+-- excluded: it has another name or, if it has not been started, the record names no worker. Any other difference was
+-- written by a producer, and is ignored.
+-- USES name_of_run, holds, worker_of, field_of, attempt_of, moment_of
+local function belongs(worker, id, run, named, attempt, started)
+  if not named then
+    return false
+  end
+  local same = name_of_run(attempt or '', started or '') == run
+  if named ~= worker and (not same or holds(worker_of(named), id) or field_of(id, 'finished')) then
+    return false
+  end
+  return same or attempt_of(attempt) == 0 or not moment_of(started)
+end
+
+-- Whether a run, whose id is in this worker's list, belongs to the worker. If the record was replaced by a key of
+-- another type, it does not.
+-- USES belongs, fields_of, record
+local function owns(worker, id, run)
+  local last = fields_of(record(id), 'worker', 'attempt', 'started')
+  return belongs(worker, id, run, last[1], last[2], last[3])
 end
 
 -- Add to a job's count of attempts, or take away from it.
@@ -264,7 +272,7 @@ local function convict(id, unsure)
   mark_suspect(id, deaths + 1, 0, counted + doubts + unsure)
 end
 
--- End runs of a worker. Each row from `first` on is one run: id, attempt, and the last arguments of
+-- End runs of a worker. Each row from `first` on is one run: id, run, and the last arguments of
 -- `finish(id, run, scheduled, ...)`. `run[3]` to `run[8]` are the record's reply, again, stop, recurrence, reason and
 -- ledger. `scheduled` is the id's score on the schedule, false if it is not there. Returns the ids of the runs that do
 -- not belong to the worker any more: LOST. Nothing is written for those. Also returns the ids of the runs that `finish`
@@ -274,7 +282,7 @@ end
 -- able to refuse anything in `finish` after its first write: types are checked before, and the values that it writes
 -- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
 -- in this order, and one command takes them all out.
--- USES processing, expect, expect_gate, owns_despite, leave, admit, fields_of, record
+-- USES processing, expect, expect_gate, belongs, leave, admit, fields_of, record
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
   expect('LLEN', list)
@@ -286,10 +294,11 @@ local function end_runs(first, width, worker, now, finish)
   local head = ids[2] and redis.call('LRANGE', list, 0, #ids - 1) or {}
   local runs, ours, taken = {}, {}, 0
   for i, id in ipairs(ids) do
-    local attempt = ARGV[first + (i - 1) * width + 1]
-    local run = fields_of(record(id), 'worker', 'attempt', 'reply', 'again', 'stop', 'recurrence', 'reason', 'ledger')
+    local key = record(id)
+    local run =
+      fields_of(key, 'worker', 'attempt', 'reply', 'again', 'stop', 'recurrence', 'reason', 'ledger', 'started')
     runs[i] = run
-    ours[i] = (run[1] == worker and run[2] == attempt) or owns_despite(worker, id, attempt, run[1], run[2])
+    ours[i] = belongs(worker, id, ARGV[first + (i - 1) * width + 1], run[1], run[2], run[9])
     if ours[i] and taken == i - 1 and head[i] == id then
       taken = i
     end

@@ -5,7 +5,7 @@
 -- ARGV   now        seconds, '' = Redis's clock
 --        worker     who ran the jobs
 -- ROWS   id         of the job
---        attempt    of the run that ends
+--        run        that ends, as `start` named it
 --        retention  seconds that the record is kept
 --        reply      '1' = push the outcome to the job's reply list
 --        began      '1' = the run had begun, '' = it had not

@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   worker    who runs the jobs
 -- ROWS   id        of the job
---        attempt   of the run
+--        run       as `start` named it
 --        mark      '1' = it has begun; 'alone' = it has begun, and no other run is in its worker; 'soon' and
 --                  'soon alone' = it is about to begin
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
@@ -18,8 +18,8 @@ local worker = unpack(ARGV, 1, 1)
 local list = processing(worker)
 
 local lost = {}
-for id, attempt, mark in rows(2, 3) do
-  if owns(worker, id, attempt) and redis.call('LPOS', list, id) then
+for id, run, mark in rows(2, 3) do
+  if owns(worker, id, run) and redis.call('LPOS', list, id) then
     redis.call('HSET', record(id), 'begun', mark)
   else
     lost[#lost + 1] = id

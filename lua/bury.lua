@@ -7,7 +7,7 @@
 --        hook      the task that gets a job for each that ends here, '' = none
 --        task      the task of the jobs, if there is a hook
 -- ROWS   id        of the job
---        attempt   of the run that ends
+--        run       that ends, as `start` named it
 --        reason    why the job is given up; if it did not begin, why its last attempt failed is added
 --        reply     '1' = push the outcome to the job's reply list
 --        outcome   'dead', or 'expired'

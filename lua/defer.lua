@@ -6,7 +6,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    who fetched the jobs
 -- ROWS   id        of the job
---        attempt   of the run that does not begin
+--        run       that does not begin, as `start` named it
 --        due       Unix seconds: when it may start
 --        reason    why not now
 --        window    the name of the closed window, '' = it has no name

@@ -7,7 +7,7 @@
 --        hook       the task that gets a job for each that ends here, '' = none
 --        task       the task of the jobs, if there is a hook
 -- ROWS   id         of the job
---        attempt    of the run that ends
+--        run        that ends, as `start` named it
 --        result     JSON
 --        retention  seconds that the record is kept, '0' = not at all
 --        reply      '1' = push the outcome to the job's reply list

@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   worker    who runs the jobs
 -- ROWS   id        of the job
---        attempt   of the run
+--        run       as `start` named it
 --        progress  JSON: done, total, note
 -- REPLY  how many runs still belonged to this worker; nothing is written for the others
 -- FAILS  none
@@ -14,8 +14,8 @@
 local worker = unpack(ARGV, 1, 1)
 
 local kept = 0
-for id, attempt, progress in rows(2, 3) do
-  if owns(worker, id, attempt) then
+for id, run, progress in rows(2, 3) do
+  if owns(worker, id, run) then
     redis.call('HSET', record(id), 'progress', progress)
     redis.call('PUBLISH', root .. 'progress:' .. id, progress)
     kept = kept + 1

@@ -9,13 +9,14 @@
 --        limit     how many at most, under 1000
 --        reason    why the runs were interrupted; kept in the records
 -- ROWS   id        of a job that is handed back; no rows = all that the worker holds
+--        run       as `start` named it; '' = the worker has not started it. Not looked at if the worker died
 -- REPLY  'moved' = the lease has changed since, and nothing was done; 'more' = the worker holds more; 'all' = it does
 --        not; list of the ids put back; list of the ids that ended as cancelled, because they were to stop
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter,
---        return_to_backlog, admit, fields_of, keep_failure, call_idle, decline, busy_leases
+--        return_to_backlog, admit, fields_of, owns, attempt_of, keep_failure, call_idle, decline, busy_leases
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -77,13 +78,22 @@ local function keep_again(id)
   end
 end
 
+-- Whether a row is not a late one: the worker has not started this job meanwhile, or another run of it.
+local function is_current(id, run)
+  if run ~= '' then
+    return owns(worker, id, run)
+  end
+  local last = fields_of(record(id), 'worker', 'attempt', 'finished')
+  return last[1] ~= worker or last[3] or attempt_of(last[2]) == 0
+end
+
 local ids = {}
-for id in rows(6, 1) do
-  if redis.call('LPOS', list, id) then
+for id, run in rows(6, 2) do
+  if redis.call('LPOS', list, id) and (died or is_current(id, run)) then
     ids[#ids + 1] = id
   end
 end
-local all = rows(6, 1)() == nil
+local all = rows(6, 2)() == nil
 if all then
   -- From the end, so that slice by slice the whole list keeps its order.
   ids = redis.call('LRANGE', list, -tonumber(limit), -1)
@@ -100,6 +110,9 @@ for i = #ids, 1, -1 do
   -- both, and nothing is put back.
   local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
   if run[3] and not run[2] and not elsewhere then
+    if holder and not run[4] then
+      count_attempts(id, -1)
+    end
     abort(id, 'cancelled; ' .. reason, RETENTION, '', now)
     leave(id)
     cancelled[id] = true

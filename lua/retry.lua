@@ -5,7 +5,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    who ran the jobs
 -- ROWS   id        of the job
---        attempt   of the run that ends
+--        run       that ends, as `start` named it
 --        delay     seconds from now to the next attempt
 --        reason    why this attempt failed
 --        killed    '1' = it killed the process in which it was isolated, '' = it did not, and is not a suspect any more

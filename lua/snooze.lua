@@ -6,7 +6,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    who ran the jobs
 -- ROWS   id        of the job
---        attempt   of the run that ends
+--        run       that ends, as `start` named it
 --        due       Unix seconds, '' = `delay` from now
 --        delay     seconds
 --        reason    why the job waits

@@ -12,7 +12,7 @@
 -- ROWS   id        already in the worker's list: moved there by BLMOVE, or left there by a lost reply
 -- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker waits for a message from here on, else '0'; '1'
 --        when it had a lease, '0' when it was lost;
---        list of id, attempt, due, payload, planned of the jobs to run;
+--        list of id, run, due, payload, planned of the jobs to run; a run is named by its attempt and when it started;
 --        list of id, reason of the jobs that went to dead;
 --        list of id, deaths, doubts, counted of the suspects among them: how many workers died that held the job, in
 --        how many of those runs it is not known whether the job had begun, and how many such runs `attempt` counts
@@ -21,7 +21,7 @@
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
 --        keep_misnamed, TOO_LONG, leave, bury, abort, reuse, remove_waiting, counting, enter,
---        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure, idle, busy_leases
+--        attempt_of, count_attempts, name_of_run, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure, idle, busy_leases
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -108,8 +108,8 @@ local started, buried, suspected, freed, bytes = {}, {}, {}, false, 0
 local moment = seconds(now)
 for i, id in ipairs(ids) do
   local key = record(id)
-  local run = fields_of(key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
-  local payload, attempt, due, holder, finished, stop, planned = unpack(run, 1, 7)
+  local run = fields_of(key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned', 'started', 'begun')
+  local payload, attempt, due, holder, finished, stop, planned, began, begun = unpack(run, 1, 9)
   local size = not run.err and payload_size(key, payload)
   if not size or size == 0 or size > cap then
     payload = nil -- it may have been replaced since dispatch checked it
@@ -141,6 +141,9 @@ for i, id in ipairs(ids) do
     redis.call('LREM', list, 1, id)
     leave(id)
   elseif stop and not finished then
+    if holder == worker and not begun then
+      count_attempts(id, -1) -- the reply that handed it out was lost
+    end
     abort(id, 'cancelled before it ran', RETENTION, '', now)
     redis.call('LREM', list, 1, id)
     leave(id)
@@ -161,13 +164,13 @@ for i, id in ipairs(ids) do
     end
     local attempts = attempt_of(attempt)
     if finished or holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
-      attempts = attempts + 1
+      attempts, began = attempts + 1, moment
       redis.call('HSET', key, 'attempt', attempts, 'worker', worker, 'started', moment)
     end
-    attempt = tostring(attempts)
     local at = #started
     planned = planned and moment_of(planned)
-    started[at + 1], started[at + 2], started[at + 3], started[at + 4] = id, attempt, due or moment, payload
+    started[at + 1], started[at + 2] = id, name_of_run(attempts, moment_of(began) or '')
+    started[at + 3], started[at + 4] = due or moment, payload
     started[at + 5] = planned or due or moment
     local deaths, doubts, counted = suspicion_of(id)
     if deaths + counted > 0 then

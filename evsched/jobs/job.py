@@ -49,7 +49,7 @@ class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
 
 
 class FetchedJob(Struct, frozen=True):
-    """A run that `start` handed to a worker; `(id, attempt)` identifies it. `due` in Unix seconds."""
+    """A run that `start` handed to a worker. `due` in Unix seconds."""
 
     id: str
     attempt: int
@@ -63,6 +63,9 @@ class FetchedJob(Struct, frozen=True):
     """How many of those runs may have begun, which is not known. `attempt` does not count them."""
     counted: int = 0
     """How many such runs `attempt` counts, since the job ended its process later. Known until the job has ended."""
+    run: str = ""
+    """What `start` calls this run: its attempt, and when it was started. An id that is used again has runs with the
+    same attempts, so the verbs that end runs compare this."""
 
 
 Mark = Literal["1", "alone", "soon", "soon alone"]

@@ -277,8 +277,9 @@ class Recovery:
                 lease, rest = next((one.end for one in survey.leases if one.worker == worker), NO_LEASE), ""
                 while held and rest != "moved":  # moved: a janitor was quicker
                     # The last ones first, each slice to the front of ready: so their order stays.
-                    held, ids = held[:-batch], held[-batch:]
-                    done = await sender.send(store.requeue(worker, reason, ids=ids, lease=lease))
+                    held, last = held[:-batch], held[-batch:]
+                    runs = [(job_id, "") for job_id in last]
+                    done = await sender.send(store.requeue(worker, reason, runs=runs, lease=lease))
                     rest = done.rest
                     count[queue] += len(done.ids)
                     if done.ids:

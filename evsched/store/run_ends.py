@@ -102,7 +102,7 @@ class RunEnds(Queue):
         """Write how far runs are; the reply is how many of them were still this worker's."""
         words: list[Word] = [worker]
         for job, progress in runs:
-            words += (job.id, job.attempt, encode(progress))
+            words += (job.id, job.run, encode(progress))
         return self._verb("progress", int, *words)
 
     def complete(
@@ -111,7 +111,7 @@ class RunEnds(Queue):
         """End runs that are done, all with the same hook; the reply is the ids of lost runs."""
         words: list[Word] = [self._now(), worker, *_words(hook)]
         for job, done in runs:
-            words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
+            words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "")
         return self._verb("complete", texts, *words)
 
     def forward(
@@ -121,7 +121,7 @@ class RunEnds(Queue):
         words: list[Word] = [self._now(), worker, *_words(hook)]
         for job, done in runs:
             message = done.message
-            words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
+            words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "")
             words += (message.into, message.name, "" if message.most is None else message.most, message.text)
 
         def read(reply: list[list[bytes]]) -> NotEnded:
@@ -134,7 +134,7 @@ class RunEnds(Queue):
         """Put failed jobs back on the schedule; the reply is the ids of lost runs."""
         words: list[Word] = [self._now(), worker]
         for job, retried in runs:
-            words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
+            words += (job.id, job.run, f"{retried.delay:.6f}", retried.reason)
             words += ("1" if retried.killed else "", retried.traceback, retried.error)
         return self._verb("retry", texts, *words)
 
@@ -142,7 +142,7 @@ class RunEnds(Queue):
         """Give jobs up, all with the same hook; the reply is the ids of lost runs."""
         words: list[Word] = [self._now(), worker, *_words(hook)]
         for job, buried in runs:
-            words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
+            words += (job.id, job.run, buried.reason, "1" if buried.reply else "", buried.outcome)
             how = "killed" if buried.killed else "" if buried.began else "never"
             words += (how, buried.traceback, buried.error)
         return self._verb("bury", texts, *words)
@@ -152,7 +152,7 @@ class RunEnds(Queue):
         words: list[Word] = [self._now(), worker]
         for job, deferred in runs:
             text = "" if deferred.elsewhere else deferred.text
-            words += (job.id, job.attempt, repr(deferred.due), deferred.reason, deferred.window, text)
+            words += (job.id, job.run, repr(deferred.due), deferred.reason, deferred.window, text)
             words.append("" if deferred.unknown_since is None else repr(deferred.unknown_since))
         return self._verb("defer", texts, *words)
 
@@ -161,28 +161,32 @@ class RunEnds(Queue):
         words: list[Word] = [self._now(), worker]
         for job, snoozed in runs:
             due = "" if snoozed.until is None else f"{snoozed.until:.6f}"
-            words += (job.id, job.attempt, due, f"{snoozed.delay:.6f}", snoozed.reason)
+            words += (job.id, job.run, due, f"{snoozed.delay:.6f}", snoozed.reason)
         return self._verb("snooze", texts, *words)
 
     def abort(self, worker: str, runs: Iterable[tuple[FetchedJob, Aborted]]) -> Call[list[str]]:
         """End runs whose jobs were cancelled; the reply is the ids of lost runs."""
         words: list[Word] = [self._now(), worker]
         for job, aborted in runs:
-            words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
+            words += (job.id, job.run, f"{aborted.retention:g}", "1" if aborted.reply else "")
             words.append("1" if aborted.began else "")
         return self._verb("abort", texts, *words)
 
     def requeue_runs(self, worker: str, runs: Sequence[tuple[FetchedJob, Requeued]]) -> Call[list[str]]:
         """Put jobs back to the front of ready that could not begin here."""
-        reason, ids = runs[0][1].reason, [job.id for job, _ in runs]
-        return _losing_none(self.requeue(worker, reason, ids=ids))
+        rows = [(job.id, job.run) for job, _ in runs]
+        return _losing_none(self.requeue(worker, runs[0][1].reason, runs=rows))
 
     def requeue(
-        self, worker: str, reason: str, *, ids: Sequence[str] = (), lease: bytes = b"", limit: int = 250
+        self, worker: str, reason: str, *, runs: Iterable[tuple[str, str]] = (), lease: bytes = b"", limit: int = 250
     ) -> Call[PutBack]:
-        """Return the jobs of a worker to the front of ready. `lease`: only if it still has that one, or `NO_LEASE`."""
-        put = as_struct(PutBack, text, texts, texts)
-        return self._verb("requeue", put, self._now(), worker, lease, limit, reason, *ids)
+        """Return the jobs of a worker to the front of ready.
+
+        `runs`: only these; each is the id and `FetchedJob.run`, "" = the worker has not started the job. `lease`: the
+        worker has died, and nothing is done unless it still has this one, or `NO_LEASE`.
+        """
+        put, rows = as_struct(PutBack, text, texts, texts), [word for run in runs for word in run]
+        return self._verb("requeue", put, self._now(), worker, lease, limit, reason, *rows)
 
 
 _ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]] | Call[NotEnded]]]] = {

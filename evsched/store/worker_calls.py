@@ -48,8 +48,8 @@ class LastRun(Struct, frozen=True):
 
     worker: str | None
     """Who runs the job, or ran it last; None: it was put back since."""
-    started: float
-    """When `start` handed it out, in Unix seconds; 0: it was not, or was handed back since."""
+    run: str
+    """The run, as `FetchedJob.run` names it."""
     outcome: str | None
     """How the job ended; None: it has not."""
 
@@ -97,7 +97,14 @@ class WorkerCalls(Queue):
         def fetch(reply: list[Any]) -> Fetched:
             moment, more, waits, leased, flat, buried, suspects = reply
             jobs = [
-                FetchedJob(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3], float(flat[i + 4]))
+                FetchedJob(
+                    text(flat[i]),
+                    int(flat[i + 1].partition(b" ")[0]),
+                    float(flat[i + 2]),
+                    flat[i + 3],
+                    float(flat[i + 4]),
+                    run=text(flat[i + 1]),
+                )
                 for i in range(0, len(flat), 5)
             ]
             if suspects:
@@ -125,7 +132,7 @@ class WorkerCalls(Queue):
         """Mark runs that have begun, or are about to; the reply is the ids of lost runs."""
         words: list[Word] = [worker]
         for job, mark in runs:
-            words += (job.id, job.attempt, mark)
+            words += (job.id, job.run, mark)
         return self._verb("begin", texts, *words)
 
     def heartbeat(
@@ -171,8 +178,12 @@ class WorkerCalls(Queue):
 
     def last_run(self, job_id: str) -> Call[LastRun]:
         """Read the fields of a job's record that are about its last run."""
-        last = as_struct(LastRun, _optional_text, lambda started: float(started or 0), _optional_text)
-        return self._call(("HMGET", keys.job(self.queue, job_id), "worker", "started", "outcome"), last)
+
+        def last(reply: list[Any]) -> LastRun:
+            worker, attempt, started, outcome = map(_optional_text, reply)
+            return LastRun(worker, f"{attempt or ''} {started or ''}", outcome)
+
+        return self._call(("HMGET", keys.job(self.queue, job_id), "worker", "attempt", "started", "outcome"), last)
 
     def reply_status(self, channel: str, status: bytes) -> Call[int]:
         """Answer a status request; the reply is how many received it."""

@@ -149,13 +149,11 @@ class QueueConsumer:
         await self.fetcher.feed(hungry=self.demand.blocks)
 
     async def _find_lost(self) -> None:
-        """Find the jobs and the ends whose replies were lost.
+        """Find the jobs whose replies were lost.
 
         Raises:
             StoreDown, StoreRefused
         """
-        for run in await self._lost.drop_written():
-            self._report([run])
         await self._lost.find()
         self.demand.more = True
 

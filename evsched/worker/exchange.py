@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched import events, keys, process_events
-from evsched.errors import FULL, StoreError, StoreRefused
+from evsched.errors import FULL, StoreError
 from evsched.events import Event
 from evsched.execution.handlers import Hang
 from evsched.execution.run import Delivery, Failed, Run, judge
@@ -116,11 +116,6 @@ class HeldRuns:
         for run in ended:
             if self.runs.get(run.job.id) is run:
                 del self.runs[run.job.id]
-
-    def drop(self, written: list[Run]) -> None:
-        """Drop runs that are in `ended`, but whose end turned out to be written."""
-        self.ended = [run for run in self.ended if run not in written]
-        self.forget(written)
 
     def cancel(self, job_id: str) -> bool:
         """Stop a run, since its job was cancelled; return False if it does not run, or was stopped before.
@@ -393,11 +388,9 @@ class LostReplies:
     So the list itself is read: at the start, after each failure, when `start` did not hand out a job that it was asked
     for, and when heartbeats count more jobs than are known.
 
-    If the reply to the end of a run is lost, the end is sent again. But the job's id may have been scheduled again,
-    dispatched, and started by the same exchange, as a run with the same number, which the repeated end would end. So
-    before an end is repeated, the record is asked when its job was started last. A repeated end that finds the run gone
-    was written the first time, or the lease was lost before. So the record is asked after it too: if the job was not
-    started since, and is as this end would leave it, the end is written.
+    If the reply to the end of a run is lost, the end is sent again. A repeated end that finds the run gone was written
+    the first time, or the lease was lost before. So the record is asked: if it is as this end would leave it, and the
+    job was not started since, the end is written.
     """
 
     def __init__(self, served: ServedQueue, held: HeldRuns, share: QueueShare) -> None:
@@ -412,18 +405,6 @@ class LostReplies:
         if asked and not self._held.runs.keys() >= {*asked} - {job_id for job_id, _ in reply.buried}:
             self.suspected = True
 
-    async def drop_written(self) -> list[Run]:
-        """Drop and return the ended runs whose jobs this worker has started again since: their ends are written.
-
-        Raises:
-            StoreDown
-        """
-        ended = list(self._held.ended)  # others end meanwhile
-        again = await asyncio.gather(*(self._started_again(run) for run in ended))
-        written = [run for run, was in zip(ended, again, strict=True) if was]
-        self._held.drop(written)
-        return written
-
     async def written(self, lost: Sequence[Run]) -> list[Run]:
         """Return the runs among these, all reported as lost, whose ends were written before they were sent again.
 
@@ -436,13 +417,6 @@ class LostReplies:
             for run, last in zip(repeated, found, strict=True)
             if isinstance(last, LastRun) and _is_end_of(run, last)
         ]
-
-    async def _started_again(self, run: Run) -> bool:
-        try:
-            last = await self._last_run(run)
-        except StoreRefused:
-            return False  # its key is not a hash any more, and the end will say so
-        return last.worker == self._served.worker and last.started > run.delivery.now
 
     async def _last_run(self, run: Run) -> LastRun:
         return await self._served.runtime.sender.send(self._served.store.last_run(run.job.id))
@@ -457,14 +431,16 @@ class LostReplies:
         unknown = self._held.unknown(await sender.send(store.held(worker)))
         kept = [job_id for job_id in unknown if self._share.reserve_one()]
         self._held.fetched += kept
-        if len(kept) < len(unknown):
-            await sender.send(store.requeue(worker, "no slot was free", ids=unknown[len(kept) :]))
+        if surplus := unknown[len(kept) :]:
+            last = await sender.send_all([store.last_run(job_id) for job_id in surplus])
+            runs = [(job_id, of.run if of.worker == worker else "") for job_id, of in zip(surplus, last, strict=True)]
+            await sender.send(store.requeue(worker, "no slot was free", runs=runs))
         self.suspected = False
 
 
 def _is_end_of(run: Run, last: LastRun) -> bool:
     """Whether a record is as the end of this run leaves it. `requeue` deletes `started`, and so does `defer`."""
-    if not 0.0 < last.started <= run.delivery.now:
+    if last.run.partition(" ")[2] != run.job.run.partition(" ")[2]:
         return False
     match run.outcome:
         case Done():

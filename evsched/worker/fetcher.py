@@ -180,7 +180,7 @@ class BlockingFetcher(Fetcher):
             self._listener.on_fetched(job_id)
             return
         store, worker, reason = self._served.store, self._served.worker, "no slot was free"
-        await self._served.runtime.sender.send(store.requeue(worker, reason, ids=[job_id]))
+        await self._served.runtime.sender.send(store.requeue(worker, reason, runs=[(job_id, "")]))
         self._served.runtime.emit(
             events.JobsRequeued(queue=store.queue, worker=worker, ids=[job_id], cause="busy", reason=reason)
         )

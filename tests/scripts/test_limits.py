@@ -354,7 +354,7 @@ def test_replace_gives_a_job_another_payload_and_time(send: Send, store: Store, 
     assert ("priority" in after["job:a"]) is runs
     assert not [name for name in ("backlog", "ready", "dead") if "a" in after.get(name, ())]
     if place == "processing":
-        (run,) = fetch(send, store) or [FetchedJob("a", 1, NOW, b"")]
+        (run,) = fetch(send, store) or [FetchedJob("a", 1, NOW, b"", run=f"1 {NOW:.6f}")]
         assert send(store.at(NOW).complete("w", [(run, DONE)])) == []
         assert status_of(send, store, "a").place == "schedule"
     send(store.at(NOW + 60).dispatch(limit=9, cap=999))

@@ -169,7 +169,7 @@ def test_only_jobs_that_wait_for_their_time_move(
     jobs = {job.id: job for job in start(send, store, NOW)}
     send(store.at(NOW).bury("w", [(jobs["dead"], Buried("x", False))]))
     send(store.at(NOW).limit({"concurrency": 1}))
-    send(store.at(NOW).requeue("w", "x", ids=["waits"]))
+    send(store.at(NOW).requeue("w", "x", runs=[("waits", "")]))
     send(store.at(NOW).enqueue(new("soon", due=NOW + 60)))
     send(store.at(NOW).enqueue(new("ended", due=NOW - 1)))
     send(store.at(NOW).relay([RowJob("row", PAYLOAD, None, None, FAR, 9)]))

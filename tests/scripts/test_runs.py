@@ -34,7 +34,7 @@ def run(send: Send, store: Store) -> FetchedJob:
 
 
 def test_start_counts_the_attempt_and_begins_the_lease(run: FetchedJob, state: State) -> None:
-    assert run == FetchedJob("a", 1, NOW, b'{"task":"t"}', NOW)
+    assert run == FetchedJob("a", 1, NOW, b'{"task":"t"}', NOW, run="1 1900000000.000000")
     assert state() == {
         "processing:w": ["a"],
         "leases": {"w": NOW + 15},
@@ -70,7 +70,7 @@ def test_start_twice_is_the_same_run_and_an_ended_one_is_not_started(
         ("dcba", ""),
         ("bca", ""),
         ("axbc", "x"),
-        ("Abcd", "a"),  # a newer run of "a" is held
+        ("Abcd", "a"),  # "A" is an earlier run of "a"
         ("aBc", "b"),
     ],
 )
@@ -82,7 +82,7 @@ def test_runs_end_in_any_order_and_lost_ones_change_nothing(
     held = {job.id: job for job in send(store.at(NOW + 1).start("w", (), hold=4, lease=15)).jobs}
     assert list(held) == ["a", "b", "c", "d"]
     held["x"] = replace(held["a"], id="x")
-    held |= {job_id.upper(): replace(held[job_id], attempt=7) for job_id in "ab"}
+    held |= {job_id.upper(): replace(held[job_id], run=f"1 {NOW:.6f}") for job_id in "ab"}
     assert send(store.at(NOW + 2).complete("w", [(held[name], DONE) for name in ended])) == list(lost)
     done = [job_id for job_id in "abcd" if job_id in ended]
     assert state().get("processing:w", []) == [job_id for job_id in "abcd" if job_id not in done]

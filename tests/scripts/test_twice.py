@@ -89,11 +89,12 @@ def test_one_lost_run_does_not_stop_the_others(send: Send, store: Store, state: 
     assert state()["processing:w"] == ["b"]
 
 
-@pytest.mark.usefixtures("runs")
-def test_a_second_requeue_finds_nothing(send: Send, store: Store, state: State) -> None:
-    assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == PutBack("more", ["b", "a"], [])
+def test_a_second_requeue_finds_nothing(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
+    a, b, _ = runs
+    rows = [("b", b.run), ("a", a.run), ("nobody", "")]
+    assert send(store.requeue("w", "x", runs=rows)) == PutBack("more", ["b", "a"], [])
     before = state()
-    assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == PutBack("more", [], [])
+    assert send(store.requeue("w", "x", runs=rows)) == PutBack("more", [], [])
     assert state() == before
     assert (before["ready"], before["processing:w"]) == (["b", "a", "x", "y", "z"], ["c"])
     assert before["leases"] == {"w": NOW + 15}

@@ -160,7 +160,7 @@ class Walk:
         expected = self.model.start(worker, fetched, hold, self.now, wait=wait)
         assert not fetch.waits or worker in self.model.idle
         self.done["an idle worker"] += fetch.waits
-        assert [(job.id, job.attempt) for job in fetch.jobs] == expected
+        assert [(job.id, job.run) for job in fetch.jobs] == expected
         records = [self.model.jobs[job.id] for job in fetch.jobs]
         assert [(job.deaths, job.doubts) for job in fetch.jobs] == [
             (record.deaths, record.doubts) for record in records
@@ -192,27 +192,27 @@ class Walk:
             return
         if end == "complete":
             lost = self.send(self.store.at(self.now).complete(worker, [(job, Done(b"1", 1000, False))]))
-            own = self.model.complete(worker, job.id, job.attempt, self.now)
+            own = self.model.complete(worker, job.id, job.run, self.now)
         elif end == "retry":
             killed, error = self.pick.random() < 0.3, self.error()
             outcome = Retried(1.0, "x", killed, error=error)
             lost = self.send(self.store.at(self.now).retry(worker, [(job, outcome)]))
             at = self.now + 1
-            own = self.model.retry(worker, job.id, job.attempt, at, self.now, killed=killed, error=error or None)
+            own = self.model.retry(worker, job.id, job.run, at, self.now, killed=killed, error=error or None)
         elif end == "defer":
             lost = self.send(self.store.at(self.now).defer(worker, [(job, Deferred(self.now + 2, "x"))]))
-            own = self.model.defer(worker, job.id, job.attempt, self.now + 2, self.now)
+            own = self.model.defer(worker, job.id, job.run, self.now + 2, self.now)
         elif end == "snooze":
             lost = self.send(self.store.at(self.now).snooze(worker, [(job, Snoozed("x", 2.0))]))
-            own = self.model.snooze(worker, job.id, job.attempt, self.now + 2, self.now)
+            own = self.model.snooze(worker, job.id, job.run, self.now + 2, self.now)
         elif end == "abort":
             lost = self.send(self.store.at(self.now).abort(worker, [(job, Aborted(1000, False))]))
-            own = self.model.abort(worker, job.id, job.attempt, self.now)
+            own = self.model.abort(worker, job.id, job.run, self.now)
         else:
             killed, error = self.pick.random() < 0.3, self.error()
             buried = Buried("x", False, killed=killed, error=error)
             lost = self.send(self.store.at(self.now).bury(worker, [(job, buried)]))
-            own = self.model.bury(worker, job.id, job.attempt, self.now, killed=killed, error=error or None)
+            own = self.model.bury(worker, job.id, job.run, self.now, killed=killed, error=error or None)
         assert lost == ([] if own else [job.id])
         self.done[f"{end}, {'own' if own else 'lost'}"] += 1
 
@@ -221,7 +221,7 @@ class Walk:
         message = Message("right", self.refused if refused else self.sent, job.id.encode())
         outcome = Forwarded(b"null", 1000, False, message, Retried(1.0, "x"))
         not_ended = self.send(self.store.at(self.now).forward(worker, [(job, outcome)]))
-        expected = self.model.forward(worker, job.id, job.attempt, self.now, refused=refused)
+        expected = self.model.forward(worker, job.id, job.run, self.now, refused=refused)
         assert not_ended.lost == ([job.id] if expected == "lost" else [])
         assert [*not_ended.refused] == ([job.id] if expected == "refused" else [])
         self.done[f"forward, {expected}"] += 1
@@ -231,7 +231,7 @@ class Walk:
             worker, job = self.pick.choice(self.runs[-20:])
             mark: Mark = self.pick.choice(["1", "1", "alone"])
             lost = self.send(self.store.begin(worker, [(job, mark)]))
-            assert lost == ([] if self.model.begin(worker, job.id, job.attempt, mark) else [job.id])
+            assert lost == ([] if self.model.begin(worker, job.id, job.run, mark) else [job.id])
 
     def requeue(self) -> None:
         worker, limit = self.pick.choice(WORKERS), self.pick.choice([2, 100])

@@ -41,6 +41,12 @@ class Record:
     doubts: int = 0
     next: tuple[int, str] | None = None
     """Priority and group of the job that has replaced the one that runs."""
+    started: float = 0.0
+
+    @property
+    def run(self) -> str:
+        """The name of its last run."""
+        return f"{self.attempt} {self.started:.6f}"
 
 
 @dataclass

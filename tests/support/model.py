@@ -139,7 +139,7 @@ class Model(Gate):
     @verb
     def start(
         self, worker: str, fetched: list[str], hold: int, now: float, *, wait: bool = False
-    ) -> list[tuple[str, int]]:
+    ) -> list[tuple[str, str]]:
         held = self.processing.setdefault(worker, [])
         ids = [job for job in fetched if job in held]
         more = self.share(len(held), hold - len(held))
@@ -149,7 +149,7 @@ class Model(Gate):
             held += moved
             ids += moved
         self.admit(0, now)
-        started: list[tuple[str, int]] = []
+        started: list[tuple[str, str]] = []
         for job in ids:
             record = self.jobs.get(job)
             if record is None:
@@ -163,6 +163,8 @@ class Model(Gate):
                 self.leave(job)
                 continue
             if record.stop and not record.finished:
+                if record.worker == worker and record.begun is None:
+                    record.attempt = max(0, record.attempt - 1)
                 self._abort(job)
                 held.remove(job)
                 self.leave(job)
@@ -176,8 +178,8 @@ class Model(Gate):
                 self.dead.discard(job)
                 record.worker = None
             if record.worker != worker:
-                record.attempt, record.worker = record.attempt + 1, worker
-            started.append((job, record.attempt))
+                record.attempt, record.worker, record.started = record.attempt + 1, worker, now
+            started.append((job, record.run))
         if held:
             self.leases.add(worker)
         if wait and not self.ready and len(held) < hold:
@@ -189,11 +191,11 @@ class Model(Gate):
         if self.idle.pop(worker, None) is None and self.ready:
             self.call_idle(1)
 
-    def _own(self, worker: str, job: str, attempt: int) -> bool:
+    def _own(self, worker: str, job: str, run: str) -> bool:
         record = self.jobs.get(job)
         return (
             record is not None
-            and (record.worker, record.attempt, record.finished) == (worker, attempt, False)
+            and (record.worker, record.run, record.finished) == (worker, run, False)
             and self.holds(worker, job)
         )
 
@@ -217,8 +219,8 @@ class Model(Gate):
         self.leave(job)
 
     @verb
-    def complete(self, worker: str, job: str, attempt: int, now: float) -> bool:
-        own = self._own(worker, job, attempt)
+    def complete(self, worker: str, job: str, run: str, now: float) -> bool:
+        own = self._own(worker, job, run)
         if own:
             self._end(worker, job)
             if self.jobs[job].again is not None or job in self.schedule:
@@ -229,8 +231,8 @@ class Model(Gate):
         return own
 
     @verb
-    def forward(self, worker: str, job: str, attempt: int, now: float, *, refused: bool) -> str:
-        own = self._own(worker, job, attempt)
+    def forward(self, worker: str, job: str, run: str, now: float, *, refused: bool) -> str:
+        own = self._own(worker, job, run)
         stop = own and self.jobs[job].stop
         if own and refused and not stop:
             held = self.processing[worker]
@@ -239,11 +241,11 @@ class Model(Gate):
             return "refused"
         if own and not stop:
             self.sent.append(job)
-        return "own" if self.complete(worker, job, attempt, now) else "lost"
+        return "own" if self.complete(worker, job, run, now) else "lost"
 
     @verb
-    def abort(self, worker: str, job: str, attempt: int, now: float) -> bool:
-        own = self._own(worker, job, attempt)
+    def abort(self, worker: str, job: str, run: str, now: float) -> bool:
+        own = self._own(worker, job, run)
         if own:
             self._abort(job)
             self._end(worker, job)
@@ -251,9 +253,9 @@ class Model(Gate):
         return own
 
     def _send_back(
-        self, worker: str, job: str, attempt: int, at: float, now: float, *, counts: bool, began: bool = True
+        self, worker: str, job: str, run: str, at: float, now: float, *, counts: bool, began: bool = True
     ) -> bool:
-        own = self._own(worker, job, attempt)
+        own = self._own(worker, job, run)
         if own and self.jobs[job].stop:
             self._abort(job)
             self._end(worker, job)
@@ -269,8 +271,8 @@ class Model(Gate):
         self.admit(0, now)
         return own
 
-    def begin(self, worker: str, job: str, attempt: int, mark: str) -> bool:
-        own = self._own(worker, job, attempt)
+    def begin(self, worker: str, job: str, run: str, mark: str) -> bool:
+        own = self._own(worker, job, run)
         if own:
             self.jobs[job].begun = mark
         return own
@@ -281,32 +283,32 @@ class Model(Gate):
 
     @verb
     def retry(
-        self, worker: str, job: str, attempt: int, at: float, now: float, *, killed: bool, error: str | None = None
+        self, worker: str, job: str, run: str, at: float, now: float, *, killed: bool, error: str | None = None
     ) -> bool:
-        own = self._own(worker, job, attempt)
+        own = self._own(worker, job, run)
         if own:
             record = self.jobs[job]
             if killed:
                 self._convict(record)
-                attempt = record.attempt
+                run = record.run
             else:
                 record.deaths = record.doubts = 0
             record.error = error
-        return self._send_back(worker, job, attempt, at, now, counts=True)
+        return self._send_back(worker, job, run, at, now, counts=True)
 
     @verb
-    def defer(self, worker: str, job: str, attempt: int, at: float, now: float) -> bool:
-        return self._send_back(worker, job, attempt, at, now, counts=False, began=False)
+    def defer(self, worker: str, job: str, run: str, at: float, now: float) -> bool:
+        return self._send_back(worker, job, run, at, now, counts=False, began=False)
 
     @verb
-    def snooze(self, worker: str, job: str, attempt: int, at: float, now: float) -> bool:
-        if self._own(worker, job, attempt):
+    def snooze(self, worker: str, job: str, run: str, at: float, now: float) -> bool:
+        if self._own(worker, job, run):
             self.jobs[job].deaths = self.jobs[job].doubts = 0
-        return self._send_back(worker, job, attempt, at, now, counts=False)
+        return self._send_back(worker, job, run, at, now, counts=False)
 
     @verb
-    def bury(self, worker: str, job: str, attempt: int, now: float, *, killed: bool, error: str | None = None) -> bool:
-        own = self._own(worker, job, attempt)
+    def bury(self, worker: str, job: str, run: str, now: float, *, killed: bool, error: str | None = None) -> bool:
+        own = self._own(worker, job, run)
         if own:
             if killed:
                 self._convict(self.jobs[job])
@@ -345,6 +347,8 @@ class Model(Gate):
             if holder != worker and self.holds(holder, job):
                 pass
             elif record.stop and not record.finished:
+                if holder is not None and record.begun is None:
+                    record.attempt = max(0, record.attempt - 1)
                 self._abort(job)
                 self.leave(job)
             elif job not in self.ready:

@@ -14,7 +14,7 @@ from evsched.store.store import Store
 from evsched.transport.call import Call, Script, folder, script, text, texts
 from evsched.transport.redis_errors import link_error, translate
 
-RUN = FetchedJob("a", 2, 1.0, b"{}")
+RUN = FetchedJob("a", 2, 1.0, b"{}", run="2 1.000000")
 
 
 def test_a_plain_command_is_sent_as_it_is() -> None:
@@ -67,7 +67,8 @@ def test_numbers_lose_nothing_on_the_way() -> None:
         *(1, "evsched:{mail}:", "1.500000", "", "", "", "", ""),
         *("a", b"{}", 0, "", "", "1e-06"),
     )
-    assert store.complete("w", [(RUN, Done(b"7", 0.0, True))]).words[3:] == ("w", "", "", "a", 2, b"7", "0", "1")
+    done = store.complete("w", [(RUN, Done(b"7", 0.0, True))])
+    assert done.words[3:] == ("w", "", "", "a", "2 1.000000", b"7", "0", "1")
 
 
 def test_replies_that_are_not_utf8_show_as_escapes() -> None:
