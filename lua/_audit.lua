@@ -28,9 +28,10 @@ local function unlisted(list, id)
   end
 end
 
--- The workers whose lists count: those with a lease, and strays, which have a list and no lease.
+-- The workers whose lists count: those that may hold jobs, and strays, which have a list and no lease.
+-- USES holders
 local function list_owners(strays)
-  local owners = redis.call('ZRANGE', leases, 0, -1)
+  local owners = holders()
   for worker in strays:gmatch('%S+') do
     owners[#owners + 1] = worker
   end
@@ -215,9 +216,9 @@ end
 
 -- The wrong fields of `in_flight`: field, the right value or false, ... It must be counted in one call, so with more
 -- than `most` entries: nil, and how many there are.
--- USES in_flight, size_of, processing, right_counts
+-- USES in_flight, size_of, processing, right_counts, holders
 local function miscounts(strays, most)
-  local owners, total = redis.call('ZRANGE', leases, 0, -1), redis.call('HLEN', in_flight) + redis.call('LLEN', ready)
+  local owners, total = holders(), redis.call('HLEN', in_flight) + redis.call('LLEN', ready)
   for _, worker in ipairs(owners) do
     total = total + size_of('LLEN', processing(worker))
   end

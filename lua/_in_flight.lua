@@ -130,7 +130,7 @@ end
 
 -- Count only while a limit needs it. To begin is O(n) in ready and in the workers' lists, once, when one is first set.
 -- A job counts in the group that it has now. It may have been counted in another, which no end of a job would open.
--- USES policy, counting, in_flight, processing, enter, reopen_all
+-- USES policy, counting, in_flight, processing, enter, reopen_all, holders
 local function keep_count()
   local needed = policy.concurrency or policy.grouped
   if counting and not needed then
@@ -139,7 +139,7 @@ local function keep_count()
     redis.call('HSET', in_flight, '*', 0)
     reopen_all()
     local lists = { ready }
-    for _, worker in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+    for _, worker in ipairs(holders()) do
       lists[#lists + 1] = processing(worker)
     end
     for _, list in ipairs(lists) do

@@ -259,6 +259,7 @@ local function has_any(prefix)
     prefix .. 'ready',
     prefix .. 'dead',
     prefix .. 'leases',
+    prefix .. 'dead_workers',
     prefix .. 'moving',
     prefix .. 'recurrences',
     prefix .. 'pauses',
@@ -272,6 +273,20 @@ end
 --                    by that: the lease in Redis may have changed since the worker read it.
 local busy_leases = root .. 'busy_leases'
 
+-- dead_workers  zset  worker that died -> until when its list is watched: a worker that hangs may have a BLMOVE waiting in
+--                     Redis, which moves a job into the list after its jobs were put back
+local dead_workers = root .. 'dead_workers'
+
+-- The workers that may hold jobs: those with a lease, and those that died a moment ago.
+-- USES dead_workers
+local function holders()
+  local found, died = redis.call('ZRANGE', leases, 0, -1), redis.pcall('ZRANGE', dead_workers, 0, -1)
+  for _, worker in ipairs(died) do
+    found[#found + 1] = worker
+  end
+  return found
+end
+
 -- Does the worker hold the job? Only its list proves it: a record may contain anything.
 -- USES processing
 local function holds(worker, id)
@@ -280,13 +295,13 @@ end
 
 -- The worker that holds the job in its list, or nil; `named` is the one in the record. A job that was fetched and not
 -- started yet has no worker in its record: then all lists are searched, O(workers).
--- USES worker_of, holds
+-- USES worker_of, holds, holders
 local function holder_of(id, named)
   named = worker_of(named)
   if holds(named, id) then
     return named
   end
-  for _, worker in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+  for _, worker in ipairs(holders()) do
     if worker ~= named and holds(worker, id) then
       return worker
     end

@@ -33,7 +33,7 @@ local function report(name, prefix)
   local at = #reply
   reply[at + 1], reply[at + 2] = name, due
   reply[at + 3] = flag(prefix .. 'backlog', prefix .. 'throttled')
-  reply[at + 4] = flag(prefix .. 'leases', prefix .. 'moving')
+  reply[at + 4] = flag(prefix .. 'leases', prefix .. 'dead_workers', prefix .. 'moving')
   reply[at + 5] = flag(prefix .. 'recurrences', prefix .. 'pauses')
 end
 

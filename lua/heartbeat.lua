@@ -17,7 +17,7 @@
 -- FAILS  none
 -- TWICE  the second call renews once more
 -- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search,
---        idle, busy_leases
+--        idle, busy_leases, dead_workers
 
 local now, worker, lease, busy, fresh, owner, content, program = unpack(ARGV, 1, 8)
 now = clock(now)
@@ -34,6 +34,7 @@ end
 local kept = fresh == '1' or redis.call('ZSCORE', leases, worker)
 if kept then
   redis.call('ZADD', leases, seconds(ends), worker)
+  redis.pcall('ZREM', dead_workers, worker)
   if busy ~= '' then
     redis.pcall('HSET', busy_leases, worker, busy) -- pcall: the dispatchers then judge the worker by their own lease
   end

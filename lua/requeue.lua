@@ -8,6 +8,7 @@
 --                  itself hands back
 --        limit     how many at most, under 1000
 --        reason    why the runs were interrupted; kept in the records
+--        watch     of a worker that died: seconds for which its list is watched from now on, '' = it is not
 -- ROWS   id        of a job that is handed back; no rows = all that the worker holds
 --        run       as `start` named it; '' = the worker has not started it. Not looked at if the worker died
 -- REPLY  'moved' = the lease has changed since, and nothing was done; 'more' = the worker holds more; 'all' = it does
@@ -16,7 +17,8 @@
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter,
---        return_to_backlog, admit, fields_of, owns, attempt_of, keep_failure, call_idle, decline, busy_leases
+--        return_to_backlog, admit, fields_of, owns, attempt_of, keep_failure, call_idle, decline, busy_leases,
+--        dead_workers, seconds
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -27,7 +29,7 @@
 -- worker held become suspects. A run that is marked as alone caused the death, so all doubtful runs of its job count.
 -- docs/design.md has the reasons.
 
-local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
+local now, worker, lease, limit, reason, watch = unpack(ARGV, 1, 6)
 now = clock(now)
 local list = processing(worker)
 
@@ -88,12 +90,12 @@ local function is_current(id, run)
 end
 
 local ids = {}
-for id, run in rows(6, 2) do
+for id, run in rows(7, 2) do
   if redis.call('LPOS', list, id) and (died or is_current(id, run)) then
     ids[#ids + 1] = id
   end
 end
-local all = rows(6, 2)() == nil
+local all = rows(7, 2)() == nil
 if all then
   -- From the end, so that slice by slice the whole list keeps its order.
   ids = redis.call('LRANGE', list, -tonumber(limit), -1)
@@ -153,6 +155,12 @@ end
 if all then
   redis.call('ZREM', leases, worker)
   redis.pcall('HDEL', busy_leases, worker)
+  local watched = died and redis.pcall('ZSCORE', dead_workers, worker)
+  if watch ~= '' then
+    redis.pcall('ZADD', dead_workers, seconds(now + tonumber(watch)), worker)
+  elseif type(watched) == 'string' and tonumber(watched) <= now then
+    redis.call('ZREM', dead_workers, worker)
+  end
   decline(worker)
 end
 return { 'all', put, ended }

@@ -52,9 +52,6 @@ class Janitor:
         self.pulse = self._rounds.pulse
         self._mover = Mover(runtime)
         self._seen: dict[tuple[str, str], _WatchedLease] = {}
-        self._judged_dead: dict[tuple[str, str], float] = {}
-        """Workers that were judged dead, each with the time until which its list is still watched. A worker that hangs
-        may still have a BLMOVE waiting in Redis, which can move a job that was put back into that list again."""
         self._beside: dict[str, str | None] = {}
         """By queue: the first job in ready, beside workers that wait for a message, when it was looked at last."""
 
@@ -114,19 +111,18 @@ class Janitor:
                 seen = self._seen[key] = _WatchedLease(lease.end, now)
             wait = self._wait(lease, now - seen.since)
             if wait <= 0:
-                await self._requeue(store, lease.worker, lease.end)
+                # A worker that hangs may have a BLMOVE waiting in Redis, which moves a job into its list again.
                 times, busy = self._runtime.times, self._busy_lease(lease)
-                self._judged_dead[key] = now + times.probe_of(busy) + times.heartbeat_of(busy)
+                await self._requeue(store, lease.worker, lease.end, times.probe_of(busy) + times.heartbeat_of(busy))
+                rest = min(rest, self._runtime.times.heartbeat)
             else:
                 alive.add(key)
                 rest = min(rest, wait)
         for key in [key for key in self._seen if key[0] == queue and key not in alive]:
             del self._seen[key]
-        for key in [key for key in self._judged_dead if key[0] == queue]:
-            if not await self._requeue(store, key[1], NO_LEASE) or self._judged_dead[key] < now:
-                del self._judged_dead[key]
-            else:
-                rest = min(rest, self._runtime.times.heartbeat)
+        for worker in survey.died:
+            await self._requeue(store, worker, NO_LEASE)
+            rest = min(rest, self._runtime.times.heartbeat)
         return rest
 
     def _wait(self, lease: Lease, unchanged: float) -> float:
@@ -145,20 +141,22 @@ class Janitor:
         """Return the lease that a worker has while it holds jobs, as the worker says."""
         return lease.busy or self._runtime.times.lease
 
-    async def _requeue(self, store: Store, worker: str, lease: bytes) -> bool:
-        """Put back the jobs of a worker. If its lease has changed since it was judged, stop and return False."""
+    async def _requeue(self, store: Store, worker: str, lease: bytes, watch: float | None = None) -> None:
+        """Put back the jobs of a worker; stop if its lease has changed since it was judged.
+
+        `watch`: seconds for which its list is watched from then on.
+        """
         reason = f"worker {worker} died or hung: its lease ended"
         emit, queue, rest = self._runtime.emit, store.queue, "more"
         while rest == "more":
             self.pulse.expect()
-            call = store.requeue(worker, reason, lease=lease, limit=self._runtime.config.batch)
+            call = store.requeue(worker, reason, lease=lease, watch=watch, limit=self._runtime.config.batch)
             done = await self._runtime.sender.send(call)
             rest = done.rest
             if done.ids:
                 emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="died", reason=reason))
             for job_id in done.cancelled:
                 emit(events.JobAborted(queue=queue, id=job_id))
-        return rest == "all"
 
 
 ABANDONED: Final = 60.0

@@ -80,6 +80,8 @@ class Survey(Struct, frozen=True):
     """The first job in ready, if workers wait for a message all the same."""
     reserved: bool = False
     """A part of a limit is not to be used yet: see `Reserved`."""
+    died: list[str] = []
+    """The workers that died a moment ago, and whose lists are watched."""
 
 
 class Agenda(Struct, frozen=True):
@@ -201,13 +203,13 @@ class DispatcherCalls(Queue):
         """Read all leases of the queue, whether jobs move to another shard, and whether one waits beside workers."""
 
         def read(reply: list[Any]) -> Survey:
-            since, beside, reserved, *flat = reply
+            since, beside, reserved, died, *flat = reply
             leases = [
                 Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3], parse_lease(flat[i + 4]))
                 for i in range(0, len(flat), 5)
             ]
             moving = float(since) if since else None
-            return Survey(leases, moving, text(beside) if beside else None, reserved == b"1")
+            return Survey(leases, moving, text(beside) if beside else None, reserved == b"1", texts(died))
 
         return self._verb("survey", read, self._now())
 

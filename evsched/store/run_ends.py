@@ -178,15 +178,25 @@ class RunEnds(Queue):
         return _losing_none(self.requeue(worker, runs[0][1].reason, runs=rows))
 
     def requeue(
-        self, worker: str, reason: str, *, runs: Iterable[tuple[str, str]] = (), lease: bytes = b"", limit: int = 250
+        self,
+        worker: str,
+        reason: str,
+        *,
+        runs: Iterable[tuple[str, str]] = (),
+        lease: bytes = b"",
+        watch: float | None = None,
+        limit: int = 250,
     ) -> Call[PutBack]:
         """Return the jobs of a worker to the front of ready.
 
         `runs`: only these; each is the id and `FetchedJob.run`, "" = the worker has not started the job. `lease`: the
-        worker has died, and nothing is done unless it still has this one, or `NO_LEASE`.
+        worker has died, and nothing is done unless it still has this one, or `NO_LEASE`. `watch`: seconds for which
+        its list is watched from then on.
         """
         put, rows = as_struct(PutBack, text, texts, texts), [word for run in runs for word in run]
-        return self._verb("requeue", put, self._now(), worker, lease, limit, reason, *rows)
+        return self._verb(
+            "requeue", put, self._now(), worker, lease, limit, reason, "" if watch is None else watch, *rows
+        )
 
 
 _ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]] | Call[NotEnded]]]] = {

@@ -1,0 +1,22 @@
+"""All interleavings of each scene: two workers, a fault anywhere, and a turn of time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.interleavings.scenes import SCENES, run
+from tests.interleavings.server import SavedRedis
+
+MOST = int(os.environ.get("INTERLEAVINGS_MOST", "60000"))
+"""States of a scene that are visited, the nearest first; about 400 a second. `plain` has 700,000."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SCENES)
+def test_no_interleaving_breaks_a_rule(name: str) -> None:
+    with SavedRedis() as redis:
+        found = run(name, redis, faults=1, epochs=1, most=MOST)
+    print(f"{name}: {found}")
+    assert not found.failures, found

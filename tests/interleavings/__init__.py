@@ -1,0 +1,13 @@
+"""Every interleaving of a few processes over the real scripts, on a real server.
+
+    search.py      the search: breadth first, equal states joined, the shortest path to what is wrong
+    server.py      the store of the search: a Redis whose state is saved and restored around each call
+    processes.py   dispatcher, janitor, worker and client as sequences of calls
+    rules.py       what must hold in each state, and after recovery from it
+    scenes.py      the scenes: which jobs, which processes, which faults
+
+`make test` searches small scopes of each scene, `make chaos` searches wide ones (tests/chaos/test_interleavings.py).
+To search one scene by hand:
+
+    python -m tests.interleavings limit --faults 1 --epochs 1
+"""

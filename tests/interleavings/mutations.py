@@ -1,0 +1,101 @@
+"""Scripts that are broken on purpose, to show that the search finds what they break."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Mutation(NamedTuple):
+    """A change of scripts, and the smallest scope in which the search finds it."""
+
+    changes: tuple[tuple[str, str, str], ...]
+    """(verb, text, text instead); "*" = all verbs that have the text."""
+    scene: str
+    faults: int
+    epochs: int
+    wrong: str
+    """Part of the report."""
+
+
+ONE: Final = "one attempt of one job"
+
+MUTATIONS: Final = {
+    "an end without a fence": Mutation(
+        (
+            (
+                "complete",
+                "ours[i] = belongs(worker, id, ARGV[first + (i - 1) * width + 1], run[1], run[2], run[9])",
+                "ours[i] = true",
+            ),
+            ("complete", "(ours[i] and redis.call('LREM', list, 1, id) == 1)", "redis.call('LREM', list, 1, id)"),
+        ),
+        *("plain", 1, 0, "has ended 2 times"),
+    ),
+    "a run named by its attempt alone": Mutation(
+        (("*", "return attempt .. ' ' .. started", "return attempt .. ' 1900000000.015625'"),),
+        *("again", 1, 0, "has ended"),
+    ),
+    "an end that does not leave the count": Mutation(
+        (("complete", "        leave(id)\n      end\n    else\n      lost", "      end\n    else\n      lost"),),
+        *("limit", 0, 0, "does not end"),
+    ),
+    "an end that does not open the gate": Mutation(
+        (("complete", "  admit(0, now)\n  return lost, refused", "  return lost, refused"),),
+        *("limit", 0, 0, "the gate is open"),
+    ),
+    "a job counted twice as it enters": Mutation(
+        (("*", "redis.call('HINCRBY', in_flight, '*', 1)", "redis.call('HINCRBY', in_flight, '*', 2)"),),
+        *("limit", 0, 0, "in_flight has"),
+    ),
+    "a limit of a group that is ignored": Mutation(
+        (("dispatch", "most = most and math.max(0,", "most = most and 100 + math.max(0,"),),
+        *("group", 0, 0, "beyond the limit"),
+    ),
+    "dispatch an hour early": Mutation(
+        (("dispatch", "'-inf', seconds(now))\n\n-- Members", "'-inf', seconds(now + 3600))\n\n-- Members"),),
+        *("reschedule", 0, 0, "early"),
+    ),
+    "start counts a repeated call again": Mutation(
+        (("start", "if finished or holder ~= worker or attempts == 0", "if true"),),
+        *("plain", 1, 0, "is charged"),
+    ),
+    "begin without a fence": Mutation(
+        (("begin", "if owns(worker, id, run) and redis.call('LPOS', list, id) then", "if true then"),),
+        *(ONE, 0, 1, "began 2 times"),
+    ),
+    "requeue leaves the id in the list": Mutation(
+        (
+            (
+                "requeue",
+                "  redis.call('LREM', list, -1, id)\nend\nreturn_to_backlog(back)",
+                "end\nreturn_to_backlog(back)",
+            ),
+        ),
+        *("plain", 0, 0, "recovery does not end"),
+    ),
+    "requeue keeps the attempt of a run without a mark": Mutation(
+        (("requeue", "if not died or not begun then\n    count_attempts(id, -1)\n  end", ""),),
+        *(ONE, 1, 1, "is charged"),
+    ),
+    "requeue ignores a renewed lease": Mutation(
+        (("requeue", "(redis.call('ZSCORE', leases, worker) or 'none') ~= lease", "false"),),
+        *(ONE, 0, 1, "had renewed its lease"),
+    ),
+    "requeue takes a job that was started meanwhile": Mutation(
+        (("requeue", "(died or is_current(id, run))", "true"),), *("one slot", 1, 0, "was handed back while it runs")
+    ),
+    "a run that was cancelled before it began is charged": Mutation(
+        (("start", "if holder == worker and not begun then", "if false then"),), *("cancel", 1, 0, "is charged")
+    ),
+    "a hook that is forgotten": Mutation(
+        (("complete", "if hook ~= '' then", "if false then"),), *("hook", 0, 0, "its hook has 0 jobs")
+    ),
+    "a cancelled run whose client gets no reply": Mutation(
+        (("start", "reply == '1' or wants_reply(id)", "reply == '1'"),), *("cancel", 0, 0, "without a reply")
+    ),
+    "occurrences that overlap": Mutation(
+        (("dispatch", "current ~= id and unended(current) then", "false then"),),
+        *("recurrence that skips", 0, 1, "may not overlap"),
+    ),
+}
+"""By what is wrong with each."""

@@ -1,0 +1,255 @@
+"""The processes of evsched as sequences of calls: what each does next, and what it does if a reply is lost.
+
+Each follows the code that it stands for, without its timers: any step may come at any time. So a worker that takes no
+step for an epoch hangs or was stopped, and a heartbeat is a step like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from evsched.jobs.job import Buried, Done, FetchedJob, Retried, Snoozed
+from evsched.jobs.tasks import Hook
+from evsched.recurrence.recurrence import read_declared, read_recurrence
+from evsched.store.run_ends import NO_LEASE
+from evsched.store.store import Store
+from evsched.transport.call import Call, raw
+from tests.interleavings.search import LOST, Do, Epoch, Note, Pick, Process
+from tests.interleavings.server import NOW
+
+QUEUE: Final = "q"
+ROOT: Final = f"evsched:{{{QUEUE}}}:"
+STORE: Final = Store(QUEUE, clock=lambda: float(NOW))
+CAP: Final = 1000
+"""Bytes that a payload may have."""
+HANDED_BACK: Final = "no slot was free"
+"""The reason with which a live worker hands jobs back."""
+LEASE: Final = 15.0
+IDLE_LEASE: Final = 135.0
+WATCH: Final = 15.0
+"""Seconds for which the list of a dead worker is watched."""
+AHEAD: Final = 15.0
+"""Seconds by which occurrences are scheduled ahead."""
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """What the workers' handlers do."""
+
+    outcomes: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """By id: the outcome of each attempt, "done" where none is named."""
+    once: frozenset[str] = frozenset()
+    """Ids of jobs with attempts=1: they are marked before they begin, and given up in their second attempt."""
+    hook: Hook | None = None
+    """The hook of each job but the hook's own."""
+    retention: float = 300.0
+    slots: int = 2
+    shared: bool = False
+    """Jobs of other queues may take the slots while a fetch waits."""
+
+    def outcome(self, job_id: str, attempt: int) -> str:
+        """Return how an attempt ends."""
+        if self.gives_up(job_id, attempt):
+            return "bury"
+        listed = self.outcomes.get(job_id, ())
+        return listed[attempt - 1] if attempt <= len(listed) else "done"
+
+    def gives_up(self, job_id: str, attempt: int) -> bool:
+        """Return whether the job has no attempt left: the worker does not begin it."""
+        return job_id in self.once and attempt > 1
+
+    def hook_of(self, job_id: str) -> Hook | None:
+        """Return the hook of a job. The hook's own jobs have the job's id and a dot before the rest of theirs."""
+        return None if "." in job_id else self.hook
+
+    def kind(self, job_id: str, run: str) -> tuple[str, bool]:
+        """Return the outcome of a run, and whether it calls a hook: one call ends all runs that are alike in both."""
+        return self.outcome(job_id, attempt_of(run)), self.hook_of(job_id) is not None
+
+    def end(self, worker: str, kind: str, runs: Sequence[tuple[str, str]]) -> Call[Any]:
+        """Return the call that ends runs, all with the same outcome and hook."""
+        jobs, hook = [_job(*run) for run in runs], self.hook_of(runs[0][0])
+        match kind:
+            case "retry":
+                return STORE.retry(worker, [(job, Retried(0.0, "it failed")) for job in jobs])
+            case "snooze":
+                return STORE.snooze(worker, [(job, Snoozed(delay=0.0, reason="not yet")) for job in jobs])
+            case "bury":
+                began = not self.gives_up(jobs[0].id, jobs[0].attempt)
+                return STORE.bury(worker, [(job, Buried("it failed", True, began=began)) for job in jobs], hook)
+            case _:
+                return STORE.complete(worker, [(job, Done(b"1", self.retention, True)) for job in jobs], hook)
+
+
+def dispatcher() -> Process:
+    """`evsched/dispatcher/dispatch_loop.py`: it dispatches whatever wakes it."""
+    while True:
+        yield Do(STORE.dispatch(limit=100, cap=CAP), ("lost",))
+
+
+def recurring() -> Process:
+    """`evsched/dispatcher/recurring.py`: it puts occurrences on the schedule, and moves their recurrences on."""
+    while True:
+        agenda = yield Do(STORE.agenda(AHEAD, 25), ("lost",))
+        if agenda == LOST:
+            continue
+        for name, seen, fields in agenda.rows:
+            plan = read_recurrence(read_declared(name, fields), {}, {}).plan(float(seen), agenda.now, AHEAD)
+            yield Do(STORE.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed), ("lost", "late"))
+            plan = None
+        agenda = name = seen = fields = plan = None
+
+
+def client(calls: Sequence[Call[Any]]) -> Process:
+    """A program that makes calls in turn, and repeats one whose reply is lost. A command of a foreign client is sent
+    once."""
+    for call in calls:
+        reply = LOST
+        while reply == LOST:
+            reply = yield Do(call, ("lost", "late") if call.script else ())
+
+
+def janitor() -> Process:
+    """`evsched/dispatcher/janitor.py`.
+
+    A worker is dead if its lease has ended, or is too long for one that holds jobs, and has not changed for an epoch.
+    """
+    seen: dict[str, tuple[bytes, int]] = {}
+    while True:
+        epoch = yield Epoch()
+        survey = yield Do(STORE.survey(), ())
+        found, judged = dict[str, tuple[bytes, int]](), [(worker, NO_LEASE, None) for worker in survey.died]
+        for lease in survey.leases:
+            end, since = seen.get(lease.worker, (b"", epoch))
+            found[lease.worker] = (lease.end, since if end == lease.end else epoch)
+            unchanged = epoch - found[lease.worker][1]
+            if unchanged and (lease.left <= 0 or (lease.held and lease.left > LEASE)):
+                judged.append((lease.worker, lease.end, WATCH))
+        seen = found
+        del survey, found, epoch
+        lease = end = since = unchanged = None
+        for worker, end, watch in judged:
+            done = yield Do(STORE.requeue(worker, "died", lease=end, watch=watch, limit=100))
+            if done == LOST:
+                break
+            seen.pop(worker, None)
+            done = None
+        done = judged = worker = end = watch = None
+
+
+def worker(name: str, handlers: Handlers) -> Process:
+    """`evsched/worker/consumer.py`, with one exchange at a time, and its heartbeat."""
+    runs: dict[str, str] = {}  # id -> the run, as `start` named it
+    ended: dict[str, str] = {}  # the same, for runs whose end is to be written
+    fetched: tuple[str, ...] = ()
+    marked: tuple[str, ...] = ()
+    unsure, epoch = True, -1
+    while True:
+        now = yield Epoch()
+        options = ["beat"] if now != epoch else []
+        if epoch >= 0:
+            options += [f"end {job}" for job in sorted(runs)]
+            if unsure or ended or fetched:
+                options.append("exchange")
+            elif len(runs) < handlers.slots + handlers.shared:
+                options.append("fetch")
+        act = yield Pick(tuple(options))
+        del options
+
+        if act == "beat":
+            lease = LEASE if runs or ended else IDLE_LEASE
+            renewed = yield Do(STORE.heartbeat(name, lease, busy=LEASE, fresh=epoch < 0), ("unsent",))
+            if renewed != LOST and not renewed.kept:
+                runs, ended, fetched, marked, unsure = {}, {}, (), (), True
+                renewed = yield Do(STORE.heartbeat(name, LEASE, busy=LEASE, fresh=True), ("unsent",))
+            if renewed != LOST:
+                epoch = now
+            del renewed, lease
+        elif act == "fetch":
+            words = ("LMOVE", f"{ROOT}ready", f"{ROOT}processing:{name}", "LEFT", "RIGHT")
+            moved = yield Do(Call(words, raw))
+            if moved == LOST:
+                unsure = True
+            elif moved is not None and len(runs) == handlers.slots:
+                back = yield Do(STORE.requeue(name, HANDED_BACK, runs=[(moved.decode(), "")]))
+                unsure = back == LOST
+                del back
+            elif moved is not None:
+                fetched += (moved.decode(),)
+            del moved, words
+        elif act.startswith("end "):
+            job = act[4:]
+            if job in handlers.once and job not in marked and not handlers.gives_up(job, attempt_of(runs[job])):
+                lost = yield Do(STORE.begin(name, [(_job(job, runs[job]), "1")]))
+                if lost == LOST:
+                    unsure = True
+                    yield Note(f"perhaps begin {job}")
+                elif lost:
+                    del runs[job]
+                else:
+                    marked += (job,)
+                    yield Note(f"begin {job}")
+                del lost
+            else:  # the handler has ended, which makes no call
+                ended[job] = runs.pop(job)
+                yield Note(f"end {job}")
+            del job
+        else:
+            failed = False
+            if unsure:
+                held = yield Do(STORE.held(name), ())
+                unknown = [job for job in dict.fromkeys(held) if job not in {*runs, *ended, *fetched}]
+                keep = max(0, handlers.slots - len(runs) - len(fetched))
+                fetched += tuple(unknown[:keep])
+                surplus = list[tuple[str, str]]()
+                for job in unknown[keep:]:
+                    last = yield Do(STORE.last_run(job), ())
+                    surplus.append((job, last.run if last.worker == name else ""))
+                held = unknown = keep = last = job = None
+                if surplus:
+                    back = yield Do(STORE.requeue(name, HANDED_BACK, runs=surplus))
+                    failed = back == LOST
+                unsure = failed
+                surplus = back = None
+            if not failed and ended:
+                for kind in sorted({handlers.kind(*run) for run in ended.items()}):
+                    rows = [run for run in sorted(ended.items()) if handlers.kind(*run) == kind]
+                    lost = yield Do(handlers.end(name, kind[0], rows))
+                    if lost == LOST:
+                        failed = unsure = True
+                        break
+                    for job, _ in rows:
+                        del ended[job]
+                        marked = tuple(one for one in marked if one != job)
+                kind = rows = lost = job = _ = None
+            if not failed and fetched:
+                hold = min(handlers.slots, len(runs) + len(ended) + len(fetched) + 1)
+                reply = yield Do(STORE.start(name, fetched, hold=hold, lease=LEASE, cap=CAP))
+                if reply == LOST:
+                    unsure = True
+                else:
+                    if not reply.leased and (runs or ended):
+                        runs, ended, marked, unsure = {}, {}, (), True
+                    new = [(job.id, job.run) for job in reply.jobs if job.id not in runs and job.id not in ended]
+                    known = {*runs, *ended, *(job for job, _ in new), *(job for job, _ in reply.buried)}
+                    unsure = unsure or not {*fetched} <= known
+                    fetched = ()
+                    reply = known = None
+                    for job, run in new:
+                        runs[job] = run
+                        if job not in handlers.once:
+                            yield Note(f"begin {job}")
+                reply = new = known = job = run = hold = _ = None
+            del failed
+        del act, now
+
+
+def attempt_of(run: str) -> int:
+    """Return the attempt of a run by its name."""
+    return int(run.partition(" ")[0])
+
+
+def _job(job_id: str, run: str) -> FetchedJob:
+    return FetchedJob(job_id, attempt_of(run), 0.0, b"", run=run)

@@ -1,0 +1,216 @@
+"""What must hold in each state of a scene, and after recovery from it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from evsched.jobs.job import Done
+from evsched.transport.call import Call
+from tests.interleavings.processes import CAP, HANDED_BACK, LEASE, ROOT, STORE, Handlers
+from tests.interleavings.search import State
+from tests.interleavings.server import Clock, SavedRedis, Snapshot, unix
+
+RECORD: Final = "a"
+"""The id of the job with a record."""
+PAYLOAD: Final = '{"task":"t","reply":true}'
+INLINE_PAYLOAD: Final = '{"task":"i","reply":true}'
+INLINE: Final = hashlib.sha1(INLINE_PAYLOAD.encode()).hexdigest()
+"""The id of the job whose payload is the member of the schedule."""
+
+_REQUEUE: Final = re.compile(r"requeue (\w) b'([^']+)'")
+"""The worker and the lease of a call by which its jobs are taken."""
+
+_ROUNDS: Final = 4
+"""Dispatches and starts of a recovery: a job may have two attempts left, a next job of its id, and a hook's job."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a scene's processes do that the rules depend on."""
+
+    handlers: Handlers = field(default_factory=Handlers)
+    jobs: frozenset[str] = frozenset({RECORD, INLINE})
+    """Ids of the jobs that exist from the start."""
+    again: frozenset[str] = frozenset()
+    """Ids that are scheduled again: they may be on the schedule besides another place, and end twice."""
+    cancelled: frozenset[str] = frozenset()
+    """Ids that are cancelled: their jobs may be gone."""
+    limited: Callable[[list[str]], bool] | None = None
+    """Whether jobs with these ids may be in flight together; None = there is no limit."""
+    alone: str | None = None
+    """Of the ids that begin with this, one may be in flight at a time: occurrences that do not overlap."""
+
+    def check(self, before: State | None, state: State, step: str) -> str | None:
+        """Return what is wrong in a state, or in the step that led to it."""
+        snapshot = state.snapshot
+        for job in self.jobs | _recorded(snapshot):
+            wrong = self._check_job(state, job)
+            if wrong:
+                return f"{_short(job)} {wrong}"
+        return self._check_step(before, state, step) or self._check_gate(snapshot)
+
+    def _check_job(self, state: State, job: str) -> str | None:
+        snapshot = state.snapshot
+        record, found = snapshot.pairs(f"job:{job}"), _places(snapshot, job)
+        begun, ended, ends = state.noted(f"begin {job}"), state.noted(f"end {job}"), len(snapshot.items(f"reply:{job}"))
+        again, cancelled = job in self.again, job in self.cancelled
+        if not found and not cancelled and (self.handlers.retention or not ended):
+            return "is in no place"
+        if not found and record and not record.get("outcome"):
+            return "has a record and is in no place"
+        # Scheduled again: the schedule besides one other place, and the lists of two workers before `start` decides.
+        if len(found) > (2 + ("schedule" in found) if again else 1):
+            return f"is in {' and '.join(found)}"
+        if ends > ended and not cancelled:
+            return f"has ended {ends} times, its handler {ended} times"
+        if ends > 1 and not again:
+            return f"has ended {ends} times"
+        held = [name.partition(":")[2] for name in found if name.startswith("processing:")]
+        attempt = int(record.get("attempt", 0))
+        if attempt > begun + state.noted(f"perhaps begin {job}") + (record.get("worker", "?") in held):
+            return f"is charged {attempt} attempts, {begun} began"
+        if job in self.handlers.once and begun > 1:
+            return f"began {begun} times, with attempts=1"
+        hooks = [name for name in snapshot.keys if name.startswith(f"job:{job}.")]
+        if self.handlers.hook_of(job) is not None and len(hooks) != _hooked(snapshot, job):
+            return f"has ended {_hooked(snapshot, job)} times, its hook has {len(hooks)} jobs"
+        return None
+
+    def _check_step(self, before: State | None, state: State, step: str) -> str | None:
+        if before is None:
+            return None
+        snapshot = state.snapshot
+        called = _REQUEUE.search(step)
+        if called and not step.endswith("[not sent]"):
+            worker, lease = called.groups()
+            held = f"processing:{worker}"
+            if before.snapshot.pairs("leases").get(worker, "none") != lease and (
+                before.snapshot.items(held) != snapshot.items(held)
+            ):
+                return f"requeue took the jobs of {worker}, which had renewed its lease"
+        if HANDED_BACK in step:
+            for job in self.jobs:
+                gone = _places(before.snapshot, job) != _places(snapshot, job)
+                if gone and state.noted(f"begin {job}") > state.noted(f"end {job}"):
+                    return f"{_short(job)} was handed back while it runs"
+        left = before.snapshot.pairs("schedule").keys() - snapshot.pairs("schedule").keys()
+        for member in left if "dispatch" in step else ():
+            early = float(before.snapshot.pairs("schedule")[member]) - unix(state.clock)
+            if early > 0:
+                return f"{_short(member)} left the schedule {early:.3f} s early"
+        return None
+
+    def _check_gate(self, snapshot: Snapshot) -> str | None:
+        flying = sorted({job for jobs in _lists(snapshot).values() for job in jobs})
+        waiting = [job for name in snapshot.keys if name.startswith("backlog") for job in snapshot.pairs(name)]
+        together = [] if self.alone is None else [job for job in flying if job.startswith(self.alone)]
+        if len(together) > 1:
+            return f"{' and '.join(together)} are in flight, and may not overlap"
+        if self.limited is None:
+            if waiting and not snapshot.items("ready") and "paused" not in snapshot.pairs("limits"):
+                return "the gate is open, and a job stays in the backlog"
+            return None
+        counted = snapshot.pairs("in_flight")
+        jobs = sorted(name for name in counted if name[0] not in "*#")
+        if counted and (int(counted["*"]), jobs) != (len(flying), flying):
+            return f"in_flight has {counted}, in flight are {flying}"
+        if not self.limited(flying):
+            return f"{' and '.join(map(_short, flying))} are in flight, beyond the limit"
+        for job in waiting:
+            if self.limited([*flying, job]) and not snapshot.items("ready"):
+                return f"the gate is open, and {_short(job)} stays in the backlog"
+        return None
+
+    # Recovery.
+
+    def recover(self, redis: SavedRedis, states: list[State]) -> list[str | None]:
+        """Recover from many states: an hour later, without faults, with one dispatcher and one new worker."""
+        results: list[str | None] = ["recovery does not end"] * len(states)
+        waiting = [(index, state.snapshot, self._recovery(state.snapshot), None) for index, state in enumerate(states)]
+        turn = 0
+        while waiting and turn < 60:
+            calls = list[tuple[Snapshot, Call[Any], Clock]]()
+            going = list[tuple[int, Generator[Call[Any], Any]]]()
+            for index, snapshot, process, reply in waiting:
+                try:
+                    call = process.send(reply)
+                except StopIteration:
+                    results[index] = self._check_end(snapshot)
+                    continue
+                going.append((index, process))
+                calls.append((snapshot, call, (200, turn)))
+            done = redis.make(calls)
+            waiting = [
+                (index, snapshot, process, reply)
+                for (index, process), (snapshot, reply) in zip(going, done, strict=True)
+            ]
+            turn += 1
+        return results
+
+    def _recovery(self, snapshot: Snapshot) -> Generator[Call[Any], Any]:
+        for name in ("U", "V"):
+            lease = yield Call(("ZSCORE", f"{ROOT}leases", name), lambda reply: b"none" if reply is None else reply)
+            while (yield STORE.requeue(name, "died", lease=lease, limit=100)).rest == "more":
+                pass
+        if "paused" in snapshot.pairs("limits"):
+            yield STORE.resume()
+        yield STORE.heartbeat("w", LEASE, fresh=True)
+        for _ in range(_ROUNDS):
+            yield STORE.dispatch(limit=100, cap=CAP)
+            reply = yield STORE.start("w", [], hold=10, lease=LEASE, cap=CAP)
+            for hooked in (True, False):
+                jobs = [job for job in reply.jobs if (self.handlers.hook_of(job.id) is not None) == hooked]
+                hook = self.handlers.hook if hooked else None
+                if jobs:
+                    yield STORE.complete("w", [(job, Done(b"1", 300, True)) for job in jobs], hook)
+
+    def _check_end(self, snapshot: Snapshot) -> str | None:
+        for job in self.jobs | _recorded(snapshot):
+            record = snapshot.pairs(f"job:{job}")
+            if not record and (job in self.cancelled or not self.handlers.retention):
+                continue
+            if not record.get("outcome"):
+                return f"{_short(job)} does not end: {_places(snapshot, job)} {record}"
+            if job in self.jobs and not snapshot.items(f"reply:{job}"):
+                return f"{_short(job)} has ended without a reply"
+        for name in ("schedule", "backlog", "ready", "suspects"):
+            if name in snapshot.keys:
+                return f"{name} is left: {snapshot.keys[name][2]}"
+        left = [name for name in snapshot.keys if name.startswith(("processing:", "backlog:"))]
+        if left or snapshot.pairs("in_flight").get("*", "0") != "0":
+            return f"left: {left} {snapshot.pairs('in_flight')}"
+        return None
+
+
+def _recorded(snapshot: Snapshot) -> set[str]:
+    """Return the ids of all jobs that have a record."""
+    return {name.removeprefix("job:") for name in snapshot.keys if name.startswith("job:")}
+
+
+def _lists(snapshot: Snapshot) -> dict[str, list[str]]:
+    """Return the lists of jobs that passed the gate."""
+    return {name: snapshot.items(name) for name in snapshot.keys if name.startswith(("ready", "processing:"))}
+
+
+def _places(snapshot: Snapshot, job: str) -> list[str]:
+    """Return all places that hold a job; a place twice if it holds the job twice."""
+    members = (job, INLINE_PAYLOAD) if job == INLINE else (job,)
+    found = [name for name in ("schedule", "dead", "backlog") for member in members if member in snapshot.pairs(name)]
+    found += [name for name in snapshot.keys if name.startswith("backlog:") and job in snapshot.pairs(name)]
+    found += [name for name, jobs in _lists(snapshot).items() for one in jobs if one == job]
+    if snapshot.pairs(f"job:{job}").get("finished") and "dead" not in found:
+        found.append("finished")
+    return found
+
+
+def _hooked(snapshot: Snapshot, job: str) -> int:
+    """Return how many ends of a job have called its hook: those that are done or dead."""
+    return sum('"outcome":"cancelled"' not in reply for reply in snapshot.items(f"reply:{job}"))
+
+
+def _short(job: str) -> str:
+    return "inline" if job in (INLINE, INLINE_PAYLOAD) else job

@@ -1,0 +1,125 @@
+"""The scenes: two workers, a dispatcher, a janitor and a client; two jobs, one with a record and one inline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from evsched.jobs.tasks import Hook
+from evsched.recurrence.recurrence import Declared
+from evsched.store.client_calls import New
+from evsched.transport.call import Call
+from tests.interleavings.processes import ROOT, STORE, Handlers, client, dispatcher, janitor, recurring, worker
+from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, PAYLOAD, RECORD, Rules
+from tests.interleavings.search import Process, Result, Scene, search
+from tests.interleavings.server import BASE, SavedRedis
+
+_JOBS: Final = (
+    ("HSET", f"{ROOT}job:{RECORD}", "payload", PAYLOAD, "group", "g"),
+    ("ZADD", f"{ROOT}schedule", BASE - 1, RECORD, BASE - 1, INLINE_PAYLOAD),
+)
+
+
+def _make(
+    redis: SavedRedis,
+    *,
+    rules: Rules = Rules(),  # noqa: B008 - it is frozen
+    jobs: Sequence[tuple[Any, ...]] = _JOBS,
+    setup: Sequence[tuple[Any, ...]] = (),
+    calls: Sequence[Call[Any]] = (),
+    recurs: bool = False,
+    without: Sequence[str] = (),
+    faults: int,
+    epochs: int,
+) -> Scene:
+    processes: Mapping[str, Callable[[], Process]] = {
+        "dispatcher": dispatcher,
+        "janitor": janitor,
+        "client": lambda: client(calls),
+        "recurring": recurring,
+        "U": lambda: worker("U", rules.handlers),
+        "V": lambda: worker("V", rules.handlers),
+    }
+    absent = {*without, *([] if calls else ["client"]), *([] if recurs else ["recurring"])}
+    present = {name: process for name, process in processes.items() if name not in absent}
+    workers = tuple(name for name in ("U", "V") if name in present)
+    return Scene(
+        redis,
+        redis.setup([*jobs, *setup]),
+        present,
+        rules.check,
+        lambda states: rules.recover(redis, states),
+        faults=faults,
+        epochs=epochs,
+        mortal=workers,
+        twins=("U", "V") if len(workers) == 2 else None,
+    )
+
+
+_RECURRENCE: Final = Declared(name="r", rule="every 20", payload=b'{"task":"r"}', overlap="wait")
+_RECURS: Final = (
+    ("HSET", f"{ROOT}recurrence:r", *(word for pair in _RECURRENCE.fields().items() if pair[1] != "" for word in pair)),
+    ("ZADD", f"{ROOT}recurrences", BASE, "r"),
+)
+
+
+def _recurrence(overlap: str) -> dict[str, Any]:
+    return {
+        "jobs": [*_RECURS, ("HSET", f"{ROOT}recurrence:r", "overlap", overlap)],
+        "recurs": True,
+        "rules": Rules(jobs=frozenset(), alone="r@"),
+    }
+
+
+_FAILS: Final = {RECORD: ("retry", "bury"), INLINE: ("snooze", "done")}
+
+SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "plain": {},
+    "one slot": {"rules": Rules(Handlers(slots=1, shared=True))},
+    "once": {"rules": Rules(Handlers(once=frozenset({RECORD})))},
+    "one attempt of one job": {
+        "setup": [("ZREM", f"{ROOT}schedule", INLINE_PAYLOAD)],
+        "rules": Rules(Handlers(once=frozenset({RECORD})), jobs=frozenset({RECORD})),
+    },
+    "limit": {
+        "setup": [("HSET", f"{ROOT}limits", "concurrency", "1")],
+        "rules": Rules(limited=lambda jobs: len(jobs) <= 1),
+    },
+    "group": {
+        "setup": [
+            ("HSET", f"{ROOT}limits", "concurrency:g", "1"),
+            ("HSET", f"{ROOT}job:b", "payload", PAYLOAD, "group", "g"),
+            ("ZADD", f"{ROOT}schedule", BASE - 1, "b"),
+            ("ZREM", f"{ROOT}schedule", INLINE_PAYLOAD),
+        ],
+        "rules": Rules(jobs=frozenset({RECORD, "b"}), limited=lambda jobs: len({RECORD, "b"} & {*jobs}) <= 1),
+    },
+    "fails": {"rules": Rules(Handlers(outcomes=_FAILS))},
+    "hook": {"rules": Rules(Handlers(hook=Hook("h", "t")))},
+    "hook of a dead job": {"rules": Rules(Handlers({RECORD: ("bury",)}, hook=Hook("h", "t")))},
+    "cancel": {"calls": [STORE.cancel(RECORD)], "rules": Rules(cancelled=frozenset({RECORD}))},
+    "reschedule": {"calls": [STORE.reschedule(RECORD, BASE + 1.0)]},
+    "replace": {
+        "calls": [STORE.replace([New(RECORD, PAYLOAD.encode(), due=BASE - 1.0)])],
+        "rules": Rules(again=frozenset({RECORD})),
+    },
+    "unique": {
+        "calls": [STORE.enqueue([New(RECORD, PAYLOAD.encode(), due=BASE - 1.0)], keep=True, within=0.0)],
+        "rules": Rules(again=frozenset({RECORD})),
+    },
+    "again": {
+        "calls": [Call(("ZADD", f"{ROOT}schedule", BASE - 1, INLINE_PAYLOAD), int)],
+        "rules": Rules(Handlers(retention=0.0), again=frozenset({INLINE})),
+    },
+    "pause": {
+        "calls": [STORE.pause(), STORE.resume()],
+    },
+    "recurrence that waits": _recurrence("wait"),
+    "recurrence that skips": _recurrence("skip"),
+}
+"""By name, what each scene has beside the two jobs, the dispatcher, the janitor and the workers."""
+
+
+def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int = 1, **scope: Any) -> Result:
+    """Search a scene. `scope`: `faults`, `epochs`, and `without`, the processes that are left out."""
+    return search(_make(redis, **SCENES[name], **scope), most=most, failures=failures)
