@@ -120,7 +120,8 @@ def janitor() -> Process:
     while True:
         epoch = yield Epoch()
         survey = yield Do(STORE.survey(), ())
-        found, judged = dict[str, tuple[bytes, int]](), [(worker, NO_LEASE, None) for worker in survey.died]
+        found, judged = dict[str, tuple[bytes, int]](), list[tuple[str, bytes, float | None]]()
+        judged += [(worker, NO_LEASE, None) for worker in survey.died]
         for lease in survey.leases:
             end, since = seen.get(lease.worker, (b"", epoch))
             found[lease.worker] = (lease.end, since if end == lease.end else epoch)
