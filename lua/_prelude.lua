@@ -273,8 +273,8 @@ end
 --                    by that: the lease in Redis may have changed since the worker read it.
 local busy_leases = root .. 'busy_leases'
 
--- dead_workers  zset  worker that died -> until when its list is watched: a worker that hangs may have a BLMOVE waiting in
---                     Redis, which moves a job into the list after its jobs were put back
+-- dead_workers  zset  worker that died -> until when its list is watched: a worker that hangs may have a BLMOVE waiting
+--                     in Redis, which moves a job into the list after its jobs were put back
 local dead_workers = root .. 'dead_workers'
 
 -- The workers that may hold jobs: those with a lease, and those that died a moment ago.

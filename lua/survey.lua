@@ -5,10 +5,9 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 -- REPLY  seconds since a batch of jobs began to move to another shard, '' = none moves; the id of the first job in
---        ready if workers wait for a message all the same, '' = none; '1' = a part of a limit is reserved; a list of the workers
---        that died and whose lists are watched; and for each
---        worker: its id; its lease end as it is stored; seconds until then; how many jobs its list holds; the
---        seconds of its lease while it holds jobs, '' = it does not say
+--        ready if workers wait for a message all the same, '' = none; '1' = a part of a limit is reserved; the workers
+--        that died and whose lists are watched; and for each worker: its id; its lease end as it is stored; seconds
+--        until then; how many jobs its list holds; the seconds of its lease while it holds jobs, '' = it does not say
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, seconds, size_of, processing, moving_batch, idle, limits, busy_leases, dead_workers
