@@ -28,7 +28,7 @@ local function unlisted(list, id)
   end
 end
 
--- The workers whose lists count: those that may hold jobs, and strays, which have a list and no lease.
+-- The workers whose lists count: all that may hold jobs, and strays, which have a list and no lease.
 -- USES holders
 local function list_owners(strays)
   local owners = holders()

@@ -277,7 +277,7 @@ local busy_leases = root .. 'busy_leases'
 --                     in Redis, which moves a job into the list after its jobs were put back
 local dead_workers = root .. 'dead_workers'
 
--- The workers that may hold jobs: those with a lease, and those that died a moment ago.
+-- The workers that may hold jobs: all with a lease, and all that died a moment ago.
 -- USES dead_workers
 local function holders()
   local found, died = redis.call('ZRANGE', leases, 0, -1), redis.pcall('ZRANGE', dead_workers, 0, -1)

@@ -64,8 +64,8 @@ class FetchedJob(Struct, frozen=True):
     counted: int = 0
     """How many such runs `attempt` counts, since the job ended its process later. Known until the job has ended."""
     run: str = ""
-    """What `start` calls this run: its attempt, and when it was started. An id that is used again has runs with the
-    same attempts, so the verbs that end runs compare this."""
+    """The name that `start` gave this run: its attempt, and when it was started. An id that is used again has runs with
+    the same attempts, so the verbs that end runs compare this."""
 
 
 Mark = Literal["1", "alone", "soon", "soon alone"]

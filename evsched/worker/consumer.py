@@ -253,6 +253,7 @@ class QueueConsumer:
             if ids:
                 lost = [run for run in ended if run.job.id in ids]
                 written = await self._lost.written(lost)
+                self.on_unsure()  # a newer run of such a job may be in the list
                 self._report(lost, [run.job.id for run in lost if run not in written])
 
     def _report(self, ended: list[Run], lost: Sequence[str] = ()) -> None:

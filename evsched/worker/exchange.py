@@ -389,8 +389,8 @@ class LostReplies:
     for, and when heartbeats count more jobs than are known.
 
     If the reply to the end of a run is lost, the end is sent again. A repeated end that finds the run gone was written
-    the first time, or the lease was lost before. So the record is asked: if it is as this end would leave it, and the
-    job was not started since, the end is written.
+    the first time, or the lease was lost before. So the record is asked: if the worker has started the job again, or
+    the record is as this end would leave it and the job was not started since, the end is written.
     """
 
     def __init__(self, served: ServedQueue, held: HeldRuns, share: QueueShare) -> None:
@@ -415,8 +415,12 @@ class LostReplies:
         return [
             run
             for run, last in zip(repeated, found, strict=True)
-            if isinstance(last, LastRun) and _is_end_of(run, last)
+            if isinstance(last, LastRun) and (self._started_again(run, last) or _is_end_of(run, last))
         ]
+
+    def _started_again(self, run: Run, last: LastRun) -> bool:
+        """Return whether this worker has started the job again: then the run's end was written."""
+        return last.worker == self._served.worker and last.run != run.job.run
 
     async def _last_run(self, run: Run) -> LastRun:
         return await self._served.runtime.sender.send(self._served.store.last_run(run.job.id))
