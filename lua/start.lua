@@ -21,8 +21,8 @@
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
 --        keep_misnamed, TOO_LONG, leave, bury, abort, reuse, remove_waiting, counting, enter, attempt_of,
---        count_attempts, name_of_run, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure, idle,
---        busy_leases
+--        count_attempts, name_of_run, suspicion_of, acquit, field_of, fields_of, payload_size, size_of, with_failure,
+--        idle, busy_leases
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -109,8 +109,8 @@ local started, buried, suspected, freed, bytes = {}, {}, {}, false, 0
 local moment = seconds(now)
 for i, id in ipairs(ids) do
   local key = record(id)
-  local run = fields_of(key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned', 'started', 'begun')
-  local payload, attempt, due, holder, finished, stop, planned, began, begun = unpack(run, 1, 9)
+  local run = fields_of(key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
+  local payload, attempt, due, holder, finished, stop, planned = unpack(run, 1, 7)
   local size = not run.err and payload_size(key, payload)
   if not size or size == 0 or size > cap then
     payload = nil -- it may have been replaced since dispatch checked it
@@ -142,7 +142,7 @@ for i, id in ipairs(ids) do
     redis.call('LREM', list, 1, id)
     leave(id)
   elseif stop and not finished then
-    if holder == worker and not begun then
+    if holder == worker and not field_of(id, 'begun') then
       count_attempts(id, -1) -- the reply that handed it out was lost
     end
     abort(id, 'cancelled before it ran', RETENTION, '', now)
@@ -163,14 +163,16 @@ for i, id in ipairs(ids) do
       -- It is counted already, unless it was in two lists and the run in the other has ended.
       enter(id)
     end
-    local attempts = attempt_of(attempt)
+    local attempts, since = attempt_of(attempt), moment
     if finished or holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
-      attempts, began = attempts + 1, moment
+      attempts = attempts + 1
       redis.call('HSET', key, 'attempt', attempts, 'worker', worker, 'started', moment)
+    else
+      since = moment_of(field_of(id, 'started')) or ''
     end
     local at = #started
     planned = planned and moment_of(planned)
-    started[at + 1], started[at + 2] = id, name_of_run(attempts, moment_of(began) or '')
+    started[at + 1], started[at + 2] = id, name_of_run(attempts, since)
     started[at + 3], started[at + 4] = due or moment, payload
     started[at + 5] = planned or due or moment
     local deaths, doubts, counted = suspicion_of(id)

@@ -85,7 +85,8 @@ MUTATIONS: Final = {
         (("requeue", "(died or is_current(id, run))", "true"),), *("one slot", 1, 0, "was handed back while it runs")
     ),
     "a run that was cancelled before it began is charged": Mutation(
-        (("start", "if holder == worker and not begun then", "if false then"),), *("cancel", 1, 0, "is charged")
+        (("start", "if holder == worker and not field_of(id, 'begun') then", "if false then"),),
+        *("cancel", 1, 0, "is charged"),
     ),
     "a hook that is forgotten": Mutation(
         (("complete", "if hook ~= '' then", "if false then"),), *("hook", 0, 0, "its hook has 0 jobs")
