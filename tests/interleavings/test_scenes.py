@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from tests.interleavings.mutations import MUTATIONS
 from tests.interleavings.scenes import SCENES, run
 from tests.interleavings.server import SavedRedis
 
+_SCOPES = {"a lost call": (1, 0, ("V", "janitor")), "a late worker": (0, 1, ("V",)), "two workers": (0, 0, ())}
+"""Faults, turns of time, and the processes that are left out."""
+
 _BIG = ("fails", "hook", "hook of a dead job")
-"""Scenes with two attempts, or with a hook's job besides: their scopes are smaller."""
+"""Scenes of two attempts, or with a hook's job besides: only `make chaos` searches them with all processes."""
 
 
 @pytest.mark.parametrize(
-    ("faults", "epochs", "without"),
-    [(1, 0, ("V", "janitor")), (0, 1, ("V",)), (0, 0, ())],
-    ids=["a lost call", "a late worker", "two workers"],
+    ("name", "scope"),
+    [(name, scope) for name in SCENES for scope in _SCOPES if name not in _BIG or scope == "a lost call"],
 )
-@pytest.mark.parametrize("name", SCENES)
-def test_no_interleaving_breaks_a_rule(name: str, faults: int, epochs: int, without: Sequence[str]) -> None:
-    if name in _BIG and not faults:
-        pytest.skip("`make chaos` searches it")
+def test_no_interleaving_breaks_a_rule(name: str, scope: str) -> None:
+    faults, epochs, without = _SCOPES[scope]
     with SavedRedis() as redis:
         found = run(name, redis, faults=faults, epochs=epochs, without=without)
     assert not found.failures, found
