@@ -95,7 +95,8 @@ class Rules:
         if HANDED_BACK in step:
             for job in self.jobs:
                 gone = _places(before.snapshot, job) != _places(snapshot, job)
-                if gone and state.noted(f"begin {job}") > state.noted(f"end {job}"):
+                started = "worker" in before.snapshot.pairs(f"job:{job}")
+                if gone and started and state.noted(f"begin {job}") > state.noted(f"end {job}"):
                     return f"{_short(job)} was handed back while it runs"
         left = before.snapshot.pairs("schedule").keys() - snapshot.pairs("schedule").keys()
         for member in left if "dispatch" in step else ():
