@@ -63,6 +63,8 @@ async def _deliver(connection: Connection, calls: Sequence[Call[Any]], reply_tim
     replies = await connection.exchange([call.by_sha() for call in calls], reply_timeout)
     unknown = [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
     if unknown:
+        # A call that waits for the write of one of them has answered before it.
+        unknown += [i for i, call in enumerate(calls) if i > unknown[0] and call.name in ("WAIT", "WAITAOF")]
         again = await connection.exchange([calls[i].by_source() for i in unknown], reply_timeout)
         for i, reply in zip(unknown, again, strict=True):
             replies[i] = reply

@@ -17,6 +17,7 @@ from evsched.store import server as redis_server
 from evsched.store.client_calls import New
 from evsched.store.gate_limits import Reserved
 from evsched.store.store import Store
+from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.support.patience import PATIENCE
@@ -131,3 +132,17 @@ async def test_shard_whose_number_is_not_written_yet_stays_closed(
             pass
     running.cancel()
     assert (await sender.send(new.limits())).reserved == {"concurrency": Reserved(2, 4)}
+
+
+async def test_wait_is_sent_again_after_a_script_that_redis_did_not_know(
+    own: EmbeddedRedis, client: Any, queue: str
+) -> None:
+    sender, wait = BatchingSender(own.url), Call(("WAIT", 0, 100), int)
+    client.script_flush()
+    with client.monitor() as seen:
+        await sender.send_and_wait(Store(queue).enqueue([New("a", b'{"task":"t"}')]), wait)
+        names = list[str]()
+        while names.count("WAIT") < 2:
+            names.append(await asyncio.to_thread(lambda: seen.next_command()["command"].split()[0]))
+    await sender.close()
+    assert [name for name in names if name in ("EVALSHA", "EVAL", "WAIT")] == ["EVALSHA", "WAIT", "EVAL", "WAIT"]
