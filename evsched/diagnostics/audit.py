@@ -199,8 +199,10 @@ _TYPES: Final = KEY_TYPES | {
     "apps": "set",
     "arrival": "string",
     "arrived": "hash",
+    "busy_leases": "hash",
     "calendars": "hash",
     "canary": "zset",
+    "dead_workers": "zset",
     "declared_limits": "hash",
     "moving": "hash",
     "newly_paused": "set",
@@ -340,7 +342,7 @@ class Audit:
             await self._walk_keys(node, lambda: on_progress(self.seen, total))
         for queue in self._queues.values():
             survey = await self._ask(queue, queue.store.survey(), _NOTHING)
-            queue.strays = sorted(queue.lists - {lease.worker for lease in survey.leases})
+            queue.strays = sorted(queue.lists - {lease.worker for lease in survey.leases} - {*survey.died})
             queue.suspect(Violation(worker.encode(), "stray", worker) for worker in queue.strays)
             queue.suspect(_stuck_move(survey))
         total = max(total, 2 * self.seen)
@@ -432,7 +434,7 @@ class Audit:
         """Return the violations that a second check finds too."""
         first = queue.suspects
         survey = await self._ask(queue, queue.store.survey(), _NOTHING)
-        leased = {lease.worker for lease in survey.leases}
+        leased = {*survey.died, *(lease.worker for lease in survey.leases)}
         queue.strays = [worker for worker in queue.strays if worker not in leased]
         violations = [v for v in (*await self._recount(queue), *_stuck_move(survey)) if (v.id, v.code) in first]
         held = {worker: await self._ask(queue, queue.store.held(worker)) for worker in queue.strays}

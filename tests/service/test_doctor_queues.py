@@ -19,8 +19,19 @@ JOB = '{"task":"t"}'
     [
         *("schedule", "backlog", "ready", "dead", "leases", "limits", "in_flight", "throttled", "fair", "recurrences"),
         *("arrival", "canary", "windows", "recurrence:x", "arrival:alice", "backlog:alice", "processing:w"),
-        *("declared:app", "deferred:night", "reply:42", "parents", "programs", "program:x", "workers:x", "sought"),
-        *("unique:42", "unique:/x"),
+        *(
+            "declared:app",
+            "deferred:night",
+            "reply:42",
+            "parents",
+            "programs",
+            "program:x",
+            "workers:x",
+            "sought",
+            "busy_leases",
+            "dead_workers",
+        ),
+        *("unique:42", "unique:/x", "busy_leases", "dead_workers"),
     ],
 )
 async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: str, raw: Any, place: str) -> None:
