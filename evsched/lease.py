@@ -1,7 +1,7 @@
 """The lease, and the times that follow from it.
 
-A worker renews its lease in Redis; when the lease ends, a dispatcher has the worker's jobs start elsewhere. How long it
-is is kept in Redis, so that all processes have the same. Each process reads it when it starts, or when it connects to
+A worker renews its lease in Redis; when the lease ends, a dispatcher has the worker's jobs start elsewhere. Its length
+is kept in Redis, so that all processes have the same. Each process reads it when it starts, or when it connects to
 Redis, and again every five minutes.
 
 Processes that have different leases, because one has not read a change yet or Redis has lost the value, do no harm: a
