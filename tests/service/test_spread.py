@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched import App
+from evsched import App, Job
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 
@@ -96,10 +96,10 @@ async def waiting(path: Path) -> AsyncGenerator[Waiting]:
         runs.let_go()
 
 
-def shares(raw: Any, queue: str) -> list[int]:
-    """Return how many jobs each worker has run, or is running."""
-    keys = raw.scan_iter(f"evsched:{{{queue}}}:job:*", count=1000)
-    ran = Counter(worker for key in keys if (worker := raw.hget(key, "worker")))
+def shares(raw: Any, queue: str, jobs: Sequence[Job[Any]]) -> list[int]:
+    """Return how many of these jobs each worker has run, or is running."""
+    workers = (raw.hget(f"evsched:{{{queue}}}:job:{job.id}", "worker") for job in jobs)
+    ran = Counter(worker for worker in workers if worker)
     return sorted(ran.values())
 
 
@@ -122,14 +122,17 @@ async def test_jobs_that_keep_the_event_loop_busy_are_shared(
     @app.task
     async def compute(after: float) -> None: ...
 
+    # Some 50 each. A worker that the machine stops in the few milliseconds in which the jobs are taken has far fewer,
+    # which happens once; one that is kept from its share has almost none each time.
+    rounds = list[list[int]]()
     with serving(cli, queue, slots, slots):
-        await until_waiting(raw, 2)
-        jobs = await compute.enqueue_many([(after,)] * 100)
-        await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
-    ran = shares(raw, queue)
-    assert sum(ran) == 100
-    # Some 50 each. Far fewer if the machine stops one of them for a second, but not the 0 of a worker without a share.
-    assert (len(ran), min(ran) >= 20) == (2, True), ran
+        while not rounds or (min(rounds[-1]) < 20 and len(rounds) < 5):
+            await until_waiting(raw, 2)
+            jobs = await compute.enqueue_many([(after,)] * 100)
+            await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
+            rounds.append(shares(raw, queue, jobs))
+            assert sum(rounds[-1]) == 100
+    assert (len(rounds[-1]), min(rounds[-1]) >= 20) == (2, True), rounds
 
 
 @pytest.mark.extra
@@ -143,7 +146,7 @@ async def test_no_job_waits_while_a_slot_is_free_in_a_large_or_a_small_worker(
         with serving(cli, queue, 256, 4):
             jobs = await wait.enqueue_many([(str(tmp_path / "socket"),)] * 300)
             await runs.until(260)
-            assert shares(raw, queue) == [4, 256]
+            assert shares(raw, queue, jobs) == [4, 256]
             runs.let_go()
             await runs.until(300)
             runs.let_go()
