@@ -131,6 +131,8 @@ async def read(request: Request, kind: Any, cap: int) -> Any:
     if length.isdecimal() and (len(length) > 18 or int(length) > cap):
         raise _too_long(cap)
     text = await _receive(request, cap)
+    if not text:
+        raise Problem(HTTPStatus.BAD_REQUEST, "not-json", "the request has no body: send one, as JSON in UTF-8")
     try:
         try:
             return msgspec.json.decode(text, type=kind)

@@ -132,9 +132,10 @@ async def test_an_id_that_is_not_valid_is_refused_in_words(api: Caller, jobs: st
         (rb'{"task":"\ud83d\ude00\uD83D"}', "half of a surrogate pair"),
         (rb'{"task":"\ud83d\ude00', "truncated"),
         (rb'{"task":"\\ud800', "truncated"),
+        (b"", "the request has no body"),
     ],
 )
-async def test_lone_surrogate_is_refused_by_name(api: Caller, jobs: str, content: bytes, words: str) -> None:
+async def test_malformed_body_is_refused_with_the_reason(api: Caller, jobs: str, content: bytes, words: str) -> None:
     refused = await api.ask("POST", jobs, content=content, headers=JSON)
     assert (refused.status_code, refused.json()["code"]) == (400, "not-json")
     assert words in refused.json()["detail"]
