@@ -39,6 +39,7 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
 
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,4000}")
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Url = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else redis://localhost:6379/0.")]
 UrlOrPrivate = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else a private Redis.")]
 Queue = Annotated[str, Parameter(help="The queue.")]
@@ -210,19 +211,18 @@ def parse_time(text: str, zone: str | None = None) -> float:
     from evsched.recurrence.cron import find_zone  # time zones take 10 ms to import
 
     local = None if zone is None else find_zone(zone)
-    try:
+    if _NUMBER.fullmatch(text):
         number = float(text)
-    except ValueError:
-        try:
-            moment = datetime.fromisoformat(text)
-            return (moment if moment.tzinfo else moment.replace(tzinfo=local)).timestamp()
-        except (ValueError, OverflowError):
-            raise UsageError(
-                f"{text!r} is not a time: write 2030-01-31T09:00, 2030-01-31T09:00+01:00 or Unix seconds"
-            ) from None
-    if not math.isfinite(number):
-        raise UsageError(f"{text!r} is not a time: write Unix seconds")
-    return number
+        if not math.isfinite(number):
+            raise UsageError(f"{text!r} is not a time: write Unix seconds")
+        return number
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=local)).timestamp()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{text!r} is not a time: write 2030-01-31T09:00, 2030-01-31T09:00+01:00 or Unix seconds"
+        ) from None
 
 
 def parse_past(text: str) -> float | timedelta:

@@ -81,6 +81,7 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "more than 0", ("enqueue", "add", "1", "--timeout", "0")),
     (2, "window 'never: 1'", ("enqueue", "add", "1", "--window", "never: 1")),
     (2, "is not a time", ("enqueue", "add", "1", "--at", "soon")),
+    (2, "is not a time", ("enqueue", "add", "1", "--at", "1_900_000_000")),
     (2, "is not a duration", ("enqueue", "add", "1", "--in", "soon")),
     (2, "give one of them", ("enqueue", "add", "1", "--in", "1s", "--at", "0")),
     (2, "from 0 to 9", ("enqueue", "add", "1", "--priority", "10")),
