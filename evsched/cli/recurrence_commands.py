@@ -275,16 +275,9 @@ def next_times(
         raise UsageError(f"--count is {count}: from 1 to {_NEXT_MOST}")
     if rule and name is not None:
         raise UsageError("give the name of a recurrence, or --rule, not both")
-    unknown = 0
     shown_in = find_zone("UTC" if zone is None else zone)
     first, last = (None if text is None else parse_time(text, zone) for text in (since, until))
-    if rule:
-        ahead, now = _given(rule, shown_in.key), time.time()
-    else:
-        with client_of(url, queue) as redis:
-            now = redis.now(queue)
-            ahead = _kept(redis, queue, now) if name is None else [_named(redis, queue, name, now)]
-            unknown = note_if_unknown(redis, queue, ahead) if name is None else 0
+    ahead, now, unknown = (_given(rule, shown_in.key), time.time(), 0) if rule else _stored(name, queue, url)
     first = now if first is None else first
     if last is None and by == "hour":
         last = first + _SPAN_OF_HOURS
@@ -295,11 +288,7 @@ def next_times(
     if name is not None and not times and (json or by == "hour" or not sys.stdout.isatty()):
         output.note(f"{name} {nothing}")
     if json:
-        words = {one.recurrence.declared.name: one.recurrence.words() for one in ahead}
-        listed = {"words": words, "times": [one._asdict() for one in times]}
-        if by == "hour":
-            listed["hours"] = [{"hour": hour, "runs": names.total(), "of": names} for hour, names in _by_hour(times)]
-        output.as_json(listed)
+        _print_json(ahead, times, by)
         return unknown
     single = ahead[0].recurrence if name is not None or len(rule or ()) == 1 else None
     if single is not None:
@@ -310,6 +299,24 @@ def next_times(
     else:
         _show_runs(times, shown_in, single, nothing)
     return unknown
+
+
+def _stored(name: str | None, queue: str, url: str | None) -> tuple[list[_Ahead], float, int]:
+    """Read one or all recurrences of a queue; return them, Redis's time, and the exit code for an unknown queue."""
+    with client_of(url, queue) as redis:
+        now = redis.now(queue)
+        if name is not None:
+            return [_named(redis, queue, name, now)], now, 0
+        ahead = _kept(redis, queue, now)
+        return ahead, now, note_if_unknown(redis, queue, ahead)
+
+
+def _print_json(ahead: list[_Ahead], times: list[_Time], by: Literal["run", "hour"]) -> None:
+    words = {one.recurrence.declared.name: one.recurrence.words() for one in ahead}
+    listed = {"words": words, "times": [one._asdict() for one in times]}
+    if by == "hour":
+        listed["hours"] = [{"hour": hour, "runs": names.total(), "of": names} for hour, names in _by_hour(times)]
+    output.as_json(listed)
 
 
 def _show_runs(times: list[_Time], zone: ZoneInfo, single: Recurrence | None, nothing: str) -> None:
