@@ -55,11 +55,9 @@ chaos: $(READY)
 bench: $(READY)
 	@$(BIN)/python -m bench $(ARGS)
 
-# Measures what docs/scaling.md says, in about seven minutes, and writes it into that page: so never with --quick.
-SCALING ?= bench-scaling.json
+# Measures what docs/scaling.md says, in about seven minutes, and writes it into that page.
 bench-scaling: $(READY)
-	@$(BIN)/python -m bench scaling --json-file $(SCALING) $(ARGS)
-	@$(BIN)/python -m bench capacity --json-file $(SCALING) --page docs/scaling.md
+	@$(BIN)/python -m bench scaling --save scaling $(ARGS)
 
 format: $(READY)
 	@$(BIN)/ruff format .
@@ -74,7 +72,7 @@ lock:
 
 clean:
 	rm -rf .venv dist node_modules tests/service/node/node_modules tests/service/clients/.venv tests/house/typed/node_modules \
-		grafana/picture/node_modules bench/.envs bench-scaling.json .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+		grafana/picture/node_modules bench/.envs .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): requirements.lock pyproject.toml

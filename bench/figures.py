@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct, structs
 
 Figures = Mapping[str, "float | list[float] | None"]
 """Figures by the titles of their columns. None: this row has no such figure. Samples in a list are not printed."""
@@ -28,14 +28,14 @@ class Table(Struct, frozen=True):
     """What a reader should know."""
 
 
-class Measured(Struct, frozen=True):
+class Measured(Struct, frozen=True, omit_defaults=True):
     """The figures of a table: by row and column the values of all rounds."""
 
     title: str
     values: dict[str, dict[str, list[float]]]
-    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
+    samples: dict[str, dict[str, list[float]]] = {}
     """The lists, in the same way: what plots are drawn from."""
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[str] = []
 
     def columns(self) -> list[str]:
         return list(dict.fromkeys(column for row in self.values.values() for column in row))
@@ -64,13 +64,49 @@ def measure(table: Table) -> Measured:
     return Measured(table.title, values, samples, [table.note] * bool(table.note) + list(failed.values()))
 
 
+def joined(tables: Mapping[str, Measured], columns: Sequence[str] = ()) -> Measured:
+    """Return the rows that all tables have as one table; the names of columns begin with that of their table.
+
+    With `columns`, only the tables of these count.
+    """
+    wanted = {column.partition(": ")[0] for column in columns}
+    tables = {name: table for name, table in tables.items() if name in wanted or not columns}
+    rows = [row for row in next(iter(tables.values())).values if all(row in table.values for table in tables.values())]
+    return Measured(
+        "",
+        {
+            row: {
+                f"{name}: {column}": table.values[row].get(column, [])
+                for name, table in tables.items()
+                for column in table.columns()
+            }
+            for row in rows
+        },
+    )
+
+
+def picked(measured: Measured, columns: Sequence[str]) -> Measured:
+    """Return a table with these columns, or all if none are given.
+
+    Raises:
+        Failed: there is no such column.
+    """
+    if unknown := set(columns) - set(measured.columns()):
+        raise Failed(f"no column {', '.join(sorted(unknown))}")
+    if not columns:
+        return measured
+    rows = {row: {column: cells.get(column, []) for column in columns} for row, cells in measured.values.items()}
+    return structs.replace(measured, values=rows)
+
+
 def markdown(measured: Measured, cell: Callable[[Sequence[float]], str]) -> str:
     """Return a table in Markdown; `cell` writes the values of one cell."""
     columns = measured.columns()
     lines = [["", *columns]]
     for name, row in measured.values.items():
         lines.append([name, *(cell(row.get(column, ())) for column in columns)])
-    return "\n".join([f"**{measured.title}**", "", grid(lines), *(f"\n{note}" for note in measured.notes), ""])
+    title = [f"**{measured.title}**", ""] * bool(measured.title)
+    return "\n".join([*title, grid(lines), *(f"\n{note}" for note in measured.notes), ""])
 
 
 def grid(lines: Sequence[Sequence[str]]) -> str:

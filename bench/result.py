@@ -1,33 +1,64 @@
-"""What a run has measured: the tables and where they come from. It is kept as JSON, and plots are drawn from it."""
+"""What a run has measured, and where its figures come from. It is kept as JSON: pages show it, and plots are drawn.
+
+The results that pages show lie in bench/results, one file for each run, without samples. Every table has the values of
+all rounds there; of runs before 23 November 2026 it has the median, the least and the greatest value.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from bench.environments import programs
 from bench.figures import Measured
+from bench.processes import CHECKOUT
 from bench.scale import Scale
 from evsched.transport.embedded import find_server
 
+RESULTS: Final = Path(__file__).with_name("results")
 
-class Result(Struct):
-    """The tables by their names."""
 
+class Result(Struct, omit_defaults=True, kw_only=True):
+    """The tables and the single figures of one run, by their names."""
+
+    date: str
+    commit: str
     machine: str
-    scale: Scale
-    notes: list[str]
-    """What a reader of the comparison should know."""
-    tables: dict[str, Measured]
+    command: str
+    """Repeats the run."""
+    scale: Scale = Scale()
+    notes: list[str] = []
+    """What a reader of the figures should know."""
+    tables: dict[str, Measured] = {}
+    figures: dict[str, float] = {}
 
     def json(self) -> bytes:
-        """Return all figures of all rounds."""
-        return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
+        """Return all figures of all rounds, those of a cell on one line."""
+        text = msgspec.json.format(msgspec.json.encode(self)).decode()
+        return re.sub(r"\[\s+([^]\[{}\"]+?)\s+]", lambda cell: f"[{' '.join(cell[1].split())}]", text).encode() + b"\n"
+
+    def save(self, name: str) -> None:
+        """Keep the result for the pages, with more digits than they show."""
+
+        def rounded(table: Measured) -> Measured:
+            rows = {
+                row: {column: [float(f"{value:.6g}") for value in values] for column, values in cells.items()}
+                for row, cells in table.values.items()
+            }
+            return structs.replace(table, values=rows, samples={})
+
+        tables = {name: rounded(table) for name, table in self.tables.items()}
+        (RESULTS / f"{name}.json").write_bytes(structs.replace(self, tables=tables).json())
 
     def draw(self, folder: str) -> None:
         """Draw plots into a folder."""
@@ -36,14 +67,41 @@ class Result(Struct):
         subprocess.run([python, script, folder], input=self.json(), check=True)
 
 
+def begun(command: str, scale: Scale | None = None) -> Result:
+    """Return an empty result of this day, checkout and machine; call it first, for it says how busy the machine is."""
+    return Result(
+        date=time.strftime("%Y-%m-%d"), commit=_commit(), machine=_machine(), command=command, scale=scale or Scale()
+    )
+
+
+def this_command() -> str:
+    """Return the command line of this run of the benchmark."""
+    return f"python -m bench {shlex.join(sys.argv[1:])}".strip()
+
+
 def read(path: Path) -> Result:
     """Return the result that `json` has written into a file."""
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
-def machine() -> str:
+def _commit() -> str:
+    """Return the commit of the checkout, and whether what is measured differs from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "evsched", "lua", "bench", "tests", ":!bench/results")
+    return git("rev-parse", "--short=8", "HEAD") + " with changes" * bool(changed)
+
+
+def _machine() -> str:
     """Describe the machine. A load before the run, which the benchmark has not caused, makes its figures worthless."""
     server = find_server()
     database = f"{server.kind} {'.'.join(map(str, server.version))}"
-    load = f"load average {os.getloadavg()[0]:.1f} before the run"
-    return f"{os.cpu_count()} cores, {platform.machine()}, {database}, Python {platform.python_version()}; {load}"
+    model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores ({model[1].strip() if model else platform.processor()}), {platform.machine()}, "
+        f"{memory:.0f} GiB, {database}, Python {platform.python_version()}; "
+        f"load average {os.getloadavg()[0]:.1f} before the run"
+    )

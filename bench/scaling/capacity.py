@@ -83,11 +83,6 @@ def tables(result: Result) -> dict[str, str]:
     return found
 
 
-def table(result: Result) -> str:
-    """Return all of them."""
-    return "\n\n".join(tables(result).values())
-
-
 def _ratios(result: Result) -> list[list[str]]:
     """Compare each case of `burst` with one queue, in each round."""
     _read(result.tables, ("burst", ONE), _COMPARED[0])

@@ -1,4 +1,6 @@
-"""The documentation: its links lead somewhere, and its tables of commands and findings are those of the code."""
+"""The documentation: its links lead somewhere, its tables of commands and findings are those of the code, and its
+figures are those of bench/results.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
+from bench import pages
+from bench.figures import Failed
 from evsched.cli.commands import build
 from evsched.jobs.record import FIELDS
 
@@ -100,3 +104,28 @@ def test_the_findings_in_the_docs_are_those_of_the_doctor() -> None:
     )
     assert made <= documented
     assert {name for name in documented if f'"{name}"' not in sources} == set()
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_the_figures_of_a_page_are_those_of_the_results(page: Path) -> None:
+    assert pages.filled(page) == page.read_text(encoding="utf-8"), "python -m bench pages"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "<!-- figures: scaling/none -->\n<!-- end -->",
+        "<!-- figures: scaling/burst; none -->\n<!-- end -->",
+        "<!-- figures: none -->\n<!-- end -->",
+        "1<!-- scaling/burst; none; Redis µs/job -->",
+        "1<!-- scaling/burst; one queue; none -->",
+        "1<!-- scaling; none -->",
+        "<!-- figures: scaling/burst none -->",
+        "1 <!-- none: a comment that follows no figure -->",
+    ],
+)
+def test_a_page_that_names_a_missing_figure_is_refused(tmp_path: Path, place: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(place)
+    with pytest.raises(Failed, match=r"page\.md: .*none"):
+        pages.filled(page)
