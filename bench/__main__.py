@@ -103,7 +103,10 @@ def main() -> None:
         if arguments.json_file is None:
             parser.error("targets needs --json-file")
         result = read(arguments.json_file)
-        print(targets.table(result))
+        notes = [f"Machine: {result.machine}"]
+        if structs.replace(result.scale, rounds=Scale().rounds) != Scale():
+            notes.insert(0, "The targets are for other counts than those of this run.")
+        print("\n\n".join([targets.table(result.tables), *notes]))
         if arguments.plots:
             result.draw(arguments.plots)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from bench import comparison
+from bench import comparison, watch
 from bench.alternatives import measure as alternatives
 from bench.figures import Table
 from bench.growth import tables as growth
@@ -31,6 +31,7 @@ def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
             "flood": flood.table(),
             **policy.tables(),
             **recurrences.tables(scale),
+            "idle-commands": watch.commands(scale),
             "overtaking": overtaking.table(scale),
             "killed": killed.table(scale),
             "restore": restore.table(scale),

@@ -93,7 +93,7 @@ def _block(address: str) -> str:
     if name in result.tables:
         return markdown(picked(result.tables[name], columns), spread).strip()
     if name:
-        return {**capacity.tables(result), "targets": targets.table(result)}[name]
+        return {**capacity.tables(result), "targets": targets.table(result.tables)}[name]
     if columns:
         return markdown(picked(joined(result.tables, columns), columns), spread).strip()
     notes = "".join(f" {note}" for note in result.notes)

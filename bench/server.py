@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +16,9 @@ import redis
 from bench.figures import Failed
 from bench.processes import Child, running
 from evsched.client.client import Client
-from evsched.demo import count_commands
+from evsched.demo import sent_commands
 from evsched.store.client_calls import New
+from evsched.transport.call import folder, script
 from evsched.transport.embedded import EmbeddedRedis
 
 _ACCOUNTING: Final = 1.5
@@ -57,7 +59,12 @@ class Server:
 
     def sent(self, seconds: float) -> int:
         """Count for so many seconds the commands that clients send."""
-        return count_commands(self.redis, seconds)
+        return len(sent_commands(self.redis, seconds))
+
+    def sent_by_name(self, seconds: float) -> Counter[str]:
+        """Count the same by the names of commands, and those of scripts by their verbs."""
+        words = [command.split() for command in sent_commands(self.redis, seconds)]
+        return Counter(verb(sha[0]) if name.upper() == "EVALSHA" else name.upper() for name, *sha in words)
 
     @contextmanager
     def evsched(self, *words: str, environment: Mapping[str, str] | None = None) -> Generator[Child]:
@@ -120,6 +127,11 @@ def until(condition: Callable[[], bool], limit: float = 120.0) -> None:
         if time.monotonic() > end:
             raise Failed(f"a condition of the benchmark was not met within {limit:g} s")
         time.sleep(0.02)
+
+
+def verb(sha: str) -> str:
+    """Return the verb of the script with this SHA; nothing if it is not one of evsched's."""
+    return next((file.stem for file in folder().glob("[a-z]*.lua") if script(file.stem).sha == sha), "")
 
 
 @contextmanager

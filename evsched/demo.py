@@ -85,7 +85,7 @@ def run_demo(url: str, jobs: int, seconds: float, idle: float) -> int:
             late = _watch(client, _schedule(client, ours, jobs, seconds), seconds)
             print(f"idle now: after {_SETTLE:g} s, counting the commands that reach Redis for {idle:g} s", flush=True)
             time.sleep(_SETTLE if idle > 0 else 0)
-            sent = count_commands(client, idle) / idle if idle > 0 else 0.0
+            sent = len(sent_commands(client, idle)) / idle if idle > 0 else 0.0
         finally:
             ours.close()
             client.close()
@@ -153,13 +153,15 @@ def _watch(client: Any, replies: dict[bytes, str], seconds: float) -> list[float
     return late
 
 
-def count_commands(client: Any, seconds: float) -> int:
-    """Count the commands that clients send to Redis, by MONITOR, without those inside scripts."""
-    sent, end = 0, time.monotonic() + seconds
+def sent_commands(client: Any, seconds: float) -> list[str]:
+    """Return the commands that clients send to Redis, as MONITOR shows them, without those inside scripts."""
+    sent, end = list[str](), time.monotonic() + seconds
     with client.monitor() as monitor:
         while (left := end - time.monotonic()) > 0:
             if monitor.connection.can_read(timeout=left):
-                sent += monitor.next_command()["client_type"] != "lua"
+                command = monitor.next_command()
+                if command["client_type"] != "lua":
+                    sent.append(command["command"])
     return sent
 
 

@@ -14,9 +14,8 @@ from typing import Any, Final
 from bench.figures import Figures, Table, percentile
 from bench.processes import cpu
 from bench.scale import sizes
-from bench.server import Server, server
+from bench.server import Server, server, verb
 from bench.tasks import batches
-from evsched.transport.call import folder, script
 
 _SLOW: Final = 1000
 """Redis logs calls that take more microseconds than this."""
@@ -46,13 +45,12 @@ def _measured(child: subprocess.Popen[str]) -> list[float]:
 
 def _slow_scripts(where: Server) -> dict[str, list[int]]:
     """Return the microseconds of the slow calls of each script."""
-    verbs = {script(file.stem).sha.encode(): file.stem for file in folder().glob("[a-z]*.lua")}
     found = defaultdict[str, list[int]](list)
     entries: list[dict[str, Any]] = where.redis.slowlog_get(1_000_000)
     for entry in entries:
         words = entry["command"].split()
-        found[verbs.get(words[1], "") if len(words) > 1 else ""].append(entry["duration"])
-    return {verb: took for verb, took in found.items() if verb}
+        found[verb(words[1].decode()) if len(words) > 1 else ""].append(entry["duration"])
+    return {name: took for name, took in found.items() if name}
 
 
 def _prepare(where: Server, count: int) -> None:
@@ -96,7 +94,7 @@ def _run(count: int) -> Figures:
         "PING p99, ms": percentile(alone, 0.99),
         "PING max, ms": max(alone),
         f"scripts over {_LONG / 1e3:g} ms": sum(one > _LONG for took in slow.values() for one in took),
-        **{f"slowest {verb}, ms": max(took) / 1e3 for verb, took in sorted(slow.items())},
+        **{f"slowest {name}, ms": max(took) / 1e3 for name, took in sorted(slow.items())},
     }
 
 
