@@ -55,9 +55,10 @@ chaos: $(READY)
 bench: $(READY)
 	@$(BIN)/python -m bench $(ARGS)
 
-# Measures what docs/scaling.md says, in about seven minutes, and writes it into that page.
+# Measures what docs/scaling.md says, in about ten minutes, and writes it into that page.
 bench-scaling: $(READY)
 	@$(BIN)/python -m bench scaling --save scaling $(ARGS)
+	@$(BIN)/python -m bench production --save production $(ARGS)
 
 format: $(READY)
 	@$(BIN)/ruff format .

@@ -19,6 +19,7 @@ from bench.groups import COMPARED, Groups, expanded, groups
 from bench.processes import CHECKOUT
 from bench.result import Result, begun, read, this_command
 from bench.scale import QUICK, Scale, described
+from bench.scaling import capacity
 
 
 def _parser(every: Groups) -> argparse.ArgumentParser:
@@ -76,6 +77,8 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], scale: Scale) 
             arguments.json_file.write_bytes(result.json())
         if not arguments.json:
             print(markdown(result.tables[name], spread), flush=True)
+    if "burst" in names:
+        result.tables["ratios"] = capacity.ratios(result.tables["burst"])
     if len(compared) > 1 and not arguments.json:
         tables = {name: table for name, table in result.tables.items() if name in compared}
         print(f"**All schedulers: medians**\n\n{markdown(joined(tables), median)}")

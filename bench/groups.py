@@ -35,6 +35,7 @@ def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
             "overtaking": overtaking.table(scale),
             "killed": killed.table(scale),
             "restore": restore.table(scale),
+            "production": scaling.production(scale),
             "commands": commands.table(scale),
             **metrics.tables(3 * scale.jobs),
         },

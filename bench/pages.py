@@ -11,6 +11,7 @@ A page marks each place with a comment, which says what stands there:
 
     2,340<!-- own/attempts; attempts=1; starts/s -->       a cell: its median, or with `; least` or `; most` that round
     3.1<!-- scaling/fleets; 4 shards; p99, ms; against one of each -->   the ratio to the cell of another row
+    343<!-- memory; evsched; bytes/job -->                 a cell of the table that has the name of the run
     12<!-- crashes; points -->                             a single figure, or `date`, `commit`, `machine`, `command`
 """
 
@@ -38,6 +39,7 @@ PAGES: Final = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md")
 _PLACE: Final = re.compile(r"<!-- figures: (.+?) -->\n((?!<!--).|\n)*<!-- end -->")
 _FIGURE: Final = re.compile(r"(`[^`]*`|[\w.,?-]+)<!-- (.+?) -->")
 
+_SOURCE: Final = "date", "commit", "machine", "command"
 _PICKS: Final[dict[str, Pick]] = {"least": min, "most": max}
 
 
@@ -52,7 +54,7 @@ def filled(page: Path) -> str:
     def checked(make: Callable[[str], str], address: str) -> str:
         try:
             return make(address)
-        except (Failed, LookupError, OSError) as error:
+        except (Failed, LookupError, OSError, ValueError) as error:
             raise Failed(f"{page.name}: {address}: no such figure ({error})") from error
 
     def place(found: re.Match[str]) -> str:
@@ -62,9 +64,14 @@ def filled(page: Path) -> str:
         text = checked(_inline, found[2])
         return f"{f'`{text}`' if found[1][0] == '`' else text}<!-- {found[2]} -->"
 
-    for rest in re.findall(r"<!-- .*", _FIGURE.sub("", _PLACE.sub("", text))):
+    for rest in re.findall(r"<!-- .*", unmarked(page)):
         raise Failed(f"{page.name}: the comment marks no place: {rest}")
     return _FIGURE.sub(figure, _PLACE.sub(place, text))
+
+
+def unmarked(page: Path) -> str:
+    """Return the text of a page without the places of figures."""
+    return _FIGURE.sub("", _PLACE.sub("", page.read_text(encoding="utf-8")))
 
 
 def differing() -> list[Path]:
@@ -109,12 +116,9 @@ def _inline(address: str) -> str:
     run, _, name = source.partition("/")
     result = _result(run)
     if not rest:
-        return (
-            str(structs.asdict(result)[row])
-            if row in ("date", "commit", "machine", "command")
-            else number(result.figures[row])
-        )
+        return getattr(result, row) if row in _SOURCE else number(result.figures[row])
     column, how = rest[0], "".join(rest[1:])
+    name = name or run
     reading = cell(name, row, column, _PICKS.get(how, median))
     if how.startswith("against "):
         reading = ratio(reading, cell(name, how.removeprefix("against "), column))

@@ -1,7 +1,8 @@
 """What a run has measured, and where its figures come from. It is kept as JSON: pages show it, and plots are drawn.
 
-The results that pages show lie in bench/results, one file for each run, without samples. Every table has the values of
-all rounds there; of runs before 23 November 2026 it has the median, the least and the greatest value.
+The results that pages show lie in bench/results, one file for each run, without samples. Each cell has the values of
+all rounds. In runs before 24 November 2026, which were copied from the pages, it has the median, the least and the
+greatest value, and the commit is the one that brought the figures to the page.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Result(Struct, omit_defaults=True, kw_only=True):
 
         def rounded(table: Measured) -> Measured:
             rows = {
-                row: {column: [float(f"{value:.6g}") for value in values] for column, values in cells.items()}
+                row: {column: [float(f"{value:.7g}") for value in values] for column, values in cells.items()}
                 for row, cells in table.values.items()
             }
             return structs.replace(table, values=rows, samples={})
@@ -85,13 +86,13 @@ def read(path: Path) -> Result:
 
 
 def _commit() -> str:
-    """Return the commit of the checkout, and whether what is measured differs from it."""
+    """Return the last commit that changed what is measured, and whether the checkout differs from it."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "evsched", "lua", "bench", "tests", ":!bench/results")
-    return git("rev-parse", "--short=8", "HEAD") + " with changes" * bool(changed)
+    changed = git("status", "--porcelain", "--", "evsched", "lua")
+    return git("log", "-1", "--format=%h", "--abbrev=8", "--", "evsched", "lua") + " with changes" * bool(changed)
 
 
 def _machine() -> str:

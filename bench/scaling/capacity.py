@@ -10,11 +10,11 @@ from math import ceil
 from operator import mul
 from typing import Final
 
-from bench.figures import grid, number, spread
+from bench.figures import Measured, grid, number
 from bench.readings import Tables, cell
 from bench.result import Result
 from bench.scaling import placement
-from bench.scaling.tables import CLUSTER, ONE, SHARDS, rates
+from bench.scaling.tables import ALONE, CLUSTER, ONE, PLANNED_SHARDS, REPLICATED, RESERVED, SHARDS, SHARED, rates
 from evsched.config import Config
 from evsched.jobs.record import DEFAULT_RETENTION
 
@@ -32,21 +32,18 @@ _SLOTS: Final = Config().concurrency
 _KEPT: Final = DEFAULT_RETENTION
 """Seconds for which the record of a job is kept that has ended."""
 
-_SHARDS: Final = 4
-"""Shards for each primary."""
-
 _FULL: Final = 0.5
 """The part of what a core can do that a primary is planned for: it has to bear a burst, and clients that reconnect."""
 
-_SHARED: Final = 1.5
-"""Redis's time for a job of shards that 12 workers serve, against one worker: 50 to 57 us instead of 34 to 37, with
-0.18 to 0.20 script calls instead of 0.04. Measured with 4 shards on one server, 4,000 jobs at one instant, two rounds.
-Two dispatchers instead of one: 0.9 to 1.2 times that."""
+_ADDED: Final = {
+    "12 workers instead of one": (1.5, SHARED, ALONE),
+    "two dispatchers instead of one": (1.1, RESERVED, SHARED),
+    "a replica": (1.24, REPLICATED, ALONE),
+}
+"""What a system in production adds to Redis's time for a job: a factor, and the rows of `production` that measure it.
 
-_TWO_DISPATCHERS: Final = 1.1
-
-_REPLICA: Final = 1.24
-"""The same with one replica against none: 48 us instead of 39; for each command, so for scheduling too."""
+The factors are from short runs whose rounds differed by a third, so they are cautious: no later round reached them.
+"""
 
 _BUSIEST: Final = 1.75
 """Shards of the busiest primary against the mean, if slots lie by chance: 7 of 60 on 15 primaries, see placement.py."""
@@ -83,15 +80,17 @@ def tables(result: Result) -> dict[str, str]:
     return found
 
 
-def _ratios(result: Result) -> list[list[str]]:
+def ratios(burst: Measured) -> Measured:
     """Compare each case of `burst` with one queue, in each round."""
-    _read(result.tables, ("burst", ONE), _COMPARED[0])
-    cases = dict(result.tables["burst"].values)
-    one, lines = cases.pop(ONE), [["", *_COMPARED]]
-    for name, row in cases.items():
-        pairs = (zip(row[column], one[column], strict=False) for column in _COMPARED)
-        lines.append([name, *(spread([here / there for here, there in pair]) for pair in pairs)])
-    return lines
+
+    def compared(row: Mapping[str, Sequence[float]], column: str) -> list[float]:
+        pairs = zip(row.get(column, ()), one.get(column, ()), strict=False)
+        return [here / there for here, there in pairs]
+
+    one = burst.values[ONE]
+    rows = {name: {column: compared(row, column) for column in _COMPARED} for name, row in burst.values.items()}
+    del rows[ONE]
+    return Measured("A job against that of one queue, in the same round", rows)
 
 
 def _at(name: str, rate: float) -> Row:
@@ -166,6 +165,13 @@ def _needs(result: Result) -> list[list[str]]:
             for ms in (100, 1_000, 10_000)
         ),
         [f"memory of records of {_KEPT:g} s, MB, at least", *[number(kept)] * same],
+        [
+            f"jobs/s that keep Redis under {_FULL:.0%} of a core, scheduled one by one",
+            *(
+                number(round(_FULL * 1e6 / (_read(read, row, "Redis µs/job") + _read(read, single, "Redis µs/job"))))
+                for row in columns.values()
+            ),
+        ],
     ]
 
 
@@ -180,6 +186,15 @@ def _plan(result: Result) -> list[list[str]]:
     return [[name, *(need[name] for need in needs)] for name in needs[0]]
 
 
+def _factors(result: Result) -> list[list[str]]:
+    """Return what the plan assumes beside what was measured."""
+    lines = [["what it adds", "Redis's time for a job, assumed", "measured"]]
+    for what, (factor, row, to) in _ADDED.items():
+        now, before = (_read(result.tables, ("production", name), "Redis µs/job") for name in (row, to))
+        lines.append([what, f"times {factor:g}", f"times {number(now / before)}"])
+    return lines
+
+
 def _need(result: Result, rate: float) -> dict[str, str]:
     """Return what so many jobs a second need, by the names of the rows."""
     row, single = ("burst", SHARDS), ("stored", "12 shards, one by one")
@@ -191,7 +206,8 @@ def _need(result: Result, rate: float) -> dict[str, str]:
         return _read(result.tables, single, column)
 
     alone = run("Redis µs/job") + scheduled("Redis µs/job")
-    cost = run("Redis µs/job") * _SHARED * _TWO_DISPATCHERS * _REPLICA + scheduled("Redis µs/job") * _REPLICA
+    shared, reserved, replicated = (factor for factor, _, _ in _ADDED.values())
+    cost = (run("Redis µs/job") * shared * reserved + scheduled("Redis µs/job")) * replicated
     primaries = ceil(rate * cost / 1e6 / _FULL)
     # Of the dispatcher and the worker, as at the highest rate: at full speed they take less for each job.
     steady = _at(SHARDS, rates(result.scale)[2])
@@ -208,7 +224,7 @@ def _need(result: Result, rate: float) -> dict[str, str]:
         f"primaries that use {_FULL:.0%} of a core, if shards lie evenly": number(primaries),
         f"the same, if the busiest has {_BUSIEST:g} times the mean": number(ceil(primaries * _BUSIEST)),
         "replicas, one for each primary, if shards lie evenly": number(primaries),
-        f"shards, {_SHARDS} for each primary": number(_SHARDS * primaries),
+        f"shards, {PLANNED_SHARDS} for each primary": number(PLANNED_SHARDS * primaries),
         "dispatchers, two for each part of the shards": number(2 * parts),
         "worker processes, if handlers compute for 1 ms": number(workers),
         "connections of workers to each primary, if each serves all shards": number(workers * _CONNECTIONS),
@@ -220,9 +236,9 @@ def _need(result: Result, rate: float) -> dict[str, str]:
 
 
 _TABLES: Final[Mapping[str, tuple[str, Callable[[Result], list[list[str]]]]]] = {
-    "ratios": ("A job against that of one queue, in the same round", _ratios),
     "model": ("Redis µs/job, calculated from the script calls", _checked),
     "needs": ("What 1,000 jobs/s need, calculated", _needs),
     "placement": ("Shards of the busiest primary, if each has as many slots, calculated", lambda _: placement.lines()),
+    "factors": ("What a system in production adds, calculated", _factors),
     "plan": ("What larger rates need, calculated", _plan),
 }

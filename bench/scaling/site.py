@@ -84,6 +84,15 @@ class Site:
 
 
 @contextmanager
+def replica(of: Server) -> Generator[None]:
+    """Run a replica of a server, which has copied its data."""
+    with server() as where:
+        where.redis.replicaof("127.0.0.1", of.redis.connection_pool.connection_kwargs["port"])
+        where.until(lambda: where.redis.info("replication")["master_link_status"] == "up")
+        yield
+
+
+@contextmanager
 def site(primaries: int = 0) -> Generator[Site]:
     """Start a cluster of so many primaries without replicas, or without a number one Redis; end it."""
     if primaries:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -10,12 +11,21 @@ from bench.figures import Figures, Table
 from bench.scale import Scale
 from bench.scaling import enqueue, idle
 from bench.scaling.fleet import counted, fleet
+from bench.scaling.site import replica
 
 ONE: Final = "one queue"
 ONE_IN_CLUSTER: Final = "one queue, three primaries"
 SHARDS: Final = "12 shards, one server"
 CLUSTER: Final = "12 shards, three primaries"
 IN_TURN: Final = "12 shards, three primaries in turn"
+
+PLANNED_SHARDS: Final = 4
+"""Shards for each primary of a plan."""
+
+ALONE: Final = "one worker, one dispatcher"
+SHARED: Final = "12 workers, one dispatcher"
+RESERVED: Final = "12 workers, two dispatchers"
+REPLICATED: Final = "one worker, one dispatcher, a replica"
 
 _COST: Final = "Redis µs/job", "script calls/job", "commands/job", "bytes/job", "dispatcher µs/job", "worker µs/job"
 _SPEED: Final = (
@@ -81,6 +91,14 @@ def _grown(scale: Scale, case: Mapping[str, Any]) -> Figures:
     }
 
 
+def _with(scale: Scale, workers: int, dispatchers: int, replicated: bool) -> Figures:
+    with (
+        fleet(scale.instant, shards=PLANNED_SHARDS, workers=workers, dispatchers=dispatchers) as made,
+        replica(made.site.nodes[0]) if replicated else nullcontext(),
+    ):
+        return _picked(made.at_once(scale.instant), ("Redis µs/job", "script calls/job"))
+
+
 def _racing(scale: Scale, workers: int) -> Figures:
     with fleet(round(_FEW * scale.seconds), workers=workers) as made:
         return _picked(made.at_rate(_FEW, scale.seconds), _RATE)
@@ -144,3 +162,15 @@ def tables(scale: Scale) -> dict[str, Table]:
         ),
         "standing-still": Table("Without a job", idle.rows(scale)),
     }
+
+
+def production(scale: Scale) -> Table:
+    """Return the table of what more workers, a reserve and a replica add to Redis's time for a job."""
+    rows = {
+        ALONE: partial(_with, scale, 1, 1, False),
+        SHARED: partial(_with, scale, 12, 1, False),
+        RESERVED: partial(_with, scale, 12, 2, False),
+        REPLICATED: partial(_with, scale, 1, 1, True),
+    }
+    what = f"{scale.instant:,} jobs due at one instant, {PLANNED_SHARDS} shards"
+    return Table(f"What a system in production adds: {what}", rows, scale.rounds)
