@@ -111,6 +111,13 @@ def test_the_figures_of_a_page_are_those_of_the_results(page: Path) -> None:
     assert pages.filled(page) == page.read_text(encoding="utf-8"), "python -m bench pages"
 
 
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_a_page_with_figures_of_results_has_no_table_of_others(page: Path) -> None:
+    text, rest = page.read_text(encoding="utf-8"), pages.unmarked(page)
+    cells = [cell.strip() for row in re.findall(r"^\|(.+)\|$", rest, re.M) for cell in row.split("|")]
+    assert rest == text or [cell for cell in cells if re.fullmatch(r"\d[\d.,]*( (%|s|ms|µs|bytes))?", cell)] == []
+
+
 @pytest.mark.parametrize(
     "place",
     [
@@ -120,6 +127,7 @@ def test_the_figures_of_a_page_are_those_of_the_results(page: Path) -> None:
         "1<!-- scaling/burst; none; Redis µs/job -->",
         "1<!-- scaling/burst; one queue; none -->",
         "1<!-- scaling; none -->",
+        "1<!-- none -->",
         "<!-- figures: scaling/burst none -->",
         "1 <!-- none: a comment that follows no figure -->",
     ],
