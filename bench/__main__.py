@@ -6,6 +6,7 @@ Absolute figures hold for this machine only; ratios and counts hold elsewhere. d
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,10 @@ from msgspec import structs
 
 from bench import pages, targets
 from bench.environments import SCHEDULERS, note, programs, title
-from bench.figures import Failed, joined, markdown, measure, median, spread
+from bench.figures import Failed, Measured, joined, markdown, measure, median, spread
 from bench.groups import COMPARED, Groups, expanded, groups
 from bench.processes import CHECKOUT
-from bench.result import Result, begun, read, this_command
+from bench.result import Result, begun, read
 from bench.scale import QUICK, Scale, described
 from bench.scaling import capacity
 
@@ -69,7 +70,7 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], scale: Scale) 
     compared = set(names) & set(groups([], scale)[COMPARED])
     schedulers, notes = _schedulers(arguments.only) if compared else ([], [])
     every = {name: table for tables in groups(schedulers, scale).values() for name, table in tables.items()}
-    result = begun(this_command(), scale)
+    result = begun(f"python -m bench {shlex.join(sys.argv[1:])}", scale)
     result.notes += notes
     for name in names:
         result.tables[name] = measure(every[name])
@@ -80,22 +81,22 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], scale: Scale) 
     if "burst" in names:
         result.tables["ratios"] = capacity.ratios(result.tables["burst"])
     if len(compared) > 1 and not arguments.json:
-        tables = {name: table for name, table in result.tables.items() if name in compared}
-        print(f"**All schedulers: medians**\n\n{markdown(joined(tables), median)}")
+        summary = joined({name: table for name, table in result.tables.items() if name in compared})
+        rows = {column: {row: cells[column] for row, cells in summary.values.items()} for column in summary.columns()}
+        print(markdown(Measured("All schedulers: medians", rows), median))
     return result
 
 
 def _pages(*, check: bool) -> None:
     """Write the figures of the results into the pages, or exit with 1 if a page differs from them."""
     try:
-        found = pages.differing()
-        if not check:
-            pages.write()
+        found = pages.differing(write=not check)
     except Failed as error:
         sys.exit(str(error))
     for page in found:
-        print(page.relative_to(CHECKOUT), "differs from bench/results" if check else "written")
-    sys.exit(bool(found) and check)
+        print(page.relative_to(CHECKOUT), "differs from bench/results" if check else "written", file=sys.stderr)
+    if check and found:
+        sys.exit(1)
 
 
 def main() -> None:
@@ -129,7 +130,7 @@ def main() -> None:
     result = _measure(arguments, names, structs.replace(QUICK if arguments.quick else Scale(), **given))
     if arguments.save:
         result.save(arguments.save)
-        pages.write()
+        _pages(check=False)
     if arguments.plots:
         result.draw(arguments.plots)
     if arguments.json:

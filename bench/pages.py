@@ -74,15 +74,12 @@ def unmarked(page: Path) -> str:
     return _FIGURE.sub("", _PLACE.sub("", page.read_text(encoding="utf-8")))
 
 
-def differing() -> list[Path]:
-    """Return the pages that differ from the results."""
-    return [page for page in PAGES if filled(page) != page.read_text(encoding="utf-8")]
-
-
-def write() -> None:
-    """Write the figures of the results into all pages."""
-    for page in PAGES:
-        page.write_text(filled(page), encoding="utf-8")
+def differing(*, write: bool) -> list[Path]:
+    """Return the pages that differ from the results, and write them if you say so."""
+    texts = {page: text for page in PAGES if (text := filled(page)) != page.read_text(encoding="utf-8")}
+    for page, text in texts.items() if write else ():
+        page.write_text(text, encoding="utf-8")
+    return list(texts)
 
 
 def _result(names: str) -> Result:

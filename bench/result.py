@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shlex
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -50,16 +48,10 @@ class Result(Struct, omit_defaults=True, kw_only=True):
 
     def save(self, name: str) -> None:
         """Keep the result for the pages, with more digits than they show."""
-
-        def rounded(table: Measured) -> Measured:
-            rows = {
-                row: {column: [float(f"{value:.7g}") for value in values] for column, values in cells.items()}
-                for row, cells in table.values.items()
-            }
-            return structs.replace(table, values=rows, samples={})
-
-        tables = {name: rounded(table) for name, table in self.tables.items()}
-        (RESULTS / f"{name}.json").write_bytes(structs.replace(self, tables=tables).json())
+        tables = {name: structs.replace(table, samples={}) for name, table in self.tables.items()}
+        text = structs.replace(self, tables=tables).json().decode()
+        short = re.sub(r"\d+\.\d{5,}(e-\d+)?", lambda figure: f"{float(figure[0]):.7g}", text)
+        (RESULTS / f"{name}.json").write_text(short, encoding="utf-8")
 
     def draw(self, folder: str) -> None:
         """Draw plots into a folder."""
@@ -75,11 +67,6 @@ def begun(command: str, scale: Scale | None = None) -> Result:
     )
 
 
-def this_command() -> str:
-    """Return the command line of this run of the benchmark."""
-    return f"python -m bench {shlex.join(sys.argv[1:])}".strip()
-
-
 def read(path: Path) -> Result:
     """Return the result that `json` has written into a file."""
     return msgspec.json.decode(path.read_bytes(), type=Result)
@@ -89,10 +76,10 @@ def _commit() -> str:
     """Return the last commit that changed what is measured, and whether the checkout differs from it."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", *words, "--", "evsched", "lua"]
+        return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "evsched", "lua")
-    return git("log", "-1", "--format=%h", "--abbrev=8", "--", "evsched", "lua") + " with changes" * bool(changed)
+    return git("log", "-1", "--format=%h", "--abbrev=8") + " with changes" * bool(git("status", "--porcelain"))
 
 
 def _machine() -> str:

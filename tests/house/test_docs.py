@@ -106,12 +106,12 @@ def test_the_findings_in_the_docs_are_those_of_the_doctor() -> None:
     assert {name for name in documented if f'"{name}"' not in sources} == set()
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_figures_of_a_page_are_those_of_the_results(page: Path) -> None:
     assert pages.filled(page) == page.read_text(encoding="utf-8"), "python -m bench pages"
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_with_figures_of_results_has_no_table_of_others(page: Path) -> None:
     text, rest = page.read_text(encoding="utf-8"), pages.unmarked(page)
     cells = [cell.strip() for row in re.findall(r"^\|(.+)\|$", rest, re.M) for cell in row.split("|")]
