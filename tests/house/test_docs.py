@@ -11,7 +11,8 @@ import pytest
 from cyclopts import App
 
 from bench import pages
-from bench.figures import Failed
+from bench.figures import Failed, Measured
+from bench.result import Result
 from evsched.cli.commands import build
 from evsched.jobs.record import FIELDS
 
@@ -116,6 +117,27 @@ def test_a_page_with_figures_of_results_has_no_table_of_others(page: Path) -> No
     text, rest = page.read_text(encoding="utf-8"), pages.unmarked(page)
     cells = [cell.strip() for row in re.findall(r"^\|(.+)\|$", rest, re.M) for cell in row.split("|")]
     assert rest == text or [cell for cell in cells if re.fullmatch(r"\d[\d.,]*( (%|s|ms|µs|bytes))?", cell)] == []
+
+
+def test_a_page_receives_the_figures_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"a": {"x, s": [1.0, 2.0, 6.0], "y": [0.5]}, "b": {"x, s": [4.0]}}
+    result = Result(date="2026-11-24", commit="abc", machine="two cores", command="make it")
+    result.tables["run"], result.figures["lost"] = Measured("Title", rows), 0
+    (tmp_path / "run.json").write_bytes(result.json())
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    places = {
+        "run; lost": "0",
+        "run; date": "2026-11-24",
+        "run; a; x, s": "2",
+        "run/run; a; x, s; most": "6",
+        "run; a; x, s; against b": "0.50",
+    }
+    inline = " ".join(f"{{}}<!-- {place} -->" for place in places) + " `{}`<!-- run; command -->\n"
+    blocks = "\n\n".join(f"<!-- figures: {place} -->\n\n{{}}\n\n<!-- end -->" for place in ("run", "run/run; x, s"))
+    table = "**Title**\n\n|   | x, s       |\n| - | ---------- |\n| a | 2 (1 to 6) |\n| b | 4          |"
+    source = "Measured on 2026-11-24 at commit abc by `make it`. Machine: two cores."
+    (tmp_path / "page.md").write_text((inline + blocks).format(*"?" * 8))
+    assert pages.filled(tmp_path / "page.md") == (inline + blocks).format(*places.values(), "make it", source, table)
 
 
 @pytest.mark.parametrize(
