@@ -143,7 +143,7 @@ def evsched(url: str, *words: str, environment: Mapping[str, str] | None = None)
 
 
 @contextmanager
-def server() -> Generator[Server]:
-    """Start a server, and end it."""
-    with EmbeddedRedis(port=0) as embedded:
+def server(**settings: str) -> Generator[Server]:
+    """Start a server with these settings besides those of redis.conf, and end it."""
+    with EmbeddedRedis(port=0, **settings) as embedded:
         yield Server(embedded)

@@ -42,7 +42,7 @@ _ADDED: Final = {
 }
 """What a system in production adds to Redis's time for a job: a factor, and the rows of `production` that measure it.
 
-The factors are from short runs whose rounds differed by a third, so they are cautious: no later round reached them.
+The factors are assumed, from earlier short runs: on a busy machine, rounds differ by more than some of them.
 """
 
 _BUSIEST: Final = 1.75

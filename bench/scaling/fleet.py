@@ -188,6 +188,7 @@ def fleet(
     *,
     shards: int = 0,
     primaries: int = 0,
+    tls: bool = False,
     dispatchers: int = 1,
     workers: int = 1,
     divided: bool = False,
@@ -199,7 +200,7 @@ def fleet(
     and no worker.
     """
     warm = _WARM * (shards + 1)
-    with site(primaries) as where, oracle(len(_PATIENCE) * jobs + warm + 1) as cells, ExitStack() as stack:
+    with site(primaries, tls=tls) as where, oracle(len(_PATIENCE) * jobs + warm + 1) as cells, ExitStack() as stack:
         made = Fleet(where, cells, shards)
         far = New("far", new_job("noop", (), {}, JobOptions()).payload, due=_FAR)
         where.nodes[0].fill_all((f"idle-{n}", [far]) for n in range(idle))

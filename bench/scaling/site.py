@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec import Struct
 
 from bench.server import Server, server
+from tests.support.certificates import make_certificates
 from tests.support.cluster import Cluster
+from tests.support.topology import tls_settings
 
 
 class Counts(Struct, frozen=True):
@@ -93,9 +97,18 @@ def replica(of: Server) -> Generator[None]:
 
 
 @contextmanager
-def site(primaries: int = 0) -> Generator[Site]:
-    """Start a cluster of so many primaries without replicas, or without a number one Redis; end it."""
-    if primaries:
+def site(primaries: int = 0, *, tls: bool = False) -> Generator[Site]:
+    """Start a cluster of so many primaries without replicas, or without a number one Redis; end it.
+
+    `tls`: evsched reaches the one Redis through TLS.
+    """
+    if tls:
+        with TemporaryDirectory() as folder:
+            make_certificates(Path(folder), "IP:127.0.0.1")
+            settings = tls_settings(Path(folder))
+            with server(**settings) as where:
+                yield Site(f"rediss://127.0.0.1:{settings['tls_port']}/0?ssl_ca_certs={folder}/ca.crt", [where])
+    elif primaries:
         with Cluster(primaries=primaries) as cluster:
             yield Site(cluster.url, [Server(node) for node in cluster.nodes])
     else:

@@ -91,12 +91,13 @@ def _grown(scale: Scale, case: Mapping[str, Any]) -> Figures:
     }
 
 
-def _with(scale: Scale, workers: int, dispatchers: int, replicated: bool) -> Figures:
+def _with(scale: Scale, *, replicated: bool = False, **case: Any) -> Figures:
     with (
-        fleet(scale.instant, shards=PLANNED_SHARDS, workers=workers, dispatchers=dispatchers) as made,
+        fleet(scale.instant, shards=PLANNED_SHARDS, **case) as made,
         replica(made.site.nodes[0]) if replicated else nullcontext(),
     ):
-        return _picked(made.at_once(scale.instant), ("Redis µs/job", "script calls/job"))
+        names = "Redis µs/job", "script calls/job", "dispatcher µs/job", "worker µs/job"
+        return _picked(made.at_once(scale.instant), names)
 
 
 def _racing(scale: Scale, workers: int) -> Figures:
@@ -165,12 +166,13 @@ def tables(scale: Scale) -> dict[str, Table]:
 
 
 def production(scale: Scale) -> Table:
-    """Return the table of what more workers, a reserve and a replica add to Redis's time for a job."""
+    """Return the table of what more workers, a reserve, a replica and TLS add to Redis's time for a job."""
     rows = {
-        ALONE: partial(_with, scale, 1, 1, False),
-        SHARED: partial(_with, scale, 12, 1, False),
-        RESERVED: partial(_with, scale, 12, 2, False),
-        REPLICATED: partial(_with, scale, 1, 1, True),
+        ALONE: partial(_with, scale),
+        SHARED: partial(_with, scale, workers=12),
+        RESERVED: partial(_with, scale, workers=12, dispatchers=2),
+        REPLICATED: partial(_with, scale, replicated=True),
+        "one worker, one dispatcher, TLS": partial(_with, scale, tls=True),
     }
     what = f"{scale.instant:,} jobs due at one instant, {PLANNED_SHARDS} shards"
     return Table(f"What a system in production adds: {what}", rows, scale.rounds)
