@@ -208,11 +208,12 @@ end
 -- Put a job in the place of the one that has its id, wherever that is; the caller puts it on the schedule. A run goes
 -- on, with its retries, and the new job runs afterwards: its attempts are counted from 0. `more`: see `write_record`;
 -- it has the number of the new job's row in the ledger, '' = none. `next_row`: the same, if the job runs afterwards.
--- USES fields_of, record, remove_waiting, holds, worker_of, drop_next, whole_seconds, acquit, write_record
+-- USES fields_of, record, remove_waiting, holds, worker_of, drop_next, whole_seconds, acquit, write_record, holder_of,
+--      processing, leave
 local function supplant(id, payload, priority, group, now, more, next_row)
   local key, created = record(id), whole_seconds(now)
-  local run = fields_of(key, 'worker', 'finished', 'reply')
-  remove_waiting(id)
+  local run = fields_of(key, 'worker', 'finished', 'reply', 'due')
+  local waited = remove_waiting(id)
   redis.call('ZREM', dead, id)
   if holds(worker_of(run[1]), id) then
     redis.call('HDEL', key, 'again')
@@ -220,6 +221,11 @@ local function supplant(id, payload, priority, group, now, more, next_row)
     more.ledger = next_row
     write_record(id, payload, priority, group, created, more, 'next_')
     return
+  end
+  local fetched = run[4] and not run[2] and not waited and holder_of(id, nil)
+  if fetched then
+    redis.call('LREM', processing(fetched), 1, id) -- not started yet, so it need not run besides the new one
+    leave(id)
   end
   redis.call('DEL', key)
   acquit(id)
@@ -420,7 +426,7 @@ end
 -- USES ahead_of, moment_of, field_of, record, recurrence
 local function withdraw(name)
   for _, id in ipairs(ahead_of(name)) do
-    if not moment_of(field_of(id, 'due')) then
+    if not (moment_of(field_of(id, 'due')) or field_of(id, 'reason')) then
       redis.call('ZREM', schedule, id)
       redis.call('DEL', record(id))
     end

@@ -348,7 +348,7 @@ local function send_back(id, run, scheduled, due, reason, now, failed)
   redis.call('HSET', key, 'reason', reason)
   -- Common to all attempts of a job, for its idempotency key.
   redis.call('HSETNX', key, 'planned', moment_of(field_of(id, 'due')) or '0')
-  redis.call('HDEL', key, RUN_FIELDS)
+  redis.call('HDEL', key, 'due', RUN_FIELDS)
   return true
 end
 

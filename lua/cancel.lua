@@ -63,7 +63,7 @@ local function cancel(id)
   if redis.call('ZREM', schedule, id) == 1 then
     place = 'schedule'
   end
-  local holder, waited = size > 0 and holder_of(id, run[1]), false
+  local holder, waited = size > 0 and not run[2] and holder_of(id, run[1]), false
   if not filter then
     if redis.call('HDEL', key, 'again') == 1 then
       place = 'schedule'

@@ -108,10 +108,10 @@ for i = #ids, 1, -1 do
   -- If the record has the wrong type, there are no fields here, and `start` decides on the job.
   local run = fields_of(record(id), 'worker', 'finished', 'stop', 'begun')
   local holder = not run[2] and run[1]
-  -- Another worker runs the job, because its id was scheduled again. That run began after both due times, so it serves
-  -- both, and nothing is put back.
-  local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
-  if run[3] and not run[2] and not elsewhere then
+  -- Another worker runs the job, or has run it, because its id was scheduled again. That run began after both due
+  -- times, so it serves both, and nothing is put back.
+  local elsewhere = run[2] or (holder and holder ~= worker and holds(worker_of(holder), id))
+  if run[3] and not elsewhere then
     if holder and not run[4] then
       count_attempts(id, -1)
     end

@@ -20,14 +20,14 @@
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
---        keep_misnamed, TOO_LONG, leave, bury, abort, reuse, remove_waiting, counting, enter, attempt_of,
---        count_attempts, name_of_run, suspicion_of, acquit, field_of, fields_of, payload_size, size_of, with_failure,
+--        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of,
+--        count_attempts, name_of_run, suspicion_of, field_of, fields_of, payload_size, size_of, with_failure,
 --        idle, busy_leases
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
 -- between BLMOVE and `start`. It then runs once, with the current record, because both due times came before that run
--- began.
+-- began: the other worker drops it, also if the run has ended by then.
 
 local now, worker, lease, hold, cap, wait = unpack(ARGV, 1, 6)
 now, cap = clock(now), tonumber(cap)
@@ -138,7 +138,8 @@ for i, id in ipairs(ids) do
     buried[#buried + 1] = kept
     buried[#buried + 1] = reason
   elseif not due and redis.call('ZSCORE', schedule, id) then
-    -- The job was replaced between BLMOVE and start, and the new one waits for its own time.
+    -- The job was replaced between BLMOVE and start, and the new one waits for its own time. Or it was in two
+    -- lists, and another attempt follows the run from the other one.
     redis.call('LREM', list, 1, id)
     leave(id)
   elseif stop and not finished then
@@ -150,12 +151,10 @@ for i, id in ipairs(ids) do
     leave(id)
   elseif elsewhere then
     redis.call('LREM', list, -1, id)
+  elseif finished then
+    redis.call('LREM', list, 1, id)
+    leave(id)
   else
-    if finished then
-      reuse(id)
-      attempt = nil
-      acquit(id)
-    end
     if i <= given and holder ~= worker and remove_waiting(id) then
       freed = true -- it also waited there
     end
@@ -164,7 +163,7 @@ for i, id in ipairs(ids) do
       enter(id)
     end
     local attempts, since = attempt_of(attempt), moment
-    if finished or holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
+    if holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
       attempts = attempts + 1
       redis.call('HSET', key, 'attempt', attempts, 'worker', worker, 'started', moment)
     else

@@ -59,7 +59,7 @@ FIELDS: Final = (
     Field("by", "text", "description"),
     Field("ledger", "text", "description"),
     Field("revised", "text", "id"),
-    Field("due", "time", "id"),
+    Field("due", "time", "job"),
     Field("attempt", "count", "job"),
     Field("snoozes", "count", "job"),
     Field("worker", "text", "run"),

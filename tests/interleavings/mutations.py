@@ -56,7 +56,7 @@ MUTATIONS: Final = {
         *("reschedule", 0, 0, "early"),
     ),
     "start counts a repeated call again": Mutation(
-        (("start", "if finished or holder ~= worker or attempts == 0", "if true"),),
+        (("start", "if holder ~= worker or attempts == 0", "if true"),),
         *("plain", 1, 0, "is charged"),
     ),
     "begin without a fence": Mutation(
@@ -93,6 +93,10 @@ MUTATIONS: Final = {
     ),
     "a cancelled run whose client gets no reply": Mutation(
         (("start", "reply == '1' or wants_reply(id)", "reply == '1'"),), *("cancel", 0, 0, "without a reply")
+    ),
+    "an id in two lists that runs twice": Mutation(
+        (("start", "elseif finished then", "elseif false then"),),
+        *("again with a record", 0, 0, "was started again after its end"),
     ),
     "occurrences that overlap": Mutation(
         (("dispatch", "current ~= id and unended(current) then", "false then"),),

@@ -98,6 +98,10 @@ class Rules:
                 started = "worker" in before.snapshot.pairs(f"job:{job}")
                 if gone and started and state.noted(f"begin {job}") > state.noted(f"end {job}"):
                     return f"{_short(job)} was handed back while it runs"
+        for job in self.jobs if ": start " in step else ():
+            earlier, later = before.snapshot.pairs(f"job:{job}"), snapshot.pairs(f"job:{job}")
+            if "finished" in earlier and later and later.get("started") != earlier.get("started"):
+                return f"{_short(job)} was started again after its end"
         left = before.snapshot.pairs("schedule").keys() - snapshot.pairs("schedule").keys()
         for member in left if "dispatch" in step else ():
             early = float(before.snapshot.pairs("schedule")[member]) - unix(state.clock)

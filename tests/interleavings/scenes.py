@@ -111,6 +111,10 @@ SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
         "calls": [Call(("ZADD", f"{ROOT}schedule", BASE - 1, INLINE_PAYLOAD), int)],
         "rules": Rules(Handlers(retention=0.0), again=frozenset({INLINE})),
     },
+    "again with a record": {
+        "calls": [Call(("ZADD", f"{ROOT}schedule", BASE - 1, RECORD), int)],
+        "rules": Rules(again=frozenset({RECORD})),
+    },
     "pause": {
         "calls": [STORE.pause(), STORE.resume()],
     },

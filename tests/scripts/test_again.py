@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evsched.errors import JobMissing
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried, Snoozed
 from evsched.store.client_calls import Cancelled, New
 from evsched.store.store import Store
@@ -175,6 +176,66 @@ def test_id_dispatched_again_between_blmove_and_start_is_one_run(
     assert send(store.at(NOW).complete("w", [(run, Done(b"1", 0.0, False))])) == []
     assert not {"schedule", "ready", "backlog", "processing:w", "job:a"} & state().keys()
     assert send(store.recount()) == []
+
+
+@pytest.mark.parametrize("first", ["runs", "has ended", "is retried"])
+@pytest.mark.parametrize("last", ["start", "hand back"])
+def test_id_in_two_lists_runs_once_however_late_the_other_worker_starts_it(
+    send: Send, store: Store, state: State, raw: Any, first: str, last: str
+) -> None:
+    store, root = store.at(NOW), f"evsched:{{{store.queue}}}:"
+    for worker in "wv":
+        send(store.heartbeat(worker, 15, fresh=True))
+        raw.hset(f"{root}job:a", "payload", '{"task":"t"}')
+        again(raw, store)
+        send(store.dispatch(limit=10, cap=1000))
+        assert send(store.fetch(worker, 1)) == "a"
+    (run,) = send(store.start("v", ["a"], hold=1, lease=15)).jobs
+    if first == "has ended":
+        assert send(store.complete("v", [(run, Done(b"1", 60.0, False))])) == []
+    elif first == "is retried":
+        assert send(store.retry("v", [(run, Retried(50.0, "it failed"))])) == []
+    before = state()
+    if last == "hand back":
+        send(store.requeue("w", "it stops", runs=[("a", "")]))
+    worker = "u" if last == "hand back" else "w"
+    reply = send(store.start(worker, ["a"], hold=1, lease=15))
+    assert (reply.jobs, reply.buried) == ([], [])
+    after = state()
+    for name in ("job:a", "schedule", "processing:v", "dead"):
+        assert after.get(name) == before.get(name)
+    assert not {"ready", "backlog", "processing:w", "processing:u"} & after.keys()
+
+
+def test_job_that_was_fetched_and_is_replaced_before_start_is_one_run(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    store = store.at(NOW)
+    send(store.heartbeat("w", 15, fresh=True))
+    send(store.limit({"concurrency": 5}))
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(store.dispatch(limit=10, cap=1000))
+    assert send(store.fetch("w", 1)) == "a"
+    send(store.replace([New("a", b'{"task":"newer"}', due=NOW + 5)]))
+    after = state()
+    assert (after["schedule"], "processing:w" in after, after["in_flight"]) == ({"a": NOW + 5}, False, {"*": "0"})
+    assert send(store.start("w", ["a"], hold=1, lease=15)).jobs == []
+
+
+def test_cancel_does_not_stop_a_run_that_has_ended(send: Send, store: Store, state: State, raw: Any) -> None:
+    """Another worker has fetched the id too, and not started it yet."""
+    store = store.at(NOW)
+    for worker in "wv":
+        send(store.heartbeat(worker, 15, fresh=True))
+        raw.hset(f"evsched:{{{store.queue}}}:job:a", "payload", '{"task":"t"}')
+        again(raw, store)
+        send(store.dispatch(limit=10, cap=1000))
+        assert send(store.fetch(worker, 1)) == "a"
+    (run,) = send(store.start("v", ["a"], hold=1, lease=15)).jobs
+    assert send(store.complete("v", [(run, Done(b"1", 60.0, False))])) == []
+    with pytest.raises(JobMissing):
+        send(store.cancel("a"))
+    assert "stop" not in state()["job:a"]
 
 
 FIRST, SECOND = b'{"task":"t","args":[1]}', b'{"task":"t","args":[2]}'

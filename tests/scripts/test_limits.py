@@ -65,8 +65,8 @@ def test_a_limit_counts_jobs_that_passed_before_it_was_set(send: Send, store: St
     assert len(fetch(send, store)) == 3
 
 
-def test_a_job_in_two_lists_is_counted_while_it_runs_again(send: Send, store: Store, state: State, raw: Any) -> None:
-    """It was scheduled again between BLMOVE and start; the end of the first run takes it out of the count."""
+def test_a_job_in_two_lists_is_counted_once(send: Send, store: Store, state: State, raw: Any) -> None:
+    """It was scheduled again between BLMOVE and start; the end of its one run takes it out of the count."""
     root = f"evsched:{{{store.queue}}}:"
     send(store.at(NOW).limit({"concurrency": 5}))
     for worker in "wv":
@@ -77,9 +77,7 @@ def test_a_job_in_two_lists_is_counted_while_it_runs_again(send: Send, store: St
     (first,) = send(store.at(NOW).start("w", ["a"], hold=1, lease=15)).jobs
     assert send(store.at(NOW).complete("w", [(first, DONE)])) == []
     assert send(store.recount()) == []
-    (second,) = send(store.at(NOW).start("v", ["a"], hold=1, lease=15)).jobs
-    assert state()["in_flight"] == {"*": "1", "#": "1", "a": ""}
-    assert send(store.at(NOW).complete("v", [(second, DONE)])) == []
+    assert send(store.at(NOW).start("v", ["a"], hold=1, lease=15)).jobs == []
     assert state()["in_flight"] == {"*": "0"}
 
 

@@ -57,7 +57,7 @@ def test_job_with_a_reused_id_keeps_no_field_of_the_ended_job(
     raw.hdel(record, "worker", "parked")
     raw.zadd(keys.schedule(store.queue), {"a": NOW})
     send(store.at(NOW).dispatch(limit=9, cap=99))
-    assert fields_of(state) == (names("id", "description") - OWN) - {"parked"}
+    assert fields_of(state) == (names("id", "description") - OWN) - {"parked"} | {"due"}
 
 
 def test_a_revived_job_keeps_its_description(send: Send, store: Store, raw: Any, record: str, state: State) -> None:
@@ -82,7 +82,7 @@ def test_failed_attempt_replaces_the_fields_of_the_previous_attempt(
     run = run_of(send, store, raw, record)
     before = fields_of(state)
     assert send(store.at(NOW).retry("w", [(run, Retried(5, "it failed"))])) == []
-    assert fields_of(state) == before - names("run", "attempt")
+    assert fields_of(state) == before - names("run", "attempt") - {"due"}
 
 
 @pytest.mark.parametrize("died", [False, True], ids=["handed back", "its worker died"])

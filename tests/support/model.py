@@ -41,12 +41,16 @@ class Model(Gate):
                 return True
             if conflict != "replace":
                 return conflict == "keep"
-            self.remove_waiting(job)
+            waited = self.remove_waiting(job)
             self.dead.discard(job)
             self.schedule[job] = due
+            fetched = [worker for worker, held in self.processing.items() if job in held]
             if not record.finished and self.holds(record.worker, job):
                 record.next, record.again = (priority, group), None
             else:
+                if fetched and record.due is not None and not record.finished and not waited:
+                    self.processing[fetched[0]].remove(job)
+                    self.leave(job)
                 self.jobs[job] = Record(priority, group)
             self.admit(0, now)
             return True
@@ -173,10 +177,9 @@ class Model(Gate):
                 held.remove(job)
                 continue
             if record.finished:
-                record.attempt, record.finished, record.stop, record.error = 0, False, False, None
-                record.deaths = record.doubts = 0
-                self.dead.discard(job)
-                record.worker = None
+                held.remove(job)
+                self.leave(job)
+                continue
             if record.worker != worker:
                 record.attempt, record.worker, record.started = record.attempt + 1, worker, now
             started.append((job, record.run))
@@ -204,7 +207,7 @@ class Model(Gate):
         again = record.again
         (record.priority, record.group), record.next = record.next or (record.priority, record.group), None
         record.worker, record.attempt, record.again, record.stop = None, 0, None, False
-        record.begun, record.error, record.deaths, record.doubts = None, None, 0, 0
+        record.begun, record.error, record.deaths, record.doubts, record.due = None, None, 0, 0, None
         if again is not None:
             self.schedule[job] = min(again, self.schedule.get(job, again))
 
@@ -263,7 +266,7 @@ class Model(Gate):
             record = self.jobs[job]
             record.again = self.schedule.get(job, record.again)
             self.schedule[job] = at
-            record.worker = record.begun = None
+            record.worker = record.begun = record.due = None
             record.attempt = max(0, record.attempt - (not counts))
             self._end(worker, job)
             if not began:
@@ -343,10 +346,10 @@ class Model(Gate):
         listed = 0
         for job in reversed(held[-limit:]):
             record = self.jobs.get(job, Record())
-            holder = None if record.finished else record.worker
-            if holder != worker and self.holds(holder, job):
+            holder = record.worker
+            if record.finished or (holder != worker and self.holds(holder, job)):
                 pass
-            elif record.stop and not record.finished:
+            elif record.stop:
                 if holder is not None and record.begun is None:
                     record.attempt = max(0, record.attempt - 1)
                 self._abort(job)
@@ -463,7 +466,7 @@ class Model(Gate):
             return False
         record = self.jobs[job]
         record.finished, record.attempt, record.worker, record.stop = False, 0, None, False
-        record.begun, record.error, record.deaths, record.doubts = None, None, 0, 0
+        record.begun, record.error, record.deaths, record.doubts, record.due = None, None, 0, 0, None
         self.schedule[job] = now
         self.dead.remove(job)
         return True
