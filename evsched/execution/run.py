@@ -275,6 +275,8 @@ class Failed(Struct, frozen=True):
     given_up: bool = False
     killed: bool = False
     """It killed the process in which it was isolated."""
+    began: bool = True
+    """Whether the handler had begun when that process died."""
     traceback: str = ""
     error: str = ""
     """The class of the handler's exception; empty = it raised none."""
@@ -341,7 +343,8 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
         return Buried(reason, reply, killed=killed, traceback=failure.traceback, error=failure.error)
     # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
-    return Retried(wait, reason, killed=killed, traceback=failure.traceback, error=failure.error)
+    unsure = killed and not failure.began
+    return Retried(wait, reason, killed=killed, unsure=unsure, traceback=failure.traceback, error=failure.error)
 
 
 def encode_result(result: Any) -> bytes:

@@ -134,6 +134,16 @@ def test_job_that_killed_its_process_is_charged_for_its_doubtful_runs(
     assert (run.attempt, run.deaths, run.doubts, run.counted) == (3, 2, 0, 1)
 
 
+def test_run_that_may_not_have_begun_when_its_process_died_is_charged_and_counted(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
+) -> None:
+    (run,) = fetch(1)
+    assert send(store.at(NOW).retry("w", [(run, Retried(0.0, "killed", killed=True, unsure=True))])) == []
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
+    (run,) = start_all(send, store)
+    assert (run.attempt, run.deaths, run.doubts, run.counted) == (2, 1, 0, 1)
+
+
 @pytest.mark.parametrize("end", ["retry", "complete", "bury"])
 def test_a_run_that_ends_clears_the_suspicion(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, end: str
