@@ -206,6 +206,11 @@ class Run(Struct, eq=False):
         prepared = self.prepared
         return prepared is not None and prepared.policy.attempts == 1 and self.began > 0 and self.took is None
 
+    @property
+    def entered(self) -> bool:
+        """The handler has been called. On a busy machine, its thread may start long after `began`."""
+        return self.began > 0 and (self.cancellable or self.thread > 0)
+
     def report_progress(self, progress: Progress) -> None:
         """Note how far the run is. For any thread."""
         self.progress = progress
