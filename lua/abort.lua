@@ -8,11 +8,11 @@
 --        run        that ends, as `start` named it
 --        retention  seconds that the record is kept
 --        reply      '1' = push the outcome to the job's reply list
---        began      '1' = the run had begun, '' = it had not
+--        began      '1' = the run had begun, '' = it had not, and costs no attempt
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, abort, end_runs
+-- USES   clock, abort, count_attempts, end_runs
 --
 -- If the same id was scheduled again after the stop was requested, it runs again.
 
@@ -20,6 +20,9 @@ local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 
 local function finish(id, _, _, retention, reply, began)
+  if began ~= '1' then
+    count_attempts(id, -1)
+  end
   abort(id, began == '1' and 'cancelled while it ran' or 'cancelled before it ran', tonumber(retention), reply, now)
 end
 return end_runs(3, 5, worker, now, finish)

@@ -8,7 +8,8 @@
 --        run       that ends, as `start` named it
 --        delay     seconds from now to the next attempt
 --        reason    why this attempt failed
---        killed    '1' = it killed the process in which it was isolated, '' = it did not, and is not a suspect any more
+--        killed    '1' = it killed the process in which it was isolated; 'unsure' = that process died before the
+--                  handler began; '' = neither, and it is not a suspect any more
 --        trace     the traceback of the handler's exception, '' = none
 --        error     the class of the exception, '' = none
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
@@ -23,8 +24,8 @@ local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 
 local function finish(id, run, scheduled, delay, reason, killed, trace, error)
-  if killed == '1' then
-    convict(id, 0)
+  if killed ~= '' then
+    convict(id, killed == 'unsure' and 1 or 0)
   else
     clear_suspicion(id)
   end

@@ -191,7 +191,7 @@ class Executor:
                 await (begun.wait() if begun is not None else asyncio.sleep(_FIRST_STEP))
         except TimeoutError:
             pass  # a middleware keeps it waiting
-        has_begun = only or (run.began > 0 if begun is None else begun.is_set())
+        has_begun = only or (run.entered if begun is None else begun.is_set())
         if has_begun and not only:
             await self._store.mark(run, "alone" if open_again else "1")
         if open_again is None:

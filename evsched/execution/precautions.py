@@ -136,7 +136,11 @@ class Isolation:
         try:
             outcome = await self._outcome_of(process, running, run)
         except ProcessDied as error:
-            outcome = judge(run.job, prepared, Failed(str(error), killed=True))
+            # It counts although the handler may not have begun: a middleware that ends the process would do so again
+            # and again.
+            began = process.begun.is_set()
+            reason = str(error) if began else f"{error} before its handler began"
+            outcome = judge(run.job, prepared, Failed(reason, killed=True, began=began))
         finally:
             running.cancel()
             self._handlers.end(run)

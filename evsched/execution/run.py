@@ -206,6 +206,11 @@ class Run(Struct, eq=False):
         prepared = self.prepared
         return prepared is not None and prepared.policy.attempts == 1 and self.began > 0 and self.took is None
 
+    @property
+    def entered(self) -> bool:
+        """The handler has been called. On a busy machine, its thread may start long after `began`."""
+        return self.began > 0 and (self.cancellable or self.thread > 0)
+
     def report_progress(self, progress: Progress) -> None:
         """Note how far the run is. For any thread."""
         self.progress = progress
@@ -275,6 +280,8 @@ class Failed(Struct, frozen=True):
     given_up: bool = False
     killed: bool = False
     """It killed the process in which it was isolated."""
+    began: bool = True
+    """Whether the handler had begun when that process died."""
     traceback: str = ""
     error: str = ""
     """The class of the handler's exception; empty = it raised none."""
@@ -341,7 +348,8 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
         return Buried(reason, reply, killed=killed, traceback=failure.traceback, error=failure.error)
     # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
-    return Retried(wait, reason, killed=killed, traceback=failure.traceback, error=failure.error)
+    unsure = killed and not failure.began
+    return Retried(wait, reason, killed=killed, unsure=unsure, traceback=failure.traceback, error=failure.error)
 
 
 def encode_result(result: Any) -> bytes:

@@ -107,6 +107,8 @@ class Retried(Struct, frozen=True, tag=True):
     reason: str
     killed: bool = False
     """The run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
+    unsure: bool = False
+    """That process died before the handler began. The run counts all the same, and a later reason says so."""
     traceback: str = ""
     error: str = ""
     """The class of the handler's exception, see `retry.class_name`; empty = it raised none."""

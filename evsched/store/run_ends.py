@@ -135,7 +135,7 @@ class RunEnds(Queue):
         words: list[Word] = [self._now(), worker]
         for job, retried in runs:
             words += (job.id, job.run, f"{retried.delay:.6f}", retried.reason)
-            words += ("1" if retried.killed else "", retried.traceback, retried.error)
+            words += ("unsure" if retried.unsure else "1" if retried.killed else "", retried.traceback, retried.error)
         return self._verb("retry", texts, *words)
 
     def bury(self, worker: str, runs: Iterable[tuple[FetchedJob, Buried]], hook: Hook | None = None) -> Call[list[str]]:

@@ -414,7 +414,7 @@ class ProgressWriter:
         for run in self._runs.values():
             if run.marked or run.took is not None:
                 continue
-            if run.began and run.began <= now - _MARK_AFTER:
+            if run.entered and run.began <= now - _MARK_AFTER:
                 run.marked = True
                 begun.append(run)
             elif run.began or run.delivery.sent > now - _BEGINS_WITHIN:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+from anyio import to_thread
 
-from evsched import App, Retry, current_job, events
+from evsched import App, Job, Retry, current_job, events
 from evsched.config import Config
 from evsched.errors import JobDead
 from evsched.jobs.job import FetchedJob, Mark, encode
@@ -167,6 +169,45 @@ async def test_only_long_runs_are_marked_as_begun(
         gate.set()
         await job.result(PATIENCE)
     assert "begin" in sent
+
+
+async def test_run_is_not_marked_as_begun_before_its_thread_has_started(
+    config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine may take longer to start a thread than a run lasts before it is marked."""
+    run_sync, waits, may_start, gate = to_thread.run_sync, asyncio.Event(), asyncio.Event(), threading.Event()
+
+    async def start_late(*words: Any, **options: Any) -> Any:
+        waits.set()
+        await may_start.wait()
+        return await run_sync(*words, **options)
+
+    monkeypatch.setattr(to_thread, "run_sync", start_late)
+
+    @app.task
+    def in_thread() -> None:
+        gate.wait(PATIENCE)
+
+    @app.task
+    async def in_loop() -> None:
+        await may_start.wait()
+
+    async def is_marked(job: Job[None]) -> bool:
+        await running.sender.send(Store(queue).survey())  # so that the worker's loop runs
+        return raw.hget(f"evsched:{{{queue}}}:job:{job.id}", "begun") == b"1"
+
+    async with system(config, app) as running, asyncio.timeout(PATIENCE):
+        thread = await in_thread.enqueue()
+        await waits.wait()
+        loop = await in_loop.enqueue()  # begins later, so it is marked later
+        while not await is_marked(loop):
+            pass
+        assert not await is_marked(thread)
+        may_start.set()
+        while not await is_marked(thread):
+            pass
+        gate.set()
+        await thread.result(PATIENCE)
 
 
 def suspects(raw: Any, queue: str, task: str, deaths: int, doubts: int, count: int = 1, **options: Any) -> list[str]:

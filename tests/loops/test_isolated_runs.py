@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from evsched import App, events
+from evsched.app import find_app
 from evsched.config import Config
 from evsched.jobs.job import encode
 from evsched.store.store import Store
@@ -104,6 +105,46 @@ async def test_isolated_handler_output_appears_in_the_worker_output(
     out, err = capfd.readouterr()
     assert out == "printed\n"
     assert err == "to stderr\nlogged\n"
+
+
+DIES_BEFORE_ITS_HANDLER = """
+import os, signal
+from evsched import App, Retry, current_job
+
+app = App()
+
+@app.middleware
+async def die(job, call_next):
+    if job.attempt == int(os.environ["DIES_AT"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await call_next()
+
+@app.task(retry=Retry(attempts=2, interval=0, jitter=0))
+async def fail():
+    if current_job().attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("began")
+"""
+
+
+@pytest.mark.parametrize(
+    ("dies_at", "reason"),
+    [
+        (1, "attempt 2 of 2 (1 earlier run is counted that may not have begun): ValueError: began"),
+        (2, "attempt 2 of 2: its process died (it crashed, ended itself or was killed) before its handler began"),
+    ],
+    ids=["an earlier one", "the last one"],
+)
+async def test_reason_of_a_dead_job_names_the_attempt_in_which_its_handler_did_not_begin(
+    config: Config, queue: str, raw: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int, reason: str
+) -> None:
+    monkeypatch.setenv("DIES_AT", str(dies_at))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"dying_{dies_at}.py").write_text(DIES_BEFORE_ITS_HANDLER)
+    async with system(config, find_app(f"dying_{dies_at}:app")) as running:
+        suspect(raw, queue, "fail")
+        buried = await running.recorder.wait(events.JobBuried)
+    assert buried.reason.startswith(reason)
 
 
 async def test_keyboard_interrupt_in_a_process_fails_only_the_run(

@@ -9,7 +9,7 @@ import pytest
 
 from evsched.execution.precautions import precautions_for
 from evsched.execution.run import prepare
-from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Payload, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define
 from evsched.store.client_calls import New
@@ -108,6 +108,16 @@ def test_a_job_that_is_buried_before_it_began_is_charged_no_attempt(
     assert state()["job:j0"]["attempt"] == "0"
 
 
+@pytest.mark.parametrize(("began", "attempts"), [(True, "1"), (False, "0")])
+def test_cancelled_run_is_charged_an_attempt_if_it_began(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State, began: bool, attempts: str
+) -> None:
+    (run,) = fetch(1)
+    send(store.cancel(run.id))
+    assert send(store.at(NOW).abort("w", [(run, Aborted(60.0, False, began))])) == []
+    assert state()["job:j0"]["attempt"] == attempts
+
+
 def test_job_that_ran_alone_is_charged_and_others_become_suspects(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
@@ -132,6 +142,16 @@ def test_job_that_killed_its_process_is_charged_for_its_doubtful_runs(
     send(store.at(NOW).dispatch(limit=100, cap=1000))
     (run,) = start_all(send, store)
     assert (run.attempt, run.deaths, run.doubts, run.counted) == (3, 2, 0, 1)
+
+
+def test_run_that_may_not_have_begun_when_its_process_died_is_charged_and_counted(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
+) -> None:
+    (run,) = fetch(1)
+    assert send(store.at(NOW).retry("w", [(run, Retried(0.0, "killed", killed=True, unsure=True))])) == []
+    send(store.at(NOW).dispatch(limit=100, cap=1000))
+    (run,) = start_all(send, store)
+    assert (run.attempt, run.deaths, run.doubts, run.counted) == (2, 1, 0, 1)
 
 
 @pytest.mark.parametrize("end", ["retry", "complete", "bury"])

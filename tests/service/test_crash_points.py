@@ -11,14 +11,15 @@ import pytest
 
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
+from tests.crash_points import injection
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 
+ARM = "from tests.crash_points.injection import arm; arm()"
+
 TASKS = """
 import os, signal, time
-from evsched import App, current_job
-from evsched.execution.executor import Executor
-from evsched.execution.deferral import RedisRunStore
+from evsched import App
 from evsched.services.job_process import WorkerLink
 from tests.support.plain import plain_client
 
@@ -30,20 +31,14 @@ def die():
     os.kill(int(os.environ["WORKER"]), signal.SIGKILL)
     signal.pause()  # the kernel kills the process of an isolated run with its worker
 
-def crash(owner, name, point, *, after):
-    method = getattr(owner, name)
-    async def crashing(*args):
-        if not after:
-            die()
-        await method(*args)
-        die()
-    if POINT == point:
-        setattr(owner, name, crashing)
+wait_to_begin = WorkerLink.wait_to_begin
 
-crash(Executor, "run", "handed out", after=False)
-crash(RedisRunStore, "mark", "before the mark", after=False)
-crash(RedisRunStore, "mark", "after the mark", after=True)
-crash(WorkerLink, "wait_to_begin", "told to begin", after=True)
+async def wait_to_begin_and_die(*args):
+    await wait_to_begin(*args)
+    die()
+
+if POINT == "told to begin":
+    WorkerLink.wait_to_begin = wait_to_begin_and_die
 
 @app.task
 async def crash_here():
@@ -69,21 +64,21 @@ begun."""
 @pytest.mark.parametrize(
     ("before", "point", "attempt", "after"),
     [
-        (PLAIN, "handed out", 0, "1 1"),
+        (PLAIN, "start 1 after kill", 0, "1 1"),
         (PLAIN, "first line", 0, "1 1"),
         (PLAIN, "known to have begun", 1, "1 0"),
-        (SUSPECT, "handed out", 0, "2 1"),
-        (SUSPECT, "before the mark", 0, "2 1"),
-        (SUSPECT, "after the mark", 0, "2 2"),
+        (SUSPECT, "start 1 after kill", 0, "2 1"),
+        (SUSPECT, "begin 1 before kill", 0, "2 1"),
+        (SUSPECT, "begin 1 after kill", 0, "2 2"),
         (SUSPECT, "first line", 0, "2 2"),
         (SUSPECT, "known to have begun", 1, "2 1"),
-        (ISOLATED, "before the mark", 0, "3 1"),
-        (ISOLATED, "after the mark", 0, "3 2"),
+        (ISOLATED, "begin 1 before kill", 0, "3 1"),
+        (ISOLATED, "begin 1 after kill", 0, "3 2"),
         (ISOLATED, "told to begin", 0, "3 2"),
         (ISOLATED, "known to have begun", 1, "3 1"),
         # It is the cause, so the doubtful runs count too. The reason will say how many may not have begun.
-        (ALONE, "before the mark", 0, "5 1"),
-        (ALONE, "after the mark", 2, "0 0 2"),
+        (ALONE, "begin 1 before kill", 0, "5 1"),
+        (ALONE, "begin 1 after kill", 2, "0 0 2"),
         (ALONE, "told to begin", 2, "0 0 2"),
         (ALONE, "known to have begun", 2, "0 0 1"),
     ],
@@ -109,6 +104,9 @@ async def test_interrupted_run_counts_if_it_began_or_its_reason_admits_doubt(
     cli = Cli(server.url, tmp_path)
     (tmp_path / "tasks.py").write_text(TASKS)
     cli.environment |= {"POINT": point, "RECORD": record}
+    if point.endswith(" kill"):
+        cli.run_first(ARM)
+        cli.environment |= {injection.VARIABLE: point, injection.FOLDER: str(tmp_path)}
     words = cli.command("worker", "tasks:app", "--queue", store.queue, "--log-level", "ERROR")
     with subprocess.Popen(words, env=cli.environment, cwd=tmp_path) as worker:
         try:

@@ -74,6 +74,11 @@ def test_a_job_that_killed_its_process_is_charged_for_the_doubtful_runs() -> Non
     )
 
 
+def test_later_reason_names_a_run_whose_process_died_before_its_handler_began() -> None:
+    died = Failed("it died", killed=True, began=False)
+    assert judge(job(1, 2), prepared(), died) == Retried(0, "attempt 1 of 3: it died", killed=True, unsure=True)
+
+
 def test_a_job_with_one_attempt_is_not_charged_for_doubtful_runs() -> None:
     """Its runs are marked before they begin, so a run without a mark has not begun."""
     assert judge(job(1, 2, 1), prepared(1), Failed("it died", killed=True)) == Buried("attempt 1 of 1: it died", False)
