@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=10_000_000, help="states")
     parser.add_argument("--failures", type=int, default=1)
     parser.add_argument("--without", nargs="*", default=(), help="processes that are left out")
+    parser.add_argument("--old", nargs="*", default=(), help="processes of the previous release")
     scope = vars(parser.parse_args())
     for name in scope.pop("scene"):
         with SavedRedis() as redis:

@@ -110,6 +110,8 @@ class Scene:
     """From the state before, the state, and the step between them: what is wrong, or None."""
     recover: Callable[[list[State]], list[str | None]]
     """From each of these states: what is wrong after the faults have ended and time has gone on, or None."""
+    excused: Callable[[State, State, str], bool] = lambda _before, _state, _step: False
+    """Whether a step does harm that is documented: then the state after it is not visited."""
     faults: int = 1
     kinds: tuple[str, ...] = FAULTS
     epochs: int = 1
@@ -258,7 +260,7 @@ class _Search:
     def _visit(self, state: State, parent: int, step: str, before: State | None) -> list[int]:
         """Return the number of a new state, and check it; nothing if it is known."""
         key = self._key(state)
-        if key in self._seen:
+        if key in self._seen or (before is not None and self._scene.excused(before, state, step)):
             return []
         number = len(self._parents)
         self._seen.add(key)
