@@ -173,7 +173,7 @@ class Rules:
                     results[index] = self._check_end(snapshot)
                     continue
                 going.append((index, process))
-                calls.append((snapshot, call, (200, turn)))
+                calls.append((snapshot, call, Clock(200, turn)))
             done = redis.make(calls)
             waiting = [
                 (index, snapshot, process, reply)

@@ -13,7 +13,7 @@ from evsched.transport.call import Call
 from tests.interleavings.processes import Handlers, client, dispatcher, janitor, recurring, worker
 from tests.interleavings.releases import ROOT, STORE, THIS, previous
 from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, PAYLOAD, RECORD, Rules
-from tests.interleavings.search import Process, Result, Scene, search
+from tests.interleavings.search import FAULTS, Process, Result, Scene, search
 from tests.interleavings.server import BASE, SavedRedis
 
 _JOBS: Final = (
@@ -36,6 +36,7 @@ def _make(
     without: Sequence[str] = (),
     old: Sequence[str] = (),
     excuses: bool = True,
+    kinds: tuple[str, ...] = FAULTS,
     faults: int,
     epochs: int,
 ) -> Scene:
@@ -60,6 +61,7 @@ def _make(
         lambda states: rules.recover(redis, states),
         excused=rules.excuse,
         faults=faults,
+        kinds=kinds,
         epochs=epochs,
         mortal=workers,
         twins=("U", "V") if len(workers) == 2 and release["U"] is release["V"] else None,
@@ -134,6 +136,6 @@ def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int =
     """Search a scene.
 
     `scope`: `faults`, `epochs`, `without`, the processes that are left out, and `old`, those of the previous release.
-    `excuses`: whether these may do the harm that is documented.
+    `excuses`: whether these may do the harm that is documented. `kinds`: the kinds of faults.
     """
     return search(_make(redis, **SCENES[name], **scope), most=most, failures=failures)
