@@ -3,8 +3,8 @@
 If a worker that was sent a message about a job does not come, the janitor sends the message to all idle workers.
 
 It judges whether a worker lives, never how long a job takes. An expired lease means "perhaps dead". "Dead" means that
-the lease did not move for one heartbeat interval while the janitor watched, by this host's monotonic clock. So a jump
-of Redis's clock starts no job twice.
+the lease did not move for a heartbeat and a little more while the janitor watched, by this host's monotonic clock. So a
+jump of Redis's clock starts no job twice.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from evsched.store.moves import Arrival, Batch
 from evsched.store.run_ends import NO_LEASE
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
+
+_PATIENCE: Final = 1.3
+"""Heartbeats after which a worker that lives has renewed its lease: it renews it one after the reply to the last
+renewal, so a round trip later, and its host or Redis may be busy. By default the sum is 6.5 s."""
 
 _BESIDE: Final = 1.0
 """Seconds within which a worker fetches the job that a message named, unless it died or hangs."""
@@ -90,7 +94,7 @@ class Janitor:
         # Jobs that wait may be fetched at any time, and no step announces it: a worker starts, or a slot becomes free.
         rest = self._runtime.times.idle_lease if survey.leases else float("inf")
         if waits:
-            rest = self._runtime.times.lease - self._runtime.times.heartbeat
+            rest = self._runtime.times.lease - _PATIENCE * self._runtime.times.heartbeat
         alive = set[tuple[str, str]]()
         if survey.moving is not None:
             rest = min(rest, max(ABANDONED - survey.moving, self._runtime.times.heartbeat))
@@ -130,12 +134,12 @@ class Janitor:
         busy = self._busy_lease(lease)
         heartbeat = self._runtime.times.heartbeat_of(busy)
         if lease.left <= 0:
-            return heartbeat - unchanged
+            return _PATIENCE * heartbeat - unchanged
         if lease.held and lease.left > busy:
             # It fetched a job and never started it, or Redis's clock was set back: the end of its lease says nothing.
             return min(busy - heartbeat - unchanged, heartbeat)
-        # Look a heartbeat before the lease ends: it has then been watched for long enough when it does.
-        return max(lease.left - heartbeat, min(lease.left, heartbeat))
+        # Look so early that the lease has been watched for long enough when it ends.
+        return max(lease.left - _PATIENCE * heartbeat, min(lease.left, heartbeat))
 
     def _busy_lease(self, lease: Lease) -> float:
         """Return the lease that a worker has while it holds jobs, as the worker says."""

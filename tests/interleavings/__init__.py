@@ -3,6 +3,7 @@
     search.py      the search: breadth first, equal states joined, the shortest path to what is wrong
     server.py      the store of the search: a Redis whose state is saved and restored around each call
     processes.py   dispatcher, janitor, worker and client as sequences of calls
+    releases.py    those calls in this release, and in the previous one
     rules.py       what must hold in each state, and after recovery from it
     scenes.py      the scenes: which jobs, which processes, which faults
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from tests.interleavings.scenes import SCENES, run
+from tests.interleavings.search import FAULTS, JUMP
 from tests.interleavings.server import SavedRedis
 
 
@@ -18,6 +19,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=10_000_000, help="states")
     parser.add_argument("--failures", type=int, default=1)
     parser.add_argument("--without", nargs="*", default=(), help="processes that are left out")
+    parser.add_argument("--old", nargs="*", default=(), help="processes of the previous release")
+    parser.add_argument("--kinds", nargs="*", default=FAULTS, help=f"of faults; beside these, {JUMP}")
     scope = vars(parser.parse_args())
     for name in scope.pop("scene"):
         with SavedRedis() as redis:

@@ -14,22 +14,12 @@ from evsched.jobs.job import Buried, Done, FetchedJob, Retried, Snoozed
 from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.store.run_ends import NO_LEASE
-from evsched.store.store import Store
 from evsched.transport.call import Call, raw
+from tests.interleavings.releases import IDLE_LEASE, LEASE, ROOT, THIS, Release
 from tests.interleavings.search import LOST, Do, Epoch, Note, Pick, Process
-from tests.interleavings.server import NOW
 
-QUEUE: Final = "q"
-ROOT: Final = f"evsched:{{{QUEUE}}}:"
-STORE: Final = Store(QUEUE, clock=lambda: float(NOW))
 CAP: Final = 1000
 """Bytes that a payload may have."""
-HANDED_BACK: Final = "no slot was free"
-"""The reason with which a live worker hands jobs back."""
-LEASE: Final = 15.0
-IDLE_LEASE: Final = 135.0
-WATCH: Final = 15.0
-"""Seconds for which the list of a dead worker is watched."""
 AHEAD: Final = 15.0
 """Seconds by which occurrences are scheduled ahead."""
 
@@ -68,36 +58,36 @@ class Handlers:
         """Return the outcome of a run, and whether it calls a hook: one call ends all runs that are alike in both."""
         return self.outcome(job_id, attempt_of(run)), self.hook_of(job_id) is not None
 
-    def end(self, worker: str, kind: str, runs: Sequence[tuple[str, str]]) -> Call[Any]:
+    def end(self, release: Release, worker: str, kind: str, runs: Sequence[tuple[str, str]]) -> Call[Any]:
         """Return the call that ends runs, all with the same outcome and hook."""
         jobs, hook = [_job(*run) for run in runs], self.hook_of(runs[0][0])
         match kind:
             case "retry":
-                return STORE.retry(worker, [(job, Retried(0.0, "it failed")) for job in jobs])
+                return release.store.retry(worker, [(job, Retried(0.0, "it failed")) for job in jobs])
             case "snooze":
-                return STORE.snooze(worker, [(job, Snoozed(delay=0.0, reason="not yet")) for job in jobs])
+                return release.store.snooze(worker, [(job, Snoozed(delay=0.0, reason="not yet")) for job in jobs])
             case "bury":
                 began = not self.gives_up(jobs[0].id, jobs[0].attempt)
-                return STORE.bury(worker, [(job, Buried("it failed", True, began=began)) for job in jobs], hook)
+                return release.store.bury(worker, [(job, Buried("it failed", True, began=began)) for job in jobs], hook)
             case _:
-                return STORE.complete(worker, [(job, Done(b"1", self.retention, True)) for job in jobs], hook)
+                return release.store.complete(worker, [(job, Done(b"1", self.retention, True)) for job in jobs], hook)
 
 
-def dispatcher() -> Process:
+def dispatcher(release: Release = THIS) -> Process:
     """`evsched/dispatcher/dispatch_loop.py`: it dispatches whatever wakes it."""
     while True:
-        yield Do(STORE.dispatch(limit=100, cap=CAP), ("lost",))
+        yield Do(release.store.dispatch(limit=100, cap=CAP), ("lost",))
 
 
-def recurring() -> Process:
+def recurring(release: Release = THIS) -> Process:
     """`evsched/dispatcher/recurring.py`: it puts occurrences on the schedule, and moves their recurrences on."""
     while True:
-        agenda = yield Do(STORE.agenda(AHEAD, 25), ("lost",))
+        agenda = yield Do(release.store.agenda(AHEAD, 25), ("lost",))
         if agenda == LOST:
             continue
         for name, seen, fields in agenda.rows:
             plan = read_recurrence(read_declared(name, fields), {}, {}).plan(float(seen), agenda.now, AHEAD)
-            yield Do(STORE.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed), ("lost", "late"))
+            yield Do(release.store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed), ("lost", "late"))
             plan = None
         agenda = name = seen = fields = plan = None
 
@@ -111,36 +101,44 @@ def client(calls: Sequence[Call[Any]]) -> Process:
             reply = yield Do(call, ("lost", "late") if call.script else ())
 
 
-def janitor() -> Process:
+def janitor(release: Release = THIS) -> Process:
     """`evsched/dispatcher/janitor.py`.
 
     A worker is dead if its lease has ended, or is too long for one that holds jobs, and has not changed for an epoch.
+    The list of a dead worker is watched: for less than an epoch, but it is read once more after that.
     """
     seen: dict[str, tuple[bytes, int]] = {}
+    watched: dict[str, int] = {}
     while True:
         epoch = yield Epoch()
-        survey = yield Do(STORE.survey(), ())
-        found, judged = dict[str, tuple[bytes, int]](), list[tuple[str, bytes, float | None]]()
-        judged += [(worker, NO_LEASE, None) for worker in survey.died]
+        survey = yield Do(release.store.survey(), ())
+        found, judged = dict[str, tuple[bytes, int]](), list[tuple[str, bytes]]()
+        if not release.remembers:
+            judged += [(worker, NO_LEASE) for worker in survey.died]
         for lease in survey.leases:
             end, since = seen.get(lease.worker, (b"", epoch))
             found[lease.worker] = (lease.end, since if end == lease.end else epoch)
             unchanged = epoch - found[lease.worker][1]
             if unchanged and (lease.left <= 0 or (lease.held and lease.left > LEASE)):
-                judged.append((lease.worker, lease.end, WATCH))
+                judged.append((lease.worker, lease.end))
+        judged += [(worker, NO_LEASE) for worker in watched]
         seen = found
-        del survey, found, epoch
+        del survey, found
         lease = end = since = unchanged = None
-        for worker, end, watch in judged:
-            done = yield Do(STORE.requeue(worker, "died", lease=end, watch=watch, limit=100))
+        for worker, end in judged:
+            done = yield Do(release.take_back(worker, end))
             if done == LOST:
                 break
             seen.pop(worker, None)
+            if release.remembers and end != NO_LEASE:
+                watched[worker] = epoch
+            elif release.remembers and (done.rest != "all" or watched[worker] < epoch):
+                del watched[worker]
             done = None
-        done = judged = worker = end = watch = None
+        done = judged = worker = end = epoch = None
 
 
-def worker(name: str, handlers: Handlers) -> Process:
+def worker(name: str, handlers: Handlers, release: Release = THIS) -> Process:
     """`evsched/worker/consumer.py`, with one exchange at a time, and its heartbeat."""
     runs: dict[str, str] = {}  # id -> the run, as `start` named it
     ended: dict[str, str] = {}  # the same, for runs whose end is to be written
@@ -161,10 +159,10 @@ def worker(name: str, handlers: Handlers) -> Process:
 
         if act == "beat":
             lease = LEASE if runs or ended else IDLE_LEASE
-            renewed = yield Do(STORE.heartbeat(name, lease, busy=LEASE, fresh=epoch < 0), ("unsent",))
+            renewed = yield Do(release.heartbeat(name, lease, fresh=epoch < 0), ("unsent",))
             if renewed != LOST and not renewed.kept:
                 runs, ended, fetched, marked, unsure = {}, {}, (), (), True
-                renewed = yield Do(STORE.heartbeat(name, LEASE, busy=LEASE, fresh=True), ("unsent",))
+                renewed = yield Do(release.heartbeat(name, LEASE, fresh=True), ("unsent",))
             if renewed != LOST:
                 epoch = now
             del renewed, lease
@@ -174,7 +172,7 @@ def worker(name: str, handlers: Handlers) -> Process:
             if moved == LOST:
                 unsure = True
             elif moved is not None and len(runs) == handlers.slots:
-                back = yield Do(STORE.requeue(name, HANDED_BACK, runs=[(moved.decode(), "")]))
+                back = yield Do(release.hand_back(name, [(moved.decode(), "")]))
                 unsure = back == LOST
                 del back
             elif moved is not None:
@@ -183,7 +181,7 @@ def worker(name: str, handlers: Handlers) -> Process:
         elif act.startswith("end "):
             job = act[4:]
             if job in handlers.once and job not in marked and not handlers.gives_up(job, attempt_of(runs[job])):
-                lost = yield Do(STORE.begin(name, [(_job(job, runs[job]), "1")]))
+                lost = yield Do(release.store.begin(name, [(_job(job, runs[job]), "1")]))
                 if lost == LOST:
                     unsure = True
                     yield Note(f"perhaps begin {job}")
@@ -200,24 +198,30 @@ def worker(name: str, handlers: Handlers) -> Process:
         else:
             failed = False
             if unsure:
-                held = yield Do(STORE.held(name), ())
+                for job in () if release.names_runs else sorted(ended):
+                    last = yield Do(release.store.last_run(job), ())
+                    if last.worker == name and last.started > float(ended[job].partition(" ")[2]):
+                        del ended[job]  # its end is written, and the job has been started again
+                job = last = None
+                held = yield Do(release.store.held(name), ())
                 unknown = [job for job in dict.fromkeys(held) if job not in {*runs, *ended, *fetched}]
                 keep = max(0, handlers.slots - len(runs) - len(fetched))
                 fetched += tuple(unknown[:keep])
                 surplus = list[tuple[str, str]]()
                 for job in unknown[keep:]:
-                    last = yield Do(STORE.last_run(job), ())
-                    surplus.append((job, last.run if last.worker == name else ""))
+                    if release.names_runs:
+                        last = yield Do(release.store.last_run(job), ())
+                    surplus.append((job, last.run if last and last.worker == name else ""))
                 held = unknown = keep = last = job = None
                 if surplus:
-                    back = yield Do(STORE.requeue(name, HANDED_BACK, runs=surplus))
+                    back = yield Do(release.hand_back(name, surplus))
                     failed = back == LOST
                 unsure = failed
                 surplus = back = None
             if not failed and ended:
                 for kind in sorted({handlers.kind(*run) for run in ended.items()}):
                     rows = [run for run in sorted(ended.items()) if handlers.kind(*run) == kind]
-                    lost = yield Do(handlers.end(name, kind[0], rows))
+                    lost = yield Do(handlers.end(release, name, kind[0], rows))
                     if lost == LOST:
                         failed = unsure = True
                         break
@@ -227,13 +231,13 @@ def worker(name: str, handlers: Handlers) -> Process:
                 kind = rows = lost = job = _ = None
             if not failed and fetched:
                 hold = min(handlers.slots, len(runs) + len(ended) + len(fetched) + 1)
-                reply = yield Do(STORE.start(name, fetched, hold=hold, lease=LEASE, cap=CAP))
+                reply = yield Do(release.store.start(name, fetched, hold=hold, lease=LEASE, cap=CAP))
                 if reply == LOST:
                     unsure = True
                 else:
                     if not reply.leased and (runs or ended):
                         runs, ended, marked, unsure = {}, {}, (), True
-                    new = [(job.id, job.run) for job in reply.jobs if job.id not in runs and job.id not in ended]
+                    new = [run for run in release.runs(reply) if run[0] not in runs and run[0] not in ended]
                     known = {*runs, *ended, *(job for job, _ in new), *(job for job, _ in reply.buried)}
                     unsure = unsure or not {*fetched} <= known
                     fetched = ()

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import New
 from evsched.transport.call import Call
-from tests.interleavings.processes import ROOT, STORE, Handlers, client, dispatcher, janitor, recurring, worker
+from tests.interleavings.processes import Handlers, client, dispatcher, janitor, recurring, worker
+from tests.interleavings.releases import ROOT, STORE, THIS, previous
 from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, PAYLOAD, RECORD, Rules
-from tests.interleavings.search import Process, Result, Scene, search
+from tests.interleavings.search import FAULTS, Process, Result, Scene, search
 from tests.interleavings.server import BASE, SavedRedis
 
 _JOBS: Final = (
     ("HSET", f"{ROOT}job:{RECORD}", "payload", PAYLOAD, "group", "g"),
     ("ZADD", f"{ROOT}schedule", BASE - 1, RECORD, BASE - 1, INLINE_PAYLOAD),
 )
+
+DISPATCHER: Final = ("dispatcher", "janitor", "recurring")
+"""The processes of the search that are loops of a dispatcher."""
 
 
 def _make(
@@ -29,16 +34,21 @@ def _make(
     calls: Sequence[Call[Any]] = (),
     recurs: bool = False,
     without: Sequence[str] = (),
+    old: Sequence[str] = (),
+    excuses: bool = True,
+    kinds: tuple[str, ...] = FAULTS,
     faults: int,
     epochs: int,
 ) -> Scene:
+    rules = replace(rules, old=frozenset(old if excuses else ()))
+    release = {name: previous() if name in old else THIS for name in (*DISPATCHER, "U", "V")}
     processes: Mapping[str, Callable[[], Process]] = {
-        "dispatcher": dispatcher,
-        "janitor": janitor,
+        "dispatcher": lambda: dispatcher(release["dispatcher"]),
+        "janitor": lambda: janitor(release["janitor"]),
         "client": lambda: client(calls),
-        "recurring": recurring,
-        "U": lambda: worker("U", rules.handlers),
-        "V": lambda: worker("V", rules.handlers),
+        "recurring": lambda: recurring(release["recurring"]),
+        "U": lambda: worker("U", rules.handlers, release["U"]),
+        "V": lambda: worker("V", rules.handlers, release["V"]),
     }
     absent = {*without, *([] if calls else ["client"]), *([] if recurs else ["recurring"])}
     present = {name: process for name, process in processes.items() if name not in absent}
@@ -49,10 +59,12 @@ def _make(
         present,
         rules.check,
         lambda states: rules.recover(redis, states),
+        excused=rules.excuse,
         faults=faults,
+        kinds=kinds,
         epochs=epochs,
         mortal=workers,
-        twins=("U", "V") if len(workers) == 2 else None,
+        twins=("U", "V") if len(workers) == 2 and release["U"] is release["V"] else None,
     )
 
 
@@ -125,5 +137,9 @@ SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int = 1, **scope: Any) -> Result:
-    """Search a scene. `scope`: `faults`, `epochs`, and `without`, the processes that are left out."""
+    """Search a scene.
+
+    `scope`: `faults`, `epochs`, `without`, the processes that are left out, and `old`, those of the previous release.
+    `excuses`: whether these may do the harm that is documented. `kinds`: the kinds of faults.
+    """
     return search(_make(redis, **SCENES[name], **scope), most=most, failures=failures)

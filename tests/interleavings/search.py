@@ -21,6 +21,7 @@ Faults, each of which uses up one of the scene's:
     unsent   the call was not made, its reply is LOST: the process cannot tell the difference
     late     its reply is LOST, and the call is made at any later time, or never
     dead     the process takes no further step
+    jump     the server's clock is set ahead or back by an epoch; only a scene that names this fault has it
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from tests.interleavings.server import Clock, SavedRedis, Snapshot
 
 LOST: Final = "LOST"
 FAULTS: Final = ("lost", "unsent", "late", "dead")
+JUMP: Final = "jump"
 
 _SLICE: Final = 400
 """States whose calls are sent to Redis together."""
@@ -110,6 +112,8 @@ class Scene:
     """From the state before, the state, and the step between them: what is wrong, or None."""
     recover: Callable[[list[State]], list[str | None]]
     """From each of these states: what is wrong after the faults have ended and time has gone on, or None."""
+    excused: Callable[[State, State, str], bool] = lambda _before, _state, _step: False
+    """Whether a step does harm that is documented: then the state after it is not visited."""
     faults: int = 1
     kinds: tuple[str, ...] = FAULTS
     epochs: int = 1
@@ -173,7 +177,7 @@ class _Search:
     def run(self) -> Result:
         began = time.monotonic()
         scene, result = self._scene, self._result
-        first = State(scene.start, (0, 0), (DEAD,) * len(self._names), (), scene.faults, ())
+        first = State(scene.start, Clock(), (DEAD,) * len(self._names), (), scene.faults, ())
         for index in range(len(self._names)):
             first = self._advance(first, index, None)
         level = [(number, first) for number in self._visit(first, -1, "begin", None)]
@@ -230,7 +234,7 @@ class _Search:
         position = state.positions[index]
         match position.next:
             case Epoch():
-                yield from self._moves(self._advance(state, index, (state.clock[0], position.replies)), index)
+                yield from self._moves(self._advance(state, index, (state.clock.epoch, position.replies)), index)
             case Pick(options):
                 for option in options:
                     yield from self._moves(self._advance(state, index, (option, position.replies)), index)
@@ -258,7 +262,7 @@ class _Search:
     def _visit(self, state: State, parent: int, step: str, before: State | None) -> list[int]:
         """Return the number of a new state, and check it; nothing if it is known."""
         key = self._key(state)
-        if key in self._seen:
+        if key in self._seen or (before is not None and self._scene.excused(before, state, step)):
             return []
         number = len(self._parents)
         self._seen.add(key)
@@ -291,8 +295,12 @@ class _Search:
             return self._advance(state, index, (reply, state.positions[index].replies))
 
         for number, before in level:
-            if before.clock[0] < scene.epochs:
-                arrive(before._replace(clock=(before.clock[0] + 1, 0)), number, "time", before)
+            clock = before.clock
+            if clock.epoch < scene.epochs:
+                arrive(before._replace(clock=clock._replace(epoch=clock.epoch + 1, step=0)), number, "time", before)
+            for way in (-1, 1) if before.faults and JUMP in scene.kinds else ():
+                jumped = before._replace(clock=clock.set(way), faults=before.faults - 1)
+                arrive(jumped, number, f"{JUMP} {'ahead' if way > 0 else 'back'}", before)
             for at, call in enumerate(before.on_the_way):
                 others = before.on_the_way[:at] + before.on_the_way[at + 1 :]
                 calls.append((before.snapshot, call, redis.later(before.clock, call)))

@@ -11,7 +11,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 import hiredis
 
@@ -19,15 +19,27 @@ from evsched.transport.address import parse
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 
-Clock = tuple[int, int]
-"""The epoch, and the step of time within it."""
+
+class Clock(NamedTuple):
+    """The time: that which all clocks of monotonic time show, and how far the server's clock has been set."""
+
+    epoch: int = 0
+    step: int = 0
+    """The step of time within the epoch."""
+    ahead: int = 0
+    """Epochs by which the server's clock is ahead; negative = behind."""
+
+    def set(self, epochs: int) -> Clock:
+        """Return the time after the server's clock has been set ahead or back."""
+        return self._replace(ahead=self.ahead + epochs)
+
 
 BASE: Final = 1_900_000_000
 """The Unix time of epoch 0."""
 EPOCH: Final = 20.0
 """Seconds of an epoch: longer than the lease of a worker that holds jobs."""
-STEP: Final = 0.015625
-"""Seconds of a step; exact as a double and in six decimals."""
+STEP: Final = 0.03125
+"""Seconds of a step; it and its half are exact as doubles and in six decimals."""
 
 NOW: Final = "0.123456"
 """Stands for the time in a call until the call is made: a script reads Redis's clock when it runs."""
@@ -169,7 +181,7 @@ class SavedRedis:
 
     def later(self, clock: Clock, call: Call[Any]) -> Clock:
         """Return when a call is made. Time moves within an epoch only when jobs are started, which is compared."""
-        return clock[0], clock[1] + (call.script is not None and call.script.name == "start")
+        return clock._replace(step=clock.step + (call.script is not None and call.script.name == "start"))
 
     def ranked(self, text: str, clock: Clock) -> str:
         """Replace each time in a text by its rank: what happens depends on which is earlier, and not on by how much.
@@ -180,7 +192,7 @@ class SavedRedis:
         times = sorted(set(map(float, _TIME.findall(text))))
         rank = {value: f"t{i}" for i, value in enumerate(times)}
         past = sum(value <= now for value in times)
-        return f"{past}/{clock[0]}|" + _TIME.sub(lambda found: rank[float(found[0])], text)
+        return f"{past}/{clock.epoch}/{clock.ahead}|" + _TIME.sub(lambda found: rank[float(found[0])], text)
 
     def _words(self, call: Call[Any], clock: Clock) -> tuple[Any, ...]:
         moment = f"{unix(clock):.6f}"
@@ -216,5 +228,5 @@ class SavedRedis:
 
 
 def unix(clock: Clock) -> float:
-    """Return the Unix time of a clock."""
-    return BASE + clock[0] * EPOCH + clock[1] * STEP
+    """Return the Unix time of the server's clock. After it was set, no moment of an epoch is shown a second time."""
+    return BASE + (clock.epoch + clock.ahead) * EPOCH + (clock.step + clock.ahead / 2) * STEP

@@ -6,6 +6,7 @@ import pytest
 
 from tests.interleavings.mutations import MUTATIONS
 from tests.interleavings.scenes import SCENES, run
+from tests.interleavings.search import JUMP
 from tests.interleavings.server import SavedRedis
 
 _SCOPES = {"a lost call": (1, 0, ("V", "janitor")), "a late worker": (0, 1, ("V",)), "two workers": (0, 0, ())}
@@ -25,6 +26,16 @@ def test_no_interleaving_breaks_a_rule(name: str, scope: str) -> None:
         found = run(name, redis, faults=faults, epochs=epochs, without=without)
     assert not found.failures, found
     assert found.complete
+
+
+@pytest.mark.parametrize("name", ["one attempt of one job", "limit"])
+def test_server_clock_that_jumps_breaks_no_rule(name: str) -> None:
+    with SavedRedis() as redis:
+        found = run(name, redis, faults=1, epochs=1, without=("V",), kinds=(JUMP,))
+        steady = run(name, redis, faults=0, epochs=1, without=("V",))
+    assert not found.failures, found
+    assert found.complete
+    assert found.states > 2 * steady.states, "each state may be reached before a jump ahead or back, or after it"
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

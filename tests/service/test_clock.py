@@ -13,6 +13,7 @@ from evsched.config import Config
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.clock import SetClock, server_with_clock
+from tests.support.clock_scene import Cell, ClockScene
 from tests.support.plain import plain_client
 from tests.support.system import System, system
 
@@ -144,3 +145,11 @@ async def test_a_job_that_the_jump_makes_due_starts_at_once(
         await later.using(delay=HOUR, id="later").enqueue()
         clock.set(HOUR + 10)
         await running.recorder.wait(events.Completed, lambda event: "later" in event.ids)
+
+
+@pytest.mark.parametrize(
+    "cell", [Cell("both", -3600, "killed"), Cell("redis", 86400, "running")], ids=lambda cell: str(cell)
+)
+def test_clocks_that_jump_lose_nothing_and_start_nothing_early_or_twice(cell: Cell, tmp_path: Path) -> None:
+    """All cells: tests/chaos/test_clocks.py."""
+    ClockScene(tmp_path, cell).run()

@@ -16,11 +16,7 @@ from evsched import keys
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli, Log
 from tests.support.patience import NO_CAP, PATIENCE
-
-ROOT: Final = Path(__file__).parents[2]
-
-PREVIOUS: Final = "731f8285e11b23f1d244e4cabc4fbc284fc56c66"
-"""A commit of the repository with which this release shares Redis: the tag of the last release, once there is one."""
+from tests.support.previous_release import ROOT, previous_release
 
 TASKS: Final = """
 import asyncio
@@ -89,18 +85,6 @@ RAN: Final = {
 }
 
 
-@pytest.fixture(scope="module")
-def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the previous release."""
-    folder = tmp_path_factory.mktemp("previous")
-    words = ("git", "archive", PREVIOUS, "evsched", "lua", "redis.conf")
-    archive = subprocess.run(words, cwd=ROOT, capture_output=True, check=False, timeout=PATIENCE)
-    if archive.returncode:
-        pytest.skip(f"the previous release is not in this checkout's history: {archive.stderr.decode()}")
-    subprocess.run(("tar", "-x", "-C", folder), input=archive.stdout, check=True, timeout=PATIENCE)
-    return folder
-
-
 @contextmanager
 def service(cli: Cli, *words: str, ready: str, **environment: str) -> Generator[Log]:
     """Run a service; kill it if it has not been ended."""
@@ -129,12 +113,10 @@ def run(cli: Cli, script: str) -> None:
 @pytest.mark.extra
 @pytest.mark.one_server
 @pytest.mark.parametrize("upgrade", [True, False], ids=["upgrade", "downgrade"])
-def test_other_release_continues_every_job(
-    own: EmbeddedRedis, client: Any, previous: Path, tmp_path: Path, *, upgrade: bool
-) -> None:
+def test_other_release_continues_every_job(own: EmbeddedRedis, client: Any, tmp_path: Path, *, upgrade: bool) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     old, new = Cli(own.url, tmp_path), Cli(own.url, tmp_path)
-    for cli, folder in ((old, previous), (new, ROOT)):
+    for cli, folder in ((old, previous_release()), (new, ROOT)):
         cli.environment |= {"PYTHONPATH": f"{folder}:{tmp_path}", "EVSCHED_LEASE": "5", "EVSCHED_LOG_JOBS": "true"}
         cli.environment |= {"EVSCHED_TEST_HEARTBEAT": "1", "EVSCHED_SHUTDOWN_GRACE": "1"}
     old.environment |= {"EVSCHED_HEARTBEAT": "1", "EVSCHED_SAFETY_CAP": str(NO_CAP)}  # it still has them as settings
