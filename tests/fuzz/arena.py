@@ -32,6 +32,7 @@ from evsched.store.client_calls import New
 from evsched.store.moves import Arrival
 from evsched.store.operator_calls import condition
 from evsched.store.queue import Announced
+from evsched.store.relay_calls import RowJob
 from evsched.store.store import Store
 from evsched.transport.call import Call, script
 from evsched.transport.embedded import EmbeddedRedis, ServerBinary
@@ -115,6 +116,10 @@ class Arena:
         self._loop.close()
         self._server.__exit__(kind, error, trace)
 
+    def grant(self, role: str, *rules: str) -> None:
+        """Widen the rights of a user."""
+        self._raw.execute_command("ACL", "SETUSER", role, *rules)
+
     # The state from which each sequence begins.
 
     def _seed(self) -> None:
@@ -150,6 +155,13 @@ class Arena:
         send(store.at(NOW).enqueue([New(job_id, due, due=NOW + 50) for job_id in ("later", "good-5", "leaves")]))
         send(store.at(NOW).depart("fuzz:1", "first", [b"leaves"], calm=9.0))
         send(store.follow_ends())
+        send(
+            store.at(NOW).relay([RowJob(job, due, None, None, NOW + 20, row) for job, row in (("row", 7), ("row2", 8))])
+        )
+        send(store.declare(Declared(name="e", payload=due, rule="every 60", overlap="wait", window="night")))
+        send(
+            store.recur("e", b"0", [Occurrence("e@1", NOW, NOW, 5.0), Occurrence("e@2", NOW, NOW, 5.0)], next_=NOW + 9)
+        )
         send(store.at(NOW).stand_by("p", Announced("app", "content", "d"), lease=9, claim=9))
         send(Store(OTHER).at(NOW).enqueue([New("a", due, due=NOW), New("b", due, due=NOW + 50)]))
         self._raw.set("elsewhere", "x")
@@ -292,7 +304,7 @@ class Arena:
         self._audit(repair=True)
         for name in names:
             if name.startswith(b"processing:"):
-                worker = name.removeprefix(b"processing:").decode(errors="surrogateescape")
+                worker: Any = name.removeprefix(b"processing:")  # as the bytes that it is
                 send(store.at(LATER).requeue(worker, "x", limit=250))
         send(store.at(LATER).resume())
         for n in range(40):  # a requested run brings the next one when it ends

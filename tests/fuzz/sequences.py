@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Struct, msgpack
 
 from tests.support import hostile
 from tests.support.headers import VERBS, read_header
@@ -58,7 +58,7 @@ class Sequence(Struct, frozen=True):
 
 Values = tuple[list[bytes], list[bytes]]
 
-IDS: Final = [b"a", b"b", b"c", b"running", b"dead", b"r1", b"g1", b"scheduled", b"later", b"r@1", b"new"]
+IDS: Final = b"a b c running running dead r1 g1 scheduled later r@1 e@1 e@2 row row2 new".split()
 _BAD_IDS: Final = [
     b"",
     b"bad id",
@@ -92,7 +92,12 @@ _JSON: Final[Values] = (
 )
 _WORKERS: Final[Values] = ([b"w", b"v", b"u"], [b"", b"}:job:a", b"a b", b"*", b"x" * 300])
 _PAYLOADS: Final[Values] = (
-    [hostile.VALID, b'{"task":"noop","reply":true,"window":"night"}'],
+    [
+        hostile.VALID,
+        b'{"task":"noop","reply":true,"window":"night"}',
+        b'{"task":"evsched.http","args":["https://a.test:443/x"]}',
+        b'{"task":"evsched.forward","kwargs":{"to":"stream@news:x"}}',
+    ],
     [b"", b"{", b"[]", b'{"task":1}', b'{"task":"\xff"}', b'{"task":"noop","args":' + b"[" * 5000 + b"]" * 5000 + b"}"],
 )
 _RUNS: Final[Values] = (
@@ -104,16 +109,10 @@ _FILTERS: Final[Values] = (
     [b"", b"{}", b'{"task":"noop"}', b'{"group":"g"}'],
     [b'{"task":1}', b'{"after":1e300}', b'{"x":{}}'],
 )
-_LIMITS: Final = [
-    b"concurrency",
-    b"rate",
-    b"burst",
-    b"concurrency:g",
-    b"rate:g",
-    b"rate:*",
-    b"weight:g",
-    b"concurrency:task:noop",
-]
+_LIMITS: Final = (
+    b"concurrency rate burst concurrency:g rate:g rate:* weight:g concurrency:task:noop concurrency:origin:* "
+    b"rate:origin:stream@news"
+).split()
 _CODES: Final = [
     *(b"orphan", b"bad-id", b"parked", b"unparked", b"dead-without-record", b"stale-dead", b"record-expires", b"stuck"),
     *(b"no-record", b"in_flight", b"stranded", b"throttled", b"record-type", b"two-places"),
@@ -155,6 +154,20 @@ _BY_NAME: Final[dict[str, Values]] = {
 }
 """What is not here is a text."""
 
+_ENDS: Final = ("abort", "bury", "complete", "defer", "forward", "progress", "retry", "snooze", "begin", "requeue")
+"""The verbs about runs: most of their calls are about one that the worker has."""
+
+_DUE: Final = b"%d" % (NOW + 50)
+_CONTENTS: Final = [
+    msgpack.encode([part if isinstance(part, (int, list)) else part.decode() for part in job])
+    for job in (
+        [_DUE],
+        [_DUE, ["payload", '{"task":"noop"}', "priority", "7"], b"", -2, [0, 0, 0], b""],
+        [_DUE, ["payload", '{"task":"noop"}', "group", "g"], b"1900000099", 5000, [1, 1, 0], b"night"],
+        [_DUE, [], b"", -2, [0, 0, 0], b""],
+    )
+]
+
 _OF: Final[dict[tuple[str, str], Values]] = {
     ("requeue", "lease"): ([b"", b"none", b"%d.000000" % (NOW + 15), b"%d" % (NOW + 99)], [b"x"]),
     ("declare", "field"): ([b"rule", b"payload", b"overlap", b"most", b"misfire"], [b"x", b"paused", b"current"]),
@@ -169,10 +182,25 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("declare_limits", "whole"): ([b"", b"10"], [b"-1"]),
     ("find", "filter"): (_FILTERS[0][1:], _FILTERS[1]),
     ("dispatch", "canary"): ([b""], []),
-    ("arrive", "content"): ([b"\x91\xaa1900000000"], []),
+    ("arrive", "content"): (_CONTENTS, []),
+    ("arrive", "number"): ([b"5", b"6", b"7"], [b"0"]),
+    ("vacate", "number"): ([b"%d" % (NOW * 10**6)], [b"0", b"5"]),
+    ("vacate", "token"): ([b"first"], [b"x"]),
+    ("vacate", "member"): ([b"leaves", b"a"], _BAD_IDS),
+    ("recur", "id"): ([b"r@%d" % NOW, b"r@%d" % (NOW + 50), b"e@%d" % NOW], [b"r@", b"x"]),
+    ("recur", "seen"): ([b"0", b"%d" % (NOW + 9)], _MOMENTS[1]),
+    ("revive", "id"): ([b"dead", b"dead", b"a"], _BAD_IDS),
+    ("drop", "id"): ([b"dead", b"dead", b"a"], _BAD_IDS),
+    ("relay", "row"): ([b"7", b"8", b"9", b"10"], [b"0"]),
+    ("withdraw", "row"): ([b"7", b"8"], [b"9007199254740993"]),
+    ("settle", "row"): ([b"7", b"8"], [b"9007199254740993"]),
+    **{(verb, "worker"): ([b"w", b"w", b"w", b"v"], _WORKERS[1]) for verb in _ENDS},
+    **{(verb, "id"): ([b"running", b"running", b"r1", b"g0"], [*IDS, *_BAD_IDS]) for verb in _ENDS},
+    **{(verb, "run"): ([_RUNS[0][0], _RUNS[0][0], _RUNS[0][0], *_RUNS[0][1:]], _RUNS[1]) for verb in _ENDS},
     ("arrive", "from"): ([b"fuzz:1"], [b"x"]),
     ("forward", "name"): ([b"evsched:{fuzz}:out"], [b"evsched:{fuzz}:limits", b"elsewhere"]),
     ("forward", "most"): ([b"", b"10"], [b"0"]),
+    ("stand_by", "claim"): ([b"0", b"9"], [b"1e-06", b"1e300"]),
     ("snooze", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("reschedule", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("enqueue", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
@@ -183,7 +211,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("hold", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("pause", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("requeue", "watch"): ([b"", b"60"], _LENGTHS[1]),
-    ("cancel", "row"): ([b"", b"7"], [b"9007199254740993"]),
+    ("cancel", "row"): ([b"", b"", b"7", b"8"], [b"9007199254740993"]),
     ("settle", "retention"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("recur", "misfire_grace"): ([b"", b"60"], _LENGTHS[1]),
     ("recur", "reason"): ([b"", b"", b"", b"x"], []),
@@ -250,9 +278,27 @@ def _break() -> st.SearchStrategy[Step]:
     return st.sampled_from([*_BROKEN]).flatmap(by)
 
 
+def _damage() -> st.SearchStrategy[Step]:
+    """Return commands that leave a job in no place, or in two, or counted wrongly: the audit finds and mends that."""
+    job = st.sampled_from(IDS)
+    score = st.sampled_from([b"1", b"%d" % NOW])
+    return st.one_of(
+        job.map(lambda one: (b"ZREM", ROOT + b"schedule", one)),
+        job.map(lambda one: (b"LREM", ROOT + b"ready", b"0", one)),
+        job.map(lambda one: (b"ZADD", ROOT + b"dead", b"%d" % NOW, one)),
+        job.map(lambda one: (b"RPUSH", ROOT + b"processing:ghost", one)),
+        job.map(lambda one: (b"PEXPIRE", ROOT + b"job:" + one, b"9999999")),
+        job.map(lambda one: (b"HSET", ROOT + b"job:" + one, b"parked", b"h")),
+        st.tuples(job, score).map(lambda to: (b"ZADD", ROOT + b"backlog:g", to[1], to[0])),
+        st.tuples(job, score).map(lambda to: (b"HSET", ROOT + b"in_flight", to[0], b"g")),
+        st.just((b"ZADD", ROOT + b"throttled", b"inf", b"nobody")),
+        st.just((b"ZREM", ROOT + b"throttled", b"g")),
+        st.just((b"ZREM", ROOT + b"leases", b"w")),
+    ).map(lambda words: Step("", words))
+
+
 def _commands() -> st.SearchStrategy[Step]:
-    ids = [job for job in IDS if job not in (b"new",)]
-    return hostile.commands(QUEUE, ids, largest=50_000).map(lambda found: Step("", found[0]))
+    return hostile.commands(QUEUE, IDS, largest=50_000).map(lambda found: Step("", found[0]))
 
 
 SCRIPTED: Final = ("client", "worker", "dispatcher", "ledger")
@@ -261,7 +307,10 @@ READERS: Final = ("observer", "doctor")
 """Those that change nothing, whatever they call."""
 ROLES: Final = ("producer", *SCRIPTED, *READERS)
 
-_OFTEN: Final = ["dispatch", "start", "enqueue", "complete", "retry", "requeue", "cancel", "limit", "recur", "replace"]
+_OFTEN: Final = (
+    *_ENDS,
+    *("dispatch", "dispatch", "start", "start", "enqueue", "cancel", "limit", "recur", "replace", "revive"),
+)
 
 
 @cache
@@ -278,7 +327,7 @@ def sequences(role: str) -> st.SearchStrategy[Sequence]:
         elif role in READERS:
             one = calls
         else:
-            one = st.one_of(calls, calls, calls, often, often, often, _commands(), _break())
+            one = st.one_of(calls, calls, calls, often, often, often, _commands(), _damage(), _break())
         return st.lists(one, min_size=1, max_size=14).map(lambda steps: Sequence(role, wild, tuple(steps)))
 
     return of(False) if role == "producer" else of(False) | of(True)
