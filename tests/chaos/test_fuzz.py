@@ -81,6 +81,7 @@ def _search(arena: Arena, role: str, start: int) -> tuple[Sequence, str] | None:
 def _save(sequence: Sequence, why: str) -> None:
     text = write(sequence, why)
     path = CORPUS / f"found-{sequence.role}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.txt"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     print(f"saved {path}\n{why}")
 

@@ -53,6 +53,9 @@ class Sequence(Struct, frozen=True):
     wild: bool
     steps: tuple[Step, ...]
 
+    def __repr__(self) -> str:
+        return f"{len(self.steps)} steps of the user {self.role}"
+
 
 # The values of arguments, by their names in the headers: valid ones, and ones of the right form that nobody needs.
 
@@ -200,7 +203,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("arrive", "from"): ([b"fuzz:1"], [b"x"]),
     ("forward", "name"): ([b"evsched:{fuzz}:out"], [b"evsched:{fuzz}:limits", b"elsewhere"]),
     ("forward", "most"): ([b"", b"10"], [b"0"]),
-    ("stand_by", "claim"): ([b"0", b"9"], [b"1e-06", b"1e300"]),
+    ("stand_by", "claim"): ([b"0", b"9"], [b"1e300"]),
     ("snooze", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("reschedule", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("enqueue", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),

@@ -80,6 +80,16 @@ class Service:
         self._reader.join()
 
 
+class Attack:
+    """Hostile writes, which Hypothesis shows by their number: they may have megabytes."""
+
+    def __init__(self, commands: list[hostile.Command]) -> None:
+        self.commands = commands
+
+    def __repr__(self) -> str:
+        return f"{len(self.commands)} commands"
+
+
 class Siege:
     """One queue under siege. `round` is one attack and then a harmless job."""
 
@@ -133,9 +143,13 @@ class Siege:
             phases=(Phase.generate,),  # no shrinking: earlier examples are part of the cause
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
         )
-        @given(hostile.commands(self._queue, [b"a", b"b", b"c"], largest=largest))
-        def attack(commands: list[hostile.Command]) -> None:
-            self.round(commands)
+        @given(hostile.commands(self._queue, [b"a", b"b", b"c"], largest=largest).map(Attack))
+        def attack(commands: Attack) -> None:
+            try:
+                self.round(commands.commands)
+            except AssertionError as error:
+                error.add_note("\n".join(" ".join(repr(word[:200]) for word in one) for one in commands.commands))
+                raise
 
         (attack if start is None else seed(start)(attack))()
 
