@@ -203,7 +203,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("arrive", "from"): ([b"fuzz:1"], [b"x"]),
     ("forward", "name"): ([b"evsched:{fuzz}:out"], [b"evsched:{fuzz}:limits", b"elsewhere"]),
     ("forward", "most"): ([b"", b"10"], [b"0"]),
-    ("stand_by", "claim"): ([b"0", b"9"], [b"1e300"]),
+    ("stand_by", "claim"): ([b"0", b"9"], _LENGTHS[1]),
     ("snooze", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("reschedule", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("enqueue", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),

@@ -57,10 +57,15 @@ class Service:
         body = ""
         for _ in range(3):
             link = http.client.HTTPConnection(self._address, timeout=_LIMIT)
-            link.request("GET", "/readyz")
-            answer = link.getresponse()
-            body = answer.read().decode()
-            link.close()
+            try:
+                link.request("GET", "/readyz")
+                answer = link.getresponse()
+                body = answer.read().decode()
+            except ConnectionError as error:  # a service on a busy machine cuts links that waited for long
+                body = str(error)
+                continue
+            finally:
+                link.close()
             if answer.status == http.HTTPStatus.OK:
                 return None
         return body
