@@ -32,7 +32,7 @@ def _role(role: str) -> Any:
 
 @pytest.mark.parametrize("role", [_role(role) for role in ROLES])
 def test_random_sequence_of_a_user_breaks_no_rule(arena: Arena, role: str) -> None:
-    @settings(max_examples=15, suppress_health_check=QUIET)
+    @settings(max_examples=10, suppress_health_check=QUIET)
     @given(sequences(role))
     def hold(sequence: Sequence) -> None:
         assert read(write(sequence, "")) == sequence
