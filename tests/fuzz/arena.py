@@ -55,6 +55,9 @@ ASIDE: Final = b"aside:"
 LOOKALIKES: Final = ("}:schedule", "}:job:x")
 """How keys end that a producer may write though they are none of its own: docs/rights.md."""
 
+_NO_RIGHT: Final = ("The user executing the script can't", "ACL failure in script")
+"""What Redis and Valkey reply to a script that lacks a right for one of its commands."""
+
 _RULES: Final = re.compile(r"^# user (\w+) (.*)$", re.MULTILINE)
 _TYPES: Final = {
     **dict.fromkeys(["schedule", "backlog", "dead", "leases", "idle", "throttled", "recurrences", "pauses"], b"zset"),
@@ -236,7 +239,7 @@ class Arena:
                     user.execute_command("EVAL", found.source, 1, ROOT, *step.words)
         except ResponseError as error:
             self.done["refused"] += 1
-            lacks = isinstance(error, NoPermissionError) or "The user executing the script can't" in str(error)
+            lacks = isinstance(error, NoPermissionError) or any(text in str(error) for text in _NO_RIGHT)
             if lacks or (sequence.wild and not _documented(step.verb, str(error))):
                 return
             if not _documented(step.verb, str(error)):

@@ -184,6 +184,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("declare_limits", "value"): ([b"0", b"1", b"5", b"0.5"], [b"1e300", b"1e-300", b"-1"]),
     ("declare_limits", "whole"): ([b"", b"10"], [b"-1"]),
     ("find", "filter"): (_FILTERS[0][1:], _FILTERS[1]),
+    ("dispatch", "limit"): ([b"1", b"2", b"100", b"999"], [b"9007199254740993"]),
     ("dispatch", "canary"): ([b""], []),
     ("arrive", "content"): (_CONTENTS, []),
     ("arrive", "number"): ([b"5", b"6", b"7"], [b"0"]),
