@@ -17,6 +17,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from tests.support import hostile
 from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
 
 TASKS: Final = """
 from evsched import App
@@ -27,7 +28,7 @@ app = App()
 async def noop() -> None: ...
 """
 
-_LIMIT: Final = 30
+_LIMIT: Final = PATIENCE
 """Seconds to wait for a harmless job or for an answer."""
 
 
