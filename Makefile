@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # The tests start Python some hundred times: each would compile all the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-cluster check chaos bench bench-scaling lock format clean
+.PHONY: demo test test-all test-cluster lua-coverage check chaos bench bench-scaling lock format clean
 
 demo: $(READY)
 	@$(BIN)/evsched demo
@@ -44,12 +44,16 @@ SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-cluster: $(READY)
 	@EVSCHED_TEST_CLUSTER=1 $(BIN)/pytest -n 3 -m "not one_server" tests/loops tests/service
 
+# Which blocks of the Lua scripts their tests reach; fails if one is missed.
+lua-coverage: $(READY)
+	@$(BIN)/python -m tests.support.lua_coverage $(ARGS)
+
 # One process for the faults: they are timed, and share the machine badly.
 chaos: $(READY)
 	@echo "exploring with SEED=$(SEED)"
 	@EVSCHED_TEST_SEED=$(SEED) $(BIN)/pytest -m "hypothesis or seeded" --timeout 900 \
 		--hypothesis-profile explore --hypothesis-seed $(SEED)
-	@$(BIN)/pytest -n 0 tests/chaos
+	@EVSCHED_TEST_SEED=$(SEED) $(BIN)/pytest -n 0 tests/chaos
 
 # Takes hours. Less: make bench ARGS="--quick", or ARGS="throughput --only evsched,huey"
 bench: $(READY)

@@ -20,14 +20,6 @@ local function listed_in(list)
   return found
 end
 
--- An id has been removed from a list.
--- USES lists_read
-local function unlisted(list, id)
-  if lists_read[list] then
-    lists_read[list][id] = nil
-  end
-end
-
 -- The workers whose lists count: all that may hold jobs, and strays, which have a list and no lease.
 -- USES holders
 local function list_owners(strays)

@@ -14,7 +14,7 @@
 -- TWICE  the second call finds nothing wrong
 -- USES   clock, expect, expect_gate, record, release_waiting, bury, remove_waiting, group_backlog, tidy, miscounts,
 --        in_flight, throttled, group_violation, violations_of, rows, admit, misnamed_id, note_member, ID_RULE,
---        is_inline, group_of, unlisted
+--        is_inline, group_of, listed_in
 --
 -- Each row is checked again here, before and after its repair: a violation that is still there was not repaired. Rows
 -- that are in order by now, or that need a person's decision, are left alone.
@@ -32,7 +32,7 @@ expect_gate()
 local function leave_places(id, from)
   while remove_waiting(id) do
   end
-  unlisted(ready, id)
+  listed_in(ready)[id] = nil
   local group = from:match('^backlog:(.*)$')
   if group then
     redis.call('ZREM', group_backlog(group), id)

@@ -29,8 +29,5 @@ for entry, id, row, retention in rows(2, 4) do
     end
   end
 end
-if #reports == 0 then
-  return 0
-end
 redis.call('XACK', ledger_ends, group, unpack(reports))
 return redis.call('XDEL', ledger_ends, unpack(reports))

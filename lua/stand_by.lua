@@ -37,10 +37,10 @@ elseif not (known and is_declared(owner, content)) then
 elseif #sought_in(program, now) > 0 then
   reason = 'sought'
 end
-if reason == '' or tonumber(claim) == 0 then
+if reason == '' or tonumber(claim) <= 0 then
   return { reason, '0' }
 end
-local claimed = redis.call('SET', starting, parent, 'NX', 'PX', milliseconds(tonumber(claim)))
+local claimed = redis.call('SET', starting, parent, 'NX', 'PX', milliseconds(math.max(tonumber(claim), 0.001)))
 if not claimed and redis.pcall('GET', starting) ~= parent then
   return { reason, '0' }
 end

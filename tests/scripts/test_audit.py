@@ -359,3 +359,18 @@ def test_place_of_the_wrong_type_stops_a_repair_before_it_writes(
     with pytest.raises(StoreRefused, match="WRONGTYPE"):
         send(seeded.store.mend([Violation(b"running", "orphan", "")]))
     assert state() == before
+
+
+def test_second_row_about_the_counts_repairs_nothing_again(seeded: Seeded, send: Send, state: State, raw: Any) -> None:
+    raw.hset(seeded.key("in_flight"), "*", "99")
+    counts = Violation(b"", "in_flight", "", b"")
+    assert len(send(seeded.store.mend([counts, counts]))) == 2
+    assert state()["in_flight"]["*"] != "99"
+    assert send(seeded.store.mend([counts])) == []
+
+
+def test_fetched_job_of_a_worker_without_a_lease_is_held(seeded: Seeded, send: Send, raw: Any) -> None:
+    raw.hset(seeded.key("job:x"), mapping={"payload": PAYLOAD, "due": "1"})
+    raw.rpush(seeded.key("processing:gone"), "x")
+    assert [found.code for found in send(seeded.store.audit([b"x"]))] == ["orphan"]
+    assert send(seeded.store.audit([b"x"], strays=["other", "gone"])) == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Done
+from evsched.shards import Share
 from evsched.store.client_calls import New
 from evsched.store.gate_limits import DeclaredLimit, Limits
 from evsched.store.store import Store
@@ -15,7 +17,9 @@ from tests.scripts.conftest import NOW, Send, State
 from tests.support.patience import PATIENCE
 
 
-def declare(send: Send, store: Store, limits: dict[str, float], revision: float = 1, app: str = "app") -> Any:
+def declare(
+    send: Send, store: Store, limits: Mapping[str, float | Share], revision: float = 1, app: str = "app"
+) -> Any:
     """Declare as a starting worker does; return the changed limits."""
     send(store.at(NOW).register(app, str(limits), given=int(revision)))
     return send(store.at(NOW).declare_limits(app, revision, limits))
@@ -39,6 +43,14 @@ def test_a_change_by_hand_is_kept_until_the_declaration_changes(send: Send, stor
     assert found == Limits(queue={"concurrency": 9})
     assert declare(send, store, {"concurrency": 6, "rate": 7}, revision=3) == {"concurrency": "6"}
     assert declare(send, store, {}, revision=4) == {"concurrency": "", "rate": ""}
+
+
+def test_a_change_by_hand_is_kept_when_a_declared_limit_is_only_divided_anew(send: Send, store: Store) -> None:
+    declare(send, store, {"rate": Share(5, 10)})
+    send(store.at(NOW).limit({"rate": 9}))
+    assert declare(send, store, {"rate": Share(2, 10)}, revision=2) == {}
+    assert send(store.limits()) == Limits(queue={"rate": 9})
+    assert declare(send, store, {"rate": Share(2, 8)}, revision=3) == {"rate": "2"}
 
 
 def test_undeclared_limits_are_kept_until_they_are_declared(send: Send, store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -223,3 +224,14 @@ def test_the_reply_has_the_opening_of_the_gate_beside_the_next_due(send: Send, s
     assert step.opens == 1
     send(store.at(NOW).limit({"rate": None}))
     assert send(dispatch(store)).opens == float("inf")
+
+
+def test_id_that_is_not_valid_is_dead_with_its_record(send: Send, store: Store, state: State, raw: Any) -> None:
+    root, kept = f"evsched:{{{store.queue}}}:", "bad-" + hashlib.sha1(b"a b").hexdigest()
+    raw.hset(f"{root}job:a b", mapping={"payload": "{}", "mine": "kept"})
+    raw.zadd(f"{root}schedule", {"a b": NOW - 1})
+    send(store.at(NOW).dispatch(limit=9, cap=1000))
+    after = state()
+    assert after["dead"].keys() == {kept}
+    assert (after[f"job:{kept}"]["member"], after[f"job:{kept}"]["mine"]) == ("a b", "kept")
+    assert "job:a b" not in after

@@ -411,3 +411,14 @@ def test_a_job_outside_its_window_in_a_paused_queue_has_both_reasons(send: Send,
         "outside its window 03:00-04:00 UTC: it opens in 9h 13m; it expires before, in 2h 00m; "
         "the queue has been paused for 90.0 s (moving): resume it with `evsched resume`"
     )
+
+
+@pytest.mark.parametrize("groups", [999, 1001])
+def test_groups_that_share_the_gate_are_counted_only_if_they_are_few(
+    send: Send, store: Store, raw: Any, groups: int
+) -> None:
+    scene = Scene(send, store, raw)
+    scene.limit(concurrency=0)
+    scene.due("a")
+    raw.hset(f"evsched:{{{store.queue}}}:fair", mapping={f"last:5:g{n}": 99 for n in range(groups - 1)})
+    assert send(store.at(NOW).explain("a")).counts.get("groups") == (groups if groups < 1000 else None)

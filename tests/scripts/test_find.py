@@ -302,6 +302,22 @@ def test_clients_waiting_for_a_cancelled_job_are_notified(
     assert [json.loads(after[f"reply:{job}"][0])["outcome"] for job in "ab"] == ["cancelled"] * 2
 
 
+def test_cancelled_inline_job_without_a_waiting_client_leaves_nothing(
+    send: Send, store: Store, state: State, raw: Any, root: str
+) -> None:
+    raw.zadd(f"{root}schedule", {'{"task":"pay"}': NOW})
+    assert send(store.cancel_matching(['{"task":"pay"}'], PAY)) == 1
+    assert state() == {}
+
+
+def test_find_of_named_ids_leaves_out_those_in_other_places(send: Send, store: Store) -> None:
+    send(store.enqueue([New("due", PAYLOAD, due=NOW)]))
+    send(store.at(NOW).dispatch(limit=9, cap=999))
+    send(store.enqueue([New("here", PAYLOAD, due=NOW)]))
+    part = send(store.find("schedule", PAY, ids=[b"here", b"due", b"nowhere"]))
+    assert [match.id for match in part.found] == ["here"]
+
+
 def test_an_inline_job_is_rescheduled(send: Send, store: Store, state: State, raw: Any, root: str) -> None:
     inline = '{"task":"pay"}'
     raw.zadd(f"{root}schedule", {inline: NOW})

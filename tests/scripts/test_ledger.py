@@ -486,3 +486,19 @@ def test_a_row_whose_job_has_ended_is_not_cancelled(send: Send, store: Store, st
     send(store.at(NOW).cancel_rows([("a", 7)]))
     assert state() == before
     assert outcomes(read(send, store)) == [("a", "7", "done", "60")]
+
+
+def test_a_row_ends_though_its_record_is_in_no_place(send: Send, store: Store, raw: Any, state: State) -> None:
+    enqueue(send, store, 7)
+    raw.zrem(f"evsched:{{{store.queue}}}:schedule", "a")
+    send(store.at(NOW).cancel_rows([("a", 7)]))
+    assert outcomes(read(send, store)) == [("a", "7", "cancelled", "0")]
+    assert "payload" not in state().get("job:a", {})
+
+
+def test_a_row_whose_record_is_in_no_place_is_not_withdrawn(send: Send, store: Store, raw: Any, state: State) -> None:
+    enqueue(send, store, 7)
+    raw.zrem(f"evsched:{{{store.queue}}}:schedule", "a")
+    before = state()
+    assert send(store.at(NOW).withdraw([("a", 7)])) == 0
+    assert state() == before

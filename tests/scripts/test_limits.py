@@ -432,3 +432,34 @@ def test_a_job_due_during_another_groups_flood_does_not_wait_behind_it(send: Sen
     assert moved == [NOW] * 250 + [NOW + 1]
     assert status_of(send, store, "late").place in ("backlog", "ready")
     assert status_of(send, store, "own").place == "schedule"
+
+
+def test_key_of_another_type_for_a_group_that_waits_leaves_its_jobs_on_the_schedule(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    send(store.at(NOW).limit({"concurrency:g": 1}))
+    raw.set(f"evsched:{{{store.queue}}}:backlog:g", "x")
+    due(send, store, ["a", "b"], group="g")
+    due(send, store, ["c"])
+    after = state()
+    assert after["ready"] == ["a", "c"]
+    assert after["schedule"].keys() == {"b"}
+    assert "parked" not in after["job:b"]
+
+
+@pytest.mark.parametrize("payload", [None, b'{"task":"t","args":["' + b"x" * 8_400_000 + b'"]}'], ids=["none", "long"])
+def test_job_without_a_readable_payload_counts_in_no_task(
+    send: Send, store: Store, state: State, raw: Any, payload: bytes | None
+) -> None:
+    key, most = f"evsched:{{{store.queue}}}:job:b", raw.config_get("proto-max-bulk-len")
+    send(store.at(NOW).limit({"concurrency": 1, "concurrency:task:t": 9}))
+    due(send, store, ["a", "b"])
+    raw.hdel(key, "payload")
+    if payload is not None:
+        raw.config_set("proto-max-bulk-len", 9_000_000)
+        raw.hset(key, "payload", payload)
+        raw.config_set("proto-max-bulk-len", most["proto-max-bulk-len"])
+    assert state()["in_flight"] == {"a": "task:t", "#task:t": "1", "*": "1"}
+    (job,) = fetch(send, store, hold=1)
+    send(store.at(NOW).complete("w", [(job, DONE)]))
+    assert state()["in_flight"] == {"b": "", "#": "1", "*": "1"}

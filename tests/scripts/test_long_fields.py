@@ -143,3 +143,27 @@ def test_small_record_costs_only_one_memory_usage_and_one_read(send: Send, store
         "hget": 2,  # of `fair`
     }
     assert "cmdstat_hstrlen" not in stats
+
+
+@pytest.mark.parametrize("kind", ["string", "list"])
+def test_long_key_of_another_type_in_the_place_of_a_record_costs_only_its_job(
+    send: Send, store: Store, raw: Any, queue: str, kind: str
+) -> None:
+    key = f"evsched:{{{queue}}}:job:bad"
+    send(store.enqueue([New(job_id, VALID, due=NOW) for job_id in ("bad", "good")]))
+    raw.delete(key)
+    raw.set(key, LONG) if kind == "string" else raw.rpush(key, *[b"x" * 100] * 200)
+    step = send(store.at(NOW).dispatch(limit=9, cap=CAP))
+    assert [reason for _, reason in step.buried] == [
+        "the key of its record is not a hash: DEL it and schedule the job again"
+    ]
+    assert [job.id for job in send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs] == ["good"]
+
+
+def test_record_of_too_many_fields_is_not_read_whole(send: Send, store: Store, raw: Any, queue: str) -> None:
+    send(store.enqueue([New("a", VALID, due=NOW)]))
+    raw.hset(f"evsched:{{{queue}}}:job:a", mapping={f"f{n}": "x" for n in range(100)})
+    status = send(store.at(NOW).look("a"))
+    assert status is not None
+    assert status.place == "schedule"
+    assert status.reason == "its record has more than 100 fields: DEL it and schedule the job again"

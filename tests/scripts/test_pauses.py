@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from evsched.errors import JobMissing
 from evsched.jobs.job import Aborted, Buried, Done, Retried
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.store import Store
@@ -43,6 +44,33 @@ def test_a_pause_has_an_end_and_a_reason_until_it_is_resumed(
     assert (state()["recurrences"], state()["pauses"]) == ({NAME: INF}, {NAME: NOW + 60})
     send(store.at(NOW + 1).hold(NAME, False))
     assert state() == before
+
+
+def test_a_recurrence_that_nobody_has_declared_is_neither_paused_nor_removed(
+    send: Send, store: Store, state: State
+) -> None:
+    for call in (store.at(NOW).hold(NAME, True), store.at(NOW).hold(NAME, False), store.remove(NAME)):
+        with pytest.raises(JobMissing, match=NAME):
+            send(call)
+    assert state() == {}
+
+
+@pytest.mark.parametrize("gone", ["recurrences", "record"])
+def test_pause_of_a_recurrence_that_is_gone_ends_and_plans_nothing(
+    send: Send, store: Store, state: State, raw: Any, gone: str
+) -> None:
+    root = f"evsched:{{{store.queue}}}:"
+    send(store.declare(declared()))
+    pause(send, store)
+    ((_, end),) = over(send, store, NOW + 61)
+    if gone == "record":
+        raw.set(f"{root}recurrence:{NAME}", "x")
+    else:
+        raw.zrem(f"{root}recurrences", NAME)
+    assert not send(store.unpause(NAME, end, NOW + 100))
+    after = state()
+    assert "pauses" not in after
+    assert after.get("recurrences", {}) == ({NAME: INF} if gone == "record" else {})
 
 
 def test_a_second_pause_takes_the_place_of_the_first(send: Send, store: Store, state: State, record: Any) -> None:

@@ -361,3 +361,15 @@ def test_a_request_with_a_key_triggers_once_and_has_the_first_reply(
     assert send(store.at(NOW + 5).trigger_once(request, NAME, f"{NOW + 5:.6f}")) == first
     assert send(store.at(NOW + 6).trigger_once(IdempotentRequest("k", "else"), NAME, f"{NOW + 6:.6f}")) == first
     assert state() == before
+
+
+def test_a_recurrence_that_its_app_no_longer_declares_cannot_be_triggered(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.at(NOW).register("app", "content", given=1))
+    send(store.declare(Declared(name=NAME, rule="@daily", payload=b'{"task":"t"}'), "app", 1))
+    send(store.at(NOW).retire(NAME, "app", 1))
+    before = state()
+    with pytest.raises(JobMissing, match="the code no longer declares it"):
+        send(store.at(NOW).trigger(NAME, f"{NOW:.6f}"))
+    assert state() == before

@@ -313,6 +313,34 @@ def test_moved_job_is_due_when_its_named_window_changes(
     assert send(other.at(NOW).reopen("night")) == (1, 0)
 
 
+def test_late_job_arrives_without_a_note_of_its_window(
+    send: SendCall, store: Store, other: Store, there: State
+) -> None:
+    send(store.set_window("night", "22:00-06:00"))
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t","window":"night"}', due=NOW)]))
+    (job,) = start(send, store, NOW)
+    send(store.at(NOW).defer("w", [(job, Deferred(FAR, "closed", "night", "22:00-06:00"))]))
+    batch = leave(send, store, other, "a")
+    send(other.at(FAR + 1).arrive(store.queue, batch))
+    assert there()["schedule"] == {"a": FAR}
+    assert "deferred:night" not in there()
+
+
+def test_job_whose_record_is_deleted_during_the_move_arrives_without_one(
+    send: SendCall, store: Store, other: Store, raw: Any, state: State, there: State
+) -> None:
+    send(store.at(NOW).enqueue(new("a")))
+    leave(send, store, other, "a")
+    raw.delete(f"evsched:{{{store.queue}}}:job:a")
+    batch = send(store.at(NOW).depart()).batch
+    assert batch is not None
+    assert send(store.vacate(batch, send(other.at(NOW).arrive(store.queue, batch)))) == Vacated(1, 0)
+    assert state() == {}
+    after = there()
+    after.pop("arrived")
+    assert after == {"schedule": {"a": FAR}}
+
+
 def test_moving_a_job_replaces_an_old_reply_and_record_of_its_id(
     send: SendCall, store: Store, other: Store, there: State
 ) -> None:

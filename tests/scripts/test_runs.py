@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from evsched.errors import StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.client_calls import New
-from evsched.store.run_ends import PutBack
+from evsched.store.run_ends import NO_LEASE, PutBack
 from evsched.store.store import Store
 from evsched.store.worker_calls import Renewed
 from evsched.transport.call import Call
@@ -296,3 +296,71 @@ def test_full_memory_refuses_new_jobs_and_lets_existing_ones_end() -> None:
         assert snapshot(raw, "full")["ready"] == ["d"]
         sender.close()
         raw.close()
+
+
+def test_job_in_the_list_of_a_worker_that_died_is_found(send: Send, store: Store, run: FetchedJob, raw: Any) -> None:
+    """A BLMOVE that waited in Redis moved it there after the other jobs were put back."""
+    lease = send(store.at(NOW).survey()).leases[0].end
+    assert send(store.at(NOW).requeue("w", "it died", lease=lease, watch=60)).rest == "all"
+    assert send(store.fetch("w", 1)) == "a"
+    status = send(store.at(NOW).look("a"))
+    assert status is not None
+    assert status.place == "processing"
+
+
+def test_watch_of_the_list_of_a_worker_that_died_ends(send: Send, store: Store, run: FetchedJob, state: State) -> None:
+    lease = send(store.at(NOW).survey()).leases[0].end
+    send(store.at(NOW).requeue("w", "it died", lease=lease, watch=60))
+    assert state()["dead_workers"] == {"w": NOW + 60}
+    send(store.at(NOW + 59).requeue("w", "it died", lease=NO_LEASE))
+    assert state()["dead_workers"] == {"w": NOW + 60}
+    send(store.at(NOW + 60).requeue("w", "it died", lease=NO_LEASE))
+    assert "dead_workers" not in state()
+
+
+def test_job_that_another_worker_runs_is_not_put_back(
+    send: Send, store: Store, run: FetchedJob, state: State, raw: Any
+) -> None:
+    """Its id was scheduled again, and a second worker fetched it that stops before it starts it."""
+    raw.rpush(f"evsched:{{{store.queue}}}:processing:v", "a")
+    before = state()
+    assert send(store.at(NOW).requeue("v", "it stops")) == PutBack("all", [], [])
+    del before["processing:v"]
+    assert state() == before
+    assert send(store.at(NOW).complete("w", [(run, DONE)])) == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_cancelled_job_that_is_put_back_ends_and_counts_only_if_it_began(
+    send: Send, store: Store, run: FetchedJob, state: State, begun: bool
+) -> None:
+    if begun:
+        send(store.begin("w", [(run, "1")]))
+    send(store.at(NOW).cancel("a"))
+    assert send(store.at(NOW).heartbeat("w", 15)).stops == ["a"]
+    assert send(store.at(NOW).requeue("w", "it stops")) == PutBack("all", [], ["a"])
+    record = state()["job:a"]
+    assert (record["outcome"], record["reason"]) == ("cancelled", "cancelled; it stops")
+    assert record["attempt"] == ("1" if begun else "0")
+
+
+def test_fetched_job_that_is_ready_too_is_put_back_once(send: Send, store: Store, state: State, raw: Any) -> None:
+    """Its id was scheduled again between the fetch and the start."""
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    assert send(store.fetch("w", 1)) == "a"
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW})
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    assert (state()["processing:w"], state()["ready"]) == (["a"], ["a"])
+    assert send(store.at(NOW).requeue("w", "it stops")) == PutBack("all", ["a"], [])
+    assert state()["ready"] == ["a"]
+    assert "processing:w" not in state()
+
+
+def test_heartbeat_of_a_worker_says_how_long_its_lease_is_while_it_holds_jobs(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.at(NOW).heartbeat("w", 60, busy=15, fresh=True))
+    assert (state()["leases"], state()["busy_leases"]) == ({"w": NOW + 60}, {"w": "15"})
+    send(store.at(NOW).heartbeat("w", 60, busy=15))
+    assert state()["busy_leases"] == {"w": "15"}
