@@ -37,6 +37,7 @@ def _parser(every: Groups) -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", default="", metavar="A,B", help=f"compare these schedulers, of {', '.join(SCHEDULERS)}"
     )
+    parser.add_argument("--row", default="", metavar="TEXT", help="measure only the rows whose title has this text")
     parser.add_argument("--quick", action="store_true", help="small counts and one round, to see that all works")
     parser.add_argument("--json", action="store_true", help="print all figures of all rounds as JSON")
     parser.add_argument("--json-file", type=Path, metavar="FILE", help="write them to this file, after each table")
@@ -73,7 +74,8 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], scale: Scale) 
     result = begun(f"python -m bench {shlex.join(sys.argv[1:])}", scale)
     result.notes += notes
     for name in names:
-        result.tables[name] = measure(every[name])
+        rows = {title: row for title, row in every[name].rows.items() if arguments.row in title}
+        result.tables[name] = measure(structs.replace(every[name], rows=rows))
         if arguments.json_file:
             arguments.json_file.write_bytes(result.json())
         if not arguments.json:
@@ -117,8 +119,8 @@ def main() -> None:
     if arguments.names == ["pages"]:
         _pages(check=arguments.check)
         return
-    if arguments.save and arguments.quick:
-        parser.error("figures of --quick mean little: they are not saved")
+    if arguments.save and (arguments.quick or arguments.row):
+        parser.error("figures of --quick mean little, and those of --row are not all: they are not saved")
     unknown = [name for name in arguments.only.split(",") if name and name not in SCHEDULERS]
     if unknown:
         parser.error(f"no such scheduler: {', '.join(unknown)}")

@@ -10,6 +10,7 @@ from bench.alternatives import measure as alternatives
 from bench.figures import Table
 from bench.growth import tables as growth
 from bench.own import commands, flood, killed, metrics, overtaking, policy, recurrences, restore
+from bench.reliability import faults, losses, searches
 from bench.scale import Scale
 from bench.scaling import tables as scaling
 
@@ -27,6 +28,7 @@ def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
         "designs": {"alternatives": alternatives.table(scale)},
         "growth": growth.tables(scale),
         "scaling": scaling.tables(scale),
+        "reliability": {"losses": losses.table(), "faults": faults.table(), **searches.tables(scale.states)},
         "own": {
             "flood": flood.table(),
             **policy.tables(),

@@ -30,6 +30,7 @@ class Scale(Struct, frozen=True, kw_only=True):
     idle_workers: Annotated[int, Meta(description="workers that wait for few jobs, or none")] = 50
     idle_seconds: Annotated[float, Meta(description="seconds for which those are watched")] = 45.0
     rows: Annotated[int, Meta(description="rows of the ledger whose jobs Redis loses")] = 1_000_000
+    states: Annotated[int, Meta(description="states that are searched in each scene of interleavings")] = 100_000
     rounds: Annotated[int, Meta(description="rounds in which all rows take turns")] = 3
 
 
@@ -54,6 +55,7 @@ QUICK: Final = Scale(
     idle_workers=2,
     idle_seconds=3.0,
     rows=5_000,
+    states=500,
     rounds=1,
 )
 """Enough to see that all works, in about ten minutes. The figures mean little."""

@@ -107,6 +107,16 @@ def test_the_findings_in_the_docs_are_those_of_the_doctor() -> None:
     assert {name for name in documented if f'"{name}"' not in sources} == set()
 
 
+def test_the_tests_that_the_security_page_names_exist() -> None:
+    rows = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if "::" in line]
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for file, test in named:
+            assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.M), test
+
+
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_figures_of_a_page_are_those_of_the_results(page: Path) -> None:
     assert pages.filled(page) == page.read_text(encoding="utf-8"), "python -m bench pages"

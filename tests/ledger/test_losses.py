@@ -24,6 +24,7 @@ from tests.support.plain import plain_client
 from tests.support.postgres import Postgres
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
+from tests.support.topology import copy_data
 
 NEVER = "infinity"
 LATER = 4e9
@@ -56,19 +57,6 @@ def other() -> Generator[EmbeddedRedis]:
     """A second Redis, to which data is copied and from which it is restored."""
     with EmbeddedRedis(port=0) as server:
         yield server
-
-
-def copy(source: EmbeddedRedis, target: EmbeddedRedis) -> None:
-    """Make a running Redis a replica of another one until it has its data, and then a primary again."""
-    client, origin = plain_client(target.url), plain_client(source.url)
-    origin.config_set("repl-diskless-sync-delay", 0)
-    client.replicaof("127.0.0.1", source.port)
-    limit = time.monotonic() + PATIENCE
-    while client.info("replication")["master_link_status"] != "up":
-        assert time.monotonic() < limit, "the replica has not been in sync"
-    client.replicaof("NO", "ONE")
-    client.close()
-    origin.close()
 
 
 def insert(url: str, queue: str, count: int, due: str = NEVER, critical: int = 0, prefix: str = "j") -> None:
@@ -143,12 +131,12 @@ async def test_running_redis_loaded_with_older_data_is_detected(
     insert(ledger_url, queue, 100)
     async with relaying(recorder), relaying(recorder):
         await recorder.until(lambda: scheduled(recorder) == 100)
-        await asyncio.to_thread(copy, own, other)
+        await asyncio.to_thread(copy_data, own, other)
         await recorder.wait(process_events.EpochFound)
         insert(ledger_url, queue, 100, prefix="later")
         await recorder.until(lambda: scheduled(recorder) >= 200)
         run = client.info("server")["run_id"]
-        await asyncio.to_thread(copy, other, own)
+        await asyncio.to_thread(copy_data, other, own)
         assert client.info("server")["run_id"] == run
         await recorder.until(lambda: client.zcard(f"evsched:{{{queue}}}:schedule") == 200)
 
@@ -166,7 +154,7 @@ async def test_rows_lost_in_a_failover_are_scheduled_after_the_failback(
     insert(ledger_url, queue, 100)
     async with relaying(recorder):
         await recorder.until(lambda: scheduled(recorder) == 100)
-    copy(own, other)
+    copy_data(own, other)
     lagging = plain_client(other.url)
     lost = [f"j{n}" for n in range(1, 51)]
     lagging.zrem(f"evsched:{{{queue}}}:schedule", *lost)
@@ -175,7 +163,7 @@ async def test_rows_lost_in_a_failover_are_scheduled_after_the_failback(
     insert(ledger_url, queue, 10, critical=1, prefix="critical")
     async with relaying(recorder, url=other.url, critical_only=1):
         await recorder.until(lambda: scheduled(recorder) == 110)
-    copy(other, own)
+    copy_data(other, own)
     assert client.zcard(f"evsched:{{{queue}}}:schedule") == 60
     async with relaying(recorder):
         await recorder.until(lambda: scheduled(recorder, again=True) == 110)
@@ -198,7 +186,7 @@ async def test_restoring_older_redis_data_does_not_rerun_ended_rows(
     program, schedule = Client(own.url), f"evsched:{{{queue}}}:schedule"
     async with relaying(recorder):
         await recorder.until(lambda: scheduled(recorder) == 55)
-        await asyncio.to_thread(copy, own, other)
+        await asyncio.to_thread(copy_data, own, other)
         for n in range(1, 51):
             await (program.reschedule(queue, f"j{n}") if n > 5 else program.cancel(queue, f"j{n}"))
         await recorder.until(lambda: ended(recorder) == 50)
@@ -213,7 +201,7 @@ async def test_restoring_older_redis_data_does_not_rerun_ended_rows(
     await outside.enqueue(queue, [New("j6", b'{"task":"note"}', due=LATER)])
     await outside.enqueue(queue, [New("j7", b'{"task":"note"}', due=LATER)], "replace")
     await outside.close()
-    await asyncio.to_thread(copy, other, own)
+    await asyncio.to_thread(copy_data, other, own)
     async with relaying(recorder), relaying(recorder):
         await recorder.until(lambda: withdrawn(recorder) == 48 and client.zcard(schedule) == 57)
     assert sorted(ran) == sorted(f"j{n}" for n in range(6, 51))

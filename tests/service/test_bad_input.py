@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -116,6 +117,14 @@ async def test_a_job_with_a_bad_id_goes_to_dead(running: System, raw: Any, queue
     job_id = f"bad-{hashlib.sha1(IDS[name]).hexdigest()}"
     await check(running, raw, queue, job_id, "schedule it again under such an id")
     assert raw.hget(f"evsched:{{{queue}}}:job:{job_id}", "member") == IDS[name][:1024]
+
+
+@pytest.mark.parametrize("task", ["tabnanny", "tabnanny:check", "tabnanny.check", "os:system"])
+async def test_nothing_that_a_payload_names_is_imported(running: System, raw: Any, queue: str, task: str) -> None:
+    raw.hset(f"evsched:{{{queue}}}:job:bad", "payload", f'{{"task":"{task}","args":["false"]}}')
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"bad": 0})
+    await check(running, raw, queue, "bad", f"unknown task {task!r}")
+    assert "tabnanny" not in sys.modules
 
 
 async def test_a_job_without_a_record_goes_to_dead(running: System, raw: Any, queue: str) -> None:

@@ -98,7 +98,7 @@ def freeze(sentinels: Sentinels, primary: EmbeddedRedis) -> None:
 
 def order(sentinels: Sentinels, primary: EmbeddedRedis) -> None:
     """The operator's own failover. The old primary lives on, as a replica."""
-    sentinels.ask(sentinels.ports[0], "SENTINEL", "FAILOVER", NAME)
+    sentinels.order_failover()
 
 
 @pytest.mark.parametrize("lose", [kill, order, pytest.param(freeze, marks=pytest.mark.extra)])
@@ -181,7 +181,7 @@ async def test_a_planned_failover_behind_a_pause_loses_nothing(
         writers.create_task(write())
         writers.create_task(asyncio.to_thread(write_without_loop))
         try:
-            new = await asyncio.to_thread(fail_over_behind_a_pause, sentinels, old)
+            new = await asyncio.to_thread(sentinels.fail_over_behind_a_pause, old)
             written = len(ids)
             await asyncio.to_thread(sentinels.until, lambda: len(ids) > written + 10, "nobody writes")
         finally:
@@ -189,28 +189,6 @@ async def test_a_planned_failover_behind_a_pause_loses_nothing(
     found = sentinels.client(new).zrange(keys.schedule(queue), 0, -1)
     assert set(ids) <= set(found)
     await app.close()
-
-
-def fail_over_behind_a_pause(sentinels: Sentinels, old: EmbeddedRedis) -> EmbeddedRedis:
-    client = sentinels.client(old)
-
-    def is_replicated() -> bool:
-        state = client.info("replication")
-        return state["slave0"]["offset"] == state["slave1"]["offset"] == state["master_repl_offset"]
-
-    def all_name(port: int) -> bool:
-        return all(
-            sentinels.ask(at, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)[1] == f"{port}" for at in sentinels.ports
-        )
-
-    client.client_pause(60_000, all=False)
-    sentinels.until(is_replicated, "the replicas do not follow")
-    order(sentinels, old)
-    new = sentinels.wait_for_failover(old)
-    sentinels.until(lambda: all_name(new.port or 0), "a sentinel still names the old primary")
-    client.client_kill_filter(_type="normal", skipme=True)
-    client.client_unpause()
-    return new
 
 
 async def test_open_connections_are_checked_unless_the_process_listens(

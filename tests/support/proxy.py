@@ -78,6 +78,11 @@ class Proxy:
         for direction in directions or BOTH:
             self._swallow[direction] = True
 
+    def forget(self) -> None:
+        """Drop all that comes over the open links from now on, also their close; new links are forwarded."""
+        for end in self._ends:
+            end.forgotten = True
+
     def cut_after(self, count: int, direction: Direction) -> None:
         """Let `count` more bytes through, over all links, then reset the link that carried the last; once."""
         self._left[direction] = count
@@ -166,6 +171,7 @@ class _End(asyncio.Protocol):
 
     def __init__(self, proxy: Proxy, direction: Direction, peer: "_End | None" = None) -> None:
         self.direction: Direction = direction
+        self.forgotten = False
         self._proxy = proxy
         self._peer = peer
         self._transport: asyncio.Transport | None = None
@@ -182,14 +188,14 @@ class _End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         data, cut = self._proxy.admit(self.direction, data)
-        if data:
+        if data and not self.forgotten:
             self._hold(data)
         if cut:
             self._hold("reset")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._proxy.ended(self)
-        if not self._proxy.is_deaf(self.direction):
+        if not (self.forgotten or self._proxy.is_deaf(self.direction)):
             self._hold("close" if exc is None else "reset")
 
     def reset(self) -> None:

@@ -187,3 +187,28 @@ class Sentinels(Servers):
             assert time.monotonic() < until, "the sentinels do not fail over"
             pause()
         return found
+
+    def order_failover(self) -> None:
+        """Order a failover, as an operator does."""
+        self.ask(self.ports[0], "SENTINEL", "FAILOVER", NAME)
+
+    def fail_over_behind_a_pause(self, old: EmbeddedRedis) -> EmbeddedRedis:
+        """Fail over by the procedure of docs/deploy.md, which loses nothing; return the new primary."""
+        client = self.client(old)
+
+        def is_replicated() -> bool:
+            state = client.info("replication")
+            offsets = [state[f"slave{number}"]["offset"] for number in range(state["connected_slaves"])]
+            return set(offsets) == {state["master_repl_offset"]}
+
+        def all_name(port: int) -> bool:
+            return all(self.ask(at, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)[1] == f"{port}" for at in self.ports)
+
+        client.client_pause(60_000, all=False)
+        self.until(is_replicated, "the replicas do not follow")
+        self.order_failover()
+        new = self.wait_for_failover(old)
+        self.until(lambda: all_name(new.port or 0), "a sentinel still names the old primary")
+        client.client_kill_filter(_type="normal", skipme=True)
+        client.client_unpause()
+        return new

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
 
 _PROCESSES: Final = 16
 """Test processes that have different ports. Others may run at the same time, so the order is random."""
@@ -67,6 +69,19 @@ def free_port() -> int:
                 return int(free.getsockname()[1])
         except OSError:
             pass  # it is in use
+
+
+def copy_data(source: EmbeddedRedis, target: EmbeddedRedis) -> None:
+    """Make a running Redis a replica of another one until it has its data, and then a primary again."""
+    client, origin = plain_client(target.url), plain_client(source.url)
+    origin.config_set("repl-diskless-sync-delay", 0)
+    client.replicaof("127.0.0.1", source.port)
+    limit = time.monotonic() + PATIENCE
+    while client.info("replication")["master_link_status"] != "up":
+        assert time.monotonic() < limit, "the replica has not been in sync"
+    client.replicaof("NO", "ONE")
+    client.close()
+    origin.close()
 
 
 def tls_settings(certificates: Path) -> dict[str, str]:

@@ -123,6 +123,17 @@ async def test_a_swallowed_close_does_not_reach_the_server() -> None:
     await server.wait_closed()
 
 
+async def test_forgotten_links_stay_silent_and_new_ones_work() -> None:
+    async with echoing() as proxy, link(proxy) as old:
+        assert await answer(old, b"one") == b"one"
+        proxy.forget()
+        old[1].write(b"two")
+        await proxy.until(lambda: proxy.received["up"] == len(b"onetwo"))
+        async with link(proxy) as client:
+            assert await answer(client, b"new") == b"new"
+        assert proxy.received["down"] == len(b"onenew")
+
+
 async def test_resets_all_links_and_accepts_new_ones() -> None:
     async with echoing() as proxy:
         async with link(proxy) as client:
