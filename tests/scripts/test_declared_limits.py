@@ -45,7 +45,7 @@ def test_a_change_by_hand_is_kept_until_the_declaration_changes(send: Send, stor
     assert declare(send, store, {}, revision=4) == {"concurrency": "", "rate": ""}
 
 
-def test_a_change_by_hand_is_kept_when_a_declared_limit_is_only_divided_anew(send: Send, store: Store) -> None:
+def test_a_change_by_hand_is_kept_when_a_declared_limit_is_only_divided_again(send: Send, store: Store) -> None:
     declare(send, store, {"rate": Share(5, 10)})
     send(store.at(NOW).limit({"rate": 9}))
     assert declare(send, store, {"rate": Share(2, 10)}, revision=2) == {}
