@@ -10,7 +10,7 @@ from bench.alternatives import measure as alternatives
 from bench.figures import Table
 from bench.growth import tables as growth
 from bench.own import commands, flood, killed, metrics, overtaking, policy, recurrences, restore
-from bench.reliability import faults, losses, searches
+from bench.reliability import faults, injected, losses, searches
 from bench.scale import Scale
 from bench.scaling import tables as scaling
 
@@ -28,7 +28,12 @@ def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
         "designs": {"alternatives": alternatives.table(scale)},
         "growth": growth.tables(scale),
         "scaling": scaling.tables(scale),
-        "reliability": {"losses": losses.table(), "faults": faults.table(), **searches.tables(scale.states)},
+        "reliability": {
+            "losses": losses.table(),
+            "faults": faults.table(),
+            **searches.tables(scale.states),
+            **injected.tables(scale.points, scale.minutes),
+        },
         "own": {
             "flood": flood.table(),
             **policy.tables(),

@@ -31,6 +31,8 @@ class Scale(Struct, frozen=True, kw_only=True):
     idle_seconds: Annotated[float, Meta(description="seconds for which those are watched")] = 45.0
     rows: Annotated[int, Meta(description="rows of the ledger whose jobs Redis loses")] = 1_000_000
     states: Annotated[int, Meta(description="states that are searched in each scene of interleavings")] = 100_000
+    points: Annotated[int, Meta(description="crash points of each process, and jumps of each clock")] = 60
+    minutes: Annotated[float, Meta(description="minutes of random input for Redis, and for Valkey")] = 30.0
     rounds: Annotated[int, Meta(description="rounds in which all rows take turns")] = 3
 
 
@@ -56,6 +58,8 @@ QUICK: Final = Scale(
     idle_seconds=3.0,
     rows=5_000,
     states=500,
+    points=4,
+    minutes=0.5,
     rounds=1,
 )
 """Enough to see that all works, in about ten minutes. The figures mean little."""
