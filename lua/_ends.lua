@@ -33,9 +33,9 @@ local function write_record(id, payload, priority, group, created, more, prefix)
   redis.call('HSET', record(id), unpack(fields))
 end
 
--- Whether a call that is sent again, for the first time at `since`, has already written the job: its record is not older
--- and has the same payload, and no run of it began before. So even if another client's call has written it, a job of this
--- payload runs after the call.
+-- Whether a call that was sent first at `since`, and is sent again, has already written the job: its record is not
+-- older and has the same payload, and its last run did not begin before. So even if another client's call has written
+-- it, a job of this payload runs after `since`.
 -- USES record, field_of, moment_of, place_of
 local function is_written(id, payload, since)
   local created, started = moment_of(field_of(id, 'created')), moment_of(field_of(id, 'started'))

@@ -9,8 +9,8 @@
 --        by        who enqueues: the user name at Redis, '' = the default user
 --        key       of a request that is done once: the digest of its Idempotency-Key; '' = it has none
 --        asked     with a `key`: the digest of the request; not compared here
---        since     of a call that is sent again because it may have been done: when it was sent first, or a moment before,
---                  Unix seconds. '' = it is sent for the first time, or has a `key`
+--        since     of a call that is sent again because it may have been done: when it was sent first, or a moment
+--                  before, Unix seconds. '' = it is sent for the first time, or has a `key`
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -20,9 +20,9 @@
 -- REPLY  for each row the due, seconds; with a `key` one text, that of the first request of this key: its `asked`, and
 --        the id and the due of each of its jobs, separated by spaces
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; or the id is taken for some time; then no row is written
--- TWICE  with `since`, the second call leaves the jobs that the first has written, and those that had no retention and
---        have ended are written again. Without it, it fails with EXISTS, or keeps the jobs of the first. With a `key`
---        it writes nothing and returns the reply of the first
+-- TWICE  with `since`, the second call leaves the jobs that the first has written; a job that has ended with no
+--        retention is written again. Without it, it fails with EXISTS, or keeps the jobs of the first. With a `key` it
+--        writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
 --        still_taken, take, whole_seconds, first_reply, keep_dues, is_written
 --

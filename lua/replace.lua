@@ -16,9 +16,9 @@
 --        delay     seconds
 -- REPLY  as of `enqueue`
 -- FAILS  MOVING    a job of one of the ids is on its way to another shard; then no row is written
--- TWICE  with `since`, the second call leaves the jobs that the first has written and that have begun, and writes the
---        same once more of those that wait, with a `delay` that much later; without it, of all. With a `key` it writes
---        nothing and returns the reply of the first
+-- TWICE  with `since`, the second call leaves the jobs of the first that have begun, and writes the others again, with
+--        a `delay` that much later. Without it, it writes all again. With a `key` it writes nothing and returns the
+--        reply of the first
 -- USES   clock, rows, seconds, expect, expect_gate, admit, record, field_of, place_of, known_due, still_taken, take,
 --        supplant, row_of, first_reply, keep_dues, fail, moving_due, IS_MOVING, is_written
 --
