@@ -33,6 +33,20 @@ local function write_record(id, payload, priority, group, created, more, prefix)
   redis.call('HSET', record(id), unpack(fields))
 end
 
+-- Whether a call that was sent first at `since`, and is sent again, has already written the job: its record is not
+-- older and has the same payload, and its last run did not begin before. So even if another client's call has written
+-- it, a job of this payload runs after `since`.
+-- USES record, field_of, moment_of, place_of
+local function is_written(id, payload, since)
+  local created, started = moment_of(field_of(id, 'created')), moment_of(field_of(id, 'started'))
+  return created ~= nil
+    and tonumber(created) >= math.floor(since)
+    and not (started and tonumber(started) < since)
+    and redis.call('HSTRLEN', record(id), 'payload') == #payload
+    and redis.call('HGET', record(id), 'payload') == payload
+    and place_of(id, field_of(id, 'worker'), field_of(id, 'finished')) ~= nil
+end
+
 -- Push a job's outcome to its reply list. `result` is JSON text. The list is kept as long as the record, and at least
 -- 10 s, so that a client that comes late or reconnects still finds it.
 -- USES milliseconds

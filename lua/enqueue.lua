@@ -9,6 +9,8 @@
 --        by        who enqueues: the user name at Redis, '' = the default user
 --        key       of a request that is done once: the digest of its Idempotency-Key; '' = it has none
 --        asked     with a `key`: the digest of the request; not compared here
+--        since     of a call that is sent again because it may have been done: when it was sent first, or a moment
+--                  before, Unix seconds. '' = it is sent for the first time, or has a `key`
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -18,10 +20,11 @@
 -- REPLY  for each row the due, seconds; with a `key` one text, that of the first request of this key: its `asked`, and
 --        the id and the due of each of its jobs, separated by spaces
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; or the id is taken for some time; then no row is written
--- TWICE  the second call fails with EXISTS, which a caller without a reply to the first reads as success; or it keeps
---        the jobs of the first. With a `key` it writes nothing and returns the reply of the first
+-- TWICE  with `since`, the second call leaves the jobs that the first has written; a job that has ended with no
+--        retention is written again. Without it, it fails with EXISTS, or keeps the jobs of the first. With a `key` it
+--        writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, first_reply, keep_dues
+--        still_taken, take, whole_seconds, first_reply, keep_dues, is_written
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
@@ -29,8 +32,8 @@
 -- without a place takes no id, because no worker will ever find that job. Rows of the ledger have a verb of their own,
 -- `relay`.
 
-local now, conflict, within, by, key, asked = unpack(ARGV, 1, 6)
-now = clock(now)
+local now, conflict, within, by, key, asked, since = unpack(ARGV, 1, 7)
+now, since = clock(now), tonumber(since)
 local first = first_reply(key)
 if first then
   return first
@@ -41,7 +44,7 @@ end
 
 -- id -> its due if its row is to be written, else false
 local new, records = {}, {}
-for id in rows(7, 6) do
+for id in rows(8, 6) do
   if new[id] ~= nil and conflict == '' then
     return fail('EXISTS', id .. ' stands twice in this call')
   end
@@ -65,15 +68,18 @@ local function refusal_of(id)
   return taken
 end
 
-local places, dues, old = {}, {}, {}
+local places, dues, old, written = {}, {}, {}, {}
 local created, more = whole_seconds(now), by ~= '' and { by = by } or nil
 -- Most rows have the same delay, and to format a number takes 0.5 us.
 local due_after = {}
-for id, _, _, _, due, delay in rows(7, 6) do
-  local refusal = known and refusal_of(id)
+for id, payload, _, _, due, delay in rows(8, 6) do
+  if since and known and written[id] == nil then -- the first of several rows of an id is the one that is written
+    written[id] = is_written(id, payload, since)
+  end
+  local refusal = known and not written[id] and refusal_of(id)
   if refusal and conflict == '' then
     return fail('EXISTS', refusal)
-  elseif refusal or new[id] then
+  elseif refusal or new[id] or written[id] then
     due = new[id] or known_due(id, now)
   else
     if due == '' then
@@ -95,7 +101,7 @@ if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
   redis.call('DEL', unpack(old))
 end
-for id, payload, priority, group in rows(7, 6) do
+for id, payload, priority, group in rows(8, 6) do
   if new[id] then
     new[id] = false
     acquit(id)
@@ -106,4 +112,4 @@ for id, payload, priority, group in rows(7, 6) do
     end
   end
 end
-return key == '' and dues or keep_dues(key, asked, dues, 7, 6, now)
+return key == '' and dues or keep_dues(key, asked, dues, 8, 6, now)

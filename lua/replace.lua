@@ -7,6 +7,7 @@
 --        by        as in `enqueue`
 --        key       as in `enqueue`
 --        asked     as in `enqueue`
+--        since     as in `enqueue`
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -15,10 +16,11 @@
 --        delay     seconds
 -- REPLY  as of `enqueue`
 -- FAILS  MOVING    a job of one of the ids is on its way to another shard; then no row is written
--- TWICE  the second call writes the same, with a `delay` that much later. With a `key` it writes nothing and returns
---        the reply of the first
+-- TWICE  with `since`, the second call leaves the jobs of the first that have begun, and writes the others again, with
+--        a `delay` that much later. Without it, it writes all again. With a `key` it writes nothing and returns the
+--        reply of the first
 -- USES   clock, rows, seconds, expect, expect_gate, admit, record, field_of, place_of, known_due, still_taken, take,
---        supplant, row_of, first_reply, keep_dues, fail, moving_due, IS_MOVING
+--        supplant, row_of, first_reply, keep_dues, fail, moving_due, IS_MOVING, is_written
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
 -- new one runs afterwards, and its attempts are counted from 0. While the id of a unique job is taken, a job that runs
@@ -26,8 +28,8 @@
 --
 -- Redis refuses this script when its memory is full.
 
-local now, within, by, key, asked = unpack(ARGV, 1, 5)
-now = clock(now)
+local now, within, by, key, asked, since = unpack(ARGV, 1, 6)
+now, since = clock(now), tonumber(since)
 local first = first_reply(key)
 if first then
   return first
@@ -38,13 +40,25 @@ local function waits(id)
   return place == 'schedule' or place == 'backlog' or place == 'ready'
 end
 
+-- The payload of the last row of each id, which is the one that stays.
+local last = {}
+for id, payload in rows(7, 6) do
+  last[id] = payload
+end
+
+-- Has the first sending of this call written the job, and has that begun? Then it was due.
+local function has_begun(id, due, delay)
+  local at = since and (tonumber(due) or since + tonumber(delay))
+  return at and at <= now and not waits(id) and is_written(id, last[id], since)
+end
+
 local places, dues, taken, kept = {}, {}, {}, {}
-for id, _, _, _, due, delay in rows(6, 6) do
+for id, _, _, _, due, delay in rows(7, 6) do
   if moving_due(id) then
     return fail('MOVING', id .. IS_MOVING)
   end
   taken[id] = within ~= '' and still_taken(id, now)
-  if taken[id] and not waits(id) then
+  if taken[id] and not waits(id) or has_begun(id, due, delay) then
     kept[id] = true
     due = known_due(id, now)
   else
@@ -64,7 +78,7 @@ if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
 end
 
-for id, payload, priority, group in rows(6, 6) do
+for id, payload, priority, group in rows(7, 6) do
   if not kept[id] then
     local row = not field_of(id, 'finished') and row_of(field_of(id, 'ledger')) or ''
     local next_row = row_of(field_of(id, 'next_ledger')) or ''
@@ -78,4 +92,4 @@ for id, payload, priority, group in rows(6, 6) do
   end
 end
 admit(0, now)
-return key == '' and dues or keep_dues(key, asked, dues, 6, 6, now)
+return key == '' and dues or keep_dues(key, asked, dues, 7, 6, now)

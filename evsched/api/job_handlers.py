@@ -159,9 +159,6 @@ async def _enqueue(
     named = any(one.id is not None for one in given)
     if named or unique is not None or once is not None:
         request.shards.check()  # a second job of the id, or of the request, may be in a shard
-    else:
-        # If Redis was down, the call was made again: it then meets the very jobs that it has written before.
-        on_conflict = "keep"
     if once is not None:
         # A repetition must find the shards of the first request. So a job with a random id goes to the home of the key.
         known = [

@@ -127,8 +127,7 @@ class Client:
         `unique`: why the jobs have the ids that they have (`unique_id`); None if they are not unique.
 
         Raises:
-            JobExists: a job of one of the ids has not ended; then none of its thousand was written. If Redis was down
-                in the middle of the call, it may be the very job that you enqueued.
+            JobExists: a job of one of the ids has not ended; then none of its thousand was written.
         """
         return await self.run(spread.enqueue(self.shards, self.store, queue, jobs, on_conflict, unique))
 

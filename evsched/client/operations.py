@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.client.option_values import Unique, due_and_delay, seconds
-from evsched.errors import BadResult, EvschedError, JobDead, JobMissing, StoreDown, StoreRefused
+from evsched.errors import BadResult, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
 from evsched.jobs.job import OnConflict, decode
 from evsched.store import server
 from evsched.store.client_calls import New
@@ -134,10 +134,11 @@ def once(operation: Operation[T]) -> Operation[T]:
 
 
 def send(call: Call[T]) -> Operation[T]:
-    """Send a call, and send it again while Redis is down: every script may run twice.
+    """Send a call, and send it again while Redis is down, in the form for a repetition if it may have been done.
 
     Raises:
-        StoreDown: Redis stayed away for 5 s. If it is `unsure`, the call may have been done all the same.
+        StoreDown: Redis stayed away for 5 s, or refused the repetition of a call that may have been done. If it is
+            `unsure`, the call may have been done all the same.
     """
     return (yield from _perform(Send(call)))
 
@@ -163,19 +164,31 @@ def node_of(key: Word) -> Operation[Host | None]:
 
 def _perform(step: Step) -> Operation[Any]:
     """Perform a step, and again while Redis is down."""
-    until, failures, unsure = time.monotonic() + _PATIENCE, 0, False
+    began, failures, unsure = time.monotonic(), 0, False
     writes = isinstance(step, Send) and step.call.writes
     while True:
         try:
+            if unsure and isinstance(step, Send) and step.call.again is not None:
+                now = yield Send(server.clock(step.call.near))
+                step = replace(step, call=step.call.again(now - (time.monotonic() - began)))
             return (yield step)
         except StoreDown as error:
             failures += 1
             unsure = unsure or (error.unsure and writes)  # at any attempt
             delay = reconnect_delay(failures)
-            if time.monotonic() + delay > until:
+            if time.monotonic() + delay > began + _PATIENCE:
                 problem = str(error) if error.node is None else f"{nodes_down([error.node])}: {START_IT}, and try again"
                 raise StoreDown(problem, kind=error.kind, node=error.node, unsure=unsure) from error
             yield Sleep(delay)
+        except JobError as error:
+            if not unsure or (isinstance(step, Send) and step.call.again is not None):
+                raise
+            raise StoreDown(
+                f"Redis went away during the call; it was sent again and refused ({error}), so it may have been done "
+                "the first time",
+                kind="connection",
+                unsure=True,
+            ) from error
 
 
 def enqueue(

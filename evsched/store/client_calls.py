@@ -11,7 +11,17 @@ from evsched import keys
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place, number, read_status
 from evsched.store.gate_limits import Limits, read_declared, read_limits
-from evsched.store.queue import NO_REQUEST, IdempotentRequest, Queue, as_bool, as_fields, as_struct, as_tuple, is_there
+from evsched.store.queue import (
+    NO_REQUEST,
+    IdempotentRequest,
+    Queue,
+    as_bool,
+    as_fields,
+    as_moment,
+    as_struct,
+    as_tuple,
+    is_there,
+)
 from evsched.transport.call import Call, T, Word, raw, text, texts
 
 
@@ -128,10 +138,16 @@ class ClientCalls(Queue):
         within: float | None,
         request: IdempotentRequest = NO_REQUEST,
     ) -> Call[T]:
-        rest = (_length(within), self._by, request.key, request.asked, *_new_words(jobs))
-        if on_conflict == "replace":
-            return self._verb("replace", read, self._now(), *rest)
-        return self._verb("enqueue", read, self._now(), on_conflict or "", *rest)
+        settings, words = (_length(within), self._by, request.key, request.asked), _new_words(jobs)
+
+        def put(since: float | None) -> Call[T]:
+            # A request with a key finds itself by that.
+            rest = (*settings, "" if request.key else as_moment(since), *words)
+            if on_conflict == "replace":
+                return self._verb("replace", read, self._now(), *rest, again=put)
+            return self._verb("enqueue", read, self._now(), on_conflict or "", *rest, again=put)
+
+        return put(None)
 
     def cancel(self, job_id: str) -> Call[Cancelled]:
         """Delete a waiting job, or ask its worker to stop it and delete its next run.
@@ -210,7 +226,7 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobMissing: there is no such job, it was cancelled while it waited, or its retention is over.
         """
-        return self._verb("ask", as_tuple(text, raw, text), job_id)
+        return self._verb("ask", as_tuple(text, raw, text), job_id, again=lambda _: self.ask(job_id))
 
     def wait_reply(self, job_id: str, block: float) -> Call[bytes | None]:
         """Wait up to `block` seconds for a job's reply, and leave it there for other waiters (so not BLPOP)."""

@@ -80,8 +80,14 @@ class Queue:
     def _now(self) -> str:
         return "" if self._clock is None else as_moment(self._clock())
 
-    def _verb(self, verb: str, read: Callable[[Any], T], *arguments: Word) -> Call[T]:
-        return Call((1, self._root, *arguments), read, script(verb), self._root)
+    def _verb(
+        self,
+        verb: str,
+        read: Callable[[Any], T],
+        *arguments: Word,
+        again: Callable[[float], Call[T]] | None = None,
+    ) -> Call[T]:
+        return Call((1, self._root, *arguments), read, script(verb), self._root, again=again)
 
     def _call(self, words: tuple[Word, ...], read: Callable[[Any], T]) -> Call[T]:
         return Call(words, read, near=self._root)

@@ -155,7 +155,7 @@ def flush() -> Call[Any]:
     return Call(("FLUSHDB",), raw)
 
 
-def clock(near: str | None = None) -> Call[float]:
+def clock(near: Word | None = None) -> Call[float]:
     """Read Redis's clock, in Unix seconds: that of the server that has the key `near`."""
 
     def read(reply: list[bytes]) -> float:

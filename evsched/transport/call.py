@@ -54,6 +54,10 @@ class Call(Struct, Generic[T], frozen=True):
     """In a cluster: a key of the node that is asked; None = any node."""
     node: Host | None = None
     """In a cluster: the node that is asked, whatever `near` is."""
+    again: Callable[[float], Call[T]] | None = None
+    """Make the call to send when this one may have been done, which does not do it twice and whose refusal says that it
+    was not done. It is given the time, by Redis's clock, at which this one was sent first. None = send this one again,
+    whose refusal does not say that."""
 
     @property
     def name(self) -> str:

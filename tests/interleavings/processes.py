@@ -17,6 +17,7 @@ from evsched.store.run_ends import NO_LEASE
 from evsched.transport.call import Call, raw
 from tests.interleavings.releases import IDLE_LEASE, LEASE, ROOT, THIS, Release
 from tests.interleavings.search import LOST, Do, Epoch, Note, Pick, Process
+from tests.interleavings.server import BASE, EPOCH
 
 CAP: Final = 1000
 """Bytes that a payload may have."""
@@ -93,12 +94,15 @@ def recurring(release: Release = THIS) -> Process:
 
 
 def client(calls: Sequence[Call[Any]]) -> Process:
-    """A program that makes calls in turn, and repeats one whose reply is lost. A command of a foreign client is sent
-    once."""
+    """A program that makes calls in turn, and repeats one whose reply is lost, as `evsched/client/operations.py` does.
+    A command of a foreign client is sent once."""
     for call in calls:
-        reply = LOST
+        epoch = yield Epoch()
+        reply = yield Do(call, ("lost", "late") if call.script else ())
+        if call.again:
+            call = call.again(BASE + epoch * EPOCH)
         while reply == LOST:
-            reply = yield Do(call, ("lost", "late") if call.script else ())
+            reply = yield Do(call, ("lost", "late"))
 
 
 def janitor(release: Release = THIS) -> Process:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from evsched import App, GiveUp, RetryLater, Snooze, StoreDown, current_job, events
+from evsched import App, GiveUp, JobMissing, RetryLater, Snooze, StoreDown, Unique, current_job, events
 from evsched.config import Config
 from evsched.events import Event
 from evsched.transport.call import Call
+from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import DirectSender
 from tests.support.patience import PATIENCE
+from tests.support.proxy import Proxy
 from tests.support.recorder import Recorder
 from tests.support.system import system
 
@@ -138,3 +140,78 @@ async def test_end_without_a_record_is_reported_as_unknown_after_a_lost_reply(
     recorder = await run_once_with_lost_ends(config, app, monkeypatch, work.enqueue, events.Completed)
     assert [event.end for event in recorder.of(events.RunLost)] == ["unknown"]
     assert not recorder.of(events.Completed)
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "random id": {},
+    "id": {"id": "a"},
+    "keep": {"id": "a", "on_conflict": "keep"},
+    "replace": {"id": "a", "on_conflict": "replace"},
+    "unique": {"unique": Unique()},
+}
+
+
+@pytest.mark.parametrize("kind", _OPTIONS)
+@pytest.mark.parametrize("becomes", ["waiting", "running", "ended"])
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+async def test_enqueue_with_a_lost_reply_makes_one_job(
+    own: EmbeddedRedis, app: App, queue: str, kind: str, becomes: str, sync: bool
+) -> None:
+    ran, go_on = list[str](), asyncio.Event()
+
+    async def work() -> None:
+        ran.append(current_job().id)
+        if becomes == "running":
+            await go_on.wait()
+
+    direct = app.task(work)
+    config = Config(url=own.url, queues=(queue,))
+    async with Proxy(("127.0.0.1", own.port or 0)) as proxy, system(config, app, workers=0) as whole:
+        client = App(f"redis://127.0.0.1:{proxy.port}/0", queue=queue)
+        task = client.task(work).using(**_OPTIONS[kind])
+        with client.sync() as blocking:
+            # Both are connected after this, and Redis knows the scripts.
+            await client.client.cancel(queue, (await task.enqueue()).id)
+            with pytest.raises(JobMissing):
+                await asyncio.to_thread(blocking.job("nobody").cancel)
+            if becomes != "waiting":
+                whole.work()
+            received = proxy.received["down"]
+            proxy.swallow("down")
+            call = asyncio.to_thread(blocking.enqueue, task) if sync else task.enqueue()
+            enqueuing = asyncio.ensure_future(call)
+            await proxy.until(lambda: proxy.received["down"] > received)
+            if becomes != "waiting":
+                await whole.recorder.wait(events.Started if becomes == "running" else events.Completed)
+            proxy.heal()
+            proxy.reset()
+            job = await enqueuing
+        if becomes == "waiting":
+            whole.work()
+        go_on.set()
+        await app.job(job.id).result(PATIENCE)
+        await (await direct.using(id="last").enqueue()).result(PATIENCE)
+        await client.close()
+    assert ran == [job.id, "last"]
+
+
+async def test_cancel_with_a_lost_reply_says_that_it_may_have_been_done(own: EmbeddedRedis, queue: str) -> None:
+    async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
+        client = App(f"redis://127.0.0.1:{proxy.port}/0", queue=queue)
+
+        @client.task
+        async def work() -> None: ...
+
+        for name in ("first", "second"):
+            await work.using(id=name, delay=3600).enqueue()
+        await client.job("first").cancel()
+        received = proxy.received["down"]
+        proxy.swallow("down")
+        cancelling = asyncio.ensure_future(client.job("second").cancel())
+        await proxy.until(lambda: proxy.received["down"] > received)
+        proxy.heal()
+        proxy.reset()
+        with pytest.raises(StoreDown, match="sent again and refused") as raised:
+            await cancelling
+        assert raised.value.unsure
+        await client.close()

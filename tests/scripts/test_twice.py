@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,6 +34,143 @@ def test_a_second_enqueue_is_refused(send: Send, store: Store, state: State) -> 
     with pytest.raises(JobExists):
         send(store.enqueue(new("a")))
     assert state() == before
+
+
+PAYLOAD = b'{"task":"t"}'
+
+
+def put(store: Store, verb: str) -> Call[list[float]]:
+    jobs = [New("a", PAYLOAD, due=NOW)]
+    match verb:
+        case "replace":
+            return store.replace(jobs)
+        case "keep":
+            return store.enqueue(jobs, keep=True)
+        case "unique":
+            return store.enqueue(jobs, within=0.0)
+        case _:
+            return store.enqueue(jobs)
+
+
+def again(call: Call[list[float]], since: float = NOW - 0.25) -> Call[list[float]]:
+    assert call.again is not None
+    return call.again(since)
+
+
+@pytest.fixture
+def advance(send: Send, store: Store) -> dict[str, Callable[[], object]]:
+    """What becomes of the jobs of the queue, by the place of the job `a` after that."""
+
+    def ready() -> None:
+        send(store.at(NOW).dispatch(limit=10, cap=1000))
+
+    def start() -> FetchedJob:
+        ready()
+        (run,) = send(store.at(NOW).start("w", (), hold=3, lease=15)).jobs
+        return run
+
+    def retry() -> None:
+        send(store.at(NOW).retry("w", [(start(), Retried(9.0, "x"))]))
+
+    return {
+        "schedule": lambda: None,
+        "ready": ready,
+        "processing": start,
+        "schedule, for a retry": retry,
+        "finished": lambda: send(store.at(NOW).complete("w", [(start(), Done(b"1", 300.0, True))])),
+        "dead": lambda: send(store.at(NOW).bury("w", [(start(), Buried("x", False))])),
+    }
+
+
+@pytest.mark.parametrize("place", ["schedule", "ready", "processing", "schedule, for a retry", "finished", "dead"])
+@pytest.mark.parametrize("verb", ["enqueue", "keep", "unique", "replace"])
+def test_call_that_is_sent_again_leaves_the_job_that_it_has_written(
+    send: Send, store: Store, state: State, advance: dict[str, Callable[[], object]], place: str, verb: str
+) -> None:
+    call = put(store.at(NOW), verb)
+    assert send(call) == [NOW]
+    advance[place]()
+    before = state()
+    assert send(again(call)) == ([NOW + 9] if place.endswith("retry") and verb != "replace" else [NOW])
+    if verb == "replace" and place not in ("processing", "finished", "dead"):
+        assert list(state()["schedule"]) == ["a"]  # it is written once more
+    else:
+        assert state() == before
+
+
+@pytest.mark.parametrize("verb", ["enqueue", "keep", "unique", "replace"])
+def test_call_that_was_not_done_is_done_when_it_is_sent_again(
+    send: Send, store: Store, state: State, verb: str
+) -> None:
+    """A job of the same id and payload has run just before; its run did not see what this call is about."""
+    send(put(store.at(NOW), verb))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    (run,) = send(store.at(NOW).start("w", (), hold=3, lease=15)).jobs
+    send(store.at(NOW).complete("w", [(run, Done(b"1", 300.0, True))]))
+    call = put(store.at(NOW + 0.5), verb)
+    assert send(again(call, NOW + 0.25)) == [NOW]
+    assert list(state()["schedule"]) == ["a"]
+    assert "finished" not in state()["job:a"]
+
+
+def test_call_that_is_sent_again_is_refused_for_another_job(send: Send, store: Store, state: State) -> None:
+    send(store.at(NOW).enqueue([New("a", b'{"task":"u"}', due=NOW)]))
+    send(store.at(NOW - 2).enqueue([New("b", PAYLOAD, due=NOW)]))
+    before = state()
+    for job in ("a", "b"):
+        with pytest.raises(JobExists):
+            send(again(store.at(NOW).enqueue(new(job))))
+    assert state() == before
+
+
+def test_replacement_of_a_running_job_that_is_sent_again_runs_once(send: Send, store: Store, state: State) -> None:
+    send(store.at(NOW - 5).enqueue([New("a", b"1", due=NOW - 5)]))
+    send(store.at(NOW - 5).dispatch(limit=10, cap=1000))
+    (run,) = send(store.at(NOW - 5).start("w", (), hold=3, lease=15)).jobs
+    call = put(store.at(NOW), "replace")
+    send(call)
+    before = state()
+    assert send(again(call)) == [NOW]
+    assert state() == before
+    send(store.at(NOW).complete("w", [(run, Done(b"1", 300.0, True))]))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    (run,) = send(store.at(NOW).start("w", (), hold=3, lease=15)).jobs
+    assert run.payload == PAYLOAD
+    before = state()
+    assert send(again(call)) == [NOW]
+    assert state() == before
+
+
+def test_last_row_of_an_id_stays_when_a_replacement_is_sent_again(
+    send: Send, store: Store, state: State, advance: dict[str, Callable[[], object]]
+) -> None:
+    call = store.at(NOW).replace([New("a", b"1", due=NOW), New("a", PAYLOAD, due=NOW)])
+    send(call)
+    advance["processing"]()
+    before = state()
+    send(again(call))
+    assert state() == before
+
+
+def test_first_row_of_an_id_stays_when_jobs_are_kept_again(
+    send: Send, store: Store, state: State, advance: dict[str, Callable[[], object]]
+) -> None:
+    call = store.at(NOW).enqueue([New("a", PAYLOAD, due=NOW), New("a", b"1", due=NOW)], keep=True)
+    send(call)
+    advance["finished"]()
+    before = state()
+    send(again(call))
+    assert state() == before
+
+
+def test_rows_that_were_not_written_are_written_when_the_call_is_sent_again(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.at(NOW).enqueue(new("a")))
+    before = state()["job:a"]
+    assert send(again(store.at(NOW).enqueue(new("a", "b")))) == [NOW, NOW]
+    assert state()["job:a"] == before
+    assert list(state()["schedule"]) == ["a", "b"]
 
 
 def test_the_second_end_of_a_run_is_lost(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:

@@ -45,6 +45,37 @@ def test_a_call_is_sent_again_while_redis_is_down() -> None:
     assert all(0 < step.seconds <= 1 for step in steps if isinstance(step, Sleep))
 
 
+UNSURE = StoreDown("the reply was lost", unsure=True)
+
+
+@pytest.mark.parametrize(("on_conflict", "verb"), [(None, "enqueue"), ("keep", "enqueue"), ("replace", "replace")])
+def test_enqueue_that_may_have_been_done_says_when_it_was_sent_first(on_conflict: Any, verb: str) -> None:
+    jobs = [New("a", b"{}")]
+    dues, steps = run(operations.enqueue(STORE, jobs, on_conflict), [StoreDown(), UNSURE, 1e9, StoreDown(), 2e9, [7.0]])
+    sent = [step.call.words for step in steps if isinstance(step, Send) and step.call.name == verb]
+    assert dues == [7.0]
+    assert kinds(steps) == [verb, "sleep", verb, "sleep", "TIME", verb, "sleep", "TIME", verb]
+    assert sent[0] == sent[1]
+    at = next(n for n, (one, other) in enumerate(zip(sent[1], sent[3], strict=True)) if one != other)
+    assert (sent[1][at], sent[1][at + 1 :]) == ("", sent[3][at + 1 :])
+    assert 1e9 - 5 < float(sent[2][at]) < 1e9 < 2e9 - 5 < float(sent[3][at]) < 2e9
+
+
+def test_refusal_of_a_call_that_may_have_been_done_is_reported_as_unsure() -> None:
+    with pytest.raises(StoreDown, match=r"sent again and refused \(b is gone\)") as raised:
+        run(operations.send(STORE.cancel("b")), [UNSURE, JobMissing("b is gone")])
+    assert raised.value.unsure
+    with pytest.raises(JobMissing):
+        run(operations.send(STORE.cancel("b")), [StoreDown(), JobMissing("b is gone")])
+
+
+def test_refusal_is_raised_if_the_call_would_know_what_it_has_done() -> None:
+    with pytest.raises(JobExists):
+        run(operations.enqueue(STORE, [New("a", b"{}")], None), [UNSURE, 1e9, JobExists()])
+    with pytest.raises(JobMissing):
+        run(operations.send(STORE.ask("a")), [UNSURE, 1e9, JobMissing()])
+
+
 def test_a_call_is_not_sent_again_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "_PATIENCE", 0.0)
     with pytest.raises(StoreDown):
