@@ -320,15 +320,15 @@ class KeyScan:
             self.at = now + _SCAN_APART * self._runtime.times.safety_cap
 
     async def _lease(self, store: Store, workers: list[str]) -> None:
-        """Give a lease to each of these workers of a queue, which have lists, if it has none.
+        """Give a lease to each of these workers of a queue, which have lists, unless the janitor watches its list.
 
         Raises:
             StoreDown
             StoreRefused: Redis refused one of them at least, after all were tried.
         """
-        leased = {lease.worker for lease in (await self._runtime.sender.send(store.survey())).leases}
+        survey = await self._runtime.sender.send(store.survey())
         refusal: StoreRefused | None = None
-        for worker in sorted(set(workers) - leased):
+        for worker in sorted({*workers} - {lease.worker for lease in survey.leases} - {*survey.died}):
             try:
                 await self._runtime.sender.send(store.heartbeat(worker, self._runtime.times.lease, fresh=True))
             except StoreRefused as error:

@@ -144,6 +144,8 @@ async def test_queues_that_exist_are_found_at_the_start(own: EmbeddedRedis, clie
     client.zadd("evsched:{one}:schedule", {"x": 4e9})
     client.zadd("evsched:{two}:backlog", {"x": 1})
     client.rpush("evsched:{three}:processing:w1", "x")
+    client.rpush("evsched:{three}:processing:w2", "y")
+    client.zadd("evsched:{three}:dead_workers", {"w2": 4e9})
     client.hset("evsched:{four}:job:x", "payload", "{}")
     client.zadd("evsched:{bad name}:schedule", {"x": 4e9})
     async with system(Config(url=own.url), app, workers=0, dispatch=False) as running:
@@ -151,6 +153,9 @@ async def test_queues_that_exist_are_found_at_the_start(own: EmbeddedRedis, clie
         assert sorted(running.dispatcher.queues) == ["default", "one", "three", "two"]
         # The worker that had no lease has one now, so the janitor watches it.
         assert client.zscore("evsched:{three}:leases", "w1") is not None
+        # A dead worker has none: the janitor empties its list at once, also if a dispatcher has just started.
+        assert client.zscore("evsched:{three}:leases", "w2") is None
+        assert client.zscore("evsched:{three}:dead_workers", "w2") is not None
 
 
 @pytest.mark.parametrize("spoiled", ["leases", "processing:w0"])
