@@ -34,10 +34,10 @@ local function change(field, value)
   changes[#changes + 1] = value
 end
 
--- The value, the app and the whole of a declaration.
+-- The value, the app and the whole of a declaration. The pattern cannot backtrack, however long the name of an app is.
 local function parts_of(text)
-  local value, app, whole = (text or ''):match('^(%S+) (%S+) ?(%S*)$')
-  return value, app, whole ~= '' and whole or value
+  local value, app, rest = (text or ''):match('^(%S+) (%S+)(.*)$')
+  return value, app, rest and rest:match('^ (%S+)$') or value
 end
 
 -- Is this the declaration of before, divided again, of a limit that was changed by hand?

@@ -294,14 +294,11 @@ class Arena:
         """Do what an operator does, run all jobs, and check that nothing is lost or left."""
         store, send = self._store, self._send
         names = [key[len(ROOT) :] for key in self._raw.scan_iter(match=ROOT + b"*", count=1000)]
-        for name in names:
-            key, (kind, _, of) = ROOT + name, name.partition(b":")
-            right = (_TYPES_OF if of else _TYPES).get(kind.decode(errors="replace"))
-            if right is not None and self._raw.type(key) != right:
-                self._raw.delete(key)
+        self._delete_mistyped(names)
         for key in self._raw.scan_iter(match=ASIDE + b"*", count=1000):
             self._raw.renamenx(key, key.removeprefix(ASIDE))
             self._raw.delete(key)
+        self._delete_mistyped(names)  # a key that was replaced twice is of a wrong type aside too
         self._raw.delete(ROOT + b"limits")
         if (batch := send(store.depart()).batch) is not None:
             send(store.vacate(batch, Arrival(True, 0, [])))
@@ -333,6 +330,13 @@ class Arena:
         self._nothing_is_left()
         if found := self._audit():
             raise Broken(f"the audit finds {found[:3]}")
+
+    def _delete_mistyped(self, names: list[bytes]) -> None:
+        for name in names:
+            key, (kind, _, of) = ROOT + name, name.partition(b":")
+            right = (_TYPES_OF if of else _TYPES).get(kind.decode(errors="replace"))
+            if right is not None and self._raw.type(key) != right:
+                self._raw.delete(key)
 
     def _audit(self, *, repair: bool = False) -> list[str]:
         async def run() -> list[str]:
