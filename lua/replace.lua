@@ -40,9 +40,9 @@ local function waits(id)
   return place == 'schedule' or place == 'backlog' or place == 'ready'
 end
 
--- The payload of the last row of each id, which is the one that stays.
+-- If the call is sent again, the payload of the last row of each id, which is the one that stays.
 local last = {}
-for id, payload in rows(7, 6) do
+for id, payload in rows(since and 7 or #ARGV + 1, 6) do
   last[id] = payload
 end
 
