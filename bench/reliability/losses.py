@@ -46,14 +46,14 @@ _ROUNDS: Final = 5
 _APART: Final = 20.0
 """Seconds for which a replica is cut off."""
 
-Enqueue = Callable[[int], bool]
+EnqueueNumber = Callable[[int], bool]
 """Enqueues a job of this number, and returns whether it was acknowledged. Raises StoreError, or redis-py's errors."""
 
 
 class Writer:
     """A program that enqueues until it is stopped, in a thread of its own."""
 
-    def __init__(self, enqueue: Enqueue) -> None:
+    def __init__(self, enqueue: EnqueueNumber) -> None:
         self.acknowledged: dict[str, float] = {}
         """When, by the monotonic clock."""
         self.refused = 0
@@ -109,7 +109,7 @@ class Loss:
 
 
 @contextmanager
-def _writing(enqueue: Enqueue) -> Generator[Writer]:
+def _writing(enqueue: EnqueueNumber) -> Generator[Writer]:
     writer = Writer(enqueue)
     try:
         yield writer
@@ -118,7 +118,7 @@ def _writing(enqueue: Enqueue) -> Generator[Writer]:
 
 
 @contextmanager
-def _ours(url: str) -> Generator[Enqueue]:
+def _ours(url: str) -> Generator[EnqueueNumber]:
     """Enqueue with evsched's client."""
     client = SyncClient(url)
 
@@ -133,7 +133,7 @@ def _ours(url: str) -> Generator[Enqueue]:
 
 
 @contextmanager
-def _confirmed(url: str, *wait: str | int) -> Generator[Enqueue]:
+def _confirmed(url: str, *wait: str | int) -> Generator[EnqueueNumber]:
     """Enqueue with a plain client: ZADD and HSET, then this command; acknowledged is what it confirms."""
     client = plain_client(url)
 
