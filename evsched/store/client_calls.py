@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from msgspec import Struct, structs
@@ -138,16 +139,24 @@ class ClientCalls(Queue):
         within: float | None,
         request: IdempotentRequest = NO_REQUEST,
     ) -> Call[T]:
-        settings, words = (_length(within), self._by, request.key, request.asked), _new_words(jobs)
+        settings: tuple[Word, ...] = (_length(within), self._by, request.key, request.asked)
+        if on_conflict == "replace":
+            return self._put_again("replace", read, settings, _new_words(jobs))
+        return self._put_again("enqueue", read, (on_conflict or "", *settings), _new_words(jobs))
 
-        def put(since: float | None) -> Call[T]:
-            # A request with a key finds itself by that.
-            rest = (*settings, "" if request.key else as_moment(since), *words)
-            if on_conflict == "replace":
-                return self._verb("replace", read, self._now(), *rest, again=put)
-            return self._verb("enqueue", read, self._now(), on_conflict or "", *rest, again=put)
-
-        return put(None)
+    def _put_again(
+        self,
+        verb: str,
+        read: Callable[[Any], T],
+        settings: tuple[Word, ...],
+        words: list[Word],
+        since: float | None = None,
+    ) -> Call[T]:
+        """Make a call of `_put`; `since`: it is sent again, and this is when it was sent first."""
+        again = partial(self._put_again, verb, read, settings, words)
+        # `settings` ends with the key and the digest of a request. With a key, the script finds the first call by it.
+        moment = "" if since is None or settings[-2] else as_moment(since)
+        return self._verb(verb, read, self._now(), *settings, moment, *words, again=again)
 
     def cancel(self, job_id: str) -> Call[Cancelled]:
         """Delete a waiting job, or ask its worker to stop it and delete its next run.
