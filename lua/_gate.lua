@@ -17,12 +17,15 @@ local REOPENED = 20
 local PAYLOADS_MOST = 1048576
 
 -- Refuse wrong types of the gate's keys, before the verb has written anything. A group's own keys are not looked at:
--- their wrong type stops the jobs of that group alone.
--- USES expect, throttled, fair
-local function expect_gate()
+-- their wrong type stops the jobs of that group alone. `anew`: the verb changes limits, so jobs in flight may be counted.
+-- USES expect, throttled, fair, policy, counting
+local function expect_gate(anew)
   expect('ZCARD', schedule, backlog, throttled)
   expect('LLEN', ready)
   expect('HLEN', fair)
+  if anew or (not counting and (policy.concurrency or policy.grouped)) then
+    expect('ZCARD', leases) -- `keep_count` reads them
+  end
 end
 
 -- Return jobs that the limits of their groups held back to the backlog, as many as those limits now permit. Returns how

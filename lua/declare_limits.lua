@@ -22,7 +22,7 @@ local now, owner, revision = unpack(ARGV, 1, 3)
 now = clock(now)
 
 expect('HLEN', declared_limits)
-expect_gate()
+expect_gate(true)
 if is_older(owner, revision) then
   return false
 end

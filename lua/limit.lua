@@ -18,7 +18,7 @@
 local now = unpack(ARGV, 1, 1)
 now = clock(now)
 
-expect_gate()
+expect_gate(true)
 local changed = false
 for field, value in rows(2, 2) do
   set_limit(field, value)
