@@ -20,9 +20,9 @@
 -- REPLY  for each row the due, seconds; with a `key` one text, that of the first request of this key: its `asked`, and
 --        the id and the due of each of its jobs, separated by spaces
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; or the id is taken for some time; then no row is written
--- TWICE  with `since`, the second call leaves the jobs that the first has written; a job that has ended with no
---        retention is written again. Without it, it fails with EXISTS, or keeps the jobs of the first. With a `key` it
---        writes nothing and returns the reply of the first
+-- TWICE  with `since`, the second call leaves the jobs that the first has written. It writes a job again whose record
+--        is gone (its retention is over, or it was cancelled or dropped) or is a later job's. Without `since`, it fails
+--        with EXISTS, or keeps the jobs of the first. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
 --        still_taken, take, whole_seconds, first_reply, keep_dues, is_written
 --

@@ -6,8 +6,7 @@
 --        within    as in `enqueue`. If an id is taken, its job is replaced only if it waits
 --        by        as in `enqueue`
 --        key       as in `enqueue`
---        asked     as in `enqueue`
---        since     as in `enqueue`
+--        asked     as in `enqueue`; '' = the key is the client's own, and is known for a minute
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -16,11 +15,10 @@
 --        delay     seconds
 -- REPLY  as of `enqueue`
 -- FAILS  MOVING    a job of one of the ids is on its way to another shard; then no row is written
--- TWICE  with `since`, the second call leaves the jobs of the first that have begun, and writes the others again, with
---        a `delay` that much later. Without it, it writes all again. With a `key` it writes nothing and returns the
---        reply of the first
+-- TWICE  with a `key`, the second call writes nothing. It returns the reply of the first or, if the key is the client's
+--        own, the dues that the jobs have now. Without a key, it writes all again
 -- USES   clock, rows, seconds, expect, expect_gate, admit, record, field_of, place_of, known_due, still_taken, take,
---        supplant, row_of, first_reply, keep_dues, fail, moving_due, IS_MOVING, is_written
+--        supplant, row_of, first_reply, keep_dues, fail, moving_due, IS_MOVING, claim_of
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
 -- new one runs afterwards, and its attempts are counted from 0. While the id of a unique job is taken, a job that runs
@@ -28,11 +26,19 @@
 --
 -- Redis refuses this script when its memory is full.
 
-local now, within, by, key, asked, since = unpack(ARGV, 1, 6)
-now, since = clock(now), tonumber(since)
-local first = first_reply(key)
+local now, within, by, key, asked = unpack(ARGV, 1, 5)
+now = clock(now)
+-- Seconds for which a call of a client is known: longer than it sends it again.
+local CALL_KEPT = 60
+local own, dues = key ~= '' and asked == '', {}
+local first = not own and first_reply(key)
 if first then
   return first
+elseif own and claim_of('/' .. key) then
+  for id in rows(6, 6) do
+    dues[#dues + 1] = known_due(id, now)
+  end
+  return dues
 end
 
 local function waits(id)
@@ -40,25 +46,13 @@ local function waits(id)
   return place == 'schedule' or place == 'backlog' or place == 'ready'
 end
 
--- If the call is sent again, the payload of the last row of each id, which is the one that stays.
-local last = {}
-for id, payload in rows(since and 7 or #ARGV + 1, 6) do
-  last[id] = payload
-end
-
--- Has the first sending of this call written the job, and has that begun? Then it was due.
-local function has_begun(id, due, delay)
-  local at = since and (tonumber(due) or since + tonumber(delay))
-  return at and at <= now and not waits(id) and is_written(id, last[id], since)
-end
-
-local places, dues, taken, kept = {}, {}, {}, {}
-for id, _, _, _, due, delay in rows(7, 6) do
+local places, taken, kept = {}, {}, {}
+for id, _, _, _, due, delay in rows(6, 6) do
   if moving_due(id) then
     return fail('MOVING', id .. IS_MOVING)
   end
   taken[id] = within ~= '' and still_taken(id, now)
-  if taken[id] and not waits(id) or has_begun(id, due, delay) then
+  if taken[id] and not waits(id) then
     kept[id] = true
     due = known_due(id, now)
   else
@@ -78,7 +72,7 @@ if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
 end
 
-for id, payload, priority, group in rows(7, 6) do
+for id, payload, priority, group in rows(6, 6) do
   if not kept[id] then
     local row = not field_of(id, 'finished') and row_of(field_of(id, 'ledger')) or ''
     local next_row = row_of(field_of(id, 'next_ledger')) or ''
@@ -92,4 +86,7 @@ for id, payload, priority, group in rows(7, 6) do
   end
 end
 admit(0, now)
-return key == '' and dues or keep_dues(key, asked, dues, 7, 6, now)
+if own then
+  take('/' .. key, CALL_KEPT, now)
+end
+return (own or key == '') and dues or keep_dues(key, asked, dues, 6, 6, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Any, cast
 
 from msgspec import Struct, structs
@@ -112,7 +113,7 @@ class ClientCalls(Queue):
 
         `within`: as of `enqueue`. While an id is taken, its job is replaced only if it waits.
         """
-        return self._put(_dues, jobs, "replace", within)
+        return self._put(_dues, jobs, "replace", within, IdempotentRequest(token_hex(8), ""))
 
     def enqueue_once(
         self,
@@ -139,24 +140,28 @@ class ClientCalls(Queue):
         within: float | None,
         request: IdempotentRequest = NO_REQUEST,
     ) -> Call[T]:
-        settings: tuple[Word, ...] = (_length(within), self._by, request.key, request.asked)
+        words: list[Word] = [_length(within), self._by, request.key, request.asked]
         if on_conflict == "replace":
-            return self._put_again("replace", read, settings, _new_words(jobs))
-        return self._put_again("enqueue", read, (on_conflict or "", *settings), _new_words(jobs))
+            call = self._verb("replace", read, self._now(), *words, *_new_words(jobs), again=lambda _: call)
+            return call
+        words.insert(0, on_conflict or "")
+        # With a key, the script finds the first call by that.
+        return self._enqueue(read, words, _new_words(jobs), known=bool(request.key))
 
-    def _put_again(
+    def _enqueue(
         self,
-        verb: str,
         read: Callable[[Any], T],
-        settings: tuple[Word, ...],
-        words: list[Word],
+        settings: list[Word],
+        jobs: list[Word],
         since: float | None = None,
+        *,
+        known: bool,
     ) -> Call[T]:
-        """Make a call of `_put`; `since`: it is sent again, and this is when it was sent first."""
-        again = partial(self._put_again, verb, read, settings, words)
-        # `settings` ends with the key and the digest of a request. With a key, the script finds the first call by it.
-        moment = "" if since is None or settings[-2] else as_moment(since)
-        return self._verb(verb, read, self._now(), *settings, moment, *words, again=again)
+        """Make a call of `enqueue`; `since`: it is sent again, and this is when it was sent first."""
+        again = partial(self._enqueue, read, settings, jobs, known=known)
+        return self._verb(
+            "enqueue", read, self._now(), *settings, "" if known else as_moment(since), *jobs, again=again
+        )
 
     def cancel(self, job_id: str) -> Call[Cancelled]:
         """Delete a waiting job, or ask its worker to stop it and delete its next run.

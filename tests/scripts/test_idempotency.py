@@ -94,7 +94,6 @@ def test_enqueue_without_a_key_runs_no_additional_command(send: Send, store: Sto
     send(store.at(NOW).enqueue(jobs("a")))
     raw.config_resetstat()
     send(store.at(NOW).enqueue(jobs("b")))
-    send(store.at(NOW).replace(jobs("b")))
     used = raw.info("commandstats")
     assert "cmdstat_get" not in used
     assert "cmdstat_set" not in used
