@@ -17,7 +17,7 @@ local REOPENED = 20
 local PAYLOADS_MOST = 1048576
 
 -- Refuse wrong types of the gate's keys, before the verb has written anything. A group's own keys are not looked at:
--- their wrong type stops the jobs of that group alone. `anew`: limits change, so that jobs in flight may be counted anew.
+-- their wrong type stops the jobs of that group alone. `anew`: limits change, so the jobs in flight may be counted.
 -- USES expect, throttled, fair, policy, counting
 local function expect_gate(anew)
   expect('ZCARD', schedule, backlog, throttled)

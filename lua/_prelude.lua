@@ -342,23 +342,24 @@ end
 -- Remove a due job from where it waits. Returns that place, or nil.
 -- USES field_of, throttled_in, record, group_backlog, tidy, leave
 local function remove_waiting(id)
-  if field_of(id, 'parked') then
-    local group = throttled_in(id)
-    redis.call('HDEL', record(id), 'parked')
-    if group then
-      redis.call('ZREM', group_backlog(group), id)
-      tidy(group)
-      return 'backlog'
-    end
-  end
-  if redis.call('ZREM', backlog, id) == 1 then
+  local place
+  local parked = field_of(id, 'parked')
+  local group = parked and throttled_in(id)
+  if group then
+    redis.call('ZREM', group_backlog(group), id)
+    tidy(group)
+    place = 'backlog'
+  elseif redis.call('ZREM', backlog, id) == 1 then
     tidy()
-    return 'backlog'
-  end
-  if redis.call('LREM', ready, 1, id) == 1 then
+    place = 'backlog'
+  elseif redis.call('LREM', ready, 1, id) == 1 then
     leave(id)
-    return 'ready'
+    place = 'ready'
   end
+  if place and parked then
+    redis.call('HDEL', record(id), 'parked')
+  end
+  return place
 end
 
 -- Return jobs that had passed the gate to the backlog, before all others of their priority and in their order.
