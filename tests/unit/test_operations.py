@@ -48,17 +48,27 @@ def test_a_call_is_sent_again_while_redis_is_down() -> None:
 UNSURE = StoreDown("the reply was lost", unsure=True)
 
 
-@pytest.mark.parametrize(("on_conflict", "verb"), [(None, "enqueue"), ("keep", "enqueue"), ("replace", "replace")])
-def test_enqueue_that_may_have_been_done_says_when_it_was_sent_first(on_conflict: Any, verb: str) -> None:
-    jobs = [New("a", b"{}")]
-    dues, steps = run(operations.enqueue(STORE, jobs, on_conflict), [StoreDown(), UNSURE, 1e9, StoreDown(), 2e9, [7.0]])
-    sent = [step.call.words for step in steps if isinstance(step, Send) and step.call.name == verb]
+@pytest.mark.parametrize("on_conflict", [None, "keep"])
+def test_enqueue_that_may_have_been_done_says_when_it_was_sent_first(on_conflict: Any) -> None:
+    dues, steps = run(
+        operations.enqueue(STORE, [New("a", b"{}")], on_conflict),
+        [StoreDown(), UNSURE, 1e9, StoreDown(), 2e9, [7.0]],
+    )
+    sent = [step.call.words for step in steps if isinstance(step, Send) and step.call.name == "enqueue"]
     assert dues == [7.0]
-    assert kinds(steps) == [verb, "sleep", verb, "sleep", "TIME", verb, "sleep", "TIME", verb]
+    assert kinds(steps) == ["enqueue", "sleep", "enqueue", "sleep", "TIME", "enqueue", "sleep", "TIME", "enqueue"]
     assert sent[0] == sent[1]
     at = next(n for n, (one, other) in enumerate(zip(sent[1], sent[3], strict=True)) if one != other)
     assert (sent[1][at], sent[1][at + 1 :]) == ("", sent[3][at + 1 :])
     assert 1e9 - 5 < float(sent[2][at]) < 1e9 < 2e9 - 5 < float(sent[3][at]) < 2e9
+
+
+def test_replacement_that_may_have_been_done_is_sent_again_as_it_is() -> None:
+    dues, steps = run(operations.enqueue(STORE, [New("a", b"{}")], "replace"), [UNSURE, 1e9, [7.0]])
+    first, again = (step.call.words for step in steps if isinstance(step, Send) and step.call.name == "replace")
+    other = STORE.replace([New("a", b"{}")]).words
+    assert (dues, again) == ([7.0], first)
+    assert other != first  # another call has another key
 
 
 def test_refusal_of_a_call_that_may_have_been_done_is_reported_as_unsure() -> None:
