@@ -39,9 +39,12 @@ class Record:
     """What the last failed run raised."""
     deaths: int = 0
     doubts: int = 0
-    next: tuple[int, str] | None = None
-    """Priority and group of the job that has replaced the one that runs."""
+    next: Record | None = None
+    """The job that has replaced the one that runs."""
     started: float = 0.0
+    """0 = the record has no such field."""
+    payload: bytes = b""
+    created: float | None = None
 
     @property
     def run(self) -> str:

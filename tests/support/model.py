@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from evsched.store.client_calls import New
 from tests.support.gate import STRIDE, Gate, Record
 
 NEWEST = 16
@@ -31,35 +32,64 @@ class Model(Gate):
     def holds(self, worker: str | None, job: str) -> bool:
         return worker is not None and job in self.processing.get(worker, [])
 
-    @verb
-    def enqueue(self, job: str, due: float, priority: int, group: str, conflict: str, now: float) -> bool:
+    def is_written(self, new: New, since: float) -> bool:
+        """Return whether a call sent first at `since` has written the job: it is not older, and runs not before."""
+        record = self.jobs.get(new.id)
+        return (
+            record is not None
+            and record.created is not None
+            and record.created >= math.floor(since)
+            and not 0 < record.started < since
+            and record.payload == new.payload
+            and (record.finished or new.id in self.schedule or self.waits(new.id) or self.is_held(new.id))
+        )
+
+    def has_begun(self, job: str) -> bool:
+        """Return whether a job runs or has ended, even if its id waits as well."""
         record = self.jobs.get(job)
-        if record and (job in self.dead or not record.finished or job in self.schedule):
-            if conflict == "unique" and job in self.dead and job not in self.schedule:
-                self.dead.discard(job)
-                self.jobs[job], self.schedule[job] = Record(priority, group), due
-                return True
-            if conflict != "replace":
-                return conflict == "keep"
-            waited = self.remove_waiting(job)
-            self.dead.discard(job)
-            self.schedule[job] = due
-            fetched = [worker for worker, held in self.processing.items() if job in held]
-            if not record.finished and self.holds(record.worker, job):
-                record.next, record.again = (priority, group), None
-            else:
-                if fetched and record.due is not None and not record.finished and not waited:
-                    self.processing[fetched[0]].remove(job)
-                    self.leave(job)
-                self.jobs[job] = Record(priority, group)
+        return (record is not None and self.holds(record.worker, job)) or not (job in self.schedule or self.waits(job))
+
+    def may_replace(self, new: New, now: float, since: float | None) -> bool:
+        """Return whether `replace` writes the job: not if its first sending has, and the job has begun since."""
+        if since is None or not self.has_begun(new.id) or not self.is_written(new, since):
+            return True
+        return now < (since + new.delay if new.due is None else new.due)
+
+    @verb
+    def enqueue(self, new: New, conflict: str, now: float, since: float | None = None) -> bool:
+        if conflict == "replace":
+            if self.may_replace(new, now, since):
+                self._replace(new, now)
             self.admit(0, now)
             return True
-        self.jobs[job] = Record(priority, group)
-        self.schedule[job] = due
+        if since is not None and self.is_written(new, since):
+            return True
+        record = self.jobs.get(new.id)
+        waits = new.id in self.schedule
+        taken = record is not None and (waits or not record.finished or new.id in self.dead)
+        if taken and (conflict != "unique" or waits or new.id not in self.dead):
+            return conflict == "keep"
+        self._replace(new, now)
         return True
 
-    def schedule_raw(self, job: str, due: float) -> None:
-        self.jobs.setdefault(job, Record())
+    def _replace(self, new: New, now: float) -> None:
+        assert new.priority is not None
+        job, record = new.id, self.jobs.get(new.id, Record(finished=True))
+        fresh = Record(new.priority, new.group or "", payload=new.payload, created=math.floor(now))
+        waited = self.remove_waiting(job)
+        self.dead.discard(job)
+        self.schedule[job] = now + new.delay if new.due is None else new.due
+        fetched = [worker for worker, held in self.processing.items() if job in held]
+        if not record.finished and self.holds(record.worker, job):
+            record.next, record.again = fresh, None
+            return
+        if fetched and record.due is not None and not record.finished and not waited:
+            self.processing[fetched[0]].remove(job)
+            self.leave(job)
+        self.jobs[job] = fresh
+
+    def schedule_raw(self, job: str, due: float, payload: bytes) -> None:
+        self.jobs.setdefault(job, Record()).payload = payload
         self.schedule[job] = due
 
     @verb
@@ -75,7 +105,7 @@ class Model(Gate):
             record = self.jobs[job]
             del self.schedule[job]
             if record.finished:
-                self.jobs[job] = record = Record(record.priority, record.group, record.due)
+                self.jobs[job] = record = Record(record.priority, record.group, record.due, payload=record.payload)
                 self.dead.discard(job)
             elif record.worker is not None:
                 if self.holds(record.worker, job):
@@ -205,9 +235,12 @@ class Model(Gate):
     def _renew(self, job: str) -> None:
         record = self.jobs[job]
         again = record.again
-        (record.priority, record.group), record.next = record.next or (record.priority, record.group), None
+        if record.next is not None:
+            record.priority, record.group = record.next.priority, record.next.group
+            record.payload, record.created, record.next = record.next.payload, record.next.created, None
         record.worker, record.attempt, record.again, record.stop = None, 0, None, False
         record.begun, record.error, record.deaths, record.doubts, record.due = None, None, 0, 0, None
+        record.started = 0
         if again is not None:
             self.schedule[job] = min(again, self.schedule.get(job, again))
 
@@ -270,6 +303,7 @@ class Model(Gate):
             record.attempt = max(0, record.attempt - (not counts))
             self._end(worker, job)
             if not began:
+                record.started = 0
                 self.refund(self.groups_of(job), now)
         self.admit(0, now)
         return own
@@ -338,6 +372,7 @@ class Model(Gate):
         if not (died and begun):
             record.attempt = max(0, record.attempt - 1)
         record.worker = record.begun = None
+        record.started = 0
 
     @verb
     def requeue(self, worker: str, limit: int, now: float, *, died: bool) -> None:
@@ -467,6 +502,7 @@ class Model(Gate):
         record = self.jobs[job]
         record.finished, record.attempt, record.worker, record.stop = False, 0, None, False
         record.begun, record.error, record.deaths, record.doubts, record.due = None, None, 0, 0, None
+        record.started = 0
         self.schedule[job] = now
         self.dead.remove(job)
         return True
