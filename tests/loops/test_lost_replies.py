@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from evsched.events import Event
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import DirectSender
+from tests.support.api import calling
+from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 from tests.support.recorder import Recorder
@@ -193,6 +197,137 @@ async def test_enqueue_with_a_lost_reply_makes_one_job(
         await (await direct.using(id="last").enqueue()).result(PATIENCE)
         await client.close()
     assert ran == [job.id, "last"]
+
+
+@pytest.mark.parametrize("passes", [1, 30_000, 48_010], ids=["first", "second", "third"])
+@pytest.mark.parametrize("kind", ["random id", "replace"])
+async def test_enqueue_many_with_a_lost_reply_of_one_round_trip_makes_each_job_once(
+    own: EmbeddedRedis, client: Any, queue: str, kind: str, passes: int
+) -> None:
+    """The replies of 1,000 jobs have 24,006 bytes each; the third is of one job."""
+    async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
+        app = App(f"redis://127.0.0.1:{proxy.port}/0", queue=queue)
+
+        @app.task(name="t")
+        async def work(n: int) -> None: ...
+
+        direct, replacing = work.using(delay=3600), work.using(delay=3600, on_conflict="replace")
+        task = replacing if kind == "replace" else direct
+        await task.enqueue(0)  # it is connected after this, and Redis knows the script
+        proxy.cut_after(passes, "down")
+        jobs = await task.enqueue_many([(n,) for n in range(2001)])
+        assert proxy.accepted == 2, "the link was cut"
+        await app.close()
+    assert len({job.id for job in jobs}) == 2001
+    assert client.zcard(f"evsched:{{{queue}}}:schedule") == 2002
+
+
+async def test_enqueue_many_whose_jobs_run_before_it_is_sent_again_makes_each_job_once(
+    own: EmbeddedRedis, app: App, queue: str
+) -> None:
+    ran = Counter[int]()
+
+    async def work(n: int) -> None:
+        ran[n] += 1
+
+    app.task(work)
+    config = Config(url=own.url, queues=(queue,))
+    async with Proxy(("127.0.0.1", own.port or 0)) as proxy, system(config, app) as whole:
+        client = App(f"redis://127.0.0.1:{proxy.port}/0", queue=queue)
+        task = client.task(work)
+        await (await task.enqueue(-1)).result(PATIENCE)
+        received = proxy.received["down"]
+        proxy.swallow("down")
+        enqueuing = asyncio.ensure_future(task.enqueue_many([(n,) for n in range(1100)]))
+        await proxy.until(lambda: proxy.received["down"] > received)
+        await whole.recorder.until(lambda: len(ran) == 1001)
+        proxy.heal()
+        proxy.reset()
+        await enqueuing
+        await whole.recorder.until(lambda: len(ran) == 1101)
+        await client.close()
+    assert ran == Counter(range(-1, 1100))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--id", "a"),
+        ("--id", "a", "--on-conflict", "keep"),
+        ("--id", "a", "--on-conflict", "replace"),
+        ("--unique",),
+    ],
+)
+async def test_enqueue_command_with_a_lost_reply_makes_one_job(
+    own: EmbeddedRedis, app: App, queue: str, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    ran = list[str]()
+
+    @app.task(name="t")
+    async def work() -> None:
+        ran.append(current_job().id)
+
+    async with (
+        Proxy(("127.0.0.1", own.port or 0)) as proxy,
+        system(Config(url=own.url, queues=(queue,)), app, workers=0) as whole,
+    ):
+        cli = Cli(f"redis://127.0.0.1:{proxy.port}/0", tmp_path)
+        warmed = await asyncio.to_thread(cli.run, "enqueue", "t", "--queue", queue, "--id", "first")
+        assert warmed.returncode == 0
+        accepted = proxy.accepted
+        # With an id, or one made of the arguments, it asks first whether the queue has shards: *0.
+        proxy.cut_after(len(b"*0\r\n") + 1 if options else 1, "down")
+        done = await asyncio.to_thread(cli.run, "enqueue", "t", "--queue", queue, *options)
+        assert (done.returncode, proxy.accepted > 2 * accepted) == (0, True)
+        whole.work()
+        await whole.recorder.wait(events.Completed, count=2)
+        await (await work.using(id="last").enqueue()).result(PATIENCE)
+    assert ran == ["first", done.stdout.strip(), "last"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [({}, 201), ({"id": "a"}, 201), ({"id": "a", "on_conflict": "replace"}, 200), ({"unique": {}}, 201)],
+    ids=["random id", "id", "replace", "unique"],
+)
+@pytest.mark.parametrize("many", [False, True], ids=["job", "batch"])
+async def test_post_without_a_key_and_with_a_lost_reply_makes_one_job(
+    own: EmbeddedRedis, app: App, queue: str, options: dict[str, Any], status: int, many: bool
+) -> None:
+    ran = list[str]()
+
+    @app.task(name="t")
+    async def work() -> None:
+        ran.append(current_job().id)
+
+    def request(options: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        if not many:
+            return "POST", f"/v1/queues/{queue}/jobs", {"task": "t", **options}
+        one = {"task": "t"} | ({"id": options["id"]} if "id" in options else {})
+        common = {name: value for name, value in options.items() if name != "id"}
+        return "POST", f"/v1/queues/{queue}/batches", {"jobs": [one], **common}
+
+    async with (
+        Proxy(("127.0.0.1", own.port or 0)) as proxy,
+        calling(f"redis://127.0.0.1:{proxy.port}/0") as api,
+        system(Config(url=own.url, queues=(queue,)), app) as whole,
+    ):
+        # It is connected after this, and Redis knows the script.
+        assert (await api.ask(*request({**options, "id": "first"} if "id" in options else {}))).status_code == status
+        await whole.recorder.wait(events.Completed)
+        received = proxy.received["down"]
+        proxy.swallow("down")
+        asking = asyncio.ensure_future(api.ask(*request(options)))
+        await proxy.until(lambda: proxy.received["down"] > received)
+        await whole.recorder.wait(events.Completed, count=2)
+        proxy.heal()
+        proxy.reset()
+        answer = await asking
+        assert answer.status_code == status, answer.text
+        await (await work.using(id="last").enqueue()).result(PATIENCE)
+    (made,) = answer.json()["jobs"] if many else [answer.json()]
+    assert ran[1:] == [made["id"], "last"]
 
 
 async def test_cancel_with_a_lost_reply_says_that_it_may_have_been_done(own: EmbeddedRedis, queue: str) -> None:
