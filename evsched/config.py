@@ -202,7 +202,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None: the lease in Redis, or else lease.DEFAULT."""
 
     batch: int = 250
-    """How many jobs one script call moves at most: about 2 ms of Redis's time. See store/batch_size.py."""
+    """How many jobs one script call moves at most: about 2 ms of Redis's time. See `BatchLimit` in store/queue.py."""
     kill_grace: float = 10.0
     """Seconds that a job has to end after its timeout; then its worker process ends."""
     scale_down_after: float = 30.0
@@ -252,7 +252,11 @@ def _settings() -> dict[str, Setting]:
 SETTINGS: Final = _settings()
 """By their names."""
 
-RANGES: Final = {name: setting.range for name, setting in SETTINGS.items() if setting.range is not None}
+RANGES: Final = {
+    **{name: setting.range for name, setting in SETTINGS.items() if setting.range is not None},
+    "batch": Range(1, 999),  # a script dispatches at least one job, and less than 1,000
+}
+"""Those of the settings, and of one fixed field that scripts are called with."""
 
 LISTS: Final = tuple(name for name in SETTINGS if isinstance(getattr(Config(), name), tuple))
 """The settings that have several values: their variables have a comma between them, and their flags are repeated."""

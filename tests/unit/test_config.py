@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.config import RANGES, SETTINGS, Config
+from evsched.config import RANGES, SETTINGS, Config, variable
 from evsched.environment import as_environment, load, warning
 from evsched.errors import ConfigError
 
@@ -69,6 +69,7 @@ def test_settings_survive_a_round_trip_through_the_environment(config: Config) -
     [
         ({"concurrency": 0}, "EVSCHED_CONCURRENCY is 0: a whole number from 1 to 999"),
         ({"concurrency": 1000}, "EVSCHED_CONCURRENCY is 1000: a whole number from 1 to 999"),
+        ({"batch": 0}, "EVSCHED_TEST_BATCH is 0: a whole number from 1 to 999"),
         ({"lease": 0.0}, "EVSCHED_LEASE is 0.0: from 0.01 to 86400 s"),
         ({"queues": ("a", "b c")}, "queue 'b c'"),
         ({"queues": ("a", "a=2")}, "queue 'a' is named twice"),
@@ -105,8 +106,8 @@ def test_every_number_has_a_range(name: str) -> None:
     ],
 )
 def test_a_number_out_of_its_range_is_refused_by_its_variable(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^EVSCHED_{name.upper()} is .*from [0-9.]+ to [0-9]+") as error:
-        load({f"EVSCHED_{name.upper()}": value})
+    with pytest.raises(ConfigError, match=rf"^{variable(name)} is .*from [0-9.]+ to [0-9]+") as error:
+        load({variable(name): value})
     assert "\n" not in str(error.value)
 
 
@@ -118,7 +119,7 @@ def test_an_empty_address_is_refused_since_it_would_mean_all_addresses(name: str
 
 def test_both_ends_of_a_range_are_allowed() -> None:
     for name, (least, most) in RANGES.items():
-        found = [getattr(load({f"EVSCHED_{name.upper()}": str(end)}), name) for end in (least, most)]
+        found = [getattr(load({variable(name): str(end)}), name) for end in (least, most)]
         assert found == [least, most]
 
 
