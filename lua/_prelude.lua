@@ -40,14 +40,28 @@ end
 -- The time: '' is Redis's own clock, which is read once in each script; a number is a test's.
 local function clock(now)
   if now ~= '' then
-    return tonumber(now)
+    local moment = tonumber(now)
+    if not moment or moment ~= moment then -- nan
+      error({ err = 'ERR the moment of the call is not a number, so nothing was written' })
+    end
+    return moment
   end
   local time = redis.call('TIME')
   return tonumber(time[1]) + tonumber(time[2]) / 1e6
 end
 
+-- Refuse arguments that are not whole rows of `width` values from `first` on.
+local function expect_rows(first, width)
+  local over = (#ARGV - first + 1) % width
+  if over ~= 0 then
+    error({ err = ('ERR the last row has %d of %d arguments, so nothing was written'):format(over, width) })
+  end
+end
+
 -- Walk ARGV from `first` on, in rows of `width` values.
+-- USES expect_rows
 local function rows(first, width)
+  expect_rows(first, width)
   local at = first - width
   return function()
     at = at + width

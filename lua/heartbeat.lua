@@ -21,6 +21,7 @@
 
 local now, worker, lease, busy, fresh, owner, content, program = unpack(ARGV, 1, 8)
 now = clock(now)
+assert(program, 'ERR an argument is missing, so nothing was written')
 local ends = now + tonumber(lease)
 
 -- The message that asked the worker to stop a job may have been lost. At most 1 us a job, every few seconds.

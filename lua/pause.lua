@@ -17,6 +17,7 @@
 
 local now, limit, ends, why = unpack(ARGV, 1, 4)
 now = clock(now)
+assert(tonumber(limit) and why, 'ERR an argument is missing or not a number, so nothing was written')
 expect_gate()
 
 if not is_paused(now) then
@@ -30,7 +31,7 @@ for field, value in pairs({ paused_until = ends, paused_why = why }) do
     redis.call('HDEL', limits, field)
   end
 end
-local ids = redis.call('LRANGE', ready, 0, limit - 1)
+local ids = redis.call('LRANGE', ready, 0, ('%d'):format(limit - 1))
 return_to_backlog(ids)
 redis.call('LTRIM', ready, #ids, -1)
 if ends ~= '' then

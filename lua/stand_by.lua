@@ -23,6 +23,7 @@
 
 local now, parent, lease, claim, owner, content, program = unpack(ARGV, 1, 7)
 now = clock(now)
+assert(program, 'ERR an argument is missing, so nothing was written')
 local ends = now + tonumber(lease)
 
 redis.pcall('ZADD', parents, seconds(ends), parent)

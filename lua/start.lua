@@ -31,6 +31,8 @@
 
 local now, worker, lease, hold, cap, wait = unpack(ARGV, 1, 6)
 now, cap = clock(now), tonumber(cap)
+local ends = now + tonumber(lease)
+assert(cap and wait, 'ERR an argument is missing or not a number, so nothing was written')
 local list = processing(worker)
 
 -- How many bytes of records one call reads; one job at least.
@@ -191,7 +193,7 @@ if redis.call('LLEN', list) > 0 then
   if not leased then
     redis.pcall('HSET', busy_leases, worker, lease) -- Redis has lost what the worker's heartbeats wrote
   end
-  redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
+  redis.call('ZADD', leases, seconds(ends), worker)
 end
 local left = redis.call('LLEN', ready) > 0
 local waits = wait == '1' and not left and redis.call('LLEN', list) < tonumber(hold)

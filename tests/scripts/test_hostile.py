@@ -10,7 +10,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.current_job import Progress
@@ -19,10 +19,11 @@ from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import Violation
 from evsched.store.store import Store
-from evsched.transport.call import Call
+from evsched.transport.call import Call, script
 from evsched.transport.embedded import EmbeddedRedis
 from tests.scripts.conftest import NOW, Send, State
 from tests.support import hostile
+from tests.support.headers import VERBS, read_header
 from tests.support.hostile import ON_RUNNING, VALID, WAYS
 
 IDS = [b"a", b"b", b"r@1"]
@@ -279,3 +280,25 @@ def test_other_jobs_run_beside_anything_a_producer_may_write(
     finally:
         for key in raw.scan_iter(match="evsched:{grammar}:*", count=1000):
             raw.delete(key)
+
+
+WIDE = [verb for verb in VERBS if len(read_header(verb)[2].get("ROWS", ())) > 1 and verb != "recur"]
+"""`recur` looks first whether the recurrence was moved on meanwhile."""
+
+MOMENT, ROWS = "the moment of the call is not a number", "the last row has 1 of"
+
+
+@pytest.mark.parametrize(
+    ("verb", "now", "error"),
+    [*((verb, "", ROWS) for verb in WIDE), *(("dispatch", text, MOMENT) for text in ("soon", "nan"))],
+)
+def test_arguments_of_no_client_of_ours_are_refused_before_anything_is_written(
+    raw: Any, store: Store, send: Send, state: State, verb: str, now: str, error: str
+) -> None:
+    values = {"now": now, "lease": "", "filter": "", "owner": ""}
+    send(store.enqueue([New("a", b"{}", due=NOW)]))
+    before = state()
+    words = [values.get(name, "1") for name in read_header(verb)[2]["ARGV"]]
+    with pytest.raises(ResponseError, match=error):
+        raw.execute_command("EVAL", script(verb).source, 1, f"evsched:{{{store.queue}}}:", *words, "x")
+    assert state() == before
