@@ -15,11 +15,11 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, seconds, send_back, refund, record, end_runs, note_deferred
+-- USES   clock, seconds, send_back, refund, record, end_runs, note_deferred, count_attempts, abort
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that is to stop is
--- not deferred: it ends as cancelled. Its part in the rates is undone, so jobs that come again and again do not hold up
--- the others.
+-- not deferred: it ends as cancelled, and as its run had not begun, without an attempt. The part of a deferred job in
+-- the rates is undone, so jobs that come again and again do not hold up the others.
 --
 -- A job whose task was unknown is noted in its record, with the due that it gets here: the next worker that does not
 -- know the task sees by it how long that has been so. A job that has another due then is judged again.
@@ -36,7 +36,10 @@ now = clock(now)
 local function finish(id, run, scheduled, due, reason, window, text, unknown)
   local changed = text ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
   due = changed and seconds(now) or due
-  if send_back(id, run, scheduled, due, reason, now) then
+  if run[5] then
+    count_attempts(id, -1)
+    abort(id, 'cancelled before it ran', RETENTION, '', now)
+  elseif send_back(id, run, scheduled, due, reason, now) then
     refund(id, now)
     redis.call('HDEL', record(id), 'started')
     if unknown ~= '' then

@@ -87,3 +87,13 @@ def test_returned_job_does_not_count_as_progress(send: Send, store: Store) -> No
     later = NOW + 5000
     assert send(store.at(later).defer("w", [(run, replace(UNKNOWN, due=later + 60))])) == []
     assert [job.id for job in fetch(send, store, later)] == ["b"]
+
+
+def test_deferred_job_that_is_to_stop_ends_as_cancelled_without_an_attempt(
+    send: Send, store: Store, run: FetchedJob
+) -> None:
+    send(store.at(NOW).cancel("a"))
+    assert send(store.at(NOW).defer("w", [(run, UNKNOWN)])) == []
+    status = status_of(send, store, "a")
+    assert (status.place, status.outcome, status.attempt) == ("finished", "cancelled", 0)
+    assert status.reason == "cancelled before it ran"

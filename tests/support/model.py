@@ -293,6 +293,8 @@ class Model(Gate):
     ) -> bool:
         own = self._own(worker, job, run)
         if own and self.jobs[job].stop:
+            if not began:
+                self.jobs[job].attempt = max(0, self.jobs[job].attempt - 1)
             self._abort(job)
             self._end(worker, job)
         elif own:
