@@ -140,6 +140,11 @@ def overview() -> str:
 
 def unknown(name: str) -> UsageError:
     """Return the error for a word that is not a command."""
+    if name.startswith("-"):
+        option = name.partition("=")[0]  # a URL may have a password
+        return UsageError(
+            f"{option} stands before the command: write evsched COMMAND {option} ... (see evsched --help)"
+        )
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f", did you mean {near[0]}?" if near else ""
     return UsageError(f"there is no command {name!r}{hint} (see evsched --help)")

@@ -64,7 +64,8 @@ def paused_at(at: float, facts: Facts) -> str:
     limits = facts.limits
     if limits.paused is None or not limits.is_paused(max(at, facts.now)):
         return ""
-    paused = f"the queue has been paused for {format_duration(facts.now - limits.paused)}"
+    queue = f"queue {facts.status.queue}" if facts.status else "the queue"
+    paused = f"{queue} has been paused for {format_duration(facts.now - limits.paused)}"
     if limits.paused_until is not None:
         paused += f", and is for {format_duration(limits.paused_until - facts.now)} more"
     paused += f" ({limits.paused_why})" if limits.paused_why else ""

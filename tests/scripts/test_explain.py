@@ -237,18 +237,18 @@ TABLE = [
         in_ready_without_worker,
         "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`",
     ),
-    (paused, "the queue has been paused for 90.0 s: resume it with `evsched resume`"),
+    (paused, "queue {q} has been paused for 90.0 s: resume it with `evsched resume`"),
     (
         far_and_paused,
         (
-            "due in 3m 00s; the queue has been paused for 90.0 s, and is for 1h 00m more (moving): "
+            "due in 3m 00s; queue {q} has been paused for 90.0 s, and is for 1h 00m more (moving): "
             "resume it with `evsched resume`"
         ),
     ),
     (far_and_resumed_before, "due in 3m 00s"),
     (
         paused_without_worker,
-        "the queue has been paused for 90.0 s: resume it with `evsched resume`; no worker serves it either",
+        "queue {q} has been paused for 90.0 s: resume it with `evsched resume`; no worker serves it either",
     ),
     (full, "the gate is closed by the concurrency limit: 5 of 5"),
     (full_group, "the gate is closed to group alice by the concurrency limit: 2 of 2"),
@@ -409,7 +409,7 @@ def test_a_job_outside_its_window_in_a_paused_queue_has_both_reasons(send: Send,
     found = explain(store.queue, send(store.at(NOW).explain("a")), window="03:00-04:00 UTC")
     assert found.sentence == (
         "outside its window 03:00-04:00 UTC: it opens in 9h 13m; it expires before, in 2h 00m; "
-        "the queue has been paused for 90.0 s (moving): resume it with `evsched resume`"
+        f"queue {store.queue} has been paused for 90.0 s (moving): resume it with `evsched resume`"
     )
 
 

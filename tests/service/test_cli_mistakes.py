@@ -90,6 +90,8 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "'-5s' is not a duration", ("enqueue", "add", "--in=-5s")),
     (2, "there is no command 'dead revve', did you mean revive?", ("dead", "revve")),
     (2, "there is no command 'windows x', there are list, set, remove", ("windows", "x")),
+    (2, "--url stands before the command: write evsched COMMAND --url", ("--url", "redis://h", "queues")),
+    (2, "--url stands before the command: write evsched COMMAND --url", ("--url=redis://u:p@h", "queues")),
     (2, "jobs does not take 'a', 'b': leave it out", ("jobs", "a", "b")),
     (2, "dead list does not take 'a': leave it out", ("dead", "list", "a")),
     (1, "with --metrics-host", ("dispatcher", "--metrics-port", "0", "--metrics-host", "nope.invalid")),

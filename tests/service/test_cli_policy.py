@@ -118,7 +118,7 @@ def test_a_paused_queue_starts_no_job_until_it_is_resumed(cli: Cli, queue: str) 
     cli.run("enqueue", "noop", "--id", "a", *of)
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
     assert cli.json("show", "a", *of)["place"] == "backlog"
-    assert cli.run("explain", "a", *of).stdout.startswith("a: the queue has been paused for")
+    assert cli.run("explain", "a", *of).stdout.startswith(f"a: queue {queue} has been paused for")
     assert "it was paused since" in cli.run("resume", queue).stdout
     assert "it was not paused" in cli.run("resume", queue).stdout
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
