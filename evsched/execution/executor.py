@@ -128,7 +128,7 @@ class Executor:
             self.lock.holders += 1  # as `share` does, without the cost of a coroutine for each job
         try:
             result = await self.handlers.call(run, prepared)
-            return judge(run.job, prepared, result, run.stop_reason, began=run.began > 0)
+            return judge(run.job, prepared, result, run.stop_reason, began=run.entered)
         finally:
             self.lock.release()
 
@@ -168,7 +168,7 @@ class Executor:
             if isolation is not None and process is not None:
                 return await isolation.run(process, run, prepared)
             result = await self.handlers.call(run, prepared)
-            return judge(run.job, prepared, result, run.stop_reason, began=run.began > 0)
+            return judge(run.job, prepared, result, run.stop_reason, began=run.entered)
 
     async def _mark(self, run: Run, mark: Mark) -> bool:
         """Mark a run that is about to begin; return whether its job is still this worker's."""
@@ -191,7 +191,7 @@ class Executor:
                 await (begun.wait() if begun is not None else asyncio.sleep(_FIRST_STEP))
         except TimeoutError:
             pass  # a middleware keeps it waiting
-        has_begun = only or (run.entered if begun is None else begun.is_set())
+        has_begun = only or run.entered
         if has_begun and not only:
             await self._store.mark(run, "alone" if open_again else "1")
         if open_again is None:

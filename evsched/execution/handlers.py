@@ -217,6 +217,7 @@ class Handlers:
         """Call the handler, through the middleware if there is any."""
         if prepared.task.on == "loop" and not self._middleware:
             self.begin(run)
+            run.entered = True
             return prepared.task.handler(*prepared.args, **prepared.kwargs)
         call: Callable[[], Awaitable[Any]] = partial(self._call, run, prepared)
         for middleware in reversed(self._middleware):
@@ -228,9 +229,7 @@ class Handlers:
         task, args, kwargs = prepared.task, prepared.args, prepared.kwargs
         self.begin(run)
         if task.on == "process":
-            current = cast(CurrentJob, run.current)
-            order = CallHandler(task.module, task.handler.__qualname__, run.job, current.queue, current.lateness)
-            return await self.processes.call(order, run.report_progress)
+            return await self._call_in_process(run, task)
         if task.on == "thread":
             # There is a thread for each slot, so none waits.
             result = await anyio.to_thread.run_sync(_in_thread, run, task, args, kwargs, limiter=self._threads)
@@ -240,7 +239,29 @@ class Handlers:
                 raise result.error
             finally:
                 del result  # this frame is in the traceback
+        run.entered = True
         return await task.handler(*args, **kwargs)
+
+    async def _call_in_process(self, run: Run, task: Task) -> Any:
+        """Call the handler in a process, and in a fresh one if that process dies before the handler begins.
+
+        The process may have been killed from outside while it was idle. If the second one dies so early too, something
+        of the job kills them, such as the conversion of its arguments.
+        """
+        current = cast(CurrentJob, run.current)
+        order = CallHandler(task.module, task.handler.__qualname__, run.job, current.queue, current.lateness)
+        try:
+            return await self.processes.call(order, run)
+        except ProcessDied as error:
+            if error.began:
+                raise
+        # It waits again, and the wait for a process does not count as running time.
+        self.running.remove(run, run.began)
+        run.began = 0.0
+        await self.processes.ready(order.module, order.name, fresh=True)
+        run.began = time.monotonic()
+        self.running.add(run)
+        return await self.processes.call(order, run)
 
 
 class _Raised(Struct, frozen=True):
@@ -253,7 +274,7 @@ class _Raised(Struct, frozen=True):
 
 
 def _in_thread(run: Run, task: Task, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    run.thread = threading.get_ident()
+    run.thread, run.entered = threading.get_ident(), True
     try:
         return task.handler(*args, **kwargs)
     except GeneratorExit as error:
@@ -288,4 +309,7 @@ def _ended(error: BaseException, prepared: Prepared) -> Failed | Snoozed:
         reason, traceback = "the handler was cancelled from inside" + place, traceback if place else ""
     if policy.by_exception and not isinstance(error, ProcessDied):
         refused = policy.refusal(error.kinds if isinstance(error, HandlerFailed) else kinds_of(error))
-    return Failed(reason, traceback=traceback, error=failure.error, refused=refused, place=place)
+    began = not isinstance(error, ProcessDied) or error.began
+    return Failed(
+        reason, killed=not began, began=began, traceback=traceback, error=failure.error, refused=refused, place=place
+    )

@@ -115,7 +115,7 @@ class Isolation:
             HandlerMissing: the process does not find the app or the task, or dies before it is ready.
         """
         delivery, source = run.delivery, self._source
-        process.on_progress = run.report_progress
+        process.run = run
         process.begun.clear()
         order = Isolate(source.app, source.log_level, run.job, delivery.whole_queue, delivery.redis_now())
         reply = await process.prepare(order)
@@ -138,16 +138,14 @@ class Isolation:
         except ProcessDied as error:
             # It counts although the handler may not have begun: a middleware that ends the process would do so again
             # and again.
-            began = process.begun.is_set()
-            reason = str(error) if began else f"{error} before its handler began"
-            outcome = judge(run.job, prepared, Failed(reason, killed=True, began=began))
+            outcome = judge(run.job, prepared, Failed(str(error), killed=True, began=error.began))
         finally:
             running.cancel()
             self._handlers.end(run)
         if run.stop_reason == "lost":
             raise asyncio.CancelledError
         if run.stop_reason == "cancelled":
-            return aborted(prepared)
+            return aborted(prepared, began=run.entered)
         return outcome or judge(run.job, prepared, Failed(f"{TIMED_OUT} and did not yield"))
 
     async def _outcome_of(self, process: Process, running: asyncio.Task[Reply], run: Run) -> Outcome | None:

@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -37,7 +37,7 @@ from msgspec import Struct
 
 from evsched import forks
 from evsched.errors import EvschedError
-from evsched.execution.run import StopReason
+from evsched.execution.run import Run, StopReason
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import FetchedJob, Outcome, decode
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
@@ -128,7 +128,7 @@ class RunEnded(Struct, frozen=True, tag=True):
 
 
 class Begun(Struct, frozen=True, tag=True):
-    """The handler of the isolated job begins."""
+    """The handler begins."""
 
 
 class Reported(Struct, frozen=True, tag=True):
@@ -161,6 +161,12 @@ _IDLE_MOST: Final = 300.0
 _NAMED_MOST: Final = 3
 """Files that a reason names."""
 
+_LAST_READ: Final = 1.0
+"""Seconds for which the link of a process that has ended is read: a forked child may hold it open."""
+
+_BROKEN: Final = (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError)
+"""Raised by reading a link when the process has ended, or when a handler has written to the link."""
+
 
 class HandlerFailed(EvschedError):
     """The handler raised in its process; the message says what and where."""
@@ -179,7 +185,12 @@ class HandlerMissing(EvschedError):
 
 
 class ProcessDied(HandlerFailed):
-    """The process that ran the handler died."""
+    """The process of a handler died. `began`: whether the handler had begun."""
+
+    def __init__(self, *, began: bool) -> None:
+        when = "" if began else " before its handler began"
+        super().__init__(f"its process died (it crashed, ended itself or was killed){when}")
+        self.began = began
 
 
 class Process:
@@ -190,8 +201,8 @@ class Process:
     ) -> None:
         self.found = set[tuple[str, str]]()
         """Handlers that it has found, by module and name."""
-        self.on_progress: Callable[[Progress], object] | None = None
-        """Called with the progress that the handler reports."""
+        self.run: Run | None = None
+        """The run that it serves. It keeps its progress, and that its handler has begun."""
         self.begun = asyncio.Event()
         """The handler of an isolated run has begun."""
         self._running = running
@@ -227,17 +238,13 @@ class Process:
         self._free = False
         self.send(order)
         try:
-            while isinstance(answer := await self._next_answer(), Reported | Begun):
-                if isinstance(answer, Begun):
-                    self.begun.set()
-                elif self.on_progress is not None:
-                    self.on_progress(answer.progress)
-        except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):  # the last if a handler wrote to the link
-            raise ProcessDied("its process died (it crashed, ended itself or was killed)") from None
-        if isinstance(answer, Missing):  # its modules may be older than the code on disk: it is not used again
-            raise HandlerMissing(answer.reason)
+            reply = await self._next_reply()
+        except _BROKEN:
+            raise ProcessDied(began=self.run is not None and self.run.entered) from None
+        if isinstance(reply, Missing):  # its modules may be older than the code on disk: it is not used again
+            raise HandlerMissing(reply.reason)
         self._free = not isinstance(order, Isolate)  # the order that follows it frees the process
-        return answer
+        return reply
 
     async def prepare(self, order: Order, dying: str = "") -> Reply:
         """Send an order that comes before a handler begins. `dying`: the reason to give if the process dies.
@@ -250,17 +257,40 @@ class Process:
         except ProcessDied as error:
             raise HandlerMissing(f"a fresh process cannot run it: {dying or error}{hint()}") from None
 
+    async def _next_reply(self) -> Reply:
+        while isinstance(answer := await self._next_answer(), Reported | Begun):
+            if self.run is None:
+                continue
+            if isinstance(answer, Begun):
+                self.run.entered = True
+                self.begun.set()
+            else:
+                self.run.report_progress(answer.progress)
+        return answer
+
     async def _next_answer(self) -> Answer:
         length = int.from_bytes(await self._reader.readexactly(LENGTH), "big")
         return read_answer(await self._reader.readexactly(length))
 
-    def end(self) -> asyncio.Future[int]:
-        """Kill it; return a future that is done when it has ended."""
+    def end(self) -> asyncio.Future[None]:
+        """Kill it; return a future that is done when it has ended and its last answers are read.
+
+        So its run knows whether its handler had begun, even if the process was killed at that moment.
+        """
         self._running.kill()
-        self._writer.transport.abort()
-        # In a thread, since the kernel may need some time to free its memory.
-        waiting = anyio.to_thread.run_sync(self._running.wait, limiter=anyio.CapacityLimiter(1))
-        return asyncio.ensure_future(waiting)
+        return asyncio.ensure_future(self._wait())
+
+    async def _wait(self) -> None:
+        try:
+            # In a thread, since the kernel may need some time to free its memory.
+            await anyio.to_thread.run_sync(self._running.wait, limiter=anyio.CapacityLimiter(1))
+            with contextlib.suppress(TimeoutError, *_BROKEN):
+                async with asyncio.timeout(_LAST_READ):
+                    await self._next_reply()
+        finally:
+            self._writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
 
 
 class ProcessPool:
@@ -275,13 +305,15 @@ class ProcessPool:
         self._idle = list[tuple[Process, float]]()
         """With the time since when it is idle, by the monotonic clock; the last one worked last."""
 
-    async def find(self, module: str, name: str = "") -> Process:
+    async def find(self, module: str, name: str = "", *, fresh: bool = False) -> Process:
         """Take a process that has found a handler, or imported the module for ''. Give it back later.
+
+        `fresh`: start one, even if another one has no work.
 
         Raises:
             HandlerMissing: a process does not find it.
         """
-        process = self._take() or await self._start()
+        process = (None if fresh else self._take()) or await self._start()
         try:
             if (module, name) not in process.found:
                 main = getattr(sys.modules["__main__"], "__file__", None)
@@ -296,22 +328,24 @@ class ProcessPool:
 
     async def give_back(self, process: Process) -> None:
         """Keep a process for the next run, or end it if it is at work or cannot be used again."""
-        process.on_progress, now = None, time.monotonic()
+        now, idle = time.monotonic(), process.idle
+        if idle:
+            process.run = None
         over = [entry for entry in self._idle if entry[1] < now - _IDLE_MOST or not entry[0].alive]
         self._idle = [entry for entry in self._idle if entry not in over]
-        (self._idle if process.idle else over).append((process, now))
+        (self._idle if idle else over).append((process, now))
         await self._end([ended for ended, _ in over])
 
-    async def ready(self, module: str, name: str) -> None:
-        """Have a process that has found a handler, so that the next call begins at once.
+    async def ready(self, module: str, name: str, *, fresh: bool = False) -> None:
+        """Have a process that has found a handler, so that the next call begins at once. `fresh`: as in `find`.
 
         Raises:
             HandlerMissing: a process does not find it.
         """
-        await self.give_back(await self.find(module, name))
+        await self.give_back(await self.find(module, name, fresh=fresh))
 
-    async def call(self, order: CallHandler, on_progress: Callable[[Progress], object]) -> Any:
-        """Call a handler; return its result. Cancelling ends the process.
+    async def call(self, order: CallHandler, run: Run) -> Any:
+        """Call the handler of a run; return its result. Cancelling ends the process.
 
         Raises:
             RetryLater, Snooze, GiveUp: the handler did.
@@ -319,11 +353,15 @@ class ProcessPool:
             HandlerMissing: a process does not find it, or the arguments do not fit the handler that it finds.
         """
         process = await self.find(order.module, order.name)
+        process.run = run
         try:
-            process.on_progress = on_progress
             reply = await process.ask(order)
         finally:
-            await self.give_back(process)
+            try:
+                await self.give_back(process)
+            except asyncio.CancelledError:  # once more, so what the process said last is not read
+                run.entered = True
+                raise
         if isinstance(reply, Raised):
             raise _exception(reply)
         assert isinstance(reply, Returned)

@@ -180,6 +180,8 @@ class Run(Struct, eq=False):
     """Seconds that the handler ran; None until it has ended."""
     cancellable: bool = True
     """Cancelling `work` ends the handler. False for a thread."""
+    entered: bool = False
+    """The handler has been called. On a busy machine, its thread or its process may call it long after `began`."""
     thread: int = 0
     """The thread that runs the handler, if the handler has one of its own; else 0."""
     outcome: Outcome | None = None
@@ -205,11 +207,6 @@ class Run(Struct, eq=False):
         """The handler is running, and the job has one attempt: it must not be run again."""
         prepared = self.prepared
         return prepared is not None and prepared.policy.attempts == 1 and self.began > 0 and self.took is None
-
-    @property
-    def entered(self) -> bool:
-        """The handler has been called. On a busy machine, its thread may start long after `began`."""
-        return self.began > 0 and (self.cancellable or self.thread > 0)
 
     def report_progress(self, progress: Progress) -> None:
         """Note how far the run is. For any thread."""
@@ -279,7 +276,7 @@ class Failed(Struct, frozen=True):
     """Seconds that the handler asked for; None = as the policy says."""
     given_up: bool = False
     killed: bool = False
-    """It killed the process in which it was isolated."""
+    """It killed the process in which it was isolated, or two of the pool before the handler began."""
     began: bool = True
     """Whether the handler had begun when that process died."""
     traceback: str = ""
@@ -302,7 +299,8 @@ def judge(
 ) -> Outcome:
     """Return the outcome of a run. `result`: the handler's result, how it failed, or that it snoozes.
 
-    `began` is False for a run that was stopped while it waited for a process or in a middleware.
+    `began` is False for a run that was stopped while it waited for a process, in a process or in a middleware, before
+    its handler was called.
     """
     if stop_reason == "cancelled":
         return aborted(prepared, began=began)
@@ -310,7 +308,8 @@ def judge(
         return result
     if isinstance(result, Failed):
         if stop_reason == "timeout" and result.place is not None:
-            result = replace(result, reason=TIMED_OUT + result.place, refused="", error="")
+            when = "" if began else " before its handler began"
+            result = replace(result, reason=TIMED_OUT + result.place + when, refused="", error="")
         return _judge_failure(job, prepared, result)
     if stop_reason == "timeout":
         return _judge_failure(job, prepared, Failed(TIMED_OUT))

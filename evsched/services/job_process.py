@@ -180,6 +180,7 @@ def _call(link: WorkerLink, order: process_pool.CallHandler) -> process_pool.Rep
         raise HandlerMissing(f"the code on disk cannot run it: the arguments do not fit: {error}") from None
     known = job.id, order.queue, payload.task, job.attempt, job.due, job.planned, order.lateness, payload.meta
     set_current_job(CurrentJob(*known, report=reports.add))
+    link.send(process_pool.Begun())
     try:
         return process_pool.Returned(encode_result(handler(*args, **kwargs)))
     # Nothing else in this process could report what the handler raised.

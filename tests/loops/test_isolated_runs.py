@@ -1,20 +1,24 @@
-"""A run in a process of its own: the handler is stopped in the same ways as in a worker, and its output is kept."""
+"""A run in a process: of its own, where the handler is stopped as in a worker; and of the pool, which may die."""
 
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched import App, events
+from evsched import App, Retry, events
 from evsched.app import find_app
 from evsched.config import Config
 from evsched.jobs.job import encode
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support import heavy
+from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
 
@@ -145,6 +149,93 @@ async def test_reason_of_a_dead_job_names_the_attempt_in_which_its_handler_did_n
         suspect(raw, queue, "fail")
         buried = await running.recorder.wait(events.JobBuried)
     assert buried.reason.startswith(reason)
+
+
+WAITS_BEFORE_ITS_HANDLER = """
+import asyncio
+from evsched import App
+
+app = App()
+
+@app.middleware
+async def wait(job, call_next):
+    job.progress(1)
+    await asyncio.Event().wait()
+
+@app.task
+async def never_begins(): ...
+"""
+
+
+async def test_isolated_job_that_is_cancelled_before_its_handler_begins_has_not_run(
+    config: Config, queue: str, raw: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "waiting.py").write_text(WAITS_BEFORE_ITS_HANDLER)
+    async with system(config, find_app("waiting:app")) as running:
+        suspect(raw, queue, "never_begins")
+        while not raw.hexists(f"evsched:{{{queue}}}:job:a", "progress"):
+            await running.sender.send(Store(queue).survey())
+        await running.app.client.cancel(queue, "a")
+        await running.recorder.wait(events.JobAborted)
+    assert raw.hmget(f"evsched:{{{queue}}}:job:a", "reason", "attempt") == [b"cancelled before it ran", b"0"]
+
+
+@asynccontextmanager
+async def stopped(config: Config, app: App, queue: str) -> AsyncGenerator[tuple[System, int]]:
+    """Run a system whose pool has one process, which has run `steer` and is stopped; with the id of that process."""
+    async with system(config, app) as running:
+        await (await heavy.steer.using(queue=queue).enqueue("")).result(PATIENCE)
+        pid = await (await heavy.pid.using(queue=queue).enqueue()).result(PATIENCE)
+        running.recorder.events.clear()
+        os.kill(pid, signal.SIGSTOP)
+        yield running, pid
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_run_whose_pool_process_is_killed_before_its_handler_begins_begins_in_another_one(
+    config: Config, app: App, queue: str, attempts: int
+) -> None:
+    async with stopped(config, app, queue) as (running, pid):
+        job = await heavy.steer.using(queue=queue, retry=Retry(attempts=attempts)).enqueue("")
+        await running.recorder.wait(events.Started)  # the order is sent
+        os.kill(pid, signal.SIGKILL)
+        await running.recorder.wait(events.Completed)
+        assert await job.result(PATIENCE) == 1
+
+
+async def test_job_that_is_cancelled_before_its_handler_begins_in_a_pool_process_has_not_run(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    async with stopped(config, app, queue) as (running, _):
+        job = await heavy.steer.using(queue=queue, id="a").enqueue("")
+        await running.recorder.wait(events.Started)
+        await job.cancel()
+        await running.recorder.wait(events.JobAborted)
+    assert raw.hmget(f"evsched:{{{queue}}}:job:a", "reason", "attempt") == [b"cancelled before it ran", b"0"]
+
+
+async def test_timeout_before_the_handler_begins_in_a_pool_process_says_so(
+    config: Config, app: App, queue: str
+) -> None:
+    async with stopped(config, app, queue) as (running, _):
+        await heavy.steer.using(queue=queue, timeout=0.01).enqueue("")
+        retried = await running.recorder.wait(events.Retrying)
+    assert retried.reason == "attempt 1 of 2: timeout: it ran longer than its limit before its handler began"
+
+
+async def test_job_that_kills_each_process_before_its_handler_begins_is_given_up(
+    config: Config, app: App, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_PROCESS", str(os.getpid()))
+    async with system(config, app) as running:
+        await heavy.accept.using(queue=queue).enqueue(heavy.Fatal())
+        buried = await running.recorder.wait(events.JobBuried)
+        retried = running.recorder.of(events.Retrying)
+    died = "its process died (it crashed, ended itself or was killed) before its handler began"
+    counted = "(1 earlier run is counted that may not have begun)"
+    assert [one.reason for one in retried] == [f"attempt 1 of 2: {died}"]
+    assert buried.reason == f"attempt 2 of 2 {counted}: {died}"
 
 
 async def test_keyboard_interrupt_in_a_process_fails_only_the_run(

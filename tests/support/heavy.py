@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from evsched import App, EndedJob, GiveUp, Retry, RetryLater, Snooze, current_job
 
 app = App()
@@ -109,6 +111,18 @@ def write_to_sockets() -> None:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.write(number, (1).to_bytes(8, "big") + b"\xc1")
     threading.Event().wait(60)
+
+
+class Fatal(Struct):
+    """Ends the process that makes one of it, unless that is the process of the tests."""
+
+    def __post_init__(self) -> None:
+        os._exit(9) if os.environ.get("PYTEST_PROCESS") != str(os.getpid()) else None
+
+
+@app.task(on="process", retry=Retry(attempts=2, interval=0, jitter=0))
+def accept(fatal: Fatal) -> None:
+    """Begins in no process."""
 
 
 @app.task(on="process", retry=Retry(attempts=1))

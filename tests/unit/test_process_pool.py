@@ -7,15 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.lowlevel import checkpoint
 
 from evsched.execution import process_pool
 from evsched.execution.process_pool import CallHandler, HandlerMissing, ProcessDied, ProcessPool
-from evsched.jobs.current_job import Progress
+from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import FetchedJob, encode
 from evsched.jobs.steering import Snooze
 from tests.support.patience import PATIENCE
@@ -32,12 +33,17 @@ async def pool() -> AsyncGenerator[ProcessPool]:
     await pool.close()
 
 
+def order_of(name: str, *args: object) -> CallHandler:
+    return CallHandler(HEAVY, name, FetchedJob("a", 1, 1.0, encode({"task": name, "args": args})), "q", 0.0)
+
+
+def run_of(order: CallHandler, on_progress: Callable[[], None] | None = None) -> Run:
+    return Run(order.job, Delivery("q", 1.0, 0.0, on_progress))
+
+
 async def run(pool: ProcessPool, name: str, *args: object) -> Any:
-    job = FetchedJob("a", 1, 1.0, encode({"task": name, "args": args}))
-    return await pool.call(CallHandler(HEAVY, name, job, "q", 0.0), _ignore)
-
-
-def _ignore(_: Progress) -> None: ...
+    order = order_of(name, *args)
+    return await pool.call(order, run_of(order))
 
 
 def gone(pid: int) -> bool:
@@ -79,8 +85,8 @@ async def test_cancelled_call_ends_the_process(pool: ProcessPool, tmp_path: Path
     """A run may be cancelled again while its process ends."""
     pid, began = await run(pool, "pid"), asyncio.Event()
     os.mkfifo(tmp_path / "gate")
-    job = FetchedJob("a", 1, 1.0, encode({"task": "climb", "args": [str(tmp_path / "gate")]}))
-    climbing = asyncio.ensure_future(pool.call(CallHandler(HEAVY, "climb", job, "q", 0.0), lambda _: began.set()))
+    order = order_of("climb", str(tmp_path / "gate"))
+    climbing = asyncio.ensure_future(pool.call(order, run_of(order, began.set)))
     async with asyncio.timeout(PATIENCE):
         await began.wait()
         for _ in range(times):
@@ -93,13 +99,39 @@ async def test_cancelled_call_ends_the_process(pool: ProcessPool, tmp_path: Path
     assert await run(pool, "double", 1) == 2
 
 
+async def test_run_whose_process_is_killed_before_the_handler_begins_has_not_entered_it(pool: ProcessPool) -> None:
+    pid, order = await run(pool, "pid"), order_of("pid")
+    os.kill(pid, signal.SIGSTOP)
+    calling = asyncio.ensure_future(pool.call(order, called := run_of(order)))
+    await checkpoint()  # the order is sent
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ProcessDied, match=r"its process died \(.*\) before its handler began$"):
+        await calling
+    assert not called.entered
+
+
+async def test_run_that_is_cancelled_knows_that_its_handler_had_begun_a_moment_ago(
+    pool: ProcessPool, tmp_path: Path
+) -> None:
+    await run(pool, "pid")
+    await pool.ready(HEAVY, "spin")
+    os.mkfifo(tmp_path / "gate")
+    order = order_of("spin", str(tmp_path / "gate"))
+    calling = asyncio.ensure_future(pool.call(order, called := run_of(order)))
+    await checkpoint()  # the order is sent
+    (tmp_path / "gate").read_text()  # the handler has begun, and the event loop has not read that yet
+    assert not called.entered
+    calling.cancel()
+    await asyncio.wait([calling])
+    assert called.entered
+
+
 async def test_exit_code_of_a_process_that_is_killed_after_its_end_is_its_own(
     pool: ProcessPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = await pool.find(HEAVY, "steer")
-    job = FetchedJob("a", 1, 1.0, encode({"task": "steer", "args": ["die"]}))
     with pytest.raises(ProcessDied, match="its process died"):
-        await process.ask(CallHandler(HEAVY, "steer", job, "q", 0.0))
+        await process.ask(order_of("steer", "die"))
     await pool.give_back(process)
     assert process._running.returncode == 3  # pyright: ignore[reportPrivateUsage]
     assert [record.getMessage() for record in caplog.records] == []
@@ -131,10 +163,10 @@ async def test_module_may_add_to_the_path_of_its_process(
     (tmp_path / "adding.py").write_text("import sys\nsys.path.append('added')\ndef path(): return sys.path\n")
     monkeypatch.syspath_prepend(tmp_path)
     order = CallHandler("adding", "path", FetchedJob("a", 1, 1.0, b'{"task":"path"}'), "q", 0.0)
-    before = await pool.call(order, _ignore)
+    before = await pool.call(order, run_of(order))
     assert before == [*sys.path, "added"]
     assert await run(pool, "double", 1) == 2
-    assert await pool.call(order, _ignore) == before
+    assert await pool.call(order, run_of(order)) == before
 
 
 async def test_nothing_is_left_when_the_pool_closes() -> None:
@@ -153,6 +185,7 @@ import asyncio
 from evsched.errors import EvschedError
 from evsched.execution.process_pool import CallHandler
 from evsched.execution.process_pool import ProcessPool
+from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import FetchedJob
 
 def double(number: int) -> int:
@@ -164,8 +197,9 @@ def fail() -> None:
 async def main():
     pool = ProcessPool()
     for name, payload in (("double", b'{"task":"t","args":[21]}'), ("fail", b'{"task":"t"}')):
+        job = FetchedJob("a", 1, 1.0, payload)
         try:
-            print(await pool.call(CallHandler("__main__", name, FetchedJob("a", 1, 1.0, payload), "q", 0.0), print))
+            print(await pool.call(CallHandler("__main__", name, job, "q", 0.0), Run(job, Delivery("q", 1.0, 0.0))))
         except EvschedError as error:
             print(error)
     await pool.close()
@@ -181,4 +215,4 @@ def test_handler_may_be_in_the_main_module_of_a_program(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE
     )
-    assert done.stdout.splitlines() == ["42", f"LookupError: no luck ({tmp_path}/program.py:12 in fail)"]
+    assert done.stdout.splitlines() == ["42", f"LookupError: no luck ({tmp_path}/program.py:13 in fail)"]
