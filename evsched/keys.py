@@ -130,6 +130,11 @@ def ends(queue: str) -> str:
     return root(queue) + "ends"
 
 
+def audit(queue: str) -> str:
+    """Return the stream of what operators did: see lua/_acts.lua."""
+    return root(queue) + "audit"
+
+
 def recurrences(queue: str) -> str:
     return root(queue) + "recurrences"
 

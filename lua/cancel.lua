@@ -4,6 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        filter    see _match.lua: of the rows, only the jobs that wait and match; '' = none
+--        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- ROWS   id        of the job, or with a filter an inline job; one row, unless there is a filter or a `row`
 --        row       for a job of the ledger that its row cancels: the number of the row, '' = any job
 -- REPLY  for each row the place where it was; 'processing' = its worker is asked to stop it, by a message and by its
@@ -15,7 +16,7 @@
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
 --        row_of, report_gone, field_of, wants_reply, REPLY_READ, moving_due, IS_MOVING, report_end, is_earlier,
---        place_of, seconds
+--        place_of, seconds, note_act
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
@@ -26,7 +27,7 @@
 -- relay has scheduled it or Redis has lost it, the end is reported all the same, and a short record is left for clients
 -- that wait. The end of a job that has ended is on its way. A job of the id that is not the ledger's is left alone.
 
-local now, filter = unpack(ARGV, 1, 2)
+local now, filter, act = unpack(ARGV, 1, 3)
 now, filter = clock(now), read_filter(filter)
 
 expect('ZCARD', dead, leases)
@@ -129,7 +130,8 @@ local function cancel_inline(member)
 end
 
 local places, next_waited = {}, ''
-for id, row in rows(3, 2) do
+local changed = {}
+for id, row in rows(4, 2) do
   local place = ''
   if row ~= '' then
     place = cancel_row(id, row)
@@ -147,9 +149,13 @@ for id, row in rows(3, 2) do
     return fail('MISSING', id .. ' does not wait and does not run' .. why)
   end
   places[#places + 1] = place
+  if place ~= '' then
+    changed[#changed + 1] = id
+  end
 end
 if not filter then
   places[#places + 1] = next_waited
 end
 admit(0, now)
+note_act(act, #changed, changed)
 return places

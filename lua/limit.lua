@@ -3,6 +3,7 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
+--        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- ROWS   field     concurrency, rate or burst; with `:<group>` behind it that of a group, with `:*` that of each group
 --                  that has none of its own, with `:task:<task>` that of a task; weight:<group>; reserved, whose
 --                  value is JSON
@@ -10,21 +11,22 @@
 -- REPLY  all limits as field, value, ...
 -- FAILS  none
 -- TWICE  the second call sets the same
--- USES   clock, expect_gate, rows, set_limit, admit_anew, limits
+-- USES   clock, expect_gate, rows, set_limit, admit_anew, limits, note_act
 --
 -- Jobs that have passed stay in flight: a lower concurrency takes effect once enough of them have ended. Without rows
 -- it only reads.
 
-local now = unpack(ARGV, 1, 1)
+local now, act = unpack(ARGV, 1, 2)
 now = clock(now)
 
 expect_gate(true)
 local changed = false
-for field, value in rows(2, 2) do
+for field, value in rows(3, 2) do
   set_limit(field, value)
   changed = true
 end
 if changed then
   admit_anew(now)
+  note_act(act)
 end
 return redis.call('HGETALL', limits)

@@ -6,6 +6,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        most      entries that are counted at most
 --        strays    workers that have a list and no lease, separated by spaces
+--        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- ROWS   id        or group, '' = the queue
 --        code      of the violation, as audit or recount reported it
 --        from      where audit met it, ''
@@ -14,12 +15,12 @@
 -- TWICE  the second call finds nothing wrong
 -- USES   clock, expect, expect_gate, record, release_waiting, bury, remove_waiting, group_backlog, tidy, miscounts,
 --        in_flight, throttled, group_violation, violations_of, rows, admit, misnamed_id, note_member, ID_RULE,
---        is_inline, group_of, listed_in
+--        is_inline, group_of, listed_in, note_act
 --
 -- Each row is checked again here, before and after its repair: a violation that is still there was not repaired. Rows
 -- that are in order by now, or that need a person's decision, are left alone.
 
-local now, most, strays = unpack(ARGV, 1, 3)
+local now, most, strays, act = unpack(ARGV, 1, 4)
 now = clock(now)
 
 -- How many jobs are kept, at most, whose id was the same one that is not valid.
@@ -176,12 +177,14 @@ local function mend(id, code, from)
   return was_mended[id]
 end
 
-local mended = {}
-for id, code, from in rows(4, 3) do
+local mended, ids = {}, {}
+for id, code, from in rows(5, 3) do
   if mend(id, code, from) then
     mended[#mended + 1] = id
     mended[#mended + 1] = code
+    ids[#ids + 1] = id
   end
 end
 admit(0, now)
+note_act(act, #ids, ids)
 return mended

@@ -7,15 +7,16 @@
 --        limit     how many at most, under 1000
 --        ends      seconds, when the gate opens again by itself; '' = it does not
 --        why       a sentence for operators, or ''
+--        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- REPLY  since when the queue is paused, seconds; how many went back to the backlog; how many are still ready
 -- FAILS  none
 -- TWICE  the second call keeps the first moment. Its end and its sentence take the place of the first
--- USES   clock, expect_gate, is_paused, end_queue_pause, limits, seconds, return_to_backlog, moment_of
+-- USES   clock, expect_gate, is_paused, end_queue_pause, limits, seconds, return_to_backlog, moment_of, note_act
 --
 -- The jobs that were ready are at the front of the backlog, in their order. A sleeping dispatcher does not know
 -- when the pause ends.
 
-local now, limit, ends, why = unpack(ARGV, 1, 4)
+local now, limit, ends, why, act = unpack(ARGV, 1, 5)
 now = clock(now)
 assert(tonumber(limit) and why, 'ERR an argument is missing or not a number, so nothing was written')
 expect_gate()
@@ -37,4 +38,5 @@ redis.call('LTRIM', ready, #ids, -1)
 if ends ~= '' then
   redis.call('PUBLISH', root .. 'gate', ends)
 end
+note_act(act)
 return { moment_of(redis.call('HGET', limits, 'paused')) or seconds(now), #ids, redis.call('LLEN', ready) }

@@ -3,12 +3,13 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   name      of the recurrence
+--        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- REPLY  '1', or '0' when it is gone already, is declared again, or recurs
 -- FAILS  none
 -- TWICE  the second call finds it gone
--- USES   recurrence, expect, delete_recurrence
+-- USES   recurrence, expect, delete_recurrence, note_act
 
-local name = unpack(ARGV, 1, 1)
+local name, act = unpack(ARGV, 1, 2)
 local key = recurrence(name)
 
 expect('ZCARD', schedule, recurrences)
@@ -18,4 +19,5 @@ if redis.call('ZSCORE', recurrences, name) ~= 'inf' or redis.call('HEXISTS', key
   return '0'
 end
 delete_recurrence(name)
+note_act(act)
 return '1'

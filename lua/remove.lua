@@ -3,12 +3,13 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   name      of the recurrence
+--        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- REPLY  '1'
 -- FAILS  MISSING   no recurrence has that name
 -- TWICE  the second call fails with MISSING
--- USES   recurrence, expect, no_recurrence, delete_recurrence
+-- USES   recurrence, expect, no_recurrence, delete_recurrence, note_act
 
-local name = unpack(ARGV, 1, 1)
+local name, act = unpack(ARGV, 1, 2)
 local key = recurrence(name)
 
 expect('ZCARD', schedule, recurrences)
@@ -17,4 +18,5 @@ if not redis.call('ZSCORE', recurrences, name) then
   return no_recurrence(name)
 end
 delete_recurrence(name)
+note_act(act)
 return '1'

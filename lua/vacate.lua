@@ -5,16 +5,18 @@
 -- ARGV   number    of the batch
 --        token     of the batch
 --        stay      '1' = none of its jobs has arrived, '' = all but those of the rows
+--        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- ROWS   member    that could not arrive
 -- REPLY  how many jobs have left for good; how many are back on the schedule
 -- FAILS  none
 -- TWICE  the second call finds no such batch, and changes nothing
--- USES   rows, expect, expect_gate, record, moving, moving_batch, lies_elsewhere, fields_of, is_inline, acquit
+-- USES   rows, expect, expect_gate, record, moving, moving_batch, lies_elsewhere, fields_of, is_inline, acquit,
+--        note_act
 --
 -- If an id was scheduled here again meanwhile, by a client that writes to Redis itself, its record stays. The key of a
 -- unique job stays too, so a program that does not know of the shards yet still finds the id taken.
 
-local number, token, stay = unpack(ARGV, 1, 3)
+local number, token, stay, act = unpack(ARGV, 1, 4)
 
 expect('ZCARD', dead, leases)
 expect('HLEN', moving)
@@ -25,7 +27,7 @@ if open_number ~= number or open_token ~= token then
   return { 0, 0 }
 end
 local stays, found, old, back = {}, redis.call('HGETALL', moving), { moving }, 0
-for member in rows(4, 1) do
+for member in rows(5, 1) do
   stays[member] = true
 end
 
@@ -46,4 +48,6 @@ for i = 1, #found, 2 do
   end
 end
 redis.call('DEL', unpack(old))
-return { #found / 2 - 1 - back, back }
+local moved = #found / 2 - 1 - back
+note_act(act, moved)
+return { moved, back }

@@ -42,7 +42,7 @@ DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 
 HSETNX job:x field value · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 · PERSIST job:x
 PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SMEMBERS declared:x
 SPUBLISH {root}idle:x job · SRANDMEMBER declared:x 1 · SREM declared:x y · XACK ends g 1-1 · XADD ends * field value
-XDEL ends 1-1 · ZADD schedule 0 x · ZPOPMIN idle 1 · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
+XDEL ends 1-1 · XREVRANGE audit + - · ZADD schedule 0 x · ZPOPMIN idle 1 · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
 ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throttled 1 throttled
 """
 """The commands that the other scripts need in addition."""
@@ -50,7 +50,7 @@ ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throttled 1 throttled
 _PLACES: Final = ("job:", "reply:", "processing:", "declared:", "program:")
 _NAMES: Final = (
     *("arrival", "limits", "ready", "schedule", "backlog", "in_flight", "fair", "throttled", "dead", "canary", "idle"),
-    *("starting", "newly_paused", "parents", "ends"),
+    *("starting", "newly_paused", "parents", "ends", "audit"),
 )
 
 _OWN: Final[dict[Role, str]] = {

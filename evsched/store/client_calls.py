@@ -169,7 +169,8 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobMissing: nothing was written.
         """
-        return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._now(), "", job_id, "")
+        act = self._act_text("cancel")
+        return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._now(), "", act, job_id, "")
 
     def reschedule(self, job_id: str, due: float | None, *, delay: float = 0.0) -> Call[float]:
         """Give a waiting job another due, None = `delay` seconds from now; the reply is the due.
@@ -177,8 +178,9 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobMissing, JobRunning: nothing was written.
         """
-        moment = "" if due is None else repr(due)
-        return self._verb("reschedule", lambda reply: float(reply[0]), self._now(), moment, repr(delay), "", job_id)
+        act = self._act_text("reschedule", due=due, delay=delay if due is None else None)
+        words = (self._now(), "" if due is None else repr(due), repr(delay), "", act, job_id)
+        return self._verb("reschedule", lambda reply: float(reply[0]), *words)
 
     def revive(self, ids: Sequence[str]) -> Call[list[str]]:
         """Put dead jobs back on the schedule, due now; the reply is their ids.
@@ -186,7 +188,7 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobMissing: one of the ids is not dead, or has no record; then none was revived.
         """
-        return self._verb("revive", texts, self._now(), "", *ids)
+        return self._verb("revive", texts, self._now(), "", self._act_text("revive"), *ids)
 
     def drop(self, ids: Sequence[str]) -> Call[list[str]]:
         """Delete dead jobs; the reply is their ids.
@@ -194,7 +196,7 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobMissing: one of the ids is not dead; then none was dropped.
         """
-        return self._verb("drop", texts, "", *ids)
+        return self._verb("drop", texts, "", self._act_text("drop"), *ids)
 
     def traces(self, job_id: str) -> list[Call[bool]]:
         """Ask whether the queue has a record of a job, or an inline job: much cheaper than `look`, and less exact."""

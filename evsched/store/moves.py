@@ -153,7 +153,7 @@ class Moves(Queue):
 
     def vacate(self, batch: Batch, arrival: Arrival) -> Call[Vacated]:
         """Delete the rest of a batch that has arrived, and put the jobs that could not back on the schedule."""
-        words = (batch.number, batch.token, "1" if arrival.over else "", *arrival.stay)
+        words = (batch.number, batch.token, "1" if arrival.over else "", self._act_text("move"), *arrival.stay)
         return self._verb("vacate", lambda reply: Vacated(*reply), *words)
 
     def primary(self) -> Call[ClusterPrimary]:

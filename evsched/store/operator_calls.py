@@ -11,6 +11,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.jobs.record import number
 from evsched.shards import Share
+from evsched.store.acts import AuditEntry, read_entry, stream_position
 from evsched.store.gate_limits import (
     DeclaredLimit,
     Limits,
@@ -171,15 +172,21 @@ class OperatorCalls(Queue):
 
         The reply: since when it is closed, how many jobs went back to the backlog, how many are still ready.
         """
-        return self._verb("pause", as_tuple(float, int, int), self._now(), limit, as_moment(until), why)
+        act = self._act_text("pause", until=until, why=why or None)
+        return self._verb("pause", as_tuple(float, int, int), self._now(), limit, as_moment(until), why, act)
 
     def resume(self) -> Call[float | None]:
         """Open the gate; the reply is since when it was closed, None if it was open."""
-        return self._verb("resume", number, self._now())
+        return self._verb("resume", number, self._now(), self._act_text("resume"))
 
-    def limit(self, limits: Mapping[str, float | None] | None = None) -> Call[Limits]:
-        """Set limits by their field names (`store/gate_limits.py`), None removes one; the reply is all limits."""
-        words: list[Word] = [self._now()]
+    def limit(
+        self, limits: Mapping[str, float | None] | None = None, *, whole: Mapping[str, float | None] | None = None
+    ) -> Call[Limits]:
+        """Set limits by their field names (`store/gate_limits.py`), None removes one; the reply is all limits.
+
+        `whole`: the limits of the whole queue, of which these are the part of a shard.
+        """
+        words: list[Word] = [self._now(), self._act_text("limit", limits=whole or limits or {})]
         for name, value in (limits or {}).items():
             words += (name, "" if value is None else as_limit(value))
         return self._verb("limit", read_limits, *words)
@@ -187,7 +194,7 @@ class OperatorCalls(Queue):
     def reserve(self, reserved: Mapping[str, Reserved]) -> Call[Any]:
         """Replace the reservations: how much of which limits is not to be used yet."""
         value = msgspec.json.encode(reserved) if reserved else b""
-        return self._verb("limit", raw, self._now(), "reserved", value)
+        return self._verb("limit", raw, self._now(), "", "reserved", value)
 
     def in_flight(self) -> Call[dict[str, int]]:
         """Count the jobs in flight while a limit needs it: `*` -> all, `#<group>` -> the jobs of a group."""
@@ -293,22 +300,39 @@ class OperatorCalls(Queue):
     def cancel_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Cancel jobs that wait and match."""
         words = [word for job_id in ids for word in (job_id, "")]
-        return self._verb("cancel", _count, self._now(), matching, *words)
+        return self._verb("cancel", _count, self._now(), matching, self._act_matching("cancel", matching), *words)
 
     def reschedule_matching(
         self, ids: Sequence[str], matching: bytes, due: float | None, *, delay: float = 0.0
     ) -> Call[int]:
         """Give jobs that wait and match another due, None = `delay` seconds from now."""
         moment = "" if due is None else repr(due)
-        return self._verb("reschedule", _count, self._now(), moment, repr(delay), matching, *ids)
+        act = self._act_matching("reschedule", matching, due=due, delay=delay if due is None else None)
+        return self._verb("reschedule", _count, self._now(), moment, repr(delay), matching, act, *ids)
 
     def revive_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Put jobs that are dead and match back on the schedule, due now."""
-        return self._verb("revive", _count, self._now(), matching, *ids)
+        return self._verb("revive", _count, self._now(), matching, self._act_matching("revive", matching), *ids)
 
     def drop_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Delete jobs that are dead and match."""
-        return self._verb("drop", _count, matching, *ids)
+        return self._verb("drop", _count, matching, self._act_matching("drop", matching), *ids)
+
+    def _act_matching(self, name: str, matching: bytes, **what: Any) -> str:
+        return self._act_text(name, filter=msgspec.Raw(matching), **what)
+
+    def acts(self, before: str, since: float | None, limit: int) -> Call[tuple[str | None, list[AuditEntry]]]:
+        """Read entries of the audit trail, the latest first, back from the position `before`, "+" = from the end.
+
+        The reply: the `before` of the next slice, None = there is none; and the entries.
+        """
+        first = "-" if since is None else stream_position(since)
+
+        def read(reply: list[Any]) -> tuple[str | None, list[AuditEntry]]:
+            entries = [entry for position, flat in reply if (entry := read_entry(self.queue, position, flat))]
+            return f"({text(reply[-1][0])}" if len(reply) == limit else None, entries
+
+        return self._call(("XREVRANGE", keys.audit(self.queue), before, first, "COUNT", limit), read)
 
     def audit(self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = ()) -> Call[list[Violation]]:
         """Find violations of at most 250 jobs. `met`: where their ids were read, a key without the root.
@@ -331,7 +355,7 @@ class OperatorCalls(Queue):
         def mended(flat: list[bytes]) -> list[tuple[bytes, str]]:
             return [(flat[i], text(flat[i + 1])) for i in range(0, len(flat), 2)]
 
-        words: list[Word] = [self._now(), most, " ".join(strays)]
+        words: list[Word] = [self._now(), most, " ".join(strays), self._act_text("mend")]
         for violation in violations:
             words += (violation.id, violation.code, violation.met)
         return self._verb("mend", mended, *words)

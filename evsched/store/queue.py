@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 from msgspec import Struct
 
 from evsched import keys
+from evsched.store.acts import Act
 from evsched.transport.call import Call, T, Word, script, text
 
 
@@ -61,24 +62,33 @@ def as_tuple(*readers: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
 class Queue:
     """The calls of one queue.
 
-    `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user.
+    `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user. `act`: the act of an
+    operator, which these calls do; None = a program does them.
 
     Raises:
         ConfigError: the queue's name is not valid.
     """
 
-    def __init__(self, queue: str, clock: Callable[[], float] | None = None, *, by: str = "") -> None:
+    def __init__(
+        self, queue: str, clock: Callable[[], float] | None = None, *, by: str = "", act: Act | None = None
+    ) -> None:
         self.queue = keys.check_queue(queue)
         self._root = keys.root(queue)
         self._clock = clock
         self._by = by
+        self._act = act
 
     def at(self, now: float | None) -> Self:
         """Return the same calls at a moment, Unix seconds; None = at the time of Redis's clock."""
-        return type(self)(self.queue, None if now is None else lambda: now, by=self._by)
+        return type(self)(self.queue, None if now is None else lambda: now, by=self._by, act=self._act)
 
     def _now(self) -> str:
         return "" if self._clock is None else as_moment(self._clock())
+
+    def _act_text(self, name: str, **what: Any) -> str:
+        """Return the argument `act` of a script: what an operator does with this call. None values are left out."""
+        given = {key: value for key, value in what.items() if value is not None}
+        return "" if self._act is None else self._act.as_text(name, given)
 
     def _verb(
         self,

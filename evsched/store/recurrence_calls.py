@@ -94,7 +94,7 @@ class RecurrenceCalls(Queue):
 
     def prune(self, name: str) -> Call[bool]:
         """Delete a recurrence that is retired; the reply is False when it is not, or not any more."""
-        return self._verb("prune", as_bool, name)
+        return self._verb("prune", as_bool, name, self._act_text("prune", recurrence=name))
 
     def remove(self, name: str) -> Call[Any]:
         """Delete a recurrence, with the occurrences that it has on the schedule.
@@ -102,7 +102,7 @@ class RecurrenceCalls(Queue):
         Raises (when sent):
             JobMissing: there is no recurrence of that name.
         """
-        return self._verb("remove", raw, name)
+        return self._verb("remove", raw, name, self._act_text("remove", recurrence=name))
 
     def hold(self, name: str, paused: bool, *, until: float | None = None, why: str = "") -> Call[bool]:
         """Pause a recurrence, or resume it from now on; the reply is False when it does not recur since it is retired.
@@ -112,7 +112,11 @@ class RecurrenceCalls(Queue):
         Raises (when sent):
             JobMissing: there is no recurrence of that name.
         """
-        return self._verb("hold", as_bool, self._now(), name, "1" if paused else "", as_moment(until), why)
+        if paused:
+            act = self._act_text("pause", recurrence=name, until=until, why=why or None)
+        else:
+            act = self._act_text("resume", recurrence=name)
+        return self._verb("hold", as_bool, self._now(), name, "1" if paused else "", as_moment(until), why, act)
 
     def trigger(self, name: str, planned: str) -> Call[bool]:
         """Run a recurrence once, as soon as its overlap policy allows; the reply is False if it has to wait for that.
@@ -143,7 +147,8 @@ class RecurrenceCalls(Queue):
     def _trigger(
         self, read: Callable[[Any], T], name: str, planned: str, request: IdempotentRequest = NO_REQUEST
     ) -> Call[T]:
-        return self._verb("trigger", read, self._now(), name, planned, request.key, request.asked)
+        act = self._act_text("trigger", recurrence=name)
+        return self._verb("trigger", read, self._now(), name, planned, request.key, request.asked, act)
 
     def backfill(self, name: str, planned: Sequence[str]) -> Call[Backfilled]:
         """Run planned times that have passed, each once; at most 250 in a call.
@@ -151,7 +156,8 @@ class RecurrenceCalls(Queue):
         Raises (when sent):
             JobMissing: there is no recurrence of that name, or it is retired.
         """
-        return self._verb("backfill", lambda reply: Backfilled(*reply), self._now(), name, *planned)
+        act = self._act_text("backfill", recurrence=name)
+        return self._verb("backfill", lambda reply: Backfilled(*reply), self._now(), name, act, *planned)
 
     def requests(self, name: str) -> Call[int]:
         """Count the requested runs that wait."""

@@ -148,7 +148,7 @@ class RelayCalls(Queue):
     def cancel_rows(self, cancelled: Sequence[tuple[str, int]]) -> Call[Any]:
         """Cancel the jobs of rows, which are given by their ids and numbers; their ends are reported."""
         words = [word for job_id, row in cancelled for word in (job_id, row)]
-        return self._verb("cancel", raw, self._now(), "", *words)
+        return self._verb("cancel", raw, self._now(), "", "", *words)
 
     def follow_ends(self) -> Call[Any]:
         """Make the stream and its consumer group. Fails with kind "busygroup" if they exist."""

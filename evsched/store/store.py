@@ -10,7 +10,8 @@ The methods are grouped in files by their callers:
     worker_calls.py      fetch, start, begin, heartbeat; the parents of worker processes
     run_ends.py          progress, and the verbs that end runs (`end_runs`)
     recurrence_calls.py  declare, change and read recurrences and windows
-    operator_calls.py    limits, pauses, counts of the queue; changes of all jobs that match a filter; `evsched doctor`
+    operator_calls.py    limits, pauses, counts of the queue; changes of all jobs that match a filter; the audit trail;
+                         `evsched doctor`
     moves.py             move waiting jobs between the shards of a queue
     relay_calls.py       the relays of the ledger
 
@@ -33,7 +34,8 @@ __all__ = ["Store"]
 class Store(ClientCalls, WorkerCalls, RunEnds, DispatcherCalls, RecurrenceCalls, OperatorCalls, Moves, RelayCalls):
     """The calls of one queue.
 
-    `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user.
+    `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user. `act`: the act of an
+    operator, which these calls do; None = a program does them.
 
     Raises:
         ConfigError: the queue's name is not valid.

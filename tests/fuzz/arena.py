@@ -68,7 +68,7 @@ _TYPES: Final = {
     **dict.fromkeys(["declared_limits"], b"hash"),
     **dict.fromkeys(["arrival"], b"string"),
     **dict.fromkeys(["ready"], b"list"),
-    "ends": b"stream",
+    **dict.fromkeys(["ends", "audit"], b"stream"),
 }
 """The types of the keys that belong to the whole queue."""
 _TYPES_OF: Final = {

@@ -143,6 +143,7 @@ _BY_NAME: Final[dict[str, Values]] = {
     "place": _PLACES,
     "cursor": ([b"0"], [b"3 r1", b"7"]),
     "filter": _FILTERS,
+    "act": ([b"", b'0 {"id":"1"}', b'1 {"id":"1"}', b'0 {"id":"2"}'], [b"x", b"1", b"0 ", b"9" * 400 + b" x"]),
     "priority": ([b"", b"0", b"5", b"9"], []),
     "queue": ([QUEUE.encode()], [OTHER.encode(), b"", b"}:x{"]),
     "to": ([b"fuzz:1"], [b"x y", b""]),
@@ -253,7 +254,7 @@ def _call(verb: str, level: int) -> st.SearchStrategy[Step]:
 def _at_most_one(verb: str, words: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Leave the verbs that take several rows only with a filter one row without it."""
     once = {"cancel": 2, "reschedule": 4}.get(verb)
-    return words if once is None or words[once - 1 : once] != (b"",) else words[: once + 4 - once // 2 - 1]
+    return words if once is None or words[once - 1 : once] != (b"",) else words[: once + 4 - once // 2]
 
 
 _ZSETS: Final = (
@@ -268,7 +269,7 @@ _BROKEN: Final = {
     **dict.fromkeys(_HASHES, b"hash"),
     **dict.fromkeys([b"ready", b"processing:w", b"processing:v"], b"list"),
     **dict.fromkeys([b"arrival", b"arrival:g"], b"string"),
-    b"ends": b"stream",
+    **dict.fromkeys([b"ends", b"audit"], b"stream"),
 }
 """Keys that a sequence may replace by one of another type, and their own types: not the records of good jobs."""
 _OTHERS: Final = {b"string": (b"SET", b"x"), b"list": (b"RPUSH", b"x"), b"hash": (b"HSET", b"x", b"y")}

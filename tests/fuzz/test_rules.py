@@ -17,7 +17,7 @@ from tests.fuzz.sequences import NOW, ROOT, Sequence, Step
 NOW_WORD = b"%d" % NOW
 RUN = b"1 %d.000000" % NOW
 END = Step("complete", (NOW_WORD, b"w", b"", b"", b"running", RUN, b"1", b"300", b""))
-CANCEL = Step("cancel", (NOW_WORD, b"", b"scheduled", b""))
+CANCEL = Step("cancel", (NOW_WORD, b"", b"", b"scheduled", b""))
 
 BROKEN: dict[str, tuple[str, str, str, Step, str]] = {
     "an error that no header names": (
@@ -31,7 +31,7 @@ BROKEN: dict[str, tuple[str, str, str, Step, str]] = {
         "cancel",
         "return fail('MISSING'",
         "redis.call('SET', root .. 'x', 1)\nreturn fail('MISSING'",
-        Step("cancel", (NOW_WORD, b"", b"nobody", b"")),
+        Step("cancel", (NOW_WORD, b"", b"", b"nobody", b"")),
         "cancel writes before it is refused: MISSING",
     ),
     "a job that is lost": (
