@@ -24,6 +24,9 @@ SECRET: Final = "EVSCHED_SECRET_"  # noqa: S105 - the name of a variable
 FORWARD_URL: Final = "EVSCHED_FORWARD_URL_"
 """The prefix of the variables with the URLs of the servers to which evsched.targets forwards messages."""
 
+OPERATOR: Final = "EVSCHED_AS"
+"""The variable with the name of the operator who gives commands. It is not a setting: services do not read it."""
+
 _BY_LEASE: Final = "it follows from the lease: evsched lease SECONDS"
 _FIXED_NOW: Final = "it cannot be set any more"
 
@@ -127,7 +130,8 @@ def former(name: str) -> str | None:
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in environment.items():
         # EVSCHED_TEST_... are read by the tests.
-        if name.startswith("EVSCHED_") and not name.startswith((SECRET, FORWARD_URL, "EVSCHED_TEST_")):
+        known = name == OPERATOR or name.startswith((SECRET, FORWARD_URL, "EVSCHED_TEST_"))
+        if name.startswith("EVSCHED_") and not known:
             yield name.removeprefix("EVSCHED_"), value
 
 

@@ -60,6 +60,7 @@ from evsched.recurrence.calendars import just_before, names_of
 from evsched.recurrence.recurrence import Plan, Recurrence, read_declared, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.shards import Shards
+from evsched.store.acts import Act
 from evsched.store.dispatcher_calls import Agenda
 from evsched.store.server import flush
 from evsched.store.store import Store
@@ -110,8 +111,8 @@ class _SyncClockClient(BlockingClient):
         super().__init__(url, shards)
         self._clock = clock
 
-    def store(self, queue: str) -> Store:
-        return self._clock.store(queue)
+    def _make(self, queue: str, act: Act | None = None) -> Store:
+        return self._clock.store(queue, act)
 
 
 class _AppClient(Client):
@@ -122,8 +123,8 @@ class _AppClient(Client):
         self._clock = clock
         self._sync = sender
 
-    def store(self, queue: str) -> Store:
-        return self._clock.store(queue)
+    def _make(self, queue: str, act: Act | None = None) -> Store:
+        return self._clock.store(queue, act)
 
     def ledger_time(self) -> float:
         return self._clock.store_time()
@@ -305,9 +306,9 @@ class Clock:
         judge(Answer(answer.status, headers, answer.body.encode(), not answer.cut), given["url"], self.now)
         return answer if given.get("response") else None
 
-    def store(self, queue: str) -> Store:
+    def store(self, queue: str, act: Act | None = None) -> Store:
         self._used = True
-        return Store(queue, lambda: self.now)
+        return Store(queue, lambda: self.now, act=act)
 
     def store_time(self) -> float:
         """Return the time at which the test writes to the ledger."""

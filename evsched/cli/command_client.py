@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from evsched import keys
 from evsched.cli import output
-from evsched.cli.options import settings
+from evsched.cli.options import settings, who_acts
 from evsched.client import spread
 from evsched.client.client import SyncClient
 from evsched.client.operations import find_queues, find_queues_once, once
@@ -118,7 +118,8 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
         StoreDown: the numbers cannot be read. If the command changes no whole queue, and Redis is a cluster, a line on
             stderr says so instead when it needs them, because a node that is down must not hide the queues of others.
     """
-    found = CommandClient(settings(url).url)
+    address = settings(url).url
+    found = CommandClient(address).as_operator(who_acts(address), "cli")
     try:
         if topology(found.url) is None:
             found.shards = found.run(spread.read_shards())

@@ -71,6 +71,7 @@ FAMILIES: Final = {
         "resume": "policy_commands:resume",
         "limit": "policy_commands:limit",
         "limits": "policy_commands:limits",
+        "audit": "audit_commands:audit",
     },
     "Recurrences and windows": {
         "recurrences": "recurrence_commands:app",

@@ -12,7 +12,7 @@ import evsched
 from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, BulkFlags, by_filter, change
 from evsched.cli.command_client import client_of, client_of_job, note_if_unknown
-from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, whole
+from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, acting, check_limit, whole
 from evsched.cli.output import Column, Moment, listing
 from evsched.client.client import SyncClient
 from evsched.client.sweep import dropping, reviving
@@ -84,6 +84,7 @@ def _row_of(redis: SyncClient, store: Store, job: str, died: float) -> dict[str,
 
 
 @app.command
+@acting
 def revive(
     ids: Ids = None, /, *, all_: All = False, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None
 ) -> int:
@@ -97,6 +98,7 @@ def revive(
 
 
 @app.command
+@acting
 def drop(ids: Ids = None, /, *, all_: All = False, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None) -> int:
     """Delete dead jobs: by id, by a filter, or all.
 

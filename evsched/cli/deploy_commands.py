@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from evsched.cli.command_client import client_of, note_if_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Queue, Url
+from evsched.cli.options import Queue, Url, acting
 from evsched.client import spread
 from evsched.client.client import SyncClient
 from evsched.client.recurrence_operations import is_retired, kept
@@ -22,6 +22,7 @@ OneApp = Annotated[
 ]
 
 
+@acting
 def prune(
     *,
     app: OneApp = None,
@@ -65,7 +66,7 @@ def _prune_retired(redis: SyncClient, queue: str, app: str | None, *, dry_run: b
         for name, at, fields in redis.run(kept(Store(queue)))
         if is_retired(at, fields) and app in (None, fields.get("owner", b"").decode(errors="replace"))
     ]
-    return found if dry_run else [name for name in found if redis.send(Store(queue).prune(name))]
+    return found if dry_run else [name for name in found if redis.send(redis.store(queue).prune(name))]
 
 
 def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> list[str]:
@@ -94,7 +95,7 @@ def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> lis
             redis.send(store.declare_limits(app, None, {}))
         for name in names:
             redis.send(Store(queue).retire(name, app, None))
-            redis.send(Store(queue).prune(name))
+            redis.send(redis.store(queue).prune(name))
     return names + limits
 
 

@@ -16,13 +16,14 @@ from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, check_queues, parse_length, settings, whole
+from evsched.cli.options import Json, Queues, Url, acting, check_queues, parse_length, settings, who_acts, whole
 from evsched.cli.output import moment, progress_bar
 from evsched.config import Config
 from evsched.diagnostics.doctor import Examination, examine
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.server_checks import Role
 from evsched.display import escape, json_text
+from evsched.store.acts import Act, named_operator
 from evsched.telemetry import log
 from evsched.transport.senders import BatchingSender
 
@@ -67,6 +68,7 @@ def _print_json(new: Sequence[Finding], gone: Sequence[Finding]) -> None:
     sys.stdout.flush()
 
 
+@acting
 def doctor(
     *,
     queue: Queues = None,
@@ -130,6 +132,9 @@ def doctor(
 async def _examine(config: Config, queues: Sequence[str], role: Role | None, repair: bool) -> Examination:
     sender, show = BatchingSender(config.url), partial(progress_bar, "every id in one place")
     try:
-        return await examine(config.url, sender, queues, role, repair=repair, ledger_url=config.ledger_url, show=show)
+        act = Act(named_operator(who_acts(config.url), "cli"))
+        return await examine(
+            config.url, sender, queues, role, repair=repair, ledger_url=config.ledger_url, show=show, act=act
+        )
     finally:
         await sender.close()

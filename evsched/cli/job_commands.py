@@ -18,7 +18,18 @@ from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, Only, by_filter, change, list_matches, read, search
 from evsched.cli.command_client import client, client_of_job, no_window, not_served, note_if_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queue, QueueOfJob, Url, check_limit, parse_due, parse_length, settings, whole
+from evsched.cli.options import (
+    Json,
+    Queue,
+    QueueOfJob,
+    Url,
+    acting,
+    check_limit,
+    parse_due,
+    parse_length,
+    settings,
+    whole,
+)
 from evsched.cli.output import Moment
 from evsched.client import spread
 from evsched.client.client import Client, SyncClient
@@ -157,6 +168,7 @@ def keyword_arguments(texts: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+@acting
 def cancel(job: OneId = None, /, *, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None) -> int:
     """Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.
 
@@ -187,6 +199,7 @@ def cancel(job: OneId = None, /, *, bulk: Bulk = None, queue: QueueOfJob = None,
     return 0
 
 
+@acting
 def reschedule(
     job: OneId = None,
     /,
@@ -214,6 +227,7 @@ def reschedule(
     return 0
 
 
+@acting
 def run_now(job: Id, /, *, queue: QueueOfJob = None, url: Url = None) -> None:
     """Make a waiting job due now.
 

@@ -26,7 +26,7 @@ ENDED: Final = 70
 
 _UNSURE: Final = "; the change may have been made all the same: look before you repeat it"
 
-_READ_ONLY: Final = ("doctor", "top", "queues", "workers", "jobs", "show", "explain", "limits")
+_READ_ONLY: Final = ("doctor", "top", "queues", "workers", "jobs", "show", "explain", "limits", "audit")
 """Commands that change nothing."""
 
 _OUTPUT_FAILED: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)

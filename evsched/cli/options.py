@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from datetime import datetime, time, timedelta
 from functools import cache, wraps
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
@@ -23,6 +24,7 @@ from evsched.config import LISTS, SETTINGS, Config, variable
 from evsched.display import escape
 from evsched.keys import check_queue
 from evsched.lease import DEFAULT
+from evsched.store.acts import NAME_MOST
 from evsched.transport import address
 
 
@@ -185,6 +187,42 @@ def _upper(_kind: Any, tokens: Sequence[Token]) -> str:
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+
+
+OperatorName = Annotated[
+    str | None,
+    Parameter(
+        name="--as",
+        help="Your name in the audit trail. Default: EVSCHED_AS, or else the Redis user. It proves nothing.",
+    ),
+]
+
+_named = ContextVar[str | None]("_named", default=None)
+"""The name that --as gives."""
+
+
+def acting(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the flag --as, because what it changes is in the audit trail."""
+    signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
+    own = [one.replace(annotation=hints[one.name]) for one in signature.parameters.values()]
+    flag = inspect.Parameter("as_", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=OperatorName)
+
+    @wraps(command)
+    def with_name(*args: object, as_: str | None = None, **given: Any) -> R:
+        before = _named.set(as_)
+        try:
+            return command(*args, **given)
+        finally:
+            _named.reset(before)
+
+    with_name.__annotations__ = {one.name: one.annotation for one in (*own, flag)}
+    setattr(with_name, "__signature__", signature.replace(parameters=[*own, flag]))  # noqa: B010 - as above
+    return with_name
+
+
+def who_acts(url: str) -> str:
+    """Return the name of who gives this command."""
+    return _named.get() or os.environ.get(environment.OPERATOR) or address.user(url)[:NAME_MOST] or "default"
 
 
 def parse_length(text: str) -> float:

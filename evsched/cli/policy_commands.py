@@ -13,7 +13,7 @@ from evsched import keys
 from evsched.cli import output
 from evsched.cli.command_client import client, missing, note_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, parse_future
+from evsched.cli.options import Json, Queues, Url, acting, parse_future
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, read_limits, report
 from evsched.client import gate
@@ -125,6 +125,7 @@ def _queue(command: str, first: str | None, flag: str | None) -> str:
     return check_queue(queue)
 
 
+@acting
 def pause(
     queue: Q = None,
     /,
@@ -156,6 +157,7 @@ def pause(
     print(f"{queue} is paused since {output.moment(since)}{end}; {back} jobs went back to the backlog")
 
 
+@acting
 def resume(queue: Q = None, /, *, named: Flag = None, url: Url = None) -> None:
     """Resume a paused queue.
 
@@ -170,6 +172,7 @@ def resume(queue: Q = None, /, *, named: Flag = None, url: Url = None) -> None:
     print(f"{queue} is resumed: {ago}")
 
 
+@acting
 def limit(
     queue: Q = None,
     /,

@@ -12,7 +12,7 @@ from evsched import keys
 from evsched.cli import output
 from evsched.cli.command_client import CommandClient, client, missing, note_unknown, shards_unread
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, check_queues, whole
+from evsched.cli.options import Json, Queues, Url, acting, check_queues, whole
 from evsched.cli.output import Column, Moment, listing, table
 from evsched.client import new_shards, reshard, spread
 from evsched.client.client import SyncClient
@@ -39,6 +39,7 @@ _STAY: Final = {
 }
 
 
+@acting
 def shard(
     queue: Annotated[str, Parameter(help="The queue.")],
     count: Annotated[int, Parameter(converter=whole, help="How many shards it is to have; 0 = none.")],
@@ -88,7 +89,8 @@ def shard(
                 return 0
             if not _is_dispatched(redis, queue, count):
                 return 1
-        return _move(redis, Reshard(queue, count, was, strays, only_count=dry_run), was, strays)
+        work = Reshard(queue, count, was, strays, only_count=dry_run, make=redis.client.acting())
+        return _move(redis, work, was, strays)
 
 
 _PLACEMENT: Final = (Column("queue"), Column("node"), Column("shards", 1), Column("which", 2))

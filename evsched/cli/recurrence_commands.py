@@ -18,7 +18,7 @@ from evsched.cli.command_client import client, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.deploy_commands import prune, rollback
 from evsched.cli.job_commands import Group, Priority, Window, argument
-from evsched.cli.options import Json, Queue, RecurrenceName, Url, parse_future, parse_time, whole
+from evsched.cli.options import Json, Queue, RecurrenceName, Url, acting, parse_future, parse_time, whole
 from evsched.cli.output import Column, Moment, listing, sentence, table
 from evsched.cli.policy_commands import Until, Why, end_of_pause
 from evsched.client import recurrence_operations
@@ -91,6 +91,7 @@ def _state(row: RecurrenceStatus) -> str:
     return paused or ("" if row.next else "over, or about to begin")
 
 
+@acting
 def pause(
     name: RecurrenceName,
     /,
@@ -109,22 +110,24 @@ def pause(
     with client_of(url, queue) as redis:
         ends = end_of_pause(redis, queue, at)
         try:
-            redis.run(recurrence_operations.pause(Store(queue), name, ends, why))
+            redis.run(recurrence_operations.pause(redis.store(queue), name, ends, why))
         except ConfigError as error:
             raise UsageError(f"--{error}") from None
     print(f"{name} is paused" + ("" if ends is None else f" until {output.moment(ends, short=True)}"))
 
 
+@acting
 def resume(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
     """Resume a paused recurrence. Times that have passed are not made up for.
 
     Example: evsched recurrences resume nightly
     """
     with client_of(url, queue) as redis:
-        recurs = redis.send(Store(queue).hold(name, False))
+        recurs = redis.send(redis.store(queue).hold(name, False))
     print(f"{name} is resumed" + ("" if recurs else ", and stays stopped: the code no longer declares it"))
 
 
+@acting
 def trigger(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
     """Run a recurrence once, now, also if it is paused. If it must not overlap, the run waits until the others ended.
 
@@ -132,12 +135,13 @@ def trigger(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url =
     """
     with client_of(url, queue) as redis:
         try:
-            job_id, begun = redis.run(recurrence_operations.trigger(Store(queue), name))
+            job_id, begun = redis.run(recurrence_operations.trigger(redis.store(queue), name))
         except ConfigError as error:  # the record in Redis is not valid, not the command line
             raise EvschedError(str(error)) from None
     print(job_id if begun else f"{job_id} waits until the run before it has ended")
 
 
+@acting
 def backfill(
     name: RecurrenceName,
     /,
@@ -170,7 +174,7 @@ def backfill(
             for planned in times:
                 print(in_zone(planned, shown_in))
             return
-        found = redis.run(recurrence_operations.backfill(Store(queue), name, first, last))
+        found = redis.run(recurrence_operations.backfill(redis.store(queue), name, first, last))
         paused = "paused" in redis.send(Store(queue).recurrence(name))
     if json:
         output.as_json(found)
@@ -510,6 +514,7 @@ def add(
 
 
 @app.command
+@acting
 def remove(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
     """Delete a recurrence and its scheduled jobs. If the code declares it, the next worker that starts adds it again.
 

@@ -6,23 +6,25 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from copy import copy
 from datetime import date, datetime, timedelta
 from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 from evsched import keys
 from evsched.client import gate, operations, spread, sweep
 from evsched.client.gate import LimitOptions
-from evsched.client.operations import REPLY_TIMEOUT, AskWorkers, Nodes, Operation, Send, Sleep, Step
+from evsched.client.operations import REPLY_TIMEOUT, ActFilter, AskWorkers, Nodes, Operation, Send, Sleep, Step
 from evsched.client.option_values import Unique, unix
 from evsched.client.reshard import finish_moves
-from evsched.client.spread import Parts
+from evsched.client.spread import ChangeDead, MakeStore, Parts
 from evsched.client.sweep import Filter, Sweep, Swept
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import JobMissing, StoreDown
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place
 from evsched.shards import NONE, Shards
+from evsched.store.acts import Act, AuditedAct, Operator, named_operator
 from evsched.store.client_calls import New
 from evsched.store.gate_limits import Limits, merged
 from evsched.store.operator_calls import Match
@@ -51,10 +53,31 @@ class Client:
         self.shards = shards
         """How many shards queues have."""
         self._sender = BatchingSender(url)
+        self._operator: Operator | None = None
+        """Who changes something with it; None = a program."""
 
     @cached_property
     def _by(self) -> str:
         return address.user(self._url)
+
+    def as_operator(self, who: str, source: str = "python") -> Self:
+        """Return this client for an operator, by name: what it changes then is in the audit trail (`audit`).
+
+        Without it, the changes are those of a program, and are not. Both share their connections: close one of them.
+
+        Raises:
+            ConfigError: the name is not a text of 1 to 200 characters.
+        """
+        found = copy(self)
+        found._operator = named_operator(who, source)
+        return found
+
+    def acting(self) -> MakeStore:
+        """Return what makes the stores of one act: their calls have one entry in the audit trail of each queue."""
+        return partial(self._make, act=None if self._operator is None else Act(self._operator))
+
+    def _make(self, queue: str, act: Act | None = None) -> Store:
+        return Store(queue, by=self._by, act=act)
 
     def ledger_time(self) -> float | None:
         """Return the time at which the ledger is written to, on a test's clock; None = by PostgreSQL's clock."""
@@ -69,19 +92,19 @@ class Client:
 
     def store(self, queue: str) -> Store:
         """Return the calls of a queue, without its shards."""
-        return Store(queue, by=self._by)
+        return self.acting()(queue)
 
     def stores(self, queue: str) -> list[Store]:
         """Return the calls of each shard of a queue and, last, of the queue itself."""
-        return [self.store(name) for name in self.shards.all_of(queue)]
+        return [*map(self.acting(), self.shards.all_of(queue))]
 
     async def whole(self, queue: str) -> list[Store]:
         """Return as `stores`, with the shards that Redis knows of and this process does not."""
-        return await self.run(spread.whole(self.shards, self.store, queue))
+        return await self.run(spread.whole(self.shards, self.acting(), queue))
 
     def parts_of(self, queue: str, job_id: str) -> Parts:
         """Return where a job of a queue may be."""
-        return spread.parts_of(self.shards, self.store, queue, job_id)
+        return spread.parts_of(self.shards, self.acting(), queue, job_id)
 
     async def run(self, operation: Operation[T]) -> T:
         return await operations.run(operation, self.perform)
@@ -307,11 +330,38 @@ class Client:
         Raises:
             JobMissing: one of them is not dead; then none was changed, or of a queue with shards, none of its shard.
         """
-        return await self.run(spread.change_dead(partial(self.parts_of, queue), ids, Store.revive))
+        return await self._change_dead(queue, ids, Store.revive)
 
     async def drop(self, queue: str, ids: Sequence[str]) -> int:
         """Delete dead jobs by their ids; return how many. Raises as `revive`."""
-        return await self.run(spread.change_dead(partial(self.parts_of, queue), ids, Store.drop))
+        return await self._change_dead(queue, ids, Store.drop)
+
+    async def _change_dead(self, queue: str, ids: Sequence[str], change: ChangeDead) -> int:
+        parts_of = partial(spread.parts_of, self.shards, self.acting(), queue)
+        return await self.run(spread.change_dead(parts_of, ids, change))
+
+    async def audit(
+        self,
+        queue: str,
+        *,
+        since: datetime | float | None = None,
+        until: datetime | float | None = None,
+        who: str | None = None,
+        act: str | None = None,
+        id: str | None = None,  # noqa: A002 - as the option of the command
+        limit: int = 100,
+    ) -> list[AuditedAct]:
+        """Return what operators did to a queue, the latest first, at most `limit` acts.
+
+        `since`, `until`: aware datetimes or Unix seconds, both included. `who`, `act`: the exact names. `id`: of a job
+        or a recurrence that was changed; of the jobs of one act, the first 4 KiB of ids are known.
+
+        Raises:
+            ConfigError: a time is not valid.
+        """
+        span = None if since is None else unix("since", since), None if until is None else unix("until", until)
+        wanted = ActFilter(*span, who, act, id)
+        return await self.run(operations.read_acts(queue, await self.whole(queue), wanted, limit))
 
     async def calendars(self, queue: str) -> dict[str, str]:
         """Return the calendars of a queue, by name, as text: "2026-01-01 2026-04-03..2026-04-06"."""
@@ -453,6 +503,12 @@ class SyncClient:
         """Return where a job of a queue may be."""
         return self.client.parts_of(queue, job_id)
 
+    def as_operator(self, who: str, source: str = "python") -> Self:
+        """Return this client for an operator, as `Client.as_operator`."""
+        found = copy(self)
+        found.client = self.client.as_operator(who, source)
+        return found
+
     def now(self, queue: str = DEFAULT_QUEUE) -> float:
         """Return the clock of the Redis that has a queue, in Unix seconds."""
         return self.send(clock(keys.root(queue)))
@@ -478,6 +534,7 @@ class SyncClient:
     limit = _sync(Client.limit)
     revive = _sync(Client.revive)
     drop = _sync(Client.drop)
+    audit = _sync(Client.audit)
     calendars = _sync(Client.calendars)
     set_calendar = _sync(Client.set_calendar)
     remove_calendar = _sync(Client.remove_calendar)

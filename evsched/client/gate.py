@@ -124,7 +124,7 @@ def set_limits(stores: Sequence[Store], fields: Mapping[str, float | None]) -> O
     parts = {store.queue: removed | part for store, part in zip(stores, divided, strict=True)}
 
     def set_one(store: Store) -> Operation[Limits]:
-        limits = yield from send(store.limit(parts[store.queue]))
+        limits = yield from send(store.limit(parts[store.queue], whole=fields))
         yield from note_setting(store)
         return limits
 

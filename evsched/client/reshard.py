@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.client.operations import Operation, find_queues, nodes, send, send_and_wait
+from evsched.client.spread import MakeStore
 from evsched.errors import ConfigError, StoreRefused
 from evsched.shards import Shards, shard
 from evsched.store import server
@@ -49,7 +50,7 @@ def finish(store: Store, batch: Batch) -> Operation[Vacated]:
     """Finish a batch that leaves a queue. Raises as `send_safely`."""
     to = Store(batch.to)
     arrival = yield from send_safely(to.arrive(store.queue, batch), to, store)
-    return (yield from send(store.vacate(batch, arrival)))
+    return (yield from send(Store(store.queue).vacate(batch, arrival)))  # who finishes it is not who moves the jobs
 
 
 def send_safely(call: Call[T], store: Store, beside: Store, *, on_disk: bool = True) -> Operation[T]:
@@ -242,7 +243,7 @@ class Reshard:
 
     `count`: how many shards it is to have. `was`: how many it had, by Redis. `strays`: its shards beyond both.
     `step` does a part; a pass may end after any. `only_count`: nothing moves; then `moved` is how many jobs would, of
-    which some may stay when it is done.
+    which some may stay when it is done. `make`: makes the stores whose jobs move.
     """
 
     def __init__(
@@ -253,6 +254,7 @@ class Reshard:
         strays: Sequence[str] = (),
         *,
         only_count: bool = False,
+        make: MakeStore = Store,
     ) -> None:
         self.moved = 0
         self.examined = 0
@@ -264,6 +266,7 @@ class Reshard:
         """How many shards Redis says that there are, until the pass is over."""
         self._homes = Shards({queue: count})
         self._strays = strays
+        self._make = make
         self._sources = [*Shards({queue: self._now}).all_of(queue), *strays]
         self._pass: _Source | None = None
         self._has_begun = False
@@ -286,7 +289,7 @@ class Reshard:
         if not self._has_begun:
             yield from self._begin()
         elif source is None:
-            yield from self._open(Store(self._sources[0]))
+            yield from self._open(self._make(self._sources[0]))
         elif to := source.next_batch():
             yield from self._move(source, to)
         elif not source.is_read:

@@ -21,6 +21,7 @@ from evsched.diagnostics.finding import Finding, Level
 from evsched.display import format_duration
 from evsched.errors import WRONG_TYPE, StoreRefused
 from evsched.store import server
+from evsched.store.acts import Act
 from evsched.store.dispatcher_calls import Survey
 from evsched.store.operator_calls import KEY_TYPES, Violation
 from evsched.store.store import Store
@@ -250,8 +251,8 @@ _NOTHING: Final = Survey([], None)
 class _Queue:
     """The result of the audit of one queue."""
 
-    def __init__(self, name: str) -> None:
-        self.store = Store(name)
+    def __init__(self, name: str, act: Act | None = None) -> None:
+        self.store = Store(name, act=act)
         self.has_keys = False
         self.lists = set[str]()
         """The workers that have a list."""
@@ -279,7 +280,10 @@ class _Queue:
 
 
 class Audit:
-    """One audit of the queues that are named, or of all. `down`: the primaries of a cluster that are not asked."""
+    """One audit of the queues that are named, or of all. `down`: the primaries of a cluster that are not asked.
+
+    `act`: the act of the operator who has it repair what it finds.
+    """
 
     def __init__(
         self,
@@ -288,11 +292,13 @@ class Audit:
         *,
         pause: float = PAUSE,
         down: Collection[Host] = (),
+        act: Act | None = None,
     ) -> None:
         self._sender = sender
+        self._act = act
         self._down = down
         self._named = frozenset(queues)
-        self._queues = {name: _Queue(name) for name in queues}
+        self._queues = {name: _Queue(name, act) for name in queues}
         self._pause = pause
         self._about_keys: dict[bytes, Finding] = {}
         """By key: that its queue's name is not allowed, or that it is of a wrong type."""
@@ -380,7 +386,7 @@ class Audit:
         ids = defaultdict[_Queue, list[bytes]](list)
         for key, name, rest in split:
             if (queue := self._queues.get(name)) is None:
-                queue = self._queues[name] = _Queue(name)
+                queue = self._queues[name] = _Queue(name, self._act)
             queue.has_keys = True
             if key in mistyped:
                 code = "place-type" if text(rest) in KEY_TYPES else "key-type"

@@ -29,6 +29,7 @@ from evsched.dispatcher.watcher import FLAGS, missing_flags
 from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.shards import NONE, Shards
 from evsched.store import server
+from evsched.store.acts import Act
 from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.address import Host
@@ -257,8 +258,11 @@ async def examine(
     repair: bool = False,
     ledger_url: str | None = None,
     show: ShowProgress = lambda: nullcontext(lambda done, total: None),
+    act: Act | None = None,
 ) -> Examination:
     """Check Redis, and the queues that are named, with their shards, or all queues; and the ledger, if it is given.
+
+    `act`: the act of the operator who has it `repair`.
 
     Raises:
         StoreDown, StoreRefused
@@ -285,7 +289,7 @@ async def examine(
         # In a cluster, only the nodes of the queues that are named.
         if (queue := await queue_at(sender, node, parts)) is not None:
             found += await Doctor(url, sender, queue, node=node, repair=repair).run(role, all_queues=not queues)
-    audit = Audit(sender, parts, down=down)
+    audit = Audit(sender, parts, down=down, act=act)
     try:
         if not any(finding.check == "cluster" for finding in found):
             with show() as report:

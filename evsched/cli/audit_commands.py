@@ -1,0 +1,98 @@
+"""The command that lists what operators did: the audit trail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from evsched.cli import output
+from evsched.cli.command_client import client, note_unknown
+from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, parse_past, whole
+from evsched.cli.output import Column, Moment, listing
+from evsched.cli.queue_commands import each, report
+from evsched.client.client import SyncClient
+from evsched.client.operations import ActFilter, Operation, read_acts
+from evsched.store.acts import AuditedAct
+from evsched.store.store import Store
+
+_COLUMNS: Final = (
+    Column("at", 1),
+    Column("who"),
+    Column("from", 4),
+    Column("act"),
+    Column("queue", 2),
+    Column("jobs", 3),
+    Column("what", 1, prose=True),
+)
+
+_NAMED: Final = 3
+"""Ids that a row names."""
+
+
+def audit(
+    *,
+    queue: Queues = None,
+    since: Annotated[str | None, Parameter(help="Only acts since then: 2h ago, 14:00, or 2030-01-31T09:00.")] = None,
+    until: Annotated[str | None, Parameter(help="Only acts until then, as --since.")] = None,
+    who: Annotated[str | None, Parameter(help="Only those of this operator.")] = None,
+    act: Annotated[
+        str | None,
+        Parameter(
+            help="Only acts of this name: pause, resume, limit, cancel, reschedule, revive, drop, trigger, backfill, "
+            "remove, prune, mend or move."
+        ),
+    ] = None,
+    id: Annotated[str | None, Parameter(help="Only changes of this job or recurrence.")] = None,  # noqa: A002
+    limit: Annotated[int, Parameter(converter=whole, help="How many acts to list at most.")] = 50,
+    json: Json = False,
+    url: Url = None,
+) -> int:
+    """List what operators did to queues, the latest first: who, from where, when and what.
+
+    Each queue keeps about its last 10,000 acts. Exit code 1: as `evsched queues`.
+
+    Examples: evsched audit --queue mail --since 2d; evsched audit --id report-17
+    """
+    check_limit(limit)
+    check_queues(queue)
+    with client(url) as redis:
+        wanted = ActFilter(_moment(redis, since), _moment(redis, until), who, act, id)
+
+        def read(stores: Sequence[Store]) -> Operation[list[AuditedAct]]:
+            return read_acts(redis.shards.whole(stores[-1].queue), stores, wanted, limit + 1)
+
+        readings, down = each(redis, queue, read)
+        unknown = note_unknown(redis, [one.queue for one in readings if queue and not one.found])
+    found = sorted((one for part in readings for one in part.found or ()), key=lambda one: -one.at)
+    if len(found) > limit:
+        output.note(f"the latest {limit} acts: --limit lists more")
+    rows = ((Moment(one.at), one.who, one.source, one.act, one.queue, one.count, _what(one)) for one in found[:limit])
+    listing(json, found[:limit], _COLUMNS, rows, "no act of an operator is known")
+    return report((one.problem for one in readings), down) or unknown
+
+
+def _moment(redis: SyncClient, text: str | None) -> float | None:
+    found = None if text is None else parse_past(text)
+    return redis.now() - found.total_seconds() if isinstance(found, timedelta) else found
+
+
+def _what(one: AuditedAct) -> str:
+    """Describe an act in a line: the first jobs, and its arguments."""
+    known = dict[str, Any](one.what)
+    nested = [known.pop(name) for name in ("filter", "limits") if isinstance(known.get(name), dict)]
+    parts = [f"{name} {_value(name, value)}" for group in (known, *nested) for name, value in group.items()]
+    more = (one.count or 0) - _NAMED
+    ids = " ".join(one.ids[:_NAMED]) + (f" and {more} more" if one.ids and more > 0 else "")
+    return ", ".join([*([ids] if ids else []), *parts])
+
+
+def _value(name: str, value: Any) -> str:
+    if name == "due" and value is None:  # JSON has no infinity
+        value = math.inf
+    if isinstance(value, int | float) and name in ("due", "until", "after", "before"):
+        return output.moment(value, short=True)
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
