@@ -100,6 +100,7 @@ OPERATIONS: Final = (
     _row("POST", f"{_QUEUE}/resume", operator_handlers.resume),
     _row("GET", f"{_QUEUE}/limits", operator_handlers.limits),
     _row("PATCH", f"{_QUEUE}/limits", operator_handlers.limit),
+    _row("GET", f"{_QUEUE}/audit", operator_handlers.audit),
     _row("POST", f"{_QUEUE}/dead/revive", operator_handlers.revive),
     _row("POST", f"{_QUEUE}/dead/drop", operator_handlers.drop),
     _row("GET", f"{_QUEUE}/calendars", operator_handlers.list_calendars),

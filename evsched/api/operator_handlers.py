@@ -18,7 +18,7 @@ from evsched.api.requests import filter_of
 from evsched.client.gate import LimitOptions
 from evsched.client.operations import ask_nodes, once
 from evsched.client.reshard import finish_moves
-from evsched.client.spread import ChangeDead, change_dead, check, listed, never_used, queue_stats, shown
+from evsched.client.spread import ChangeDead, check, listed, never_used, queue_stats, shown
 from evsched.client.sweep import Filter, dropping, reviving
 from evsched.errors import StoreError
 from evsched.store.gate_limits import Limits
@@ -150,6 +150,16 @@ def _listed(request: ApiRequest, found: Limits) -> replies.QueueLimits:
     return replies.QueueLimits(request.queue, rows)
 
 
+async def audit(request: ApiRequest, query: requests.AuditQuery) -> replies.Acts:
+    """List what operators did to a queue: the audit trail."""
+    request.shards.check()
+    limit, conditions = request.limit(query.limit), {"who": query.who, "act": query.act, "id": query.id}
+    found = await request.client.audit(
+        request.queue, since=query.since, until=query.until, **conditions, limit=limit + 1
+    )
+    return replies.Acts(found[:limit], len(found) <= limit)
+
+
 async def revive(request: ApiRequest, body: requests.DeadJobs) -> replies.DeadChanged:
     """Schedule dead jobs again, due now, with all attempts: by id, by a filter, or all."""
     return await _change(request, body, Store.revive)
@@ -168,7 +178,7 @@ async def _change(request: ApiRequest, body: requests.DeadJobs, change: ChangeDe
         if len(body.ids) > request.config.api_jobs_cap:
             raise invalid(f"the request has {len(body.ids)} ids, more than {request.config.api_jobs_cap}: send several")
         ids = list(dict.fromkeys(body.ids))
-        changed = await client.run(change_dead(lambda job: client.parts_of(request.queue, job), ids, change))
+        changed = await (client.revive if change is Store.revive else client.drop)(request.queue, ids)
         return replies.DeadChanged(changed, complete=True)
     if body.all:
         matching = Filter(older=0.0)  # only the jobs that are dead by now, so that it ends

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from evsched import errors
 from evsched.client.recurrence_operations import RecurrenceStatus
 from evsched.jobs.record import Place
+from evsched.store.acts import AuditedAct
 from evsched.store.operator_calls import Match
 from evsched.transport.servers import reason
 
@@ -177,6 +178,13 @@ class QueueLimits(Struct, frozen=True):
 
     queue: str
     limits: list[QueueLimit]
+
+
+class Acts(Struct, frozen=True):
+    """The acts of operators on a queue, the latest first. `complete`: these are all that are kept and match."""
+
+    acts: list[AuditedAct]
+    complete: bool
 
 
 class DeadChanged(Struct, frozen=True):

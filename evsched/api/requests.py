@@ -207,6 +207,16 @@ class JobsQuery(JobFilter, frozen=True, kw_only=True, forbid_unknown_fields=True
     place: Waiting | None = None
 
 
+class AuditQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which acts of operators to list. All conditions must hold."""
+
+    since: Annotated[Moment, Meta(description="Only acts then or later.")] | None = None
+    until: Annotated[Moment, Meta(description="Only acts then or earlier.")] | None = None
+    who: Annotated[str, Meta(description="Only acts of this operator.")] | None = None
+    act: Annotated[str, Meta(description="Only acts of this name, such as `cancel`.")] | None = None
+    id: Annotated[str, Meta(description="Only changes of this job or recurrence.")] | None = None
+
+
 class ResultQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long to wait for the end of a job."""
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from datetime import date
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from evsched.errors import ConfigError
 from evsched.store.gate_limits import Limits
 from evsched.top import collector
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.api import LATER, READ, Caller, calling
+from tests.support.api import LATER, READ, WRITE, Caller, calling
 from tests.support.patience import PATIENCE
 from tests.support.snapshot import snapshot
 from tests.support.system import system
@@ -332,3 +333,39 @@ async def test_non_string_argument_is_refused_with_a_sentence(server: EmbeddedRe
         with pytest.raises(ConfigError, match="id is 5: give a string"):
             await method(queue, 5)  # pyright: ignore[reportArgumentType] - the mistake
     await app.close()
+
+
+async def test_acts_of_callers_are_listed_with_the_digest_of_their_token(
+    api: Caller, path: str, queue: str, raw: Any
+) -> None:
+    await api.ask("POST", f"{path}/pause", {"why": "the provider is down"})
+    await api.ask("DELETE", f"{path}/jobs/nobody")
+    await api.ask("DELETE", f"{path}/jobs/later")
+    bury(raw, queue, ["d1", "d2", "d3"])
+    await api.ask("POST", f"{path}/dead/drop", {"ids": ["d1", "d2"]})
+    await api.ask("POST", f"{path}/dead/revive", {"task": "mail"})
+    await api.ask("POST", f"{path}/jobs", {"task": "t", "due": LATER})
+    found = (await api.ask("GET", f"{path}/audit", token=READ)).json()
+    rows = [(act["act"], act["count"], act["ids"], act["from"]) for act in found["acts"]]
+    assert rows == [
+        ("revive", 1, ["d3"], "api"),
+        ("drop", 2, ["d1", "d2"], "api"),
+        ("cancel", 1, ["later"], "api"),
+        ("pause", None, [], "api"),
+    ]
+    who = f"token {sha256(WRITE.encode()).hexdigest()[:8]}"
+    assert ({act["who"] for act in found["acts"]}, found["complete"]) == ({who}, True)
+    some = (await api.ask("GET", f"{path}/audit?limit=1&id=d2&since=1000000000&until=2100-01-01T00:00:00Z")).json()
+    assert [act["act"] for act in some["acts"]] == ["drop"]
+    assert (await api.ask("GET", f"{path}/audit?who=eve")).json() == {"acts": [], "complete": True}
+    assert (await api.ask("GET", f"{path}/audit?act=pause&limit=1")).json()["acts"][0]["what"] == {
+        "why": "the provider is down"
+    }
+    assert (await api.ask("GET", f"{path}/audit?limit=1")).json()["complete"] is False
+
+
+async def test_acts_of_callers_without_tokens_are_those_of_anyone(config: Config, path: str) -> None:
+    async with calling(config.url, api_read_tokens=(), api_write_tokens=(), api_open_hosts=("*",)) as api:
+        await api.ask("POST", f"{path}/pause", {}, token=None)
+        (act,) = (await api.ask("GET", f"{path}/audit", token=None)).json()["acts"]
+    assert (act["who"], act["from"], act["act"]) == ("anyone", "api", "pause")
