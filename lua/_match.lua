@@ -7,6 +7,7 @@
 -- group   the job's group
 -- reason  occurs in the job's reason, of which A to Z are compared as a to z
 -- error   the class of the exception in the last failed run: the whole name, or its last part
+-- tags    a list: the job has all of these tags
 -- after   Unix seconds: the job was created then or later; a dead job died then or later
 -- before  Unix seconds: the job was created then or earlier; a dead job died then or earlier
 
@@ -41,6 +42,47 @@ local function text_or(value, other)
   return type(value) == 'string' and value or other
 end
 
+-- The valid ones of a payload's tags, of which there are at most 5.
+-- USES text_or
+local function tags_of(payload)
+  local tags, found = type(payload.tags) == 'table' and payload.tags or {}, {}
+  for i = 1, 5 do
+    local tag = text_or(tags[i], '')
+    if #tag <= 64 and tag:find('^[!-~]+$') and not tag:find(',', 1, true) then
+      found[#found + 1] = tag
+    end
+  end
+  return found
+end
+
+-- Does a payload have all of these tags?
+-- USES tags_of
+local function has_tags(payload, wanted)
+  local there = {}
+  for _, tag in ipairs(tags_of(payload)) do
+    there[tag] = true
+  end
+  for _, tag in ipairs(wanted) do
+    if not there[tag] then
+      return false
+    end
+  end
+  return true
+end
+
+-- Does a payload's text have all the texts that a filter names? If it has escaped characters, it may.
+local function may_name(payload, filter)
+  if payload:find('\\', 1, true) then
+    return true
+  end
+  for _, tag in ipairs(filter.tags or {}) do
+    if not payload:find(tag, 1, true) then
+      return false
+    end
+  end
+  return not filter.task or payload:find(filter.task, 1, true) ~= nil
+end
+
 -- The Unix seconds from which a job's age counts; nil when that is unknown. A due time in the future is not an age yet,
 -- and neither is a score near 0, which means "now".
 -- USES moment_of
@@ -57,7 +99,7 @@ end
 local function inline_job(member, score)
   bytes_matched = bytes_matched + #member
   local job = decoded(#member <= MATCH_MOST and member or '')
-  return { task = text_or(job.task, ''), group = text_or(job.group, ''), since = age_from('schedule', score) }
+  return { payload = job, group = text_or(job.group, ''), since = age_from('schedule', score) }
 end
 
 -- The properties of a job with a record that filters compare; nil if the record is not a hash. If another client has
@@ -86,9 +128,9 @@ local function is_class(error, name)
   return error == name or error:sub(-#name - 1) == '.' .. name
 end
 
--- The job of an id in a place, if it matches, else nil. Its payload is decoded only if it contains the task's name, or
--- may contain it with escaped characters: to decode takes ten times as long as to search.
--- USES is_inline, inline_job, recorded_job, is_class, long_field, decoded
+-- The job of an id in a place, if it matches, else nil. Its payload is decoded only if it may have what the filter
+-- names: to decode takes ten times as long as to search.
+-- USES is_inline, inline_job, recorded_job, is_class, long_field, decoded, may_name, has_tags
 local function matching_job(id, place, score, filter)
   local job
   if is_inline(id) then
@@ -111,12 +153,13 @@ local function matching_job(id, place, score, filter)
       return nil
     end
   end
-  if filter.task and not job.task then
+  if (filter.task or filter.tags) and not job.payload then
     local payload = long_field(id, 'payload')
-    local named = payload:find(filter.task, 1, true) or payload:find('\\', 1, true)
-    job.task = named and decoded(payload).task
+    job.payload = may_name(payload, filter) and decoded(payload) or {}
   end
-  if filter.task and job.task ~= filter.task then
+  if filter.task and job.payload.task ~= filter.task then
+    return nil
+  elseif filter.tags and not has_tags(job.payload, filter.tags) then
     return nil
   end
   return job

@@ -8,10 +8,11 @@
 --        limit     how many jobs to examine, under 1000. It may be a few more
 -- ROWS   id        to examine instead of a slice; then the reply has the same cursor
 -- REPLY  the next cursor, '0' = this was the last slice; ids that are left, for the rows of the next call; and for each
---        job that matches: id; its score in the place, or ''; task, group, created, by, reason, error, each '' = none
+--        job that matches: id; its score in the place, or ''; task, group, created, by, reason, error, tags with spaces
+--        between them, each '' = none
 -- FAILS  none
 -- TWICE  it only reads
--- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of
+-- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of, tags_of
 --
 -- Jobs that are in the place from the first call to the last are found, whatever else enters or leaves it meanwhile.
 -- About 14 us a job whose payload is decoded. Payloads may be long, so a call stops when it has read BYTES_MOST: the
@@ -84,12 +85,12 @@ for i = 1, #members, 2 do
   else
     local job = matching_job(id, kind, score, filter)
     if job then
-      job.task = job.task or text_or(decoded(long_field(id, 'payload')).task, '')
+      local payload = job.payload or decoded(long_field(id, 'payload'))
       job.reason = job.reason or (not is_inline(id) and not job.stale and long_field(id, 'reason') or '')
       local at = #found
-      found[at + 1], found[at + 2], found[at + 3], found[at + 4] = id, score, job.task, job.group
+      found[at + 1], found[at + 2], found[at + 3], found[at + 4] = id, score, text_or(payload.task, ''), job.group
       found[at + 5], found[at + 6], found[at + 7] = job.created or '', job.by or '', job.reason:sub(1, 2000)
-      found[at + 8] = job.error or ''
+      found[at + 8], found[at + 9] = job.error or '', table.concat(tags_of(payload), ' ')
     end
   end
 end

@@ -213,9 +213,11 @@ def _query(request: Request, kind: type) -> Any:
     Raises:
         Problem: it is not of that type.
     """
-    given = dict(request.query_params)
+    given: dict[str, Any] = dict(request.query_params)
     if len(request.query_params.multi_items()) > len(given):
         raise invalid("the query has the same name twice: give each once")
+    if "tags" in given:
+        given["tags"] = given["tags"].split(",")
     try:
         return msgspec.convert(given, cast(Any, kind), strict=False)
     except msgspec.ValidationError as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from evsched.client.sweep import Filter, Waiting
-from evsched.client.wire_schema import Group, Length, Priority, Window
+from evsched.client.wire_schema import Group, Length, Priority, Tag, Tags, Window
 from evsched.jobs.job import OnConflict, RetryFields
 from evsched.recurrence.recurrence import Misfire, Overlap
 
@@ -44,6 +44,7 @@ OfTask = Annotated[str, Meta(min_length=1, description="Only jobs of this task."
 OfGroup = Annotated[str, Meta(min_length=1, description="Only jobs of this group.")]
 WithReason = Annotated[str, Meta(min_length=1, description="Only jobs whose reason contains this text.")]
 WithError = Annotated[str, Meta(min_length=1, description="Only jobs whose handler raised this class last.")]
+WithTags = Annotated[list[Tag], Meta(description="Only jobs that have all of these tags.")]
 
 
 class JobFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +59,7 @@ class JobFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     retry: RetryFields | None = None
     retention: Annotated[Length, Meta(description="Seconds for which the result is kept.")] | None = None
     meta: dict[str, Any] | None = None
+    tags: Tags | None = None
     window: Window | None = None
 
 
@@ -137,6 +139,7 @@ class JobFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     group: OfGroup | None = None
     reason: WithReason | None = None
     error: WithError | None = None
+    tags: WithTags = []
     older: Age | None = None
     since: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or later.")] | None = None
     until: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or earlier.")] | None = None

@@ -23,7 +23,7 @@ from evsched.store.store import Store
 _EXAMPLES: Final = 10
 """Jobs that --dry-run shows besides their number."""
 
-_FILTERS: Final = "--task, --group, --reason, --error, --older, --since, --until"
+_FILTERS: Final = "--task, --group, --reason, --error, --tag, --older, --since, --until"
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class FilterFlags:
     error: Annotated[
         str | None,
         Parameter(help="Only jobs whose handler raised this class last: Timeout, or requests.exceptions.Timeout."),
+    ] = None
+    tag: Annotated[
+        list[str] | None, Parameter(help="Only jobs that have this tag. You can repeat it.", negative="")
     ] = None
     older: Annotated[
         str | None, Parameter(help="Only jobs that were created, or that died, longer ago than 30s, 5m, 1.5h or 7d.")
@@ -80,7 +83,7 @@ def read(flags: FilterFlags | None) -> Filter:
     since, until = (None if text is None else parse_past(text) for text in (given.since, given.until))
     names = {"task": given.task, "group": given.group, "reason": given.reason, "error": given.error}
     try:
-        return Filter(**names, older=older, since=since, until=until)
+        return Filter(**names, tags=given.tag or (), older=older, since=since, until=until)
     except ConfigError as error:
         raise UsageError(f"--{error}") from None
 
@@ -163,10 +166,14 @@ _COLUMNS: Final = (
     Column("task", 3),
     Column("created", 4),
     Column("by", 5),
+    Column("tags", 6),
 )
 
 
 def list_matches(jobs: Sequence[Match], json: bool, empty: str) -> None:
     """Print jobs as JSON or as a table; the sentence `empty` without any."""
-    rows = ((job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by) for job in jobs)
+    rows = (
+        (job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by, " ".join(job.tags))
+        for job in jobs
+    )
     listing(json, jobs, _COLUMNS, rows, empty)

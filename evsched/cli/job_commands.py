@@ -49,6 +49,9 @@ Priority = Annotated[
 Group = Annotated[str | None, Parameter(help="The group. Groups get equal shares of the queue.")]
 Window = Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")]
 Arg = Annotated[list[str] | None, Parameter(help="A keyword argument, as NAME=JSON. You can repeat it.", negative="")]
+Tag = Annotated[
+    list[str] | None, Parameter(help="A tag, such as patient:42. You can repeat it, up to five times.", negative="")
+]
 Timeout = Annotated[
     str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h. Default: the timeout of the task.")
 ]
@@ -76,6 +79,7 @@ def enqueue(
     priority: Priority = None,
     group: Group = None,
     window: Window = None,
+    tag: Tag = None,
     timeout: Timeout = None,
     on_conflict: Annotated[
         OnConflict | None, Parameter(help="What to do if a job of this id has not ended. Default: refuse.")
@@ -93,7 +97,7 @@ def enqueue(
     Example: evsched enqueue send_mail '"ann@example.org"' --arg 'subject="hello"' --in 10m
     """
     due, delay = parse_due(at, after)
-    options = JobOptions(id=id, due=due, delay=delay, priority=priority, group=group, window=window)
+    options = JobOptions(id=id, due=due, delay=delay, priority=priority, group=group, window=window, tags=tag)
     if timeout is not None:
         options["timeout"] = parse_length(timeout)
     args, kwargs = [argument(text) for text in arguments or ()], keyword_arguments(arg or ())
@@ -304,6 +308,9 @@ def show(
         for name, value in msgspec.to_builtins(status).items()
         if value not in (None, "") and value is not False
     }
+    fields["tags"] = " ".join(status.tags)
+    if not status.tags:
+        del fields["tags"]
     if whole != status.queue:
         fields = {"id": job, "queue": whole, "shard": status.queue} | {**fields, "queue": whole}
     traceback = fields.pop("traceback", "")

@@ -49,16 +49,17 @@ class Filter(Struct, frozen=True, kw_only=True):
     """Which jobs. All conditions that are given must hold.
 
     `task`, `group`: the exact name. `reason`: a part of the job's reason; A to Z count as a to z. `error`: the class
-    that the handler raised, such as `requests.exceptions.Timeout`, or `Timeout` for each class of that name. `older`: a
-    timedelta, or seconds; for that long the job has been dead, or else has existed (docs/manage.md). `since`, `until`:
-    it died, or else was created, within that span, both ends included; an aware datetime, Unix seconds, or a timedelta
-    before now.
+    that the handler raised, such as `requests.exceptions.Timeout`, or `Timeout` for each class of that name. `tags`:
+    the job has all of them. `older`: a timedelta, or seconds; for that long the job has been dead, or else has existed
+    (docs/manage.md). `since`, `until`: it died, or else was created, within that span, both ends included; an aware
+    datetime, Unix seconds, or a timedelta before now.
     """
 
     task: str | None = None
     group: str | None = None
     reason: str | None = None
     error: str | None = None
+    tags: Sequence[str] = ()
     older: timedelta | float | None = None
     since: datetime | timedelta | float | None = None
     until: datetime | timedelta | float | None = None
@@ -67,6 +68,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         for name in ("task", "group", "reason", "error"):
             if (value := getattr(self, name)) is not None:
                 check.text(name, value)
+        check.tags("tags", self.tags)
         if self.older is not None and finite_seconds("older", self.older) < 0:
             raise check.invalid("older", self.older, "a length of time that is not negative")
         for name, moment in (("since", self.since), ("until", self.until)):
@@ -80,7 +82,7 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        return self == Filter()
+        return self.condition(0.0) == condition()
 
     @property
     def is_timed(self) -> bool:
@@ -97,7 +99,7 @@ class Filter(Struct, frozen=True, kw_only=True):
             older = 0.0 if self.older is None else finite_seconds("older", self.older)
             before = min(until, now - older)
         names = {"task": self.task, "group": self.group, "reason": self.reason, "error": self.error}
-        return condition(**names, after=after, before=before)
+        return condition(**names, tags=self.tags, after=after, before=before)
 
 
 def _moment(name: str, moment: datetime | timedelta | float, now: float) -> float:
@@ -317,5 +319,5 @@ def _check(matching: Any) -> None:
         raise check.invalid("matching", matching, "a Filter, such as Filter(task='mail')")
     if matching.is_empty:
         raise ConfigError(
-            "the filter has no condition, so every job would match: give it a task, group, reason, error or time"
+            "the filter has no condition, so every job would match: give it a task, group, reason, error, tag or time"
         )

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from evsched.jobs.job import decode, encode
+from evsched.jobs.job import TAG, TAGS_MOST, decode, encode
 
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
 PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
@@ -139,6 +139,8 @@ class JobStatus(Struct, frozen=True):
     payload: Any = None
     expires: float | None = None
     """The payload's: the job is not started after this moment."""
+    tags: tuple[str, ...] = ()
+    """The payload's."""
     window: str | None = None
     """The payload's: when the job may start, or the name of a window that is kept in Redis."""
     progress: Any = None
@@ -192,6 +194,12 @@ def _json(field: bytes) -> Any:
     return value
 
 
+def _tags(value: Any) -> tuple[str, ...]:
+    """Return the valid ones of a payload's tags."""
+    given = cast("list[Any]", value)[:TAGS_MOST] if isinstance(value, list) else []
+    return tuple(tag for tag in given if isinstance(tag, str) and TAG.fullmatch(tag))
+
+
 def _digit(field: bytes) -> int:
     return int(field) if len(field) == 1 and field.isdigit() else 5
 
@@ -225,6 +233,7 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         place=place,
         task=task if isinstance(task, str) else None,
         expires=float(expires) if isinstance(expires, int | float) and not isinstance(expires, bool) else None,
+        tags=_tags(said.get("tags")),
         window=window if isinstance(window, str) else None,
         stopping="stop" in fields and not ended,
         unknown_since=None if ended else unknown_since(fields.get("unknown"), found.get("due")),

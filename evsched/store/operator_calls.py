@@ -71,6 +71,7 @@ def condition(
     group: str | None = None,
     reason: str | None = None,
     error: str | None = None,
+    tags: Sequence[str] = (),
     after: float | None = None,
     before: float | None = None,
 ) -> bytes:
@@ -81,6 +82,7 @@ def condition(
         # Lua lowers A to Z alone: so must this, or other letters would never be found.
         "reason": reason if reason is None else reason.encode().lower().decode(),
         "error": error,
+        "tags": tags or None,
         "after": after,
         "before": before,
     }
@@ -102,6 +104,7 @@ class Match(Struct, frozen=True):
     reason: str | None
     error: str | None
     """The class of the exception in the last failed run."""
+    tags: tuple[str, ...] = ()
 
 
 class Slice(Struct, frozen=True):
@@ -117,12 +120,13 @@ class Slice(Struct, frozen=True):
 def _read_slice(place: str, reply: list[Any]) -> Slice:
     cursor, left, flat = reply
     found = list[Match]()
-    for at in range(0, len(flat), 8):
+    for at in range(0, len(flat), 9):
         score = number(flat[at + 1]) if place in ("schedule", "dead") else None
-        task, group, created, by, reason, error = (text(value) or None for value in flat[at + 2 : at + 8])
+        task, group, created, by, reason, error, tags = (text(value) or None for value in flat[at + 2 : at + 9])
         moment = None if created is None else number(created.encode())
         job = text(flat[at])
-        found.append(Match(place.partition(":")[0], job, score, task, group, moment, by, reason, error))
+        labels = tuple((tags or "").split())
+        found.append(Match(place.partition(":")[0], job, score, task, group, moment, by, reason, error, labels))
     return Slice(text(cursor), left, found)
 
 

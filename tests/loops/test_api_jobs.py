@@ -14,6 +14,7 @@ from evsched import App, current_job
 from evsched.client.option_values import id_of_arguments, id_of_key
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support import heavy
 from tests.support.api import LATER, READ, WRITE, Caller, calling
 from tests.support.patience import PATIENCE
 from tests.support.system import system
@@ -39,6 +40,7 @@ async def test_a_job_is_scheduled_with_all_its_options(api: Caller, jobs: str, q
         "expires": "2096-10-02T07:06:40+00:00",
         "reply": True,
         "meta": {"a": [1]},
+        "tags": ["patient:42", "vip"],
         "window": "mon-fri 08:00-18:00 UTC",
     }
     made = await api.ask("POST", jobs, body)
@@ -55,11 +57,13 @@ async def test_a_job_is_scheduled_with_all_its_options(api: Caller, jobs: str, q
         "expires": 4_000_000_000,
         "reply": True,
         "meta": {"a": [1]},
+        "tags": ["patient:42", "vip"],
         "window": "mon-fri 08:00-18:00 UTC",
     }
     assert (record[b"priority"], record[b"group"]) == (b"7", b"alice")
     seen = (await api.ask("GET", made.headers["location"], token=READ)).json()
     assert (seen["place"], seen["due"], seen["task"], seen["priority"]) == ("schedule", LATER, "send_mail", 7)
+    assert seen["tags"] == ["patient:42", "vip"]
 
 
 async def test_a_due_is_a_moment_or_a_delay(api: Caller, jobs: str) -> None:
@@ -93,6 +97,9 @@ async def test_a_due_is_a_moment_or_a_delay(api: Caller, jobs: str) -> None:
         ({"task": "t", "retry": {"tries": 1}}, "unknown field `tries`"),
         ({"task": "t", "retention": -1}, "$.retention"),
         ({"task": "t", "window": "mon-fri 22:00-30:00 UTC"}, "30:00"),
+        ({"task": "t", "tags": ["a b"]}, "$.tags[0]"),
+        ({"task": "t", "tags": ["a\n"]}, "tags is"),
+        ({"task": "t", "tags": ["a"] * 6}, "$.tags"),
         ({"task": "t", "on_conflict": "ignore"}, "$.on_conflict"),
         ({"task": "t", "id": "a", "unique": {}}, "id and unique: give one of them"),
         ({"task": "t", "unique": {"within": 0}}, "$.unique.within"),
@@ -329,7 +336,7 @@ async def test_write_tokens_are_needed_to_write(api: Caller, jobs: str, queue: s
     assert raw.dbsize() == 0
 
 
-async def test_handler_receives_id_and_meta_of_the_request(
+async def test_handler_receives_id_meta_and_tags_of_the_request(
     server: EmbeddedRedis, api: Caller, jobs: str, queue: str
 ) -> None:
     app = App(server.url, queue=queue)
@@ -337,9 +344,13 @@ async def test_handler_receives_id_and_meta_of_the_request(
     @app.task
     async def look() -> dict[str, Any]:
         job = current_job()
-        return {"meta": job.meta, "id": job.id}
+        return {"meta": job.meta, "id": job.id, "tags": job.tags}
 
+    app.task(on="process")(heavy.read_tags.handler)
     async with system(Config(url=server.url, queues=(queue,)), app):
-        made = (await api.ask("POST", jobs, {"task": "look", "meta": {"trace": "x"}})).json()["id"]
+        made = (await api.ask("POST", jobs, {"task": "look", "meta": {"trace": "x"}, "tags": ["vip"]})).json()["id"]
         ended = (await api.ask("GET", f"{jobs}/{made}/result?wait=60")).json()
-    assert ended["result"] == {"meta": {"trace": "x"}, "id": made}
+        made_too = (await api.ask("POST", jobs, {"task": "read_tags", "tags": ["vip", "night"]})).json()["id"]
+        in_process = (await api.ask("GET", f"{jobs}/{made_too}/result?wait=60")).json()
+    assert ended["result"] == {"meta": {"trace": "x"}, "id": made, "tags": ["vip"]}
+    assert in_process["result"] == ["vip", "night"]

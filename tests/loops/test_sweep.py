@@ -169,7 +169,9 @@ async def test_a_filter_without_a_condition_changes_nothing(client: Client, queu
         await getattr(client, f"{name}_matching")(queue, Filter())
 
 
-@pytest.mark.parametrize("wrong", [{"task": ""}, {"group": 5}, {"reason": ""}, {"older": -1}, {"older": float("inf")}])
+@pytest.mark.parametrize(
+    "wrong", [{"task": ""}, {"tags": "vip"}, {"group": 5}, {"reason": ""}, {"older": -1}, {"older": float("inf")}]
+)
 def test_a_wrong_condition_is_refused_where_it_is_given(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Filter(**wrong)

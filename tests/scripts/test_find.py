@@ -65,6 +65,48 @@ def test_a_payload_that_cannot_be_read_has_no_task(send: Send, store: Store, pay
     assert found(send, store, PAY) == set()
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_jobs_are_found_by_all_of_their_tags(send: Send, store: Store, raw: Any, root: str, inline: bool) -> None:
+    payloads = {
+        "both": '{"task":"t","tags":["patient:42","vip"]}',
+        "one": '{"task":"t","tags":["patient:42"]}',
+        "escaped": '{"task":"t","tags":["patient:4\\u0032","vip"]}',
+        "longer": '{"task":"t","tags":["patient:421"]}',
+        "elsewhere": '{"task":"t","args":["patient:42"],"meta":{"tags":["patient:42"]}}',
+    }
+    ids = {name: payload if inline else name for name, payload in payloads.items()}
+    if inline:
+        raw.zadd(f"{root}schedule", dict.fromkeys(payloads.values(), NOW))
+    else:
+        send(store.enqueue([New(name, payload.encode(), due=NOW) for name, payload in payloads.items()]))
+    assert found(send, store, condition(tags=["patient:42"])) == {ids["both"], ids["one"], ids["escaped"]}
+    assert found(send, store, condition(tags=["vip", "patient:42"])) == {ids["both"], ids["escaped"]}
+    tags = {match.id: match.tags for match in send(store.find("schedule", condition(task="t"))).found}
+    assert tags[ids["escaped"]] == ("patient:42", "vip")
+    assert tags[ids["elsewhere"]] == ()
+
+
+def test_tags_that_are_not_valid_are_left_out(send: Send, store: Store) -> None:
+    hostile = ["a\x00", "\u202egpj", {"a": ["b"]}, "x" * 65, "a,b", ["a"], None, 5, "", "a b", "x" * 250_000]
+    payloads: list[Any] = [{"task": "t", "tags": [tag, "good"]} for tag in hostile]
+    payloads += [{"task": "t", "tags": tags} for tags in ("a", {"a": "b"}, 5, ["bad tag"] * 20_000)]
+    send(store.enqueue([New(f"j{n}", json.dumps(one).encode(), due=NOW) for n, one in enumerate(payloads)]))
+    assert found(send, store, condition(tags=["good"])) == {f"j{n}" for n in range(len(hostile))}
+    assert found(send, store, condition(task="t")) == {f"j{n}" for n in range(len(payloads))}
+    for n in range(len(payloads)):
+        (match,) = send(store.find("schedule", condition(), ids=[f"j{n}"])).found
+        status = send(store.look(f"j{n}"))
+        assert status is not None
+        assert match.tags == status.tags == (("good",) if n < len(hostile) else ())
+
+
+def test_verb_changes_only_jobs_with_the_tag(send: Send, store: Store) -> None:
+    tagged = b'{"task":"t","tags":["vip"]}'
+    send(store.enqueue([New("a", tagged, due=NOW), New("b", b'{"task":"t"}', due=NOW)]))
+    assert send(store.cancel_matching(["a", "b"], condition(tags=["vip"]))) == 1
+    assert found(send, store, condition()) == {"b"}
+
+
 def test_match_has_the_known_fields_of_the_job(send: Send, queue: str) -> None:
     store = Store(queue, by="billing")
     send(store.at(NOW).enqueue([New("a", PAYLOAD, group="g", due=NOW + 9.5)]))

@@ -105,6 +105,25 @@ def test_enqueue_takes_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue:
     assert [cli.json("show", job, *of)["result"] for job in ("named", "both")] == [5, 9]
 
 
+def test_tags_are_shown_and_filter_the_lists(cli: Cli, queue: str, raw: Any) -> None:
+    of = ("--queue", queue)
+    cli.run("enqueue", "add", "1", "--id", "a", "--tag", "patient:42", "--tag", "vip", "--in", "1h", *of)
+    cli.run("enqueue", "add", "1", "--id", "b", "--in", "1h", *of)
+    assert "tags\tpatient:42 vip\n" in cli.run("show", "a", *of).stdout
+    assert "tags" not in cli.run("show", "b", *of).stdout
+    assert cli.json("explain", "a", *of)["facts"]["tags"] == "patient:42 vip"
+    (row,) = cli.json("jobs", "--tag", "vip", "--tag", "patient:42", *of)
+    assert (row["id"], row["tags"]) == ("a", ["patient:42", "vip"])
+    for job in ("a", "b"):
+        raw.zrem(f"evsched:{{{queue}}}:schedule", job)
+        raw.zadd(f"evsched:{{{queue}}}:dead", {job: 1.0})
+    assert [(dead["id"], dead["tags"]) for dead in cli.json("dead", "--tag", "vip", *of)] == [("a", row["tags"])]
+    assert cli.json("dead", "--tag", "nobody", *of) == []
+    assert cli.run("dead", "drop", "--tag", "vip", *of).stdout == "1 dropped\n"
+    wrong = cli.run("enqueue", "add", "1", "--tag", "a b", *of)
+    assert (wrong.returncode, "tags is ['a b']: give a tuple of at most 5 tags" in wrong.stderr) == (2, True)
+
+
 def test_cancel_reports_its_effect_on_the_current_and_next_run(cli: Cli, queue: str, raw: Any) -> None:
     root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
     raw.hset(f"{root}job:a", mapping={"payload": '{"task":"add","args":[1]}', "due": 1, "worker": "w", "attempt": 1})
