@@ -8,8 +8,10 @@
 -- reason  occurs in the job's reason, of which A to Z are compared as a to z
 -- error   the class of the exception in the last failed run: the whole name, or its last part
 -- tags    a list: the job has all of these tags
--- after   Unix seconds: the job was created then or later; a dead job died then or later
--- before  Unix seconds: the job was created then or earlier; a dead job died then or earlier
+-- arguments  a list of { name, value, position, positions }: the job was given this value by this name; or by position,
+--            which is the same for all jobs, or by task
+-- after   Unix seconds: the job was created then or later; a job that is dead or finished ended then or later
+-- before  Unix seconds: the job was created then or earlier; a job that is dead or finished ended then or earlier
 
 -- Bytes of the longest payload or reason that is searched: four times the default cap of a payload.
 local MATCH_MOST = 1048576
@@ -70,6 +72,46 @@ local function has_tags(payload, wanted)
   return true
 end
 
+-- Are two values of JSON equal?
+local function are_equal(one, other)
+  if type(one) ~= 'table' or type(other) ~= 'table' then
+    return one == other
+  end
+  for key, value in pairs(one) do
+    if not are_equal(value, other[key]) then
+      return false
+    end
+  end
+  for key in pairs(other) do
+    if one[key] == nil then
+      return false
+    end
+  end
+  return true
+end
+
+-- Does a payload have an argument of this value?
+-- USES are_equal
+local function has_argument(payload, wanted)
+  local named, listed = payload.kwargs, payload.args
+  if type(named) == 'table' and named[wanted.name] ~= nil then
+    return are_equal(named[wanted.name], wanted.value)
+  end
+  local position = wanted.position or (wanted.positions or {})[payload.task]
+  return position and type(listed) == 'table' and listed[position] ~= nil and are_equal(listed[position], wanted.value)
+end
+
+-- Does a payload have all of these arguments?
+-- USES has_argument
+local function has_arguments(payload, wanted)
+  for _, one in ipairs(wanted) do
+    if not has_argument(payload, one) then
+      return false
+    end
+  end
+  return true
+end
+
 -- Does a payload's text have all the texts that a filter names? If it has escaped characters, it may.
 local function may_name(payload, filter)
   if payload:find('\\', 1, true) then
@@ -80,6 +122,11 @@ local function may_name(payload, filter)
       return false
     end
   end
+  for _, one in ipairs(filter.arguments or {}) do
+    if type(one.value) == 'string' and not payload:find(one.value, 1, true) then
+      return false
+    end
+  end
   return not filter.task or payload:find(filter.task, 1, true) ~= nil
 end
 
@@ -87,7 +134,7 @@ end
 -- and neither is a score near 0, which means "now".
 -- USES moment_of
 local function age_from(place, score, created, due)
-  if place == 'dead' then
+  if place == 'dead' or place == 'finished' then
     return tonumber(score)
   end
   due = tonumber(place == 'schedule' and score or moment_of(due) or '')
@@ -111,7 +158,7 @@ local function recorded_job(id, place, score)
     return nil
   end
   local group, created, by, due, finished, error = unpack(fields)
-  local stale = finished and place ~= 'dead'
+  local stale = finished and place ~= 'dead' and place ~= 'finished'
   created = not stale and created or nil
   return {
     group = group_of(group or nil) or '',
@@ -130,7 +177,8 @@ end
 
 -- The job of an id in a place, if it matches, else nil. Its payload is decoded only if it may have what the filter
 -- names: to decode takes ten times as long as to search.
--- USES is_inline, inline_job, recorded_job, is_class, long_field, decoded, may_name, has_tags
+-- USES is_inline, inline_job, recorded_job, is_class, long_field, decoded, may_name, has_tags,
+-- has_arguments
 local function matching_job(id, place, score, filter)
   local job
   if is_inline(id) then
@@ -153,13 +201,15 @@ local function matching_job(id, place, score, filter)
       return nil
     end
   end
-  if (filter.task or filter.tags) and not job.payload then
+  if (filter.task or filter.tags or filter.arguments) and not job.payload then
     local payload = long_field(id, 'payload')
     job.payload = may_name(payload, filter) and decoded(payload) or {}
   end
   if filter.task and job.payload.task ~= filter.task then
     return nil
   elseif filter.tags and not has_tags(job.payload, filter.tags) then
+    return nil
+  elseif filter.arguments and not has_arguments(job.payload, filter.arguments) then
     return nil
   end
   return job

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.cli import ledger_rows, output
-from evsched.cli.bulk import Bulk, Only, by_filter, change, list_matches, read, search
+from evsched.cli.bulk import Bulk, Only, by_filter, change, list_matches, pairs, read, search
 from evsched.cli.command_client import client, client_of_job, no_window, not_served, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queue, QueueOfJob, Url, check_limit, parse_due, parse_length, settings, whole
@@ -27,14 +27,14 @@ from evsched.client.explain_job import explain_any, window_of
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.option_values import Unique, id_of_arguments
 from evsched.client.spread import front
-from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
+from evsched.client.sweep import SEARCHED, Sweep, Waiting, cancelling, rescheduling
 from evsched.client.target_tasks import QUEUE, is_target
 from evsched.config import DEFAULT_QUEUE
 from evsched.display import escape
 from evsched.errors import JobDead, JobMissing, StoreDown
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import OnConflict
-from evsched.jobs.record import JobStatus
+from evsched.jobs.record import JobStatus, Place
 from evsched.transport.subscription import Subscription
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
@@ -150,15 +150,7 @@ def keyword_arguments(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
         UsageError: one has no name, is named twice, or is not JSON.
     """
-    found = dict[str, Any]()
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise UsageError(f"--arg {text!r}: write NAME=JSON, such as subject='\"hello\"'")
-        if name in found:
-            raise UsageError(f"--arg {name} is given twice: give it once")
-        found[name] = argument(value)
-    return found
+    return {name: argument(value) for name, value in pairs(texts)}
 
 
 def cancel(job: OneId = None, /, *, bulk: Bulk = None, queue: QueueOfJob = None, url: Url = None) -> int:
@@ -229,7 +221,7 @@ def run_now(job: Id, /, *, queue: QueueOfJob = None, url: Url = None) -> None:
 
 def jobs(
     *,
-    place: Annotated[Waiting | None, Parameter(help="List only the jobs in this place.")] = None,
+    place: Annotated[Place | None, Parameter(help="List only the jobs in this place.")] = None,
     only: Only = None,
     limit: Annotated[int, Parameter(converter=whole, help="How many jobs of each place to list at most.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
@@ -238,16 +230,20 @@ def jobs(
 ) -> int:
     """List the waiting and the dead jobs of a queue, the next to run first; with a filter, only matching jobs.
 
+    With a filter, running jobs are searched too. --place finished searches the kept records of jobs that have ended,
+    among all keys of the Redis.
+
     Example: evsched jobs --queue mail --place schedule --task report
     """
     check_limit(limit)
     matching = read(only)
-    places = (place,) if place else get_args(Waiting)
+    fronts = [one for one in get_args(Waiting) if place in (None, one)]
+    places = (place,) if place else SEARCHED
     with client(url) as redis:
         stores = redis.answering(queue)
-        if matching.is_empty:
+        if matching.is_empty and fronts:
             there = redis.run(spread.queue_stats(stores)).places
-            rows = [row for name in places for row in redis.run(front(stores, name, limit))]
+            rows = [row for name in fronts for row in redis.run(front(stores, name, limit))]
         else:
             found = search(redis, Sweep(stores, matching, places))
             there = Counter(job.place for job in found)

@@ -65,6 +65,15 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
     )
 
 
+class WantedArgument(Struct, frozen=True, omit_defaults=True):
+    """An argument of a filter. `position`, from 1: where it is if it was not passed by name. `positions`: by task."""
+
+    name: str
+    value: Any
+    position: int | None = None
+    positions: dict[str, int] = {}
+
+
 def condition(
     *,
     task: str | None = None,
@@ -72,6 +81,7 @@ def condition(
     reason: str | None = None,
     error: str | None = None,
     tags: Sequence[str] = (),
+    arguments: Sequence[WantedArgument] = (),
     after: float | None = None,
     before: float | None = None,
 ) -> bytes:
@@ -83,6 +93,7 @@ def condition(
         "reason": reason if reason is None else reason.encode().lower().decode(),
         "error": error,
         "tags": tags or None,
+        "arguments": arguments or None,
         "after": after,
         "before": before,
     }
@@ -96,7 +107,7 @@ class Match(Struct, frozen=True):
     id: str
     """For an inline job, the whole member of the schedule."""
     at: float | None
-    """When it is due, if it is on the schedule, or when it died; None elsewhere."""
+    """When it is due, if it is on the schedule, or when it finished or died; None elsewhere."""
     task: str | None
     group: str | None
     created: float | None
@@ -121,7 +132,7 @@ def _read_slice(place: str, reply: list[Any]) -> Slice:
     cursor, left, flat = reply
     found = list[Match]()
     for at in range(0, len(flat), 9):
-        score = number(flat[at + 1]) if place in ("schedule", "dead") else None
+        score = number(flat[at + 1]) if place in ("schedule", "finished", "dead") else None
         task, group, created, by, reason, error, tags = (text(value) or None for value in flat[at + 2 : at + 9])
         moment = None if created is None else number(created.encode())
         job = text(flat[at])
@@ -283,6 +294,14 @@ class OperatorCalls(Queue):
     def throttled(self) -> Call[list[str]]:
         """Read the groups whose own limits hold jobs back."""
         return self._call(("ZRANGE", self._root + "throttled", 0, -1), texts)
+
+    def workers(self) -> Call[list[str]]:
+        """Read the workers that have a lease."""
+        return self._call(("ZRANGE", self._root + "leases", 0, -1), texts)
+
+    def keys(self) -> Call[int]:
+        """Count the keys of the node that has the queue."""
+        return self._call(("DBSIZE",), int)
 
     def line(self, limit: int) -> Call[list[str]]:
         """Read the first ids in ready."""

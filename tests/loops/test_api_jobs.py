@@ -258,7 +258,23 @@ async def test_jobs_are_listed_by_place_and_by_a_filter(api: Caller, jobs: str, 
     assert await listed("?until=1e9&since=2000-01-01T00:00:00Z") == ([], True)
     assert await listed("?until=2001-01-01T00:00:00Z") == (["d"], True)
     assert await listed("?error=ValueError") == (["d"], True)
-    for query in ("?place=finished", "?limit=0", "?limit=x", "?task=", "?older=-1", "?name=x", "?task=a&task=b"):
+    assert (await api.ask("POST", jobs, {"task": "t", "id": "called", "args": [[1]], "delay": 9})).status_code == 201
+    assert await listed('?arguments={"1":[1]}') == (["called"], True)
+    raw.hset(f"evsched:{{{queue}}}:job:past", mapping={"payload": '{"task":"t0"}', "finished": "5", "outcome": "done"})
+    raw.expire(f"evsched:{{{queue}}}:job:past", 300)
+    assert await listed("?place=finished") == (["past"], True)
+    assert await listed("?place=processing") == ([], True)
+    for query in (
+        "?place=gone",
+        "?arguments=x",
+        "?arguments=[1]",
+        "?limit=0",
+        "?limit=x",
+        "?task=",
+        "?older=-1",
+        "?name=x",
+        "?task=a&task=b",
+    ):
         assert (await api.ask("GET", f"{jobs}{query}")).status_code == 422, query
 
 

@@ -124,6 +124,28 @@ def test_tags_are_shown_and_filter_the_lists(cli: Cli, queue: str, raw: Any) -> 
     assert (wrong.returncode, "tags is ['a b']: give a tuple of at most 5 tags" in wrong.stderr) == (2, True)
 
 
+def test_jobs_are_found_by_their_arguments_wherever_they_are(cli: Cli, queue: str, raw: Any) -> None:
+    root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
+    cli.run("enqueue", "add", "1", "--id", "past", *of)
+    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0  # it also describes its tasks
+    cli.run("enqueue", "add", "1", "--arg", "b=3", "--id", "waits", "--in", "1h", *of)
+    cli.run("enqueue", "add", "2", "--arg", "b=3", "--id", "other", "--in", "1h", *of)
+    raw.hset(f"{root}job:runs", mapping={"payload": '{"task":"add","args":[1]}', "worker": "w", "attempt": 1})
+    raw.rpush(f"{root}processing:w", "runs")
+    raw.zadd(f"{root}leases", {"w": 4e9})
+    for argument in ("a=1", "1=1"):
+        found = cli.json("jobs", "--arg", argument, *of)
+        assert [(job["place"], job["id"]) for job in found] == [("schedule", "waits"), ("processing", "runs")]
+        assert [job["id"] for job in cli.json("jobs", "--arg", argument, "--place", "finished", *of)] == ["past"]
+    assert [job["id"] for job in cli.json("jobs", "--arg", "a=1", "--arg", "b=3", *of)] == ["waits"]
+    assert cli.json("jobs", "--arg", "b=three", *of) == []
+    assert [job["id"] for job in cli.json("jobs", "--place", "processing", *of)] == ["runs"]
+    assert cli.run("cancel", "--arg", "a=1", *of).stdout == "1 cancelled\n"
+    for wrong, words in (("b", "write NAME=JSON"), ("b=9007199254740993", "numbers below 2**53")):
+        refused = cli.run("jobs", "--arg", wrong, *of)
+        assert (refused.returncode, words in refused.stderr) == (2, True)
+
+
 def test_cancel_reports_its_effect_on_the_current_and_next_run(cli: Cli, queue: str, raw: Any) -> None:
     root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
     raw.hset(f"{root}job:a", mapping={"payload": '{"task":"add","args":[1]}', "due": 1, "worker": "w", "attempt": 1})
