@@ -90,14 +90,30 @@ local function are_equal(one, other)
   return true
 end
 
--- Does a payload have an argument of this value?
--- USES are_equal
+-- Does a payload's `redact` name an argument? If it is not a list of names, it may.
+local function is_redacted(names, name, position)
+  if type(names) ~= 'table' then
+    return names and names ~= cjson.null
+  end
+  for key, one in pairs(names) do
+    if type(key) ~= 'number' or type(one) ~= 'string' or one == name or one == position then
+      return true
+    end
+  end
+  return false
+end
+
+-- Does a payload have an argument of this value? The values of redacted arguments cannot be searched for.
+-- USES is_redacted, are_equal
 local function has_argument(payload, wanted)
   local named, listed = payload.kwargs, payload.args
+  local position = wanted.position or (wanted.positions or {})[payload.task]
+  if is_redacted(payload.redact, wanted.name, tostring(position)) then
+    return false
+  end
   if type(named) == 'table' and named[wanted.name] ~= nil then
     return are_equal(named[wanted.name], wanted.value)
   end
-  local position = wanted.position or (wanted.positions or {})[payload.task]
   return position and type(listed) == 'table' and listed[position] ~= nil and are_equal(listed[position], wanted.value)
 end
 

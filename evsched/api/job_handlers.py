@@ -29,6 +29,7 @@ from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place
+from evsched.jobs.redaction import redacted_member
 from evsched.recurrence.recurrence import Declared, check_declared
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import Match
@@ -116,7 +117,8 @@ async def list_jobs(request: ApiRequest, query: requests.JobsQuery) -> replies.J
     by_front = matching.is_empty and fronts
     read = partial(_first, fronts, limit) if by_front else partial(_search, matching, places, limit)
     jobs, lost = await request.client.run(spread.answering(request.stores, read, set()))
-    return replace(jobs, complete=jobs.complete and not lost and request.shards.known)
+    shown = [replace(job, id=redacted_member(job.id)) for job in jobs.jobs]
+    return replace(jobs, jobs=shown, complete=jobs.complete and not lost and request.shards.known)
 
 
 def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[replies.Jobs]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from evsched.client.sweep import Filter
-from evsched.client.wire_schema import Group, Length, Priority, Tag, Tags, Window
+from evsched.client.wire_schema import Group, Length, Priority, Redact, Tag, Tags, Window
 from evsched.jobs.job import OnConflict, RetryFields
 from evsched.jobs.record import Place
 from evsched.recurrence.recurrence import Misfire, Overlap
@@ -64,6 +64,7 @@ class JobFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     retention: Annotated[Length, Meta(description="Seconds for which the result is kept.")] | None = None
     meta: dict[str, Any] | None = None
     tags: Tags | None = None
+    redact: Redact | None = None
     window: Window | None = None
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.command_client import CommandClient, client_of, note_if_unknown
@@ -18,6 +19,7 @@ from evsched.client.client import SyncClient
 from evsched.client.reshard import finish_moves
 from evsched.client.sweep import SEARCHED, Filter, Sweep
 from evsched.errors import ConfigError
+from evsched.jobs.redaction import redacted_member
 from evsched.store.operator_calls import Match
 from evsched.store.store import Store
 
@@ -207,6 +209,7 @@ _COLUMNS: Final = (
 
 def list_matches(jobs: Sequence[Match], json: bool, empty: str) -> None:
     """Print jobs as JSON or as a table; the sentence `empty` without any."""
+    jobs = [replace(job, id=redacted_member(job.id)) for job in jobs]
     rows = (
         (job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by, " ".join(job.tags))
         for job in jobs

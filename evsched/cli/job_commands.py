@@ -52,6 +52,10 @@ Arg = Annotated[list[str] | None, Parameter(help="A keyword argument, as NAME=JS
 Tag = Annotated[
     list[str] | None, Parameter(help="A tag, such as patient:42. You can repeat it, up to five times.", negative="")
 ]
+Redact = Annotated[
+    list[str] | None,
+    Parameter(help="An argument that nobody is shown, as NAME, or by position: 1. You can repeat it.", negative=""),
+]
 Timeout = Annotated[
     str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h. Default: the timeout of the task.")
 ]
@@ -80,6 +84,7 @@ def enqueue(
     group: Group = None,
     window: Window = None,
     tag: Tag = None,
+    redact: Redact = None,
     timeout: Timeout = None,
     on_conflict: Annotated[
         OnConflict | None, Parameter(help="What to do if a job of this id has not ended. Default: refuse.")
@@ -97,7 +102,9 @@ def enqueue(
     Example: evsched enqueue send_mail '"ann@example.org"' --arg 'subject="hello"' --in 10m
     """
     due, delay = parse_due(at, after)
-    options = JobOptions(id=id, due=due, delay=delay, priority=priority, group=group, window=window, tags=tag)
+    options = JobOptions(
+        id=id, due=due, delay=delay, priority=priority, group=group, window=window, tags=tag, redact=redact
+    )
     if timeout is not None:
         options["timeout"] = parse_length(timeout)
     args, kwargs = [argument(text) for text in arguments or ()], keyword_arguments(arg or ())

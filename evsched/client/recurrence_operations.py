@@ -458,7 +458,7 @@ def declared(task: Task, rule: str | None, options: RecurringOptions, payload_ca
 def _payload(task: Task, options: RecurringOptions, payload_cap: int) -> bytes:
     args, kwargs = options.get("args", ()), options.get("kwargs") or {}
     names: tuple[Literal["priority", "group", "window", "tags"], ...] = ("priority", "group", "window", "tags")
-    of_each = JobOptions(**{name: options.get(name) for name in names})
+    of_each = JobOptions(**{name: options.get(name) for name in names}, redact=task.redact)
     payload = new_job(task.name, args, kwargs, of_each, payload_cap).payload
     arguments.check(task.signature, task.check, args, kwargs, payload)
     return payload

@@ -111,7 +111,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     def condition(self, now: float, parameters: Mapping[str, Sequence[str]] = {}) -> bytes:
         """Return the filter as the scripts take it.
 
-        `now`: Redis's clock. `parameters`: of each known task, the names of the parameters that may be passed by position.
+        `now`: Redis's clock. `parameters`: of each known task, the parameters that may be passed by position.
         """
         after = None if self.since is None else _moment("since", self.since, now)
         before = None

@@ -27,6 +27,9 @@ Priority = Annotated[int, Meta(ge=0, le=9, description="Higher runs first.")]
 Group = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^}]*$", description="At most 200 bytes in UTF-8.")]
 Tag = Annotated[str, Meta(pattern=f"^{TAG.pattern}$", max_length=64)]
 Tags = Annotated[list[Tag], Meta(max_length=TAGS_MOST, description="Labels by which jobs are found.")]
+Redact = Annotated[
+    list[str], Meta(description="Arguments whose values readers do not get, by name, or by position from 1.")
+]
 Window = Annotated[str, Meta(min_length=1, description="When the job may start: a window, or the name of one.")]
 
 
@@ -56,6 +59,7 @@ class JobPayload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     meta: dict[str, Any] | _EmptyArray = {}
     window: Window | None = None
     tags: Tags | _EmptyObject = []
+    redact: Redact | _EmptyObject = []
     id: Any = None
     priority: Any = None
     group: Any = None

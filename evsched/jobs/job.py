@@ -51,6 +51,8 @@ class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     window: str | None = None
     """A window (`recurrence/windows.py`), or the name of a window in Redis."""
     tags: tuple[str, ...] = ()
+    redact: tuple[str, ...] = ()
+    """Arguments that readers do not get (`jobs/redaction.py`)."""
     id: Any = None
     priority: Any = None
     group: Any = None
@@ -212,7 +214,7 @@ encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder[Any]().decode
 _decode_payload: Final = msgspec.json.Decoder(Payload).decode
 
-_EMPTY: Final[dict[str, Any]] = {"args": [], "kwargs": {}, "retry": {}, "meta": {}, "tags": []}
+_EMPTY: Final[dict[str, Any]] = {"args": [], "kwargs": {}, "retry": {}, "meta": {}, "tags": [], "redact": []}
 
 
 def is_not_finite(value: Any) -> bool:

@@ -131,4 +131,11 @@ tags: Final = check_of(
     ),
     f"a tuple of at most {TAGS_MOST} tags, each 1 to 64 ASCII characters without spaces, commas and control characters",
 )
+argument_names: Final = check_of(
+    lambda value: (
+        isinstance(value, (tuple, list))
+        and all(isinstance(name, str) and name and _is_unicode(name) for name in cast("list[Any]", value))
+    ),
+    'a tuple of names of arguments, such as ("card",)',
+)
 in_order: Final = check_of(lambda value: isinstance(value, (tuple, list)), "a tuple or a list")

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched.jobs.job import TAG, TAGS_MOST, decode, encode
+from evsched.jobs.redaction import redacted
 
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
 PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
@@ -223,7 +224,7 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
     found = {name: read(fields[name]) for name, read in _SHOWN if name in fields}
     if place == "schedule":
         found["due"] = number(score.encode())
-    payload = found.get("payload")
+    payload = found["payload"] = redacted(found.get("payload"))
     said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
     task, window, expires = said.get("task"), said.get("window"), said.get("expires")
     ended = "finished" in fields

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from evsched import App, current_job
+from evsched import App, Retry, current_job, events
 from evsched.client.option_values import id_of_arguments, id_of_key
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
@@ -350,6 +351,35 @@ async def test_write_tokens_are_needed_to_write(api: Caller, jobs: str, queue: s
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="evsched"')
             assert WRITE not in refused.text
     assert raw.dbsize() == 0
+
+
+async def test_redacted_argument_reaches_only_the_handler(
+    server: EmbeddedRedis, api: Caller, jobs: str, queue: str, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, seen = App(server.url, queue=queue), list[str]()
+
+    @app.task(redact=("card",), retry=Retry(attempts=1))
+    async def pay(amount: int, card: str) -> None:
+        seen.append(card)
+        raise ValueError(f"no credit for {amount}")
+
+    caplog.set_level(logging.DEBUG)
+    secret, texts = "4111-1111", list[str]()
+    inline = f'{{"task":"pay","args":[1,"{secret}"],"redact":["2"]}}'
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {inline: LATER})
+    async with system(Config(url=server.url, queues=(queue,)), app) as running:
+        made = [await pay.enqueue(1, secret), await pay.enqueue(2, card=secret)]
+        by_api = {"task": "pay", "kwargs": {"amount": 1, "card": [secret]}, "redact": ["card"]}
+        made.append(app.job((await api.ask("POST", jobs, by_api)).json()["id"]))
+        await running.recorder.until(lambda: len(running.recorder.of(events.JobBuried)) == len(made))
+        for job in made:
+            texts += [repr(await job.status()), (await api.ask("GET", f"{jobs}/{job.id}")).text]
+            texts.append((await api.ask("GET", f"{jobs}/{job.id}/explain")).text)
+    texts += [(await api.ask("GET", jobs)).text, (await api.ask("GET", f"{jobs}?task=pay")).text, caplog.text]
+    assert seen == [secret, secret]
+    assert "[redacted]" in texts[0]
+    assert [text for text in texts if secret in text] == []
+    await app.close()
 
 
 async def test_handler_receives_id_meta_and_tags_of_the_request(

@@ -173,6 +173,17 @@ def test_hostile_arguments_match_nothing(send: Send, store: Store, payload: Any)
         assert found(send, store, Filter(arguments={name: 42}).condition(NOW, {"t": ("patient",)})) == set()
 
 
+@pytest.mark.parametrize("redact", [["card", "1"], ["1", "card"], "card", {"a": "b"}, [["card"], 1]])
+def test_redacted_arguments_cannot_be_searched_for(send: Send, store: Store, redact: Any) -> None:
+    job = {"task": "t", "args": [42], "redact": redact}
+    by_name = {"task": "t", "kwargs": {"card": 42}, "redact": redact}
+    jobs = {"a": job, "b": by_name, "c": {**job, "redact": []}, "d": {**by_name, "redact": None}}
+    send(store.enqueue([New(name, json.dumps(one).encode(), due=NOW) for name, one in jobs.items()]))
+    matching = Filter(arguments={"card": 42}).condition(NOW, {"t": ("card",)})
+    assert found(send, store, matching) == {"c", "d"}
+    assert found(send, store, Filter(arguments={"1": 42}).condition(NOW)) == {"c"}
+
+
 def test_finished_jobs_are_found_among_all_keys(send: Send, store: Store, queue: str, raw: Any, root: str) -> None:
     for n in range(400):
         payload = json.dumps({"task": "t", "args": [n % 2]})

@@ -146,6 +146,20 @@ def test_jobs_are_found_by_their_arguments_wherever_they_are(cli: Cli, queue: st
         assert (refused.returncode, words in refused.stderr) == (2, True)
 
 
+def test_redacted_arguments_are_not_shown(cli: Cli, queue: str, raw: Any) -> None:
+    root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
+    cli.run("enqueue", "add", '"4111"', "--arg", 'b="4111"', "--redact", "1", "--redact", "b", "--id", "dead", *of)
+    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
+    raw.zadd(f"{root}schedule", {'{"task":"add","args":["4111"],"redact":["1"]}': 4e9})
+    commands = [("show", "dead"), ("explain", "dead"), ("dead",), ("jobs",), ("jobs", "--task", "add")]
+    commands += [("cancel", "--task", "add", "--dry-run")]
+    shown = [cli.run(*command, *of, *json).stdout for command in commands for json in ((), ("--json",))]
+    assert all(shown)
+    assert [text for text in shown if "4111" in text] == []
+    assert cli.json("show", "dead", *of)["payload"]["args"] == ["[redacted]"]
+    assert cli.json("jobs", "--arg", 'b="4111"', *of) == cli.json("jobs", "--arg", 'a="4111"', *of) == []
+
+
 def test_cancel_reports_its_effect_on_the_current_and_next_run(cli: Cli, queue: str, raw: Any) -> None:
     root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
     raw.hset(f"{root}job:a", mapping={"payload": '{"task":"add","args":[1]}', "due": 1, "worker": "w", "attempt": 1})

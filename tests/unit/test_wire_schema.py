@@ -115,7 +115,7 @@ def test_hostile_fields_of_an_inline_job_are_refused(more: dict[str, Any]) -> No
 
 
 def test_php_and_lua_may_write_empty_containers() -> None:
-    written: dict[str, Any] = {"task": "t", "args": {}, "kwargs": [], "retry": [], "meta": [], "tags": {}}
+    written: dict[str, Any] = {"task": "t", "args": {}, "kwargs": [], "retry": [], "meta": [], "tags": {}, "redact": {}}
     assert errors("payload", written) == []
     assert decode_payload(msgspec.json.encode(written)) == Payload("t", retry=RetryFields())
 
@@ -137,6 +137,7 @@ FIELDS = {
     "meta": st.sampled_from([[], {}, {"a": [1]}, [1], 5]),
     "window": st.sampled_from(["w", None, 5]),
     "tags": st.sampled_from([["a:1"], [], {}, {"a": 1}, "a", None, [None], ["x" * 65], ["a,b"], ["ü"]]),
+    "redact": st.sampled_from([["card"], ["1"], [], {}, {"a": 1}, "card", None, [None], [1]]),
     "id": st.sampled_from(["a", 5, None]),
     "other": st.just(1),
 }
