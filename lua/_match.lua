@@ -7,8 +7,11 @@
 -- group   the job's group
 -- reason  occurs in the job's reason, of which A to Z are compared as a to z
 -- error   the class of the exception in the last failed run: the whole name, or its last part
--- after   Unix seconds: the job was created then or later; a dead job died then or later
--- before  Unix seconds: the job was created then or earlier; a dead job died then or earlier
+-- tags    a list: the job has all of these tags
+-- arguments  a list of { name, value, position, positions }: the job was given this value by this name; or by position,
+--            which is the same for all jobs, or by task
+-- after   Unix seconds: the job was created then or later; a job that is dead or finished ended then or later
+-- before  Unix seconds: the job was created then or earlier; a job that is dead or finished ended then or earlier
 
 -- Bytes of the longest payload or reason that is searched: four times the default cap of a payload.
 local MATCH_MOST = 1048576
@@ -41,11 +44,113 @@ local function text_or(value, other)
   return type(value) == 'string' and value or other
 end
 
+-- The valid ones of a payload's tags, of which there are at most 5.
+-- USES text_or
+local function tags_of(payload)
+  local tags, found = type(payload.tags) == 'table' and payload.tags or {}, {}
+  for i = 1, 5 do
+    local tag = text_or(tags[i], '')
+    if #tag <= 64 and tag:find('^[!-~]+$') and not tag:find(',', 1, true) then
+      found[#found + 1] = tag
+    end
+  end
+  return found
+end
+
+-- Does a payload have all of these tags?
+-- USES tags_of
+local function has_tags(payload, wanted)
+  local there = {}
+  for _, tag in ipairs(tags_of(payload)) do
+    there[tag] = true
+  end
+  for _, tag in ipairs(wanted) do
+    if not there[tag] then
+      return false
+    end
+  end
+  return true
+end
+
+-- Are two values of JSON equal?
+local function are_equal(one, other)
+  if type(one) ~= 'table' or type(other) ~= 'table' then
+    return one == other
+  end
+  for key, value in pairs(one) do
+    if not are_equal(value, other[key]) then
+      return false
+    end
+  end
+  for key in pairs(other) do
+    if one[key] == nil then
+      return false
+    end
+  end
+  return true
+end
+
+-- Does a payload's `redact` name an argument? If it is not a list of names, it may.
+local function is_redacted(names, name, position)
+  if type(names) ~= 'table' then
+    return names and names ~= cjson.null
+  end
+  for key, one in pairs(names) do
+    if type(key) ~= 'number' or type(one) ~= 'string' or one == name or one == position then
+      return true
+    end
+  end
+  return false
+end
+
+-- Does a payload have an argument of this value? The values of redacted arguments cannot be searched for.
+-- USES is_redacted, are_equal
+local function has_argument(payload, wanted)
+  local named, listed = payload.kwargs, payload.args
+  local position = wanted.position or (wanted.positions or {})[payload.task]
+  if is_redacted(payload.redact, wanted.name, tostring(position)) then
+    return false
+  end
+  if type(named) == 'table' and named[wanted.name] ~= nil then
+    return are_equal(named[wanted.name], wanted.value)
+  end
+  return position and type(listed) == 'table' and listed[position] ~= nil and are_equal(listed[position], wanted.value)
+end
+
+-- Does a payload have all of these arguments?
+-- USES has_argument
+local function has_arguments(payload, wanted)
+  for _, one in ipairs(wanted) do
+    if not has_argument(payload, one) then
+      return false
+    end
+  end
+  return true
+end
+
+-- Does a payload's text have all the texts that a filter names? If it has escaped characters, it may.
+local function may_name(payload, filter)
+  if payload:find('\\', 1, true) then
+    return true
+  end
+  for _, tag in ipairs(filter.tags or {}) do
+    if not payload:find(tag, 1, true) then
+      return false
+    end
+  end
+  for _, one in ipairs(filter.arguments or {}) do
+    if type(one.value) == 'string' and not payload:find(one.value, 1, true) then
+      return false
+    end
+  end
+  return not filter.task or payload:find(filter.task, 1, true) ~= nil
+end
+
 -- The Unix seconds from which a job's age counts; nil when that is unknown. A due time in the future is not an age yet,
 -- and neither is a score near 0, which means "now".
 -- USES moment_of
 local function age_from(place, score, created, due)
-  if place == 'dead' then
+  if place == 'dead' or place == 'finished' then
     return tonumber(score)
   end
   due = tonumber(place == 'schedule' and score or moment_of(due) or '')
@@ -57,7 +162,7 @@ end
 local function inline_job(member, score)
   bytes_matched = bytes_matched + #member
   local job = decoded(#member <= MATCH_MOST and member or '')
-  return { task = text_or(job.task, ''), group = text_or(job.group, ''), since = age_from('schedule', score) }
+  return { payload = job, group = text_or(job.group, ''), since = age_from('schedule', score) }
 end
 
 -- The properties of a job with a record that filters compare; nil if the record is not a hash. If another client has
@@ -69,7 +174,7 @@ local function recorded_job(id, place, score)
     return nil
   end
   local group, created, by, due, finished, error = unpack(fields)
-  local stale = finished and place ~= 'dead'
+  local stale = finished and place ~= 'dead' and place ~= 'finished'
   created = not stale and created or nil
   return {
     group = group_of(group or nil) or '',
@@ -86,9 +191,10 @@ local function is_class(error, name)
   return error == name or error:sub(-#name - 1) == '.' .. name
 end
 
--- The job of an id in a place, if it matches, else nil. Its payload is decoded only if it contains the task's name, or
--- may contain it with escaped characters: to decode takes ten times as long as to search.
--- USES is_inline, inline_job, recorded_job, is_class, long_field, decoded
+-- The job of an id in a place, if it matches, else nil. Its payload is decoded only if it may have what the filter
+-- names: to decode takes ten times as long as to search.
+-- USES is_inline, inline_job, recorded_job, is_class, long_field, decoded, may_name, has_tags,
+-- has_arguments
 local function matching_job(id, place, score, filter)
   local job
   if is_inline(id) then
@@ -111,12 +217,15 @@ local function matching_job(id, place, score, filter)
       return nil
     end
   end
-  if filter.task and not job.task then
+  if (filter.task or filter.tags or filter.arguments) and not job.payload then
     local payload = long_field(id, 'payload')
-    local named = payload:find(filter.task, 1, true) or payload:find('\\', 1, true)
-    job.task = named and decoded(payload).task
+    job.payload = may_name(payload, filter) and decoded(payload) or {}
   end
-  if filter.task and job.task ~= filter.task then
+  if filter.task and job.payload.task ~= filter.task then
+    return nil
+  elseif filter.tags and not has_tags(job.payload, filter.tags) then
+    return nil
+  elseif filter.arguments and not has_arguments(job.payload, filter.arguments) then
     return nil
   end
   return job

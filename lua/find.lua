@@ -2,26 +2,30 @@
 -- find: moves nothing. The jobs of a place that match a filter, a slice of the place at a time.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   place     schedule, backlog, backlog:<group>, ready or dead
+-- ARGV   place     schedule, backlog, backlog:<group>, ready, processing:<worker>, finished or dead
 --        filter    see _match.lua; {} = every job
 --        cursor    where the slice begins, as an earlier call returned it; '0' = the first slice
 --        limit     how many jobs to examine, under 1000. It may be a few more
 -- ROWS   id        to examine instead of a slice; then the reply has the same cursor
 -- REPLY  the next cursor, '0' = this was the last slice; ids that are left, for the rows of the next call; and for each
---        job that matches: id; its score in the place, or ''; task, group, created, by, reason, error, each '' = none
+--        job that matches: id; its score in the place, or when it finished, or ''; task, group, created, by, reason,
+--        error, tags with spaces between them, each '' = none
 -- FAILS  none
 -- TWICE  it only reads
--- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of
+-- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of, tags_of,
+--        record, fields_of, place_of, moment_of
 --
 -- Jobs that are in the place from the first call to the last are found, whatever else enters or leaves it meanwhile.
 -- About 14 us a job whose payload is decoded. Payloads may be long, so a call stops when it has read BYTES_MOST: the
 -- ids that it has not examined are left.
+--
+-- No key lists the jobs that are finished, so all keys of the node are scanned for records, KEYS_AT_ONCE at a time.
 
 local place, filter, cursor, limit = unpack(ARGV, 1, 4)
 filter = cjson.decode(filter)
 local key, kind = root .. place, place:match('^%a+')
 
-local BYTES_MOST = 131072
+local BYTES_MOST, KEYS_AT_ONCE = 131072, 1000
 
 -- Members of a sorted set as member, score, ...; fewer when they are long, as inline jobs may be. (MEMORY USAGE samples
 -- five members.) A key of another type has none: one group must not stop the others.
@@ -54,10 +58,26 @@ local function walk()
   return first > 0 and first .. ' ' .. (beyond or '') or '0', members
 end
 
+local function records()
+  local found, members = redis.call('SCAN', cursor, 'MATCH', record('*'), 'COUNT', KEYS_AT_ONCE), {}
+  for i, name in ipairs(found[2]) do
+    members[2 * i - 1], members[2 * i] = name:sub(#record('') + 1), ''
+  end
+  return found[1], members
+end
+
+-- When a job finished; nil if it has not, or waits, runs or is dead again.
+local function finished_at(id)
+  local fields = fields_of(record(id), 'finished', 'worker')
+  local finished = not fields.err and moment_of(fields[1])
+  return finished and place_of(id, fields[2], finished) == 'finished' and finished or nil
+end
+
 local function named()
   local members = {}
   for id in rows(5, 1) do
-    local score = kind == 'ready' and '' or redis.pcall('ZSCORE', key, id)
+    local score = (kind == 'ready' or kind == 'processing' or kind == 'finished') and ''
+      or redis.pcall('ZSCORE', key, id)
     if type(score) == 'string' then
       members[#members + 1] = id
       members[#members + 1] = score
@@ -70,7 +90,9 @@ local given = rows(5, 1)() ~= nil
 local next, members
 if given then
   next, members = named()
-elseif kind == 'ready' then
+elseif kind == 'finished' then
+  next, members = records()
+elseif kind == 'ready' or kind == 'processing' then
   next, members = walk()
 else
   next, members = scan()
@@ -79,17 +101,18 @@ end
 local left, found = {}, {}
 for i = 1, #members, 2 do
   local id, score = members[i], members[i + 1]
-  if i > 1 and bytes_matched > BYTES_MOST then
+  if i > 1 and (bytes_matched > BYTES_MOST or (kind == 'finished' and i > 2 * tonumber(limit))) then
     left[#left + 1] = id
   else
-    local job = matching_job(id, kind, score, filter)
+    score = kind == 'finished' and finished_at(id) or score
+    local job = (kind ~= 'finished' or score ~= '') and matching_job(id, kind, score, filter)
     if job then
-      job.task = job.task or text_or(decoded(long_field(id, 'payload')).task, '')
+      local payload = job.payload or decoded(long_field(id, 'payload'))
       job.reason = job.reason or (not is_inline(id) and not job.stale and long_field(id, 'reason') or '')
       local at = #found
-      found[at + 1], found[at + 2], found[at + 3], found[at + 4] = id, score, job.task, job.group
+      found[at + 1], found[at + 2], found[at + 3], found[at + 4] = id, score, text_or(payload.task, ''), job.group
       found[at + 5], found[at + 6], found[at + 7] = job.created or '', job.by or '', job.reason:sub(1, 2000)
-      found[at + 8] = job.error or ''
+      found[at + 8], found[at + 9] = job.error or '', table.concat(tags_of(payload), ' ')
     end
   end
 end

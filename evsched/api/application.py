@@ -220,9 +220,16 @@ def _query(request: Request, kind: type) -> Any:
     Raises:
         Problem: it is not of that type.
     """
-    given = dict(request.query_params)
+    given: dict[str, Any] = dict(request.query_params)
     if len(request.query_params.multi_items()) > len(given):
         raise invalid("the query has the same name twice: give each once")
+    if "tags" in given:
+        given["tags"] = given["tags"].split(",")
+    if "arguments" in given:
+        try:
+            given["arguments"] = msgspec.json.decode(given["arguments"])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise invalid(f"the query does not fit: arguments is not JSON: {error}") from None
     try:
         return msgspec.convert(given, cast(Any, kind), strict=False)
     except msgspec.ValidationError as error:

@@ -180,7 +180,10 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
     ]
     if (query := operation.inputs.get("query")) is not None:
         properties = components[query.__name__]["properties"]
-        found += [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]
+        # Several values of one name are separated by commas.
+        found += [
+            {"name": name, "in": "query", "schema": schema, "explode": False} for name, schema in properties.items()
+        ]
     if operation.key:
         found.append(
             {

@@ -28,7 +28,8 @@ from evsched.client.spread import front
 from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.job import OnConflict
-from evsched.jobs.record import JobStatus
+from evsched.jobs.record import JobStatus, Place
+from evsched.jobs.redaction import redacted_member
 from evsched.recurrence.recurrence import Declared, check_declared
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import Match
@@ -111,10 +112,13 @@ async def wait_for_end(request: ApiRequest, query: requests.ResultQuery) -> Repl
 async def list_jobs(request: ApiRequest, query: requests.JobsQuery) -> replies.Jobs:
     """List the waiting and the dead jobs, the next to run first; with a filter, only matching jobs."""
     limit, matching = request.limit(query.limit), filter_of(query)
-    places = get_args(Waiting) if query.place is None else (query.place,)
-    read = partial(_first, places, limit) if matching.is_empty else partial(_search, matching, places, limit)
+    places: tuple[Place, ...] = get_args(Waiting) if query.place is None else (query.place,)
+    fronts = [place for place in get_args(Waiting) if query.place in (None, place)]
+    by_front = matching.is_empty and fronts
+    read = partial(_first, fronts, limit) if by_front else partial(_search, matching, places, limit)
     jobs, lost = await request.client.run(spread.answering(request.stores, read, set()))
-    return replace(jobs, complete=jobs.complete and not lost and request.shards.known)
+    shown = [replace(job, id=redacted_member(job.id)) for job in jobs.jobs]
+    return replace(jobs, jobs=shown, complete=jobs.complete and not lost and request.shards.known)
 
 
 def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Operation[replies.Jobs]:
@@ -126,9 +130,7 @@ def _first(places: Sequence[Waiting], limit: int, stores: Sequence[Store]) -> Op
     return replies.Jobs(found[:limit], len(found) <= limit)
 
 
-def _search(
-    matching: Filter, places: Sequence[Waiting], limit: int, stores: Sequence[Store]
-) -> Operation[replies.Jobs]:
+def _search(matching: Filter, places: Sequence[Place], limit: int, stores: Sequence[Store]) -> Operation[replies.Jobs]:
     """Return jobs that match, in no order: `limit` of them, or those among the first that are examined."""
     sweep, more = Sweep(stores, matching, places), True
     while more and len(sweep.found) <= limit and sweep.examined < EXAMINED_MOST:

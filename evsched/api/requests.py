@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evsched.client.sweep import Filter, Waiting
-from evsched.client.wire_schema import Group, Length, Priority, Window
+from evsched.client.sweep import Filter
+from evsched.client.wire_schema import Group, Length, Priority, Redact, Tag, Tags, Window
 from evsched.jobs.job import OnConflict, RetryFields
+from evsched.jobs.record import Place
 from evsched.recurrence.recurrence import Misfire, Overlap
 
 WAIT_MOST: Final = 60
@@ -44,6 +45,10 @@ OfTask = Annotated[str, Meta(min_length=1, description="Only jobs of this task."
 OfGroup = Annotated[str, Meta(min_length=1, description="Only jobs of this group.")]
 WithReason = Annotated[str, Meta(min_length=1, description="Only jobs whose reason contains this text.")]
 WithError = Annotated[str, Meta(min_length=1, description="Only jobs whose handler raised this class last.")]
+WithArguments = Annotated[
+    dict[str, Any], Meta(description="Only jobs with these arguments, by name, or by position from 1. A JSON object.")
+]
+WithTags = Annotated[list[Tag], Meta(description="Only jobs that have all of these tags.")]
 
 
 class JobFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +63,8 @@ class JobFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     retry: RetryFields | None = None
     retention: Annotated[Length, Meta(description="Seconds for which the result is kept.")] | None = None
     meta: dict[str, Any] | None = None
+    tags: Tags | None = None
+    redact: Redact | None = None
     window: Window | None = None
 
 
@@ -137,6 +144,8 @@ class JobFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     group: OfGroup | None = None
     reason: WithReason | None = None
     error: WithError | None = None
+    tags: WithTags = []
+    arguments: WithArguments = {}
     older: Age | None = None
     since: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or later.")] | None = None
     until: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or earlier.")] | None = None
@@ -204,7 +213,7 @@ class JobsQuery(JobFilter, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Which jobs to list."""
 
     limit: Limit = 100
-    place: Waiting | None = None
+    place: Place | None = None
 
 
 class AuditQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):

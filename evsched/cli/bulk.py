@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.command_client import CommandClient, client_of, note_if_unknown
@@ -15,15 +17,16 @@ from evsched.cli.options import parse_length, parse_past
 from evsched.cli.output import Column, Moment, listing
 from evsched.client.client import SyncClient
 from evsched.client.reshard import finish_moves
-from evsched.client.sweep import Filter, Sweep
+from evsched.client.sweep import SEARCHED, Filter, Sweep
 from evsched.errors import ConfigError
+from evsched.jobs.redaction import redacted_member
 from evsched.store.operator_calls import Match
 from evsched.store.store import Store
 
 _EXAMPLES: Final = 10
 """Jobs that --dry-run shows besides their number."""
 
-_FILTERS: Final = "--task, --group, --reason, --error, --older, --since, --until"
+_FILTERS: Final = "--task, --group, --reason, --error, --tag, --arg, --older, --since, --until"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,17 @@ class FilterFlags:
     error: Annotated[
         str | None,
         Parameter(help="Only jobs whose handler raised this class last: Timeout, or requests.exceptions.Timeout."),
+    ] = None
+    tag: Annotated[
+        list[str] | None, Parameter(help="Only jobs that have this tag. You can repeat it.", negative="")
+    ] = None
+    arg: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Only jobs with this argument, as NAME=JSON, or 1=JSON for the first one by position. You can repeat "
+            "it. What is not JSON is a string.",
+            negative="",
+        ),
     ] = None
     older: Annotated[
         str | None, Parameter(help="Only jobs that were created, or that died, longer ago than 30s, 5m, 1.5h or 7d.")
@@ -79,10 +93,36 @@ def read(flags: FilterFlags | None) -> Filter:
     older = None if given.older is None else parse_length(given.older)
     since, until = (None if text is None else parse_past(text) for text in (given.since, given.until))
     names = {"task": given.task, "group": given.group, "reason": given.reason, "error": given.error}
+    arguments = {name: _value(text) for name, text in pairs(given.arg or ())}
     try:
-        return Filter(**names, older=older, since=since, until=until)
+        return Filter(**names, tags=given.tag or (), arguments=arguments, older=older, since=since, until=until)
     except ConfigError as error:
         raise UsageError(f"--{error}") from None
+
+
+def pairs(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Split the values of --arg into names and values.
+
+    Raises:
+        UsageError: one has no name, or is named twice.
+    """
+    found = dict[str, str]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--arg {text!r}: write NAME=JSON, such as subject='\"hello\"'")
+        if name in found:
+            raise UsageError(f"--arg {name} is given twice: give it once")
+        found[name] = value
+    return list(found.items())
+
+
+def _value(text: str) -> Any:
+    """Return the value of an argument: JSON, else the text itself."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
 
 
 def by_filter(command: str, named: object, bulk: BulkFlags | None, every: bool | None = None) -> Filter | None:
@@ -152,7 +192,7 @@ def search(redis: CommandClient, sweep: Sweep) -> list[Match]:
     if number := redis.work_off(sweep, "jobs examined, to be found"):
         output.note(f"stopped after {sweep.examined} of {sweep.total} jobs")
         raise SystemExit(128 + number)
-    order = {place: rank for rank, place in enumerate(("schedule", "backlog", "ready", "dead"))}
+    order = {place: rank for rank, place in enumerate((*SEARCHED, "finished"))}
     return sorted(sweep.found, key=lambda job: (order[job.place], job.at or 0.0, job.id))
 
 
@@ -163,10 +203,15 @@ _COLUMNS: Final = (
     Column("task", 3),
     Column("created", 4),
     Column("by", 5),
+    Column("tags", 6),
 )
 
 
 def list_matches(jobs: Sequence[Match], json: bool, empty: str) -> None:
     """Print jobs as JSON or as a table; the sentence `empty` without any."""
-    rows = ((job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by) for job in jobs)
+    jobs = [replace(job, id=redacted_member(job.id)) for job in jobs]
+    rows = (
+        (job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by, " ".join(job.tags))
+        for job in jobs
+    )
     listing(json, jobs, _COLUMNS, rows, empty)

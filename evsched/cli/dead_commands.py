@@ -10,12 +10,12 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import ledger_rows, output
-from evsched.cli.bulk import Bulk, BulkFlags, by_filter, change
+from evsched.cli.bulk import Bulk, BulkFlags, Only, by_filter, change, read, search
 from evsched.cli.command_client import client_of, client_of_job, note_if_unknown
 from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, acting, check_limit, whole
 from evsched.cli.output import Column, Moment, listing
 from evsched.client.client import SyncClient
-from evsched.client.sweep import dropping, reviving
+from evsched.client.sweep import Sweep, dropping, reviving
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreRefused
 from evsched.store.store import Store
@@ -40,25 +40,32 @@ All = Annotated[bool, Parameter(name="--all", negative="", help="All dead jobs o
 @app.command(name="list")
 def list_dead(
     *,
+    only: Only = None,
     limit: Annotated[int, Parameter(converter=whole, help="How many jobs to list at most.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
 ) -> int:
-    """List dead jobs with the reasons, the newest first.
+    """List dead jobs with the reasons, the newest first; with a filter, only matching jobs.
 
     Example: evsched dead --queue mail --limit 100
     """
     check_limit(limit)
+    matching = read(only)
     front, there = list[tuple[Store, str, float]](), 0
     with client_of(url, queue) as redis:
         for store in redis.answering(queue):
-            front += [(store, job, died) for job, died in redis.send(store.front("dead", limit, last=True))]
-            there += redis.send(store.dead())
+            if matching.is_empty:
+                front += [(store, job, died) for job, died in redis.send(store.front("dead", limit, last=True))]
+                there += redis.send(store.dead())
+            else:
+                found = search(redis, Sweep([store], matching, ("dead",)))
+                front += [(store, job.id, job.at or 0.0) for job in found]
+                there += len(found)
         front = sorted(front, key=lambda entry: -entry[2])[:limit]
         rows = [_row_of(redis, *entry) for entry in front]
         unknown = note_if_unknown(redis, queue, there)
-    if lost := ledger_rows.ask(url, 0, "count_lost_dead", queue):
+    if matching.is_empty and (lost := ledger_rows.ask(url, 0, "count_lost_dead", queue)):
         count = "1,000 or more" if lost >= 1000 else lost
         output.note(
             f"{count} more are dead in the ledger, and Redis does not have them: evsched dead revive ID, or --all"
@@ -67,7 +74,7 @@ def list_dead(
         output.note(f"{len(front)} of {there} dead jobs, the newest first: --limit {there} lists them all")
     shown = ((row["id"], Moment(row["died"]), row["task"], row["reason"]) for row in rows)
     columns = (Column("job"), Column("died", 3), Column("task", 2), Column("reason", 1, prose=True))
-    listing(json, rows, columns, shown, f"no dead jobs in queue {queue}")
+    listing(json, rows, columns, shown, f"no dead jobs in queue {queue}" + ("" if matching.is_empty else " match"))
     return unknown
 
 
@@ -75,12 +82,13 @@ def _row_of(redis: SyncClient, store: Store, job: str, died: float) -> dict[str,
     """Return the row of a dead job. Each is read by itself: a bad record does not hide the others."""
     task: str | None = None
     reason: str | None = None
+    tags: tuple[str, ...] = ()
     try:
         if (status := redis.send(store.look(job))) is not None:
-            task, reason = status.task, status.reason or "its record has no reason that can be read"
+            task, tags, reason = status.task, status.tags, status.reason or "its record has no reason that can be read"
     except StoreRefused as error:
         reason = f"its record cannot be read: {error}"
-    return {"id": job, "died": died, "task": task, "reason": reason}
+    return {"id": job, "died": died, "task": task, "reason": reason, "tags": tags}
 
 
 @app.command

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.cli import ledger_rows, output
-from evsched.cli.bulk import Bulk, Only, by_filter, change, list_matches, read, search
+from evsched.cli.bulk import Bulk, Only, by_filter, change, list_matches, pairs, read, search
 from evsched.cli.command_client import client, client_of_job, no_window, not_served, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import (
@@ -38,14 +38,14 @@ from evsched.client.explain_job import explain_any, window_of
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.option_values import Unique, id_of_arguments
 from evsched.client.spread import front
-from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
+from evsched.client.sweep import SEARCHED, Sweep, Waiting, cancelling, rescheduling
 from evsched.client.target_tasks import QUEUE, is_target
 from evsched.config import DEFAULT_QUEUE
 from evsched.display import escape
 from evsched.errors import JobDead, JobMissing, StoreDown
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import OnConflict
-from evsched.jobs.record import JobStatus
+from evsched.jobs.record import JobStatus, Place
 from evsched.transport.subscription import Subscription
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
@@ -60,6 +60,13 @@ Priority = Annotated[
 Group = Annotated[str | None, Parameter(help="The group. Groups get equal shares of the queue.")]
 Window = Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")]
 Arg = Annotated[list[str] | None, Parameter(help="A keyword argument, as NAME=JSON. You can repeat it.", negative="")]
+Tag = Annotated[
+    list[str] | None, Parameter(help="A tag, such as patient:42. You can repeat it, up to five times.", negative="")
+]
+Redact = Annotated[
+    list[str] | None,
+    Parameter(help="An argument that nobody is shown, as NAME, or by position: 1. You can repeat it.", negative=""),
+]
 Timeout = Annotated[
     str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h. Default: the timeout of the task.")
 ]
@@ -87,6 +94,8 @@ def enqueue(
     priority: Priority = None,
     group: Group = None,
     window: Window = None,
+    tag: Tag = None,
+    redact: Redact = None,
     timeout: Timeout = None,
     on_conflict: Annotated[
         OnConflict | None, Parameter(help="What to do if a job of this id has not ended. Default: refuse.")
@@ -104,7 +113,9 @@ def enqueue(
     Example: evsched enqueue send_mail '"ann@example.org"' --arg 'subject="hello"' --in 10m
     """
     due, delay = parse_due(at, after)
-    options = JobOptions(id=id, due=due, delay=delay, priority=priority, group=group, window=window)
+    options = JobOptions(
+        id=id, due=due, delay=delay, priority=priority, group=group, window=window, tags=tag, redact=redact
+    )
     if timeout is not None:
         options["timeout"] = parse_length(timeout)
     args, kwargs = [argument(text) for text in arguments or ()], keyword_arguments(arg or ())
@@ -157,15 +168,7 @@ def keyword_arguments(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
         UsageError: one has no name, is named twice, or is not JSON.
     """
-    found = dict[str, Any]()
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise UsageError(f"--arg {text!r}: write NAME=JSON, such as subject='\"hello\"'")
-        if name in found:
-            raise UsageError(f"--arg {name} is given twice: give it once")
-        found[name] = argument(value)
-    return found
+    return {name: argument(value) for name, value in pairs(texts)}
 
 
 @acting
@@ -239,7 +242,7 @@ def run_now(job: Id, /, *, queue: QueueOfJob = None, url: Url = None) -> None:
 
 def jobs(
     *,
-    place: Annotated[Waiting | None, Parameter(help="List only the jobs in this place.")] = None,
+    place: Annotated[Place | None, Parameter(help="List only the jobs in this place.")] = None,
     only: Only = None,
     limit: Annotated[int, Parameter(converter=whole, help="How many jobs of each place to list at most.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
@@ -248,16 +251,20 @@ def jobs(
 ) -> int:
     """List the waiting and the dead jobs of a queue, the next to run first; with a filter, only matching jobs.
 
+    With a filter, running jobs are searched too. --place finished searches the kept records of jobs that have ended,
+    among all keys of the Redis.
+
     Example: evsched jobs --queue mail --place schedule --task report
     """
     check_limit(limit)
     matching = read(only)
-    places = (place,) if place else get_args(Waiting)
+    fronts = [one for one in get_args(Waiting) if place in (None, one)]
+    places = (place,) if place else SEARCHED
     with client(url) as redis:
         stores = redis.answering(queue)
-        if matching.is_empty:
+        if matching.is_empty and fronts:
             there = redis.run(spread.queue_stats(stores)).places
-            rows = [row for name in places for row in redis.run(front(stores, name, limit))]
+            rows = [row for name in fronts for row in redis.run(front(stores, name, limit))]
         else:
             found = search(redis, Sweep(stores, matching, places))
             there = Counter(job.place for job in found)
@@ -318,6 +325,9 @@ def show(
         for name, value in msgspec.to_builtins(status).items()
         if value not in (None, "") and value is not False
     }
+    fields["tags"] = " ".join(status.tags)
+    if not status.tags:
+        del fields["tags"]
     if whole != status.queue:
         fields = {"id": job, "queue": whole, "shard": status.queue} | {**fields, "queue": whole}
     traceback = fields.pop("traceback", "")

@@ -245,7 +245,7 @@ class Client:
             spread.of_job(self.parts_of(queue, job_id), lambda store: operations.reschedule(store, job_id, due, delay))
         )
 
-    async def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
+    async def find(self, queue: str, matching: Filter, place: Place | None = None) -> list[Match]:
         """Return the waiting and dead jobs that match a filter, in no order; with a `place`, only there.
 
         A job that moves to another place meanwhile may be missed.

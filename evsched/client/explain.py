@@ -379,6 +379,7 @@ def _list_facts(
         "attempt": str(status.attempt) if status.attempt else None,
         "snoozes": str(status.snoozes) if status.snoozes else None,
         "by": status.by,
+        "tags": " ".join(status.tags) or None,
         "window": f"{status.window}: {window}" if window else status.window,
     }
     found = {name: value for name, value in texts.items() if value is not None}

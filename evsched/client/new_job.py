@@ -49,6 +49,10 @@ class JobOptions(TypedDict, total=False):
     """Push the result to the job's reply list when it ends, for clients that wait there."""
     meta: dict[str, Any] | None
     """Data that travels with the job, which the handler finds in `current_job().meta`."""
+    tags: Sequence[str] | None
+    """At most 5 short labels by which jobs are found, such as ("patient:42",)."""
+    redact: Sequence[str] | None
+    """Arguments whose values readers do not get, by name, or by position from "1"; besides those of the task."""
     window: str | None
     """When the job may start, such as "mon-fri 22:00-06:00 Europe/Berlin", or the name of a window."""
     on_conflict: OnConflict | None
@@ -97,6 +101,8 @@ _CHECKS: Final[dict[str, Check]] = {
     "expires": unix,
     "reply": check.flag,
     "meta": check.named,
+    "tags": check.tags,
+    "redact": check.argument_names,
     "window": _window,
     "on_conflict": check.one_of(*get_args(OnConflict)),
     "unique": _unique,
@@ -199,4 +205,7 @@ def _shared(options: JobOptions) -> dict[str, Any]:
         given["retry"] = RetryFields(**{name: getattr(retry, name) for name in _RETRY_FIELDS})
     if expires is not None:
         given["expires"] = unix("expires", expires)
+    for name in ("tags", "redact"):
+        if names := options.get(name):
+            given[name] = tuple(names)
     return {name: value for name, value in given.items() if value is not None}

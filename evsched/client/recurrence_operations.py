@@ -399,6 +399,8 @@ class RecurringOptions(TypedDict, total=False):
     """Pause it after this number of failures in a row, until someone resumes it."""
     priority: int | None
     group: str | None
+    tags: Sequence[str] | None
+    """The tags of each occurrence."""
     queue: str | None
 
 
@@ -411,6 +413,7 @@ _CHECKS: Final[dict[str, Check]] = {
     "start": unix,
     "end": unix,
     "spread": finite_seconds,
+    "tags": check.tags,
     "queue": check.identifier,
 }
 """The check of each of `RecurringOptions`, by its declared type; its window and name are read with the rule."""
@@ -454,7 +457,8 @@ def declared(task: Task, rule: str | None, options: RecurringOptions, payload_ca
 
 def _payload(task: Task, options: RecurringOptions, payload_cap: int) -> bytes:
     args, kwargs = options.get("args", ()), options.get("kwargs") or {}
-    of_each = JobOptions(priority=options.get("priority"), group=options.get("group"), window=options.get("window"))
+    names: tuple[Literal["priority", "group", "window", "tags"], ...] = ("priority", "group", "window", "tags")
+    of_each = JobOptions(**{name: options.get(name) for name in names}, redact=task.redact)
     payload = new_job(task.name, args, kwargs, of_each, payload_cap).payload
     arguments.check(task.signature, task.check, args, kwargs, payload)
     return payload

@@ -8,32 +8,43 @@ another one since it was found stays as it is.
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, cast, get_args
 
+import msgspec
 from msgspec import Struct
 
 from evsched import keys
 from evsched.client.operations import Operation, Send, send
 from evsched.client.option_values import due_and_delay, finite_seconds, unix
-from evsched.errors import ConfigError, StoreDown
+from evsched.errors import ConfigError, StoreDown, StoreRefused
 from evsched.jobs import option_checks as check
-from evsched.store.operator_calls import Match, Slice, condition
+from evsched.jobs.job import decode, encode, is_not_finite
+from evsched.jobs.record import PLACES, Place
+from evsched.jobs.retry import parameters_of
+from evsched.store.operator_calls import Match, Slice, WantedArgument, condition
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 
 Waiting = Literal["schedule", "backlog", "ready", "dead"]
-"""The places in which jobs are found. Those that workers hold are not: they may end at any moment."""
+"""The places in which jobs are found unless others are named. Those that workers hold may end at any moment."""
 
 WAITING: Final[tuple[Waiting, ...]] = ("schedule", "backlog", "ready")
 """In the order in which jobs pass them, so that a job which moves on meanwhile is still met."""
 
+SEARCHED: Final[tuple[Place, ...]] = (*WAITING, "processing", "dead")
+"""The places that a search for single jobs looks through."""
+
 _SLICE: Final = 150
 """Jobs that a call examines: about 2 ms of Redis's time."""
+
+_KEYS: Final = 1000
+"""Keys that a call scans for records of jobs that finished."""
 
 _CHANGES: Final = 60
 """Jobs that a call changes: about 2 ms of Redis's time, with few workers."""
@@ -49,16 +60,19 @@ class Filter(Struct, frozen=True, kw_only=True):
     """Which jobs. All conditions that are given must hold.
 
     `task`, `group`: the exact name. `reason`: a part of the job's reason; A to Z count as a to z. `error`: the class
-    that the handler raised, such as `requests.exceptions.Timeout`, or `Timeout` for each class of that name. `older`: a
-    timedelta, or seconds; for that long the job has been dead, or else has existed (docs/manage.md). `since`, `until`:
-    it died, or else was created, within that span, both ends included; an aware datetime, Unix seconds, or a timedelta
-    before now.
+    that the handler raised, such as `requests.exceptions.Timeout`, or `Timeout` for each class of that name. `tags`:
+    the job has all of them. `arguments`: it was called with these values, by name, or by position from "1"; an argument
+    that was passed by position is also found by name, if a worker has described its task. `older`: a timedelta, or
+    seconds; for that long the job has been dead, or else has existed (docs/manage.md). `since`, `until`: it died, or
+    else was created, within that span, both ends included; an aware datetime, Unix seconds, or a timedelta before now.
     """
 
     task: str | None = None
     group: str | None = None
     reason: str | None = None
     error: str | None = None
+    tags: Sequence[str] = ()
+    arguments: Mapping[str, Any] = {}
     older: timedelta | float | None = None
     since: datetime | timedelta | float | None = None
     until: datetime | timedelta | float | None = None
@@ -67,6 +81,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         for name in ("task", "group", "reason", "error"):
             if (value := getattr(self, name)) is not None:
                 check.text(name, value)
+        check.tags("tags", self.tags)
+        _check_arguments(self.arguments)
         if self.older is not None and finite_seconds("older", self.older) < 0:
             raise check.invalid("older", self.older, "a length of time that is not negative")
         for name, moment in (("since", self.since), ("until", self.until)):
@@ -80,15 +96,23 @@ class Filter(Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        return self == Filter()
+        return self.condition(0.0) == condition()
 
     @property
     def is_timed(self) -> bool:
         """Whether it depends on the time at which it is applied."""
         return any(value is not None for value in (self.older, self.since, self.until))
 
-    def condition(self, now: float) -> bytes:
-        """Return the filter as the scripts take it. `now`: Redis's clock."""
+    @property
+    def names_arguments(self) -> bool:
+        """Whether it names an argument that may have been passed by position."""
+        return any(not _POSITION.fullmatch(name) for name in self.arguments)
+
+    def condition(self, now: float, parameters: Mapping[str, Sequence[str]] = {}) -> bytes:
+        """Return the filter as the scripts take it.
+
+        `now`: Redis's clock. `parameters`: of each known task, the parameters that may be passed by position.
+        """
         after = None if self.since is None else _moment("since", self.since, now)
         before = None
         if self.is_timed:
@@ -97,7 +121,39 @@ class Filter(Struct, frozen=True, kw_only=True):
             older = 0.0 if self.older is None else finite_seconds("older", self.older)
             before = min(until, now - older)
         names = {"task": self.task, "group": self.group, "reason": self.reason, "error": self.error}
-        return condition(**names, after=after, before=before)
+        arguments = [_wanted(name, value, parameters) for name, value in self.arguments.items()]
+        return condition(**names, tags=self.tags, arguments=arguments, after=after, before=before)
+
+
+_POSITION: Final = re.compile("[1-9][0-9]{0,5}")
+"""The name of an argument that is passed by position."""
+
+
+def _check_arguments(arguments: Any) -> None:
+    check.named("arguments", arguments)
+    for name, value in arguments.items():
+        check.text("arguments: a name", name)
+        try:
+            text = encode(value)
+        except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+            raise ConfigError(f"arguments: {name} is not JSON: {error}") from None
+        if is_not_finite(value) or _has_inexact(decode(text)):
+            raise check.invalid(f"arguments: {name}", value, "numbers below 2**53, which Redis compares exactly")
+
+
+def _has_inexact(value: Any) -> bool:
+    """Return whether a value has a number that Lua may take for another one."""
+    if isinstance(value, dict):
+        return any(map(_has_inexact, cast("dict[str, Any]", value).values()))
+    if isinstance(value, list):
+        return any(map(_has_inexact, cast("list[Any]", value)))
+    return isinstance(value, int | float) and abs(value) >= 2**53
+
+
+def _wanted(name: str, value: Any, parameters: Mapping[str, Sequence[str]]) -> WantedArgument:
+    position = int(name) if _POSITION.fullmatch(name) else None
+    positions = {task: names.index(name) + 1 for task, names in parameters.items() if name in names}
+    return WantedArgument(name, value, position, positions)
 
 
 def _moment(name: str, moment: datetime | timedelta | float, now: float) -> float:
@@ -161,7 +217,7 @@ class Sweep:
     """
 
     def __init__(
-        self, stores: Sequence[Store], matching: Filter, places: Sequence[Waiting], change: Change | None = None
+        self, stores: Sequence[Store], matching: Filter, places: Sequence[Place], change: Change | None = None
     ) -> None:
         if change is not None:
             _check(matching)
@@ -218,11 +274,14 @@ class Sweep:
         absences = self._absences
         if not going.keys:
             yield from self._begin(going)
+        if not going.keys:  # no worker holds a job
+            return False
         ids = list(going.left)
         call = going.store.find(going.keys[0], going.condition, going.cursor, limit=_SLICE, ids=ids)
         part = yield from self._send(call)
         if self._absences == absences:
-            going.examined = min(going.total, going.examined + (_SLICE if not ids else 0))
+            examined = 0 if ids else _KEYS if going.keys[0] == "finished" else _SLICE
+            going.examined = min(going.total, going.examined + examined)
             new = {match.id: match for match in part.found if match.id not in going.seen}
             going.seen.update(new)
             self._matched.update((going.store.queue, job) for job in new)
@@ -239,9 +298,10 @@ class Sweep:
         store = going.store
         if not going.condition:
             now = (yield from send(clock(keys.root(store.queue)))) if self._filter.is_timed else 0.0
-            going.condition = self._filter.condition(now)
+            parameters = (yield from _parameters(store)) if self._filter.names_arguments else {}
+            going.condition = self._filter.condition(now, parameters)
         stats = yield from send(store.queue_stats())
-        going.total = sum(stats.places[place] for place in self._places)
+        going.total = sum(stats.places.get(place, 0) for place in self._places)
         going.at_once = max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers))
         places = list[str](self._places)
         if "backlog" in places:
@@ -249,6 +309,11 @@ class Sweep:
             # Before the backlog, to which jobs return that the limits of their group let go on.
             at = places.index("backlog")
             places[at:at] = [f"backlog:{group}" for group in groups]
+        if "processing" in places:
+            at = places.index("processing")
+            places[at : at + 1] = [f"processing:{worker}" for worker in (yield from send(store.workers()))]
+        if "finished" in places:
+            going.total += yield from send(store.keys())
         going.keys = places
 
     def _change_all(self, going: _Pass, change: Change, ids: Sequence[str]) -> Operation[None]:
@@ -288,14 +353,23 @@ def dropping(stores: Sequence[Store], matching: Filter) -> Sweep:
     return Sweep(stores, matching, ("dead",), Store.drop_matching)
 
 
-def find(stores: Sequence[Store], matching: Filter, place: Waiting | None) -> Operation[list[Match]]:
+def _parameters(store: Store) -> Operation[dict[str, tuple[str, ...]]]:
+    """Return the parameters of the tasks that workers of the queue have described."""
+    try:
+        described = yield from send(store.all_policies())
+    except StoreRefused:  # the key is of another type
+        return {}
+    return {task: parameters_of(stored) for task, stored in described.items()}
+
+
+def find(stores: Sequence[Store], matching: Filter, place: Place | None) -> Operation[list[Match]]:
     """Return all waiting and dead jobs that match, in no order; in one place if it is given.
 
     Raises:
         ConfigError: there is no such place.
     """
     if place is not None:
-        check.one_of(*get_args(Waiting))("place", place)
+        check.one_of(*PLACES)("place", place)
     sweep = Sweep(stores, matching, get_args(Waiting) if place is None else (place,))
     yield from sweep.finish()
     return sweep.found
@@ -317,5 +391,6 @@ def _check(matching: Any) -> None:
         raise check.invalid("matching", matching, "a Filter, such as Filter(task='mail')")
     if matching.is_empty:
         raise ConfigError(
-            "the filter has no condition, so every job would match: give it a task, group, reason, error or time"
+            "the filter has no condition, so every job would match: give it a task, group, reason, error, tag, "
+            "argument or time"
         )

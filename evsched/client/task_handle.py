@@ -19,6 +19,7 @@ from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion, without_loop
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
+from evsched.jobs.redaction import REDACTED
 from evsched.jobs.tasks import Task
 from evsched.keys import check_queue
 from evsched.store.client_calls import New
@@ -142,6 +143,8 @@ class Enqueuer(Generic[P, R]):
     def _maker(self, options: JobOptions) -> Callable[[Sequence[Any], dict[str, Any]], New]:
         """Return a function that builds a job from its arguments, and checks them."""
         task, unique = self._task, options.get("unique")
+        if task.redact:
+            options = {**options, "redact": (*task.redact, *(options.get("redact") or ()))}
         make = job_maker(task.name, options, self._app.payload_cap, task.signature.order)
 
         def checked(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
@@ -158,7 +161,8 @@ class Enqueuer(Generic[P, R]):
             args, kwargs = (call.args, call.kwargs) if isinstance(call, Arguments) else (call, {})
             try:
                 if not issubclass(type(args), _SEQUENCES):  # a forgotten comma
-                    raise BadArguments(f"task {self._task.name}: {repr(args)[:200]} is not a tuple of arguments")
+                    shown = REDACTED if self._task.redact else repr(args)[:200]
+                    raise BadArguments(f"task {self._task.name}: {shown} is not a tuple of arguments")
                 jobs.append(make(args, kwargs))
             except BadArguments as error:
                 raise BadArguments(f"call {len(jobs)}: {error}") from None

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from evsched.jobs.job import TAG, TAGS_MOST
 from evsched.jobs.retry import ATTEMPTS_MOST
 from evsched.keys import NAME
 from evsched.recurrence.recurrence import Declared
@@ -24,6 +25,11 @@ Length = Annotated[float, Meta(ge=0, description="Seconds.")]
 Identifier = Annotated[str, Meta(pattern=f"^{NAME.pattern}$", max_length=200)]
 Priority = Annotated[int, Meta(ge=0, le=9, description="Higher runs first.")]
 Group = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^}]*$", description="At most 200 bytes in UTF-8.")]
+Tag = Annotated[str, Meta(pattern=f"^{TAG.pattern}$", max_length=64)]
+Tags = Annotated[list[Tag], Meta(max_length=TAGS_MOST, description="Labels by which jobs are found.")]
+Redact = Annotated[
+    list[str], Meta(description="Arguments whose values readers do not get, by name, or by position from 1.")
+]
 Window = Annotated[str, Meta(min_length=1, description="When the job may start: a window, or the name of one.")]
 
 
@@ -52,6 +58,8 @@ class JobPayload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     reply: Annotated[bool, Meta(description="Push the outcome to the reply list.")] = False
     meta: dict[str, Any] | _EmptyArray = {}
     window: Window | None = None
+    tags: Tags | _EmptyObject = []
+    redact: Redact | _EmptyObject = []
     id: Any = None
     priority: Any = None
     group: Any = None

@@ -169,6 +169,7 @@ class Handlers:
             prepared.payload.meta,
             self.state,
             run.report_progress,
+            tags=prepared.payload.tags,
         )
         set_current_job(run.current)
 

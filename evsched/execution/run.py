@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched.errors import ConfigError
+from evsched.jobs import option_checks as check
 from evsched.jobs.current_job import CurrentJob, Progress
 from evsched.jobs.job import (
     Aborted,
@@ -86,6 +87,8 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
     try:
         policy = task.policy(payload)
         args, kwargs = task.bind(payload)
+        if payload.tags:
+            check.tags("tags", payload.tags)
     except (msgspec.ValidationError, ConfigError, RecursionError) as error:
         return Buried(shorten(f"the arguments do not fit: {error}: correct the payload"), payload.reply)
     if payload.timeout is not None and payload.timeout <= 0:

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Final, Generic, ParamSpec
 
@@ -39,8 +39,10 @@ class Signature(Struct, frozen=True):
     rest_named: Any
     returns: Any
 
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Convert arguments to the handler's annotations.
+    def bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], redact: Collection[str] = ()
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Convert arguments to the handler's annotations. No message has a value that `redact` names.
 
         Raises:
             msgspec.ValidationError: they do not fit; the message has the path of the wrong value.
@@ -52,7 +54,8 @@ class Signature(Struct, frozen=True):
         values: list[Any] = []
         for i, value in enumerate(args):
             wanted = self.positional[i] if i < len(self.positional) else self.rest
-            values.append(value if wanted is None else _convert(value, wanted, f"$.args[{i}]"))
+            hidden = str(i + 1) in redact
+            values.append(value if wanted is None else _convert(value, wanted, f"$.args[{i}]", hidden=hidden))
         taken = self.order[: len(args)]
         by_name = [name for name in kwargs if name in self.named] if kwargs else ()
         missing = self.required.difference(taken, by_name) if self.required else None
@@ -61,7 +64,9 @@ class Signature(Struct, frozen=True):
             raise msgspec.ValidationError(f"{self.task} needs {names} - at `$.args`")
         if not kwargs:
             return values, {}
-        return values, {name: self._bind_named(name, value, taken) for name, value in kwargs.items()}
+        return values, {
+            name: self._bind_named(name, value, taken, hidden=name in redact) for name, value in kwargs.items()
+        }
 
     def by_position(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the same call with as many arguments as possible passed by position, none of them converted."""
@@ -72,7 +77,7 @@ class Signature(Struct, frozen=True):
             values.append(named.pop(name))
         return values, named
 
-    def _bind_named(self, name: str, value: Any, taken: tuple[str, ...]) -> Any:
+    def _bind_named(self, name: str, value: Any, taken: tuple[str, ...], *, hidden: bool) -> Any:
         if name in self.named and name in taken:
             raise msgspec.ValidationError(f"{self.task} got {name!r} twice - at `$.kwargs.{name}`")
         if name not in self.named and not self.var_named:
@@ -80,7 +85,7 @@ class Signature(Struct, frozen=True):
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise msgspec.ValidationError(f"{self.task} takes no {name!r}{hint} - at `$.kwargs.{name}`")
         wanted = self.named.get(name, self.rest_named)
-        return value if wanted is None else _convert(value, wanted, f"$.kwargs.{name}")
+        return value if wanted is None else _convert(value, wanted, f"$.kwargs.{name}", hidden=hidden)
 
 
 def read_signature(task: str, handler: Callable[..., Any]) -> Signature:
@@ -121,10 +126,12 @@ def _type(annotation: Any) -> Any:
     return None if annotation in _ANY else annotation
 
 
-def _convert(value: Any, wanted: Any, path: str) -> Any:
+def _convert(value: Any, wanted: Any, path: str, *, hidden: bool) -> Any:
     try:
         return msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
+        if hidden:  # the message may have the value, or a part of it
+            raise msgspec.ValidationError(f"Invalid value of a redacted argument - at `{path}`") from None
         # The path in msgspec's message begins at the value: `$...`.
         message, at, inner = str(error).partition(" - at `$")
         raise msgspec.ValidationError(f"{message} - at `{path}{inner if at else '`'}") from None
@@ -171,7 +178,7 @@ def check(
         return
     try:
         found = decode_payload(payload)
-        values, named = signature.bind(found.args, found.kwargs)
+        values, named = signature.bind(found.args, found.kwargs, found.redact)
         _refuse_bytes(signature, args, kwargs, values, named)
         if own_check is not None:
             own_check(*values, **named)

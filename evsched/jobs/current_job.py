@@ -50,6 +50,8 @@ class CurrentJob(Struct, eq=False):
     """Receives each report of `progress`; for evsched's own use."""
     stopped: Literal["timeout", "cancelled", "lost"] | None = None
     """Why the run must stop. "lost": the worker shuts down, or its lease of the job is gone."""
+    tags: tuple[str, ...] = ()
+    """The payload's `tags`."""
 
     @property
     def cancelled(self) -> bool:

@@ -25,6 +25,13 @@ class RetryFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     jitter: float | UnsetType = UNSET
 
 
+TAGS_MOST: Final = 5
+"""Tags that a job may have."""
+
+TAG: Final = re.compile(r"[!-+\x2d-~]{1,64}")
+"""A tag: ASCII that is not a control character, a space or a comma, which every client and terminal handles alike."""
+
+
 class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The job's JSON (docs/protocol.md). A field with another name is refused: it is most often a typing error.
 
@@ -43,6 +50,9 @@ class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     meta: dict[str, Any] = {}
     window: str | None = None
     """A window (`recurrence/windows.py`), or the name of a window in Redis."""
+    tags: tuple[str, ...] = ()
+    redact: tuple[str, ...] = ()
+    """Arguments that readers do not get (`jobs/redaction.py`)."""
     id: Any = None
     priority: Any = None
     group: Any = None
@@ -204,7 +214,7 @@ encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder[Any]().decode
 _decode_payload: Final = msgspec.json.Decoder(Payload).decode
 
-_EMPTY: Final[dict[str, Any]] = {"args": [], "kwargs": {}, "retry": {}, "meta": {}}
+_EMPTY: Final[dict[str, Any]] = {"args": [], "kwargs": {}, "retry": {}, "meta": {}, "tags": [], "redact": []}
 
 
 def is_not_finite(value: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, cast
 
 from evsched.errors import ConfigError
+from evsched.jobs.job import TAG, TAGS_MOST
 from evsched.jobs.retry import Retry
 from evsched.keys import NAME
 
@@ -121,5 +122,20 @@ retry: Final = check_of(lambda value: isinstance(value, Retry), "a Retry, such a
 named: Final = check_of(
     lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in cast("dict[Any, Any]", value)),
     "a dict whose keys are strings",
+)
+tags: Final = check_of(
+    lambda value: (
+        isinstance(value, (tuple, list))
+        and len(cast("list[Any]", value)) <= TAGS_MOST
+        and all(isinstance(tag, str) and TAG.fullmatch(tag) for tag in cast("list[Any]", value))
+    ),
+    f"a tuple of at most {TAGS_MOST} tags, each 1 to 64 ASCII characters without spaces, commas and control characters",
+)
+argument_names: Final = check_of(
+    lambda value: (
+        isinstance(value, (tuple, list))
+        and all(isinstance(name, str) and name and _is_unicode(name) for name in cast("list[Any]", value))
+    ),
+    'a tuple of names of arguments, such as ("card",)',
 )
 in_order: Final = check_of(lambda value: isinstance(value, (tuple, list)), "a tuple or a list")

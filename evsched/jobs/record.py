@@ -17,7 +17,8 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from evsched.jobs.job import decode, encode
+from evsched.jobs.job import TAG, TAGS_MOST, decode, encode
+from evsched.jobs.redaction import redacted
 
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
 PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
@@ -139,6 +140,8 @@ class JobStatus(Struct, frozen=True):
     payload: Any = None
     expires: float | None = None
     """The payload's: the job is not started after this moment."""
+    tags: tuple[str, ...] = ()
+    """The payload's."""
     window: str | None = None
     """The payload's: when the job may start, or the name of a window that is kept in Redis."""
     progress: Any = None
@@ -192,6 +195,12 @@ def _json(field: bytes) -> Any:
     return value
 
 
+def _tags(value: Any) -> tuple[str, ...]:
+    """Return the valid ones of a payload's tags."""
+    given = cast("list[Any]", value)[:TAGS_MOST] if isinstance(value, list) else []
+    return tuple(tag for tag in given if isinstance(tag, str) and TAG.fullmatch(tag))
+
+
 def _digit(field: bytes) -> int:
     return int(field) if len(field) == 1 and field.isdigit() else 5
 
@@ -215,7 +224,7 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
     found = {name: read(fields[name]) for name, read in _SHOWN if name in fields}
     if place == "schedule":
         found["due"] = number(score.encode())
-    payload = found.get("payload")
+    payload = found["payload"] = redacted(found.get("payload"))
     said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
     task, window, expires = said.get("task"), said.get("window"), said.get("expires")
     ended = "finished" in fields
@@ -225,6 +234,7 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         place=place,
         task=task if isinstance(task, str) else None,
         expires=float(expires) if isinstance(expires, int | float) and not isinstance(expires, bool) else None,
+        tags=_tags(said.get("tags")),
         window=window if isinstance(window, str) else None,
         stopping="stop" in fields and not ended,
         unknown_since=None if ended else unknown_since(fields.get("unknown"), found.get("due")),

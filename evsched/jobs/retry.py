@@ -141,16 +141,21 @@ def least_delay(attempt: int) -> float:
     return 0.0 if attempt <= _AT_ONCE else min(0.001 * 2.0 ** min(attempt - _AT_ONCE, 10), 1.0)
 
 
-class _Stored(Struct, frozen=True):
-    """The part of a policy that decides how long retries take. Other fields may come with later releases."""
+class _Stored(Struct, frozen=True, omit_defaults=True):
+    """A task as workers describe it: the part of its policy that decides how long retries take, and its parameters.
+
+    Other fields may come with later releases.
+    """
 
     attempts: int
     interval: float
     factor: float
     max_interval: float
     jitter: float
+    parameters: tuple[str, ...] = ()
 
 
+_POLICY_FIELDS: Final = RetryFields.__struct_fields__
 _decode: Final = msgspec.json.Decoder(_Stored).decode
 
 
@@ -166,10 +171,18 @@ def override(policy: Retry, own: RetryFields | None) -> Retry:
     return msgspec.structs.replace(policy, **{name: value for name, value in named.items() if value is not UNSET})
 
 
-def write_policy(policy: Retry) -> str:
-    """Return a policy as it is stored."""
-    fields = (getattr(policy, name) for name in _Stored.__struct_fields__)
-    return msgspec.json.encode(_Stored(*fields)).decode()
+def write_policy(policy: Retry, parameters: tuple[str, ...] = ()) -> str:
+    """Return a policy as it is stored. `parameters`: of the task, if they may be passed by position."""
+    fields = {name: getattr(policy, name) for name in _POLICY_FIELDS}
+    return msgspec.json.encode(_Stored(**fields, parameters=parameters)).decode()
+
+
+def parameters_of(stored: str) -> tuple[str, ...]:
+    """Return the parameters that are stored with a policy; none if it is not valid."""
+    try:
+        return _decode(stored).parameters
+    except (msgspec.MsgspecError, RecursionError):
+        return ()
 
 
 def task_of(payload: bytes) -> str | None:
@@ -183,7 +196,8 @@ def task_of(payload: bytes) -> str | None:
 def policy_of(stored: str, payload: bytes) -> Retry | None:
     """Return the policy of a job by that of its task; None if one of them is not valid."""
     try:
-        known = msgspec.structs.asdict(_decode(stored))
+        found = _decode(stored)
+        known = {name: getattr(found, name) for name in _POLICY_FIELDS}
         return override(Retry(**known), decode_payload(payload).retry)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ConfigError):
         return None

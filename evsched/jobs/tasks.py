@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
@@ -21,6 +21,7 @@ from evsched.jobs.arguments import Signature, read_signature
 from evsched.jobs.job import Buried, Done, Outcome, Payload
 from evsched.jobs.option_checks import Check
 from evsched.jobs.record import DEFAULT_RETENTION
+from evsched.jobs.redaction import names_of
 from evsched.jobs.retry import Retry, override
 
 
@@ -93,6 +94,8 @@ class Task(Struct, frozen=True):
     """Where its jobs go; None = to the queue of the app."""
     concurrency: int | None = None
     """How many of its jobs may be in flight in a queue, over all workers; None = no limit."""
+    redact: tuple[str, ...] = ()
+    """Arguments whose values readers do not get, as a payload names them."""
     check: Callable[..., None] | None = None
     """Called with the arguments of a new job, whose types are right; raises GiveUp if no worker can use them."""
 
@@ -106,7 +109,8 @@ class Task(Struct, frozen=True):
         Raises:
             msgspec.ValidationError: they do not fit; the message has the path of the wrong value.
         """
-        return self.signature.bind(payload.args, payload.kwargs)
+        redact = (*self.redact, *payload.redact) if self.redact or payload.redact else ()
+        return self.signature.bind(payload.args, payload.kwargs, redact)
 
     def policy(self, payload: Payload) -> Retry:
         """Return the retry policy of a job: the task's, with the values that the payload overrides.
@@ -146,6 +150,8 @@ class TaskOptions(TypedDict, total=False):
     """Where its jobs go, else to the queue of the app."""
     concurrency: int | None
     """How many of its jobs may be in flight in a queue, over all workers; None = no limit."""
+    redact: Sequence[str]
+    """Parameters whose values no command, page or log of evsched shows."""
 
 
 def _printable(name: str, value: Any) -> None:
@@ -180,10 +186,11 @@ _CHECKS: Final[dict[str, Check]] = {
     "on_dead": _hook,
     "queue": check.identifier,
     "concurrency": check.count,
+    "redact": check.argument_names,
 }
 """The check of each of `TaskOptions`, by its declared type."""
 
-_NEVER_NONE: Final = ("retention",)
+_NEVER_NONE: Final = ("retention", "redact")
 
 
 def check_task_options(given: TaskOptions) -> None:
@@ -207,6 +214,7 @@ def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
     if name is None:
         name = getattr(handler, "__name__", "")
         _printable("name", name)
+    signature = read_signature(name, handler)
     return Task(
         name=name,
         handler=handler,
@@ -214,11 +222,20 @@ def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
         retry=options.get("retry") or Retry(),
         timeout=options.get("timeout", DEFAULT_TIMEOUT),
         retention=options.get("retention", DEFAULT_RETENTION),
-        signature=read_signature(name, handler),
+        signature=signature,
         hooks=_hooks(name, options.get("on_done"), options.get("on_dead")),
         queue=options.get("queue"),
         concurrency=_concurrency(name, options.get("concurrency")),
+        redact=_redact(signature, options.get("redact", ())),
     )
+
+
+def _redact(of: Signature, redact: Sequence[str]) -> tuple[str, ...]:
+    for name in redact:
+        if name not in of.order and name not in of.named and not of.var_named:
+            known = ", ".join(dict.fromkeys((*of.order, *of.named))) or "none"
+            raise ConfigError(f"task {of.task}: redact names {name!r}, which is not one of its parameters: {known}")
+    return names_of(redact, of.order)
 
 
 def _concurrency(name: str, concurrency: int | None) -> int | None:

@@ -174,12 +174,12 @@ def _call(link: WorkerLink, order: process_pool.CallHandler) -> process_pool.Rep
     handler, signature = _handler(order.module, order.name)
     try:
         payload = decode_payload(job.payload)
-        args, kwargs = signature.bind(payload.args, payload.kwargs)
+        args, kwargs = signature.bind(payload.args, payload.kwargs, payload.redact)
     except (msgspec.ValidationError, RecursionError) as error:
         # The worker found that they fit the code that it runs.
         raise HandlerMissing(f"the code on disk cannot run it: the arguments do not fit: {error}") from None
     known = job.id, order.queue, payload.task, job.attempt, job.due, job.planned, order.lateness, payload.meta
-    set_current_job(CurrentJob(*known, report=reports.add))
+    set_current_job(CurrentJob(*known, report=reports.add, tags=payload.tags))
     link.send(process_pool.Begun())
     try:
         return process_pool.Returned(encode_result(handler(*args, **kwargs)))

@@ -66,12 +66,23 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
     )
 
 
+class WantedArgument(Struct, frozen=True, omit_defaults=True):
+    """An argument of a filter. `position`, from 1: where it is if it was not passed by name. `positions`: by task."""
+
+    name: str
+    value: Any
+    position: int | None = None
+    positions: dict[str, int] = {}
+
+
 def condition(
     *,
     task: str | None = None,
     group: str | None = None,
     reason: str | None = None,
     error: str | None = None,
+    tags: Sequence[str] = (),
+    arguments: Sequence[WantedArgument] = (),
     after: float | None = None,
     before: float | None = None,
 ) -> bytes:
@@ -82,6 +93,8 @@ def condition(
         # Lua lowers A to Z alone: so must this, or other letters would never be found.
         "reason": reason if reason is None else reason.encode().lower().decode(),
         "error": error,
+        "tags": tags or None,
+        "arguments": arguments or None,
         "after": after,
         "before": before,
     }
@@ -95,7 +108,7 @@ class Match(Struct, frozen=True):
     id: str
     """For an inline job, the whole member of the schedule."""
     at: float | None
-    """When it is due, if it is on the schedule, or when it died; None elsewhere."""
+    """When it is due, if it is on the schedule, or when it finished or died; None elsewhere."""
     task: str | None
     group: str | None
     created: float | None
@@ -103,6 +116,7 @@ class Match(Struct, frozen=True):
     reason: str | None
     error: str | None
     """The class of the exception in the last failed run."""
+    tags: tuple[str, ...] = ()
 
 
 class Slice(Struct, frozen=True):
@@ -118,12 +132,13 @@ class Slice(Struct, frozen=True):
 def _read_slice(place: str, reply: list[Any]) -> Slice:
     cursor, left, flat = reply
     found = list[Match]()
-    for at in range(0, len(flat), 8):
-        score = number(flat[at + 1]) if place in ("schedule", "dead") else None
-        task, group, created, by, reason, error = (text(value) or None for value in flat[at + 2 : at + 8])
+    for at in range(0, len(flat), 9):
+        score = number(flat[at + 1]) if place in ("schedule", "finished", "dead") else None
+        task, group, created, by, reason, error, tags = (text(value) or None for value in flat[at + 2 : at + 9])
         moment = None if created is None else number(created.encode())
         job = text(flat[at])
-        found.append(Match(place.partition(":")[0], job, score, task, group, moment, by, reason, error))
+        labels = tuple((tags or "").split())
+        found.append(Match(place.partition(":")[0], job, score, task, group, moment, by, reason, error, labels))
     return Slice(text(cursor), left, found)
 
 
@@ -286,6 +301,14 @@ class OperatorCalls(Queue):
     def throttled(self) -> Call[list[str]]:
         """Read the groups whose own limits hold jobs back."""
         return self._call(("ZRANGE", self._root + "throttled", 0, -1), texts)
+
+    def workers(self) -> Call[list[str]]:
+        """Read the workers that have a lease."""
+        return self._call(("ZRANGE", self._root + "leases", 0, -1), texts)
+
+    def keys(self) -> Call[int]:
+        """Count the keys of the node that has the queue."""
+        return self._call(("DBSIZE",), int)
 
     def line(self, limit: int) -> Call[list[str]]:
         """Read the first ids in ready."""

@@ -155,7 +155,7 @@ class QueueSetup:
         self._runtime = runtime
         self._declarations = Declarations(runtime, program, before)
         self._worker = worker
-        self._policies = {name: write_policy(task.retry) for name, task in program.tasks.items()}
+        self._policies = {name: write_policy(task.retry, task.signature.order) for name, task in program.tasks.items()}
         self._digest = program.digest
         self._reconnects = Reconnects("worker", runtime.emit)
         self._done = set[str]()
@@ -218,7 +218,7 @@ class QueueSetup:
         await self._try(server.add_queues([store.queue]), server.set_may_wait)
 
     async def _describe_tasks(self, store: Store) -> None:
-        """Write the retry policies of the tasks, for clients that make recurrences of them without their code.
+        """Write the retry policies of the tasks and their parameters, for clients that do not have their code.
 
         Also write the names of the tasks, for workers that do not know one of them. Both come after the declarations:
         if `forget` deletes the policies, it deletes the revision too, and a heartbeat tells that this was lost.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -10,10 +11,11 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from evsched import App, current_job
+from evsched import App, Retry, current_job, events
 from evsched.client.option_values import id_of_arguments, id_of_key
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support import heavy
 from tests.support.api import LATER, READ, WRITE, Caller, calling
 from tests.support.patience import PATIENCE
 from tests.support.system import system
@@ -39,6 +41,7 @@ async def test_a_job_is_scheduled_with_all_its_options(api: Caller, jobs: str, q
         "expires": "2096-10-02T07:06:40+00:00",
         "reply": True,
         "meta": {"a": [1]},
+        "tags": ["patient:42", "vip"],
         "window": "mon-fri 08:00-18:00 UTC",
     }
     made = await api.ask("POST", jobs, body)
@@ -55,11 +58,13 @@ async def test_a_job_is_scheduled_with_all_its_options(api: Caller, jobs: str, q
         "expires": 4_000_000_000,
         "reply": True,
         "meta": {"a": [1]},
+        "tags": ["patient:42", "vip"],
         "window": "mon-fri 08:00-18:00 UTC",
     }
     assert (record[b"priority"], record[b"group"]) == (b"7", b"alice")
     seen = (await api.ask("GET", made.headers["location"], token=READ)).json()
     assert (seen["place"], seen["due"], seen["task"], seen["priority"]) == ("schedule", LATER, "send_mail", 7)
+    assert seen["tags"] == ["patient:42", "vip"]
 
 
 async def test_a_due_is_a_moment_or_a_delay(api: Caller, jobs: str) -> None:
@@ -93,6 +98,9 @@ async def test_a_due_is_a_moment_or_a_delay(api: Caller, jobs: str) -> None:
         ({"task": "t", "retry": {"tries": 1}}, "unknown field `tries`"),
         ({"task": "t", "retention": -1}, "$.retention"),
         ({"task": "t", "window": "mon-fri 22:00-30:00 UTC"}, "30:00"),
+        ({"task": "t", "tags": ["a b"]}, "$.tags[0]"),
+        ({"task": "t", "tags": ["a\n"]}, "tags is"),
+        ({"task": "t", "tags": ["a"] * 6}, "$.tags"),
         ({"task": "t", "on_conflict": "ignore"}, "$.on_conflict"),
         ({"task": "t", "id": "a", "unique": {}}, "id and unique: give one of them"),
         ({"task": "t", "unique": {"within": 0}}, "$.unique.within"),
@@ -251,7 +259,23 @@ async def test_jobs_are_listed_by_place_and_by_a_filter(api: Caller, jobs: str, 
     assert await listed("?until=1e9&since=2000-01-01T00:00:00Z") == ([], True)
     assert await listed("?until=2001-01-01T00:00:00Z") == (["d"], True)
     assert await listed("?error=ValueError") == (["d"], True)
-    for query in ("?place=finished", "?limit=0", "?limit=x", "?task=", "?older=-1", "?name=x", "?task=a&task=b"):
+    assert (await api.ask("POST", jobs, {"task": "t", "id": "called", "args": [[1]], "delay": 9})).status_code == 201
+    assert await listed('?arguments={"1":[1]}') == (["called"], True)
+    raw.hset(f"evsched:{{{queue}}}:job:past", mapping={"payload": '{"task":"t0"}', "finished": "5", "outcome": "done"})
+    raw.expire(f"evsched:{{{queue}}}:job:past", 300)
+    assert await listed("?place=finished") == (["past"], True)
+    assert await listed("?place=processing") == ([], True)
+    for query in (
+        "?place=gone",
+        "?arguments=x",
+        "?arguments=[1]",
+        "?limit=0",
+        "?limit=x",
+        "?task=",
+        "?older=-1",
+        "?name=x",
+        "?task=a&task=b",
+    ):
         assert (await api.ask("GET", f"{jobs}{query}")).status_code == 422, query
 
 
@@ -329,7 +353,36 @@ async def test_write_tokens_are_needed_to_write(api: Caller, jobs: str, queue: s
     assert raw.dbsize() == 0
 
 
-async def test_handler_receives_id_and_meta_of_the_request(
+async def test_redacted_argument_reaches_only_the_handler(
+    server: EmbeddedRedis, api: Caller, jobs: str, queue: str, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, seen = App(server.url, queue=queue), list[str]()
+
+    @app.task(redact=("card",), retry=Retry(attempts=1))
+    async def pay(amount: int, card: str) -> None:
+        seen.append(card)
+        raise ValueError(f"no credit for {amount}")
+
+    caplog.set_level(logging.DEBUG)
+    secret, texts = "4111-1111", list[str]()
+    inline = f'{{"task":"pay","args":[1,"{secret}"],"redact":["2"]}}'
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {inline: LATER})
+    async with system(Config(url=server.url, queues=(queue,)), app) as running:
+        made = [await pay.enqueue(1, secret), await pay.enqueue(2, card=secret)]
+        by_api = {"task": "pay", "kwargs": {"amount": 1, "card": [secret]}, "redact": ["card"]}
+        made.append(app.job((await api.ask("POST", jobs, by_api)).json()["id"]))
+        await running.recorder.until(lambda: len(running.recorder.of(events.JobBuried)) == len(made))
+        for job in made:
+            texts += [repr(await job.status()), (await api.ask("GET", f"{jobs}/{job.id}")).text]
+            texts.append((await api.ask("GET", f"{jobs}/{job.id}/explain")).text)
+    texts += [(await api.ask("GET", jobs)).text, (await api.ask("GET", f"{jobs}?task=pay")).text, caplog.text]
+    assert seen == [secret, secret]
+    assert "[redacted]" in texts[0]
+    assert [text for text in texts if secret in text] == []
+    await app.close()
+
+
+async def test_handler_receives_id_meta_and_tags_of_the_request(
     server: EmbeddedRedis, api: Caller, jobs: str, queue: str
 ) -> None:
     app = App(server.url, queue=queue)
@@ -337,9 +390,13 @@ async def test_handler_receives_id_and_meta_of_the_request(
     @app.task
     async def look() -> dict[str, Any]:
         job = current_job()
-        return {"meta": job.meta, "id": job.id}
+        return {"meta": job.meta, "id": job.id, "tags": job.tags}
 
+    app.task(on="process")(heavy.read_tags.handler)
     async with system(Config(url=server.url, queues=(queue,)), app):
-        made = (await api.ask("POST", jobs, {"task": "look", "meta": {"trace": "x"}})).json()["id"]
+        made = (await api.ask("POST", jobs, {"task": "look", "meta": {"trace": "x"}, "tags": ["vip"]})).json()["id"]
         ended = (await api.ask("GET", f"{jobs}/{made}/result?wait=60")).json()
-    assert ended["result"] == {"meta": {"trace": "x"}, "id": made}
+        made_too = (await api.ask("POST", jobs, {"task": "read_tags", "tags": ["vip", "night"]})).json()["id"]
+        in_process = (await api.ask("GET", f"{jobs}/{made_too}/result?wait=60")).json()
+    assert ended["result"] == {"meta": {"trace": "x"}, "id": made, "tags": ["vip"]}
+    assert in_process["result"] == ["vip", "night"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -114,6 +115,21 @@ async def test_dead_jobs_are_revived_and_dropped(api: Caller, path: str, queue: 
     assert dead(raw, queue) == ["c", "d"], "none was dropped"
     assert (await api.ask("POST", f"{path}/dead/revive", {"all": True})).json() == {"changed": 2, "complete": True}
     assert (await api.ask("POST", f"{path}/dead/revive", {"all": True})).json() == {"changed": 0, "complete": True}
+
+
+async def test_dead_jobs_are_listed_and_revived_by_their_tags(api: Caller, path: str, queue: str, raw: Any) -> None:
+    bury(raw, queue, ["a", "b", "c"])
+    for job, tags in (("a", ["patient:42"]), ("b", ["patient:42", "vip"])):
+        payload = json.dumps({"task": "t", "tags": tags})
+        raw.hset(f"evsched:{{{queue}}}:job:{job}", "payload", payload)
+    listed = (await api.ask("GET", f"{path}/jobs?tags=vip,patient:42")).json()
+    assert [(job["id"], job["tags"]) for job in listed["jobs"]] == [("b", ["patient:42", "vip"])]
+    for wrong in ("a%20b", "", "a,,b"):
+        assert (await api.ask("GET", f"{path}/jobs?tags={wrong}")).status_code == 422
+    revived = await api.ask("POST", f"{path}/dead/revive", {"tags": ["patient:42"]})
+    assert revived.json() == {"changed": 2, "complete": True}
+    assert (await api.ask("POST", f"{path}/dead/revive", {"tags": []})).status_code == 422
+    assert dead(raw, queue) == ["c"]
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,20 @@ async def test_a_filter_without_a_condition_changes_nothing(client: Client, queu
         await getattr(client, f"{name}_matching")(queue, Filter())
 
 
-@pytest.mark.parametrize("wrong", [{"task": ""}, {"group": 5}, {"reason": ""}, {"older": -1}, {"older": float("inf")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"task": ""},
+        {"tags": "vip"},
+        {"arguments": {"a": object()}},
+        {"arguments": {"a": [2**53]}},
+        {"arguments": {"": 1}},
+        {"group": 5},
+        {"reason": ""},
+        {"older": -1},
+        {"older": float("inf")},
+    ],
+)
 def test_a_wrong_condition_is_refused_where_it_is_given(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Filter(**wrong)
@@ -184,5 +197,5 @@ def test_a_condition_that_cannot_be_sent_is_refused(name: str) -> None:
 
 async def test_jobs_are_found_in_places_that_exist(client: Client, queue: str) -> None:
     place: Any = "procesing"
-    with pytest.raises(ConfigError, match="place is 'procesing': give 'schedule' or"):
+    with pytest.raises(ConfigError, match="place is 'procesing', did you mean 'processing'"):
         await client.find(queue, PAY, place)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evsched.client.sweep import Filter
 from evsched.jobs.job import Buried
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import condition
@@ -63,6 +64,150 @@ def test_a_task_is_found_however_its_json_is_written(send: Send, store: Store, p
 def test_a_payload_that_cannot_be_read_has_no_task(send: Send, store: Store, payload: bytes) -> None:
     send(store.enqueue([New("a", payload, due=NOW)]))
     assert found(send, store, PAY) == set()
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_jobs_are_found_by_all_of_their_tags(send: Send, store: Store, raw: Any, root: str, inline: bool) -> None:
+    payloads = {
+        "both": '{"task":"t","tags":["patient:42","vip"]}',
+        "one": '{"task":"t","tags":["patient:42"]}',
+        "escaped": '{"task":"t","tags":["patient:4\\u0032","vip"]}',
+        "longer": '{"task":"t","tags":["patient:421"]}',
+        "elsewhere": '{"task":"t","args":["patient:42"],"meta":{"tags":["patient:42"]}}',
+    }
+    ids = {name: payload if inline else name for name, payload in payloads.items()}
+    if inline:
+        raw.zadd(f"{root}schedule", dict.fromkeys(payloads.values(), NOW))
+    else:
+        send(store.enqueue([New(name, payload.encode(), due=NOW) for name, payload in payloads.items()]))
+    assert found(send, store, condition(tags=["patient:42"])) == {ids["both"], ids["one"], ids["escaped"]}
+    assert found(send, store, condition(tags=["vip", "patient:42"])) == {ids["both"], ids["escaped"]}
+    tags = {match.id: match.tags for match in send(store.find("schedule", condition(task="t"))).found}
+    assert tags[ids["escaped"]] == ("patient:42", "vip")
+    assert tags[ids["elsewhere"]] == ()
+
+
+def test_tags_that_are_not_valid_are_left_out(send: Send, store: Store) -> None:
+    hostile = ["a\x00", "\u202egpj", {"a": ["b"]}, "x" * 65, "a,b", ["a"], None, 5, "", "a b", "x" * 250_000]
+    payloads: list[Any] = [{"task": "t", "tags": [tag, "good"]} for tag in hostile]
+    payloads += [{"task": "t", "tags": tags} for tags in ("a", {"a": "b"}, 5, ["bad tag"] * 20_000)]
+    send(store.enqueue([New(f"j{n}", json.dumps(one).encode(), due=NOW) for n, one in enumerate(payloads)]))
+    assert found(send, store, condition(tags=["good"])) == {f"j{n}" for n in range(len(hostile))}
+    assert found(send, store, condition(task="t")) == {f"j{n}" for n in range(len(payloads))}
+    for n in range(len(payloads)):
+        (match,) = send(store.find("schedule", condition(), ids=[f"j{n}"])).found
+        status = send(store.look(f"j{n}"))
+        assert status is not None
+        assert match.tags == status.tags == (("good",) if n < len(hostile) else ())
+
+
+ARGUMENTS: dict[str, Any] = {
+    "named": {"kwargs": {"patient": 42, "city": "Köln"}},
+    "text": {"kwargs": {"patient": "42"}},
+    "listed": {"args": [42, {"a": [1, None]}]},
+    "other": {"args": [7, 42], "kwargs": {"doctor": 42}, "meta": {"patient": 42}},
+    "none": {"kwargs": {"patient": None, "flag": False}},
+    "empty": {},
+}
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "jobs"),
+    [
+        ("patient", 42, {"named"}),
+        ("patient", 42.0, {"named"}),
+        ("patient", "42", {"text"}),
+        ("patient", None, {"none"}),
+        ("patient", {}, set[str]()),
+        ("flag", False, {"none"}),
+        ("flag", None, set[str]()),
+        ("city", "Köln", {"named"}),
+        ("city", "K", set[str]()),
+        ("1", 42, {"listed"}),
+        ("2", 42, {"other"}),
+        ("2", {"a": [1, None]}, {"listed"}),
+        ("2", {"a": [1]}, set[str]()),
+        ("2", {"a": [1, None, 2]}, set[str]()),
+        ("3", None, set[str]()),
+    ],
+)
+def test_jobs_are_found_by_their_arguments(
+    send: Send, store: Store, raw: Any, root: str, name: str, value: Any, jobs: set[str], inline: bool
+) -> None:
+    payloads = {job: json.dumps({"task": "t", **more}) for job, more in ARGUMENTS.items()}
+    matching = Filter(arguments={name: value}).condition(NOW)
+    if inline:
+        raw.zadd(f"{root}schedule", dict.fromkeys(payloads.values(), NOW))
+        assert found(send, store, matching) == {payloads[job] for job in jobs}
+    else:
+        send(store.enqueue([New(job, payload.encode(), due=NOW) for job, payload in payloads.items()]))
+        assert found(send, store, matching) == jobs
+        assert send(store.cancel_matching(list(payloads), matching)) == len(jobs)
+
+
+def test_argument_passed_by_position_is_found_by_the_name_of_its_parameter(send: Send, store: Store) -> None:
+    payloads = {"a": b'{"task":"t","args":[1,42]}', "b": b'{"task":"other","args":[1,42]}', "c": b'{"args":[1,42]}'}
+    send(store.enqueue([New(job, payload, due=NOW) for job, payload in payloads.items()]))
+    matching = Filter(arguments={"patient": 42})
+    assert found(send, store, matching.condition(NOW)) == set()
+    assert found(send, store, matching.condition(NOW, {"t": ("at", "patient"), "u": ("patient",)})) == {"a"}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"args": {"1": 42}, "kwargs": [42]},
+        {"args": "42", "kwargs": "patient"},
+        {"args": 42, "kwargs": 42},
+        {"args": [[42]] * 9, "kwargs": {"patient": [42]}},
+        {"args": ["\u202e42\x00"], "kwargs": {"patient": "\u202e42\x00" * 40_000}},
+        {"task": ["t"], "args": None, "kwargs": None},
+    ],
+    ids=lambda payload: json.dumps(payload)[:40],
+)
+def test_hostile_arguments_match_nothing(send: Send, store: Store, payload: Any) -> None:
+    deep = b'{"task":"t","args":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    send(store.enqueue([New("a", json.dumps({"task": "t", **payload}).encode(), due=NOW), New("b", deep, due=NOW)]))
+    for name in ("1", "patient"):
+        assert found(send, store, Filter(arguments={name: 42}).condition(NOW, {"t": ("patient",)})) == set()
+
+
+@pytest.mark.parametrize("redact", [["card", "1"], ["1", "card"], "card", {"a": "b"}, [["card"], 1]])
+def test_redacted_arguments_cannot_be_searched_for(send: Send, store: Store, redact: Any) -> None:
+    job = {"task": "t", "args": [42], "redact": redact}
+    by_name = {"task": "t", "kwargs": {"card": 42}, "redact": redact}
+    jobs = {"a": job, "b": by_name, "c": {**job, "redact": []}, "d": {**by_name, "redact": None}}
+    send(store.enqueue([New(name, json.dumps(one).encode(), due=NOW) for name, one in jobs.items()]))
+    matching = Filter(arguments={"card": 42}).condition(NOW, {"t": ("card",)})
+    assert found(send, store, matching) == {"c", "d"}
+    assert found(send, store, Filter(arguments={"1": 42}).condition(NOW)) == {"c"}
+
+
+def test_finished_jobs_are_found_among_all_keys(send: Send, store: Store, queue: str, raw: Any, root: str) -> None:
+    for n in range(400):
+        payload = json.dumps({"task": "t", "args": [n % 2]})
+        raw.hset(f"{root}job:f{n}", mapping={"payload": payload, "finished": f"{NOW + n}"})
+    raw.hset(f"evsched:{{{queue}x}}:job:f400", mapping={"payload": '{"task":"t","args":[1]}', "finished": "1"})
+    for place in ("schedule", "dead"):
+        raw.hset(f"{root}job:{place}", mapping={"payload": '{"task":"t","args":[1]}', "finished": "1"})
+        raw.zadd(f"{root}{place}", {place: NOW})
+    raw.hset(f"{root}job:running", mapping={"payload": '{"task":"t","args":[1]}', "finished": "1", "worker": "w"})
+    raw.rpush(f"{root}processing:w", "running")
+    raw.set(f"{root}job:text", "no hash")
+    odd = {f"f{n}" for n in range(1, 400, 2)}
+    assert found(send, store, Filter(arguments={"1": 1}).condition(NOW), "finished") == odd
+    (match,) = send(store.find("finished", condition(), ids=["f7", "running"])).found
+    assert (match.place, match.id, match.at, match.task) == ("finished", "f7", NOW + 7, "t")
+    assert found(send, store, condition(after=NOW + 398), "finished") == {"f398", "f399"}
+    assert found(send, store, condition(), "processing:w") == {"running"}
+
+
+def test_verb_changes_only_jobs_with_the_tag(send: Send, store: Store) -> None:
+    tagged = b'{"task":"t","tags":["vip"]}'
+    send(store.enqueue([New("a", tagged, due=NOW), New("b", b'{"task":"t"}', due=NOW)]))
+    assert send(store.cancel_matching(["a", "b"], condition(tags=["vip"]))) == 1
+    assert found(send, store, condition()) == {"b"}
 
 
 def test_match_has_the_known_fields_of_the_job(send: Send, queue: str) -> None:

@@ -105,6 +105,61 @@ def test_enqueue_takes_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue:
     assert [cli.json("show", job, *of)["result"] for job in ("named", "both")] == [5, 9]
 
 
+def test_tags_are_shown_and_filter_the_lists(cli: Cli, queue: str, raw: Any) -> None:
+    of = ("--queue", queue)
+    cli.run("enqueue", "add", "1", "--id", "a", "--tag", "patient:42", "--tag", "vip", "--in", "1h", *of)
+    cli.run("enqueue", "add", "1", "--id", "b", "--in", "1h", *of)
+    assert "tags\tpatient:42 vip\n" in cli.run("show", "a", *of).stdout
+    assert "tags" not in cli.run("show", "b", *of).stdout
+    assert cli.json("explain", "a", *of)["facts"]["tags"] == "patient:42 vip"
+    (row,) = cli.json("jobs", "--tag", "vip", "--tag", "patient:42", *of)
+    assert (row["id"], row["tags"]) == ("a", ["patient:42", "vip"])
+    for job in ("a", "b"):
+        raw.zrem(f"evsched:{{{queue}}}:schedule", job)
+        raw.zadd(f"evsched:{{{queue}}}:dead", {job: 1.0})
+    assert [(dead["id"], dead["tags"]) for dead in cli.json("dead", "--tag", "vip", *of)] == [("a", row["tags"])]
+    assert cli.json("dead", "--tag", "nobody", *of) == []
+    assert cli.run("dead", "drop", "--tag", "vip", *of).stdout == "1 dropped\n"
+    wrong = cli.run("enqueue", "add", "1", "--tag", "a b", *of)
+    assert (wrong.returncode, "tags is ['a b']: give a tuple of at most 5 tags" in wrong.stderr) == (2, True)
+
+
+def test_jobs_are_found_by_their_arguments_wherever_they_are(cli: Cli, queue: str, raw: Any) -> None:
+    root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
+    cli.run("enqueue", "add", "1", "--id", "past", *of)
+    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0  # it also describes its tasks
+    cli.run("enqueue", "add", "1", "--arg", "b=3", "--id", "waits", "--in", "1h", *of)
+    cli.run("enqueue", "add", "2", "--arg", "b=3", "--id", "other", "--in", "1h", *of)
+    raw.hset(f"{root}job:runs", mapping={"payload": '{"task":"add","args":[1]}', "worker": "w", "attempt": 1})
+    raw.rpush(f"{root}processing:w", "runs")
+    raw.zadd(f"{root}leases", {"w": 4e9})
+    for argument in ("a=1", "1=1"):
+        found = cli.json("jobs", "--arg", argument, *of)
+        assert [(job["place"], job["id"]) for job in found] == [("schedule", "waits"), ("processing", "runs")]
+        assert [job["id"] for job in cli.json("jobs", "--arg", argument, "--place", "finished", *of)] == ["past"]
+    assert [job["id"] for job in cli.json("jobs", "--arg", "a=1", "--arg", "b=3", *of)] == ["waits"]
+    assert cli.json("jobs", "--arg", "b=three", *of) == []
+    assert [job["id"] for job in cli.json("jobs", "--place", "processing", *of)] == ["runs"]
+    assert cli.run("cancel", "--arg", "a=1", *of).stdout == "1 cancelled\n"
+    for wrong, words in (("b", "write NAME=JSON"), ("b=9007199254740993", "numbers below 2**53")):
+        refused = cli.run("jobs", "--arg", wrong, *of)
+        assert (refused.returncode, words in refused.stderr) == (2, True)
+
+
+def test_redacted_arguments_are_not_shown(cli: Cli, queue: str, raw: Any) -> None:
+    root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
+    cli.run("enqueue", "add", '"4111"', "--arg", 'b="4111"', "--redact", "1", "--redact", "b", "--id", "dead", *of)
+    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
+    raw.zadd(f"{root}schedule", {'{"task":"add","args":["4111"],"redact":["1"]}': 4e9})
+    commands = [("show", "dead"), ("explain", "dead"), ("dead",), ("jobs",), ("jobs", "--task", "add")]
+    commands += [("cancel", "--task", "add", "--dry-run")]
+    shown = [cli.run(*command, *of, *json).stdout for command in commands for json in ((), ("--json",))]
+    assert all(shown)
+    assert [text for text in shown if "4111" in text] == []
+    assert cli.json("show", "dead", *of)["payload"]["args"] == ["[redacted]"]
+    assert cli.json("jobs", "--arg", 'b="4111"', *of) == cli.json("jobs", "--arg", 'a="4111"', *of) == []
+
+
 def test_cancel_reports_its_effect_on_the_current_and_next_run(cli: Cli, queue: str, raw: Any) -> None:
     root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
     raw.hset(f"{root}job:a", mapping={"payload": '{"task":"add","args":[1]}', "due": 1, "worker": "w", "attempt": 1})

@@ -104,6 +104,11 @@ async def where() -> tuple[int, int]:
 
 
 @app.task(on="process")
+def read_tags() -> tuple[str, ...]:
+    return current_job().tags
+
+
+@app.task(on="process")
 def write_to_sockets() -> None:
     """Write a frame that holds no value to each socket of the process, and do not return."""
     for number in range(3, 256):

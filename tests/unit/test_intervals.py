@@ -21,6 +21,7 @@ def check(rule: str, payload: bytes = b'{"task":"slow"}', **more: Any) -> None:
 
 def test_a_policy_is_read_as_it_was_written() -> None:
     assert policy_of(write_policy(SLOW), b'{"task":"slow"}') == SLOW
+    assert policy_of(write_policy(SLOW, ("a", "b")), b'{"task":"slow"}') == SLOW
     later = write_policy(SLOW)[:-1] + ',"a later field":1}'
     assert policy_of(later, b'{"task":"slow"}') == SLOW
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ from evsched import App, EndedJob
 from evsched.errors import ConfigError, UnknownTask
 from evsched.jobs.job import Payload, RetryFields, decode_payload
 from evsched.jobs.record import DEFAULT_RETENTION
+from evsched.jobs.redaction import REDACTED, redacted, redacted_member
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import DEFAULT_TIMEOUT, Hook, Hooks, TaskOptions, Tasks, check_task_options, define
 
@@ -251,3 +252,63 @@ def test_tasks_are_found_by_name_alone() -> None:
         tasks.find("send_mial")
     with pytest.raises(ConfigError, match="registered twice"):
         tasks.add(define(lambda: None, name="send_mail"))
+
+
+def charge(amount: int, card: Literal["4111"], *, note: Literal["4222"] = "4222") -> None: ...
+
+
+def test_redacted_parameters_are_named_by_position_too() -> None:
+    assert define(charge, redact=("card", "note")).redact == ("card", "note", "2")
+    with pytest.raises(
+        ConfigError, match="redact names 'crad', which is not one of its parameters: amount, card, note"
+    ):
+        define(charge, redact=("crad",))
+
+
+@pytest.mark.parametrize("of_task", [True, False])
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [({"args": [1, "5555"]}, "args[1]"), ({"args": [1], "kwargs": {"card": "5555", "note": "4222"}}, "kwargs.card")],
+)
+def test_message_about_a_redacted_argument_has_no_value(call: dict[str, Any], path: str, of_task: bool) -> None:
+    task = define(charge, redact=("card", "note") if of_task else ())
+    payload = {"task": "charge", **call} | ({} if of_task else {"redact": ["card", "2"]})
+    with pytest.raises(msgspec.ValidationError) as caught:
+        task.bind(decode_payload(msgspec.json.encode(payload)))
+    assert str(caught.value) == f"Invalid value of a redacted argument - at `$.{path}`"
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        ({"args": [1, 2], "kwargs": {"card": 3}}, {"args": [1, 2], "kwargs": {"card": 3}}),
+        ({"args": [1, 2], "redact": ["2"]}, {"args": [1, REDACTED], "redact": ["2"]}),
+        (
+            {"kwargs": {"card": [4], "a": 1}, "redact": ["card"]},
+            {"kwargs": {"card": REDACTED, "a": 1}, "redact": ["card"]},
+        ),
+        ({"args": [1], "redact": "card"}, {"args": REDACTED, "kwargs": REDACTED, "redact": "card"}),
+        ({"args": [1], "redact": [1]}, {"args": REDACTED, "kwargs": REDACTED, "redact": [1]}),
+        ({"args": "x", "kwargs": 5, "redact": ["1"]}, {"args": "x", "kwargs": 5, "redact": ["1"]}),
+        ('{"kwargs":{"card":1},"redact":["card"]', REDACTED),
+        ("{no json", "{no json"),
+        ([1], [1]),
+        (None, None),
+    ],
+)
+def test_readers_get_no_redacted_values(payload: Any, shown: Any) -> None:
+    assert redacted(payload) == shown
+
+
+@pytest.mark.parametrize(
+    ("member", "shown"),
+    [
+        ("a-1", "a-1"),
+        ('{"task": "t"}', '{"task": "t"}'),
+        ('{"task":"t","args":["4111"],"redact":["1"]}', '{"task":"t","args":["[redacted]"],"redact":["1"]}'),
+        ('{"args":["4111"],"\\u0072edact":["1"]}', '{"args":["[redacted]"],"redact":["1"]}'),
+        ('{"args":["4111"],"redact":["1"]', REDACTED),
+    ],
+)
+def test_member_of_an_inline_job_is_shown_without_redacted_values(member: str, shown: str) -> None:
+    assert redacted_member(member) == shown

@@ -17,7 +17,7 @@ from evsched.client.wire_schema import Written, wire_schema
 from evsched.errors import ConfigError
 from evsched.jobs import record
 from evsched.jobs.job import Payload, RetryFields, decode_payload
-from evsched.jobs.option_checks import length
+from evsched.jobs.option_checks import length, tags
 from evsched.jobs.retry import Retry, override
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
 from tests.support.cli import Cli
@@ -88,6 +88,10 @@ def test_the_protocol_has_examples() -> None:
         {"task": "t", "reply": 1},
         {"task": "t", "meta": [1]},
         {"task": "t", "window": 5},
+        {"task": "t", "tags": "a"},
+        {"task": "t", "tags": {"a": 1}},
+        {"task": "t", "tags": ["a b"]},
+        {"task": "t", "tags": ["a"] * 6},
     ],
     ids=json.dumps,
 )
@@ -111,7 +115,7 @@ def test_hostile_fields_of_an_inline_job_are_refused(more: dict[str, Any]) -> No
 
 
 def test_php_and_lua_may_write_empty_containers() -> None:
-    written: dict[str, Any] = {"task": "t", "args": {}, "kwargs": [], "retry": [], "meta": []}
+    written: dict[str, Any] = {"task": "t", "args": {}, "kwargs": [], "retry": [], "meta": [], "tags": {}, "redact": {}}
     assert errors("payload", written) == []
     assert decode_payload(msgspec.json.encode(written)) == Payload("t", retry=RetryFields())
 
@@ -132,6 +136,8 @@ FIELDS = {
     "reply": st.sampled_from([True, False, None, 1]),
     "meta": st.sampled_from([[], {}, {"a": [1]}, [1], 5]),
     "window": st.sampled_from(["w", None, 5]),
+    "tags": st.sampled_from([["a:1"], [], {}, {"a": 1}, "a", None, [None], ["x" * 65], ["a,b"], ["ü"]]),
+    "redact": st.sampled_from([["card"], ["1"], [], {}, {"a": 1}, "card", None, [None], [1]]),
     "id": st.sampled_from(["a", 5, None]),
     "other": st.just(1),
 }
@@ -142,6 +148,7 @@ def is_read(written: Any) -> bool:
     try:
         payload = decode_payload(msgspec.json.encode(written))
         override(Retry(), payload.retry)
+        tags("tags", payload.tags)
         if payload.timeout is not None:
             length("timeout", payload.timeout)
     except (msgspec.MsgspecError, ConfigError):
