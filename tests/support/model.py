@@ -49,17 +49,10 @@ class Model(Gate):
         record = self.jobs.get(job)
         return (record is not None and self.holds(record.worker, job)) or not (job in self.schedule or self.waits(job))
 
-    def may_replace(self, new: New, now: float, since: float | None) -> bool:
-        """Return whether `replace` writes the job: not if its first sending has, and the job has begun since."""
-        if since is None or not self.has_begun(new.id) or not self.is_written(new, since):
-            return True
-        return now < (since + new.delay if new.due is None else new.due)
-
     @verb
     def enqueue(self, new: New, conflict: str, now: float, since: float | None = None) -> bool:
         if conflict == "replace":
-            if self.may_replace(new, now, since):
-                self._replace(new, now)
+            self._replace(new, now)
             self.admit(0, now)
             return True
         if since is not None and self.is_written(new, since):
