@@ -7,6 +7,7 @@ whichever of them it was scheduled, so a client that knows nothing of shards may
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -124,12 +125,14 @@ def unread() -> Shards:
 def _part(field: str, value: float, at: int, parts: int, queue: str) -> float:
     """Return one of the parts of a limit. The first ones get the remainder."""
     name, _, group = field.partition(":")
-    if name == "weight":
+    if name in ("weight", "history_age"):
         return value
     if name != "rate" and group.startswith("origin:"):
         value = max(value, parts)  # it has a default, which must not keep a worker from starting
     if name == "rate":
         return value / parts
+    if name == "history":
+        return math.ceil(value / parts)
     if value < parts:
         raise ConfigError(
             f"limit {field} of queue {queue} is {value:g}: it is divided among {parts - 1} shards and the queue "

@@ -161,20 +161,24 @@ local function with_failure(id, reason)
   return reason .. '; before that: ' .. failure
 end
 
--- Store the exception of a failed run: its traceback and its class, '' = none.
+-- Store the exception of a failed run: its traceback, its class, and the line that raised it; '' = none.
 -- USES record
-local function note_raised(id, trace, error)
+local function note_raised(id, trace, error, location)
   if trace ~= '' then
     redis.call('HSET', record(id), 'traceback', trace)
   end
   if error ~= '' then
     redis.call('HSET', record(id), 'error', error)
   end
+  if location ~= '' then
+    redis.call('HSET', record(id), 'location', location)
+  end
 end
 
 -- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller then removes it from the place it was in.
--- USES note_end, acquit, record, seconds, DEAD_MOST, DEAD_AGE
+-- USES note_end, note_history, acquit, record, seconds, DEAD_MOST, DEAD_AGE
 local function bury(id, outcome, reason, now)
+  note_history(id, outcome, now)
   note_end(id, outcome, now, reason, '')
   acquit(id)
   redis.call('HSET', record(id), 'outcome', outcome, 'reason', reason, 'finished', seconds(now))
@@ -290,8 +294,9 @@ end
 
 -- End a job as cancelled. Its record is kept, or reset if the id was scheduled again. The caller then removes the job
 -- from the place it was in. `reply`: '1' = the caller knows that a client waits.
--- USES note_end, acquit, record, push_reply, wants_reply, begin_next, seconds, milliseconds, field_of
+-- USES note_end, note_history, acquit, record, push_reply, wants_reply, begin_next, seconds, milliseconds, field_of
 local function abort(id, reason, retention, reply, now)
+  note_history(id, 'cancelled', now)
   local kept = note_end(id, 'cancelled', now, reason, seconds(retention))
   acquit(id)
   if reply == '1' or wants_reply(id) then
@@ -311,19 +316,20 @@ end
 
 -- Completion: the end of a run whose handler has returned.
 
--- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention and
--- reply, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. A run that was to stop ends as cancelled,
--- even if it succeeded.
--- USES seconds, abort, acquit, note_end, push_reply, call_hook, record, begin_next, milliseconds, row_of
+-- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention, reply
+-- and label, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. A run that was to stop ends as
+-- cancelled, even if it succeeded.
+-- USES seconds, abort, acquit, note_end, add_end, push_reply, call_hook, record, begin_next, milliseconds, row_of
 local function completion(now, hook, task)
   local moment = seconds(now)
   -- The retentions as PEXPIRE takes them, by their text: most jobs have the same.
   local lifetimes = {}
-  return function(id, run, scheduled, result, retention, reply)
+  return function(id, run, scheduled, result, retention, reply, label)
     if run[5] then
       return abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
     end
     acquit(id)
+    add_end(id, 'done', label, now, run[1], run[2], run[9], run[10], run[11], run[12])
     local row = row_of(run[8])
     if run[6] or row then
       note_end(id, 'done', now, nil, retention)

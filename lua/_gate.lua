@@ -363,7 +363,7 @@ end
 
 -- The limits that are set. This read refuses a key of the wrong type before the verb has written anything.
 -- `reserved_of`: how much of a concurrency older parts of the queue still use.
--- USES limits, limit_of, ORIGIN_IN, moment_of
+-- USES limits, limit_of, ORIGIN_IN, moment_of, HISTORY
 local policy
 local function reserved_of(field)
   local found = policy.reserved and policy.reserved[field]
@@ -374,6 +374,7 @@ local function read_policy()
   local ruled = redis.call('HLEN', limits)
   if ruled > 0 then
     local whole = { 'paused', 'concurrency', 'rate', 'burst', 'paused_until', 'paused_why', 'reserved' }
+    whole[8], whole[9] = 'history', 'history_age'
     local fields = redis.call('HMGET', limits, 'concurrency:*', 'rate:*', 'burst:*', 'tasks', 'origins', unpack(whole))
     policy.paused, policy.paused_until = fields[6], moment_of(fields[10] or nil)
     policy.concurrency, policy.rate, policy.burst = limit_of(fields[7]), limit_of(fields[8]), limit_of(fields[9])
@@ -387,7 +388,8 @@ local function read_policy()
     for task in pairs(policy.origins and ORIGIN_IN or {}) do
       policy.named[task] = '"' .. task .. '"'
     end
-    for i = 6, 12 do
+    policy.history, policy.history_age = limit_of(fields[13]), limit_of(fields[14])
+    for i = 6, 14 do
       ruled = ruled - (fields[i] and 1 or 0)
     end
     if fields[12] then
@@ -397,6 +399,7 @@ local function read_policy()
     end
     policy.grouped = ruled > 0
   end
+  policy.history, policy.history_age = policy.history or HISTORY.most, policy.history_age or HISTORY.age
 end
 read_policy()
 

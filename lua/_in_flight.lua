@@ -273,16 +273,17 @@ local function convict(id, unsure)
 end
 
 -- End runs of a worker. Each row from `first` on is one run: id, run, and the last arguments of
--- `finish(id, run, scheduled, ...)`. `run[3]` to `run[8]` are the record's reply, again, stop, recurrence, reason and
--- ledger. `scheduled` is the id's score on the schedule, false if it is not there. Returns the ids of the runs that do
--- not belong to the worker any more: LOST. Nothing is written for those. Also returns the ids of the runs that `finish`
--- refused to end, each followed by the error that it returned. They stay in the worker's list.
+-- `finish(id, run, scheduled, ...)`. `run` has the record's worker, attempt, reply, again, stop, recurrence, reason,
+-- ledger, started, due, group and by. `scheduled` is the id's score on the schedule, false if it is not there. Returns
+-- the ids of the runs that do not belong to the worker any more: LOST. Nothing is written for those. Also returns the
+-- ids of the runs that `finish` refused to end, each followed by the error that it returned. They stay in the worker's
+-- list.
 --
 -- The runs are taken out of the worker's list first, which is also the check that they are there. So Redis must not be
 -- able to refuse anything in `finish` after its first write: types are checked before, and the values that it writes
 -- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
 -- in this order, and one command takes them all out.
--- USES processing, expect, expect_gate, expect_rows, belongs, leave, admit, fields_of, record
+-- USES processing, expect, expect_gate, expect_rows, belongs, leave, admit, fields_of, record, write_history
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
   expect_rows(first, width)
@@ -296,8 +297,21 @@ local function end_runs(first, width, worker, now, finish)
   local runs, ours, taken = {}, {}, 0
   for i, id in ipairs(ids) do
     local key = record(id)
-    local run =
-      fields_of(key, 'worker', 'attempt', 'reply', 'again', 'stop', 'recurrence', 'reason', 'ledger', 'started')
+    local run = fields_of(
+      key,
+      'worker',
+      'attempt',
+      'reply',
+      'again',
+      'stop',
+      'recurrence',
+      'reason',
+      'ledger',
+      'started',
+      'due',
+      'group',
+      'by'
+    )
     runs[i] = run
     ours[i] = belongs(worker, id, ARGV[first + (i - 1) * width + 1], run[1], run[2], run[9])
     if ours[i] and taken == i - 1 and head[i] == id then
@@ -322,6 +336,7 @@ local function end_runs(first, width, worker, now, finish)
       lost[#lost + 1] = id
     end
   end
+  write_history(now)
   admit(0, now)
   return lost, refused
 end

@@ -133,7 +133,7 @@ local function fields_of(key, ...)
     if type(size) ~= 'number' then
       return size
     end
-    values[i] = size > FIELD_MOST and UNREAD or redis.call('HGET', key, field)
+    values[i] = size > FIELD_MOST and UNREAD or (size > 0 and redis.call('HGET', key, field))
   end
   return values
 end

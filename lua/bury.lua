@@ -14,10 +14,11 @@
 --        how       'killed' = it killed the process in which it was isolated, 'never' = it did not begin, ''
 --        trace     the traceback of the handler's exception, '' = none
 --        error     the class of the exception, '' = none
+--        location  the line of the handler's code that raised it, '' = none
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, expect, convict, count_attempts, abort, push_reply, call_hook, waiting_place, note_end,
+-- USES   clock, expect, convict, count_attempts, abort, push_reply, call_hook, waiting_place, note_end, note_history,
 --        record, begin_next, bury, end_runs, with_failure, note_raised
 --
 -- When the same id was scheduled again meanwhile, the job is not dead: it runs again, with all its attempts.
@@ -26,7 +27,7 @@ local now, worker, hook, task = unpack(ARGV, 1, 4)
 now = clock(now)
 expect('ZCARD', dead)
 
-local function finish(id, run, scheduled, reason, reply, outcome, how, trace, error)
+local function finish(id, run, scheduled, reason, reply, outcome, how, trace, error, location)
   if how == 'killed' then
     convict(id, 0)
   elseif how == 'never' then
@@ -36,6 +37,10 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace, er
   if run[5] then
     return abort(id, 'cancelled while it ran', RETENTION, reply, now)
   end
+  if how ~= 'never' then
+    redis.call('HDEL', record(id), ATTEMPT_FIELDS) -- of an earlier run
+    note_raised(id, trace, error, location)
+  end
   if reply == '1' or run[3] then
     push_reply(id, outcome, 'null', reason, 0)
   end
@@ -43,15 +48,12 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace, er
     call_hook(hook, task, id, outcome, 'null', reason, now)
   end
   if run[4] or scheduled or waiting_place(id) then
+    note_history(id, outcome, now)
     note_end(id, outcome, now, reason, '')
     redis.call('HSET', record(id), 'reason', reason)
     begin_next(id, run[4])
   else
     bury(id, outcome, reason, now)
-    if how ~= 'never' then
-      redis.call('HDEL', record(id), ATTEMPT_FIELDS) -- of an earlier run
-      note_raised(id, trace, error)
-    end
   end
 end
-return end_runs(5, 8, worker, now, finish)
+return end_runs(5, 9, worker, now, finish)

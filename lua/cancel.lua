@@ -16,7 +16,7 @@
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
 --        row_of, report_gone, field_of, wants_reply, REPLY_READ, moving_due, IS_MOVING, report_end, is_earlier,
---        place_of, seconds, note_act
+--        place_of, seconds, note_act, add_end, group_of, is_id, note_history, write_history, label_of
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
@@ -39,6 +39,7 @@ local LEFT = '10'
 -- Delete the record of a job that waited, and notify its clients.
 local function forget(id, run)
   local key = record(id)
+  note_history(id, 'cancelled', now)
   if wants_reply(id) then
     push_reply(id, 'cancelled', 'null', nil, 0)
   end
@@ -123,8 +124,14 @@ end
 local function cancel_inline(member)
   redis.call('ZREM', schedule, member)
   local job = decode(member, REPLY_READ)
+  local id, group = digest(member), job and job.group
+  if job and type(job.id) == 'string' and is_id(job.id) then
+    id = job.id
+  end
+  group = type(group) == 'string' and group_of(group) or nil
+  add_end(id, 'cancelled', label_of(member), now, nil, nil, nil, nil, group)
   if job and job.reply == true then
-    push_reply(job.id or digest(member), 'cancelled', 'null', nil, 0)
+    push_reply(id, 'cancelled', 'null', nil, 0)
   end
   return 'schedule'
 end
@@ -156,6 +163,7 @@ end
 if not filter then
   places[#places + 1] = next_waited
 end
+write_history(now)
 admit(0, now)
 note_act(act, #changed, changed)
 return places

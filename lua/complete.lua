@@ -11,6 +11,7 @@
 --        result     JSON
 --        retention  seconds that the record is kept, '0' = not at all
 --        reply      '1' = push the outcome to the job's reply list
+--        label      JSON, a list of its task and its tags, for the history
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
@@ -21,4 +22,4 @@
 
 local now, worker, hook, task = unpack(ARGV, 1, 4)
 now = clock(now)
-return end_runs(5, 5, worker, now, completion(now, hook, task))
+return end_runs(5, 6, worker, now, completion(now, hook, task))

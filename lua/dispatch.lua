@@ -15,8 +15,8 @@
 -- TWICE  the second call finds nothing due
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
---        worker_of, reuse, throttled_in, recurrence_of, identify, save_turns, open, fields_of, payload_size,
---        is_inline, with_failure
+--        worker_of, reuse, throttled_in, recurrence_of, identify, save_turns, open, fields_of, payload_size, is_inline,
+--        with_failure, write_history
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a record here. A job that cannot run
 -- goes to dead with a reason, and does not stop the others.
@@ -242,4 +242,5 @@ end
 if nearest or opens then
   sleep = seconds(math.max(0, math.min(nearest or opens, opens or nearest) - now))
 end
+write_history(now)
 return { seconds(now), sleep, moved, buried, missed, opens and seconds(math.max(0, opens - now)) or '' }

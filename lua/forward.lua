@@ -11,6 +11,7 @@
 --        result     JSON
 --        retention  seconds that the record is kept, '0' = not at all
 --        reply      '1' = push the outcome to the job's reply list
+--        label      JSON, a list of its task and its tags, for the history
 --        into       'stream', 'left' or 'right' = that end of a list, 'channel'
 --        name       of the stream, list or channel
 --        most       about how many entries the stream keeps, '' = all
@@ -47,11 +48,11 @@ local function send(id, into, name, most, message)
   return redis.pcall('XADD', name, 'MAXLEN', '~', most, '*', 'id', id, 'message', message)
 end
 
-local function finish(id, run, scheduled, result, retention, reply, into, name, most, message)
+local function finish(id, run, scheduled, result, retention, reply, label, into, name, most, message)
   local sent = not run[5] and send(id, into, name, most, message)
   if type(sent) == 'table' then
     return sent.err
   end
-  complete(id, run, scheduled, result, retention, reply)
+  complete(id, run, scheduled, result, retention, reply, label)
 end
-return { end_runs(5, 9, worker, now, finish) }
+return { end_runs(5, 10, worker, now, finish) }

@@ -15,7 +15,7 @@
 -- TWICE  the second call finds nothing wrong
 -- USES   clock, expect, expect_gate, record, release_waiting, bury, remove_waiting, group_backlog, tidy, miscounts,
 --        in_flight, throttled, group_violation, violations_of, rows, admit, misnamed_id, note_member, ID_RULE,
---        is_inline, group_of, listed_in, note_act
+--        is_inline, group_of, listed_in, note_act, write_history
 --
 -- Each row is checked again here, before and after its repair: a violation that is still there was not repaired. Rows
 -- that are in order by now, or that need a person's decision, are left alone.
@@ -185,6 +185,7 @@ for id, code, from in rows(5, 3) do
     ids[#ids + 1] = id
   end
 end
+write_history(now)
 admit(0, now)
 note_act(act, #ids, ids)
 return mended

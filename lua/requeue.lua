@@ -16,9 +16,9 @@
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
---        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter,
---        return_to_backlog, admit, fields_of, owns, attempt_of, keep_failure, call_idle, decline, busy_leases,
---        dead_workers, seconds
+--        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter, return_to_backlog, admit,
+--        fields_of, owns, attempt_of, keep_failure, call_idle, decline, busy_leases, dead_workers, seconds, note_run,
+--        write_history
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -43,7 +43,7 @@ expect_gate()
 
 local died = lease ~= ''
 -- A run that was handed out and did not end.
-local function cut_short(id, mark)
+local function cut_short(id, mark, named, attempt, since)
   local key = record(id)
   local deaths, doubts, counted = suspicion_of(id)
   local alone = mark == 'alone' or mark == 'soon alone'
@@ -66,6 +66,7 @@ local function cut_short(id, mark)
       redis.call('HDEL', key, ATTEMPT_FIELDS)
     end
     redis.call('HSET', key, 'reason', reason)
+    note_run(id, died and 'lost' or 'interrupted', now, reason, '', '', named, attempt, since)
   else
     redis.call('HSETNX', key, 'reason', reason) -- why an earlier run failed says more than why this one did not begin
   end
@@ -106,7 +107,7 @@ local back, cancelled, nowhere, listed = {}, {}, {}, 0
 for i = #ids, 1, -1 do
   local id = ids[i]
   -- If the record has the wrong type, there are no fields here, and `start` decides on the job.
-  local run = fields_of(record(id), 'worker', 'finished', 'stop', 'begun')
+  local run = fields_of(record(id), 'worker', 'finished', 'stop', 'begun', 'attempt', 'started')
   local holder = not run[2] and run[1]
   -- Another worker runs the job, or has run it, because its id was scheduled again. That run began after both due
   -- times, so it serves both, and nothing is put back.
@@ -131,7 +132,7 @@ for i = #ids, 1, -1 do
       end
     end
     if holder then
-      cut_short(id, run[4])
+      cut_short(id, run[4], run[1], run[5], run[6])
       keep_again(id)
     end
   end
@@ -139,6 +140,7 @@ for i = #ids, 1, -1 do
 end
 return_to_backlog(back)
 call_idle(listed)
+write_history(now)
 admit(0, now)
 
 local put, ended = {}, {}

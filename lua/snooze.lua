@@ -13,7 +13,7 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, seconds, clear_suspicion, send_back, record, attempt_of, field_of, end_runs
+-- USES   clock, seconds, clear_suspicion, send_back, record, attempt_of, field_of, end_runs, note_run
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that was cancelled
 -- does not run again: it ends as cancelled. The handler has begun, so the rates get nothing back.
@@ -31,6 +31,7 @@ local function finish(id, run, scheduled, due, delay, reason)
   due = math.max(tonumber(due) or now + tonumber(delay), least)
   if send_back(id, run, scheduled, seconds(due), reason, now) then
     redis.call('HSET', record(id), 'snoozes', times)
+    note_run(id, 'snoozed', now, reason, '', '', run[1], run[2], run[9])
   end
 end
 return end_runs(3, 5, worker, now, finish)

@@ -20,9 +20,9 @@
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
---        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of,
---        count_attempts, name_of_run, suspicion_of, field_of, fields_of, payload_size, size_of, with_failure,
---        idle, busy_leases
+--        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of, count_attempts,
+--        name_of_run, suspicion_of, field_of, fields_of, payload_size, size_of, with_failure, idle, busy_leases,
+--        write_history
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -187,6 +187,7 @@ end
 if freed then
   admit(0, now)
 end
+write_history(now)
 local leased = redis.call('ZSCORE', leases, worker)
 if redis.call('LLEN', list) > 0 then
   -- A worker that holds nothing sends few heartbeats, and keeps its long lease.

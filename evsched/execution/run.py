@@ -34,6 +34,7 @@ from evsched.jobs.job import (
     describe_malformed,
     encode,
     is_not_finite,
+    label_of,
     shorten,
 )
 from evsched.jobs.record import DEFAULT_RETENTION
@@ -323,8 +324,11 @@ def judge(
         return _judge_failure(job, prepared, Failed(why, given_up=True))
     if message:
         otherwise = _judge_failure(job, prepared, Failed(f"Redis refused the message to {result.name[:200]}"))
-        return Forwarded(b"null", prepared.retention, prepared.payload.reply, result, otherwise)
-    return Done(result, prepared.retention, prepared.payload.reply)
+        payload = prepared.payload
+        return Forwarded(
+            b"null", prepared.retention, payload.reply, message=result, otherwise=otherwise, label=label_of(payload)
+        )
+    return Done(result, prepared.retention, prepared.payload.reply, label_of(prepared.payload))
 
 
 def aborted(prepared: Prepared | NoTask, *, began: bool = True) -> Aborted:
@@ -333,9 +337,15 @@ def aborted(prepared: Prepared | NoTask, *, began: bool = True) -> Aborted:
 
 
 def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retried | Buried:
+    location = (failure.place or "").strip(" ()")
+    outcome = _retry_or_bury(job, prepared, failure)
+    return replace(outcome, traceback=failure.traceback, error=failure.error, location=location)
+
+
+def _retry_or_bury(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retried | Buried:
     policy, reply = prepared.policy, prepared.payload.reply
     if failure.given_up:
-        return Buried(shorten(failure.reason), reply, traceback=failure.traceback, error=failure.error)
+        return Buried(shorten(failure.reason), reply)
     # A job that kills its process now most likely killed those of its doubtful runs too, so they count as attempts. The
     # run of a job with one attempt is marked before it begins, so none of its doubtful runs has begun.
     killed = failure.killed and policy.attempts > 1
@@ -347,11 +357,11 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
     refused = f"; not run again: {failure.refused}" if failure.refused else ""
     reason = shorten(f"attempt {count}{doubtful(job.counted + doubts)}: {failure.reason}{refused}")
     if attempt >= policy.attempts or refused:
-        return Buried(reason, reply, killed=killed, traceback=failure.traceback, error=failure.error)
+        return Buried(reason, reply, killed=killed)
     # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
     unsure = killed and not failure.began
-    return Retried(wait, reason, killed=killed, unsure=unsure, traceback=failure.traceback, error=failure.error)
+    return Retried(wait, reason, killed=killed, unsure=unsure)
 
 
 def encode_result(result: Any) -> bytes:

@@ -89,6 +89,8 @@ class Done(Struct, frozen=True, tag=True):
     result: bytes
     retention: float
     reply: bool
+    label: bytes = b'[""]'
+    """JSON, a list of its task and its tags, for the history."""
 
 
 Into = Literal["stream", "left", "right", "channel"]
@@ -122,6 +124,8 @@ class Retried(Struct, frozen=True, tag=True):
     traceback: str = ""
     error: str = ""
     """The class of the handler's exception, see `retry.class_name`; empty = it raised none."""
+    location: str = ""
+    """The line of the user's code that raised it."""
 
 
 class Buried(Struct, frozen=True, tag=True):
@@ -137,9 +141,11 @@ class Buried(Struct, frozen=True, tag=True):
     traceback: str = ""
     error: str = ""
     """The class of the handler's exception, see `retry.class_name`; empty = it raised none."""
+    location: str = ""
+    """The line of the user's code that raised it."""
 
 
-class Forwarded(Done, frozen=True, tag=True):
+class Forwarded(Done, frozen=True, tag=True, kw_only=True):
     """The run returned a message, which is sent when the job ends."""
 
     message: Message
@@ -253,6 +259,20 @@ def decode_payload(text: bytes) -> Payload:
         if not empty:
             raise
         return msgspec.convert({**fields, **{name: _EMPTY[name] for name in empty}}, Payload)
+
+
+_labels = dict[str, bytes]()
+"""By task. The tasks of an app are few."""
+
+
+def label_of(payload: Payload) -> bytes:
+    """Return the task of a payload, and its tags, as the history has them."""
+    if payload.tags:
+        return encode([payload.task, *payload.tags])
+    found = _labels.get(payload.task)
+    if found is None:
+        found = _labels[payload.task] = encode([payload.task])
+    return found
 
 
 def shorten(reason: str) -> str:

@@ -10,12 +10,14 @@ missing, never as an error. Pure.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evsched.jobs.job import TAG, TAGS_MOST, decode, encode
 from evsched.jobs.redaction import redacted
@@ -68,7 +70,9 @@ FIELDS: Final = (
     Field("reason", "text", "end"),
     Field("traceback", "text", "attempt"),
     Field("error", "text", "attempt"),
+    Field("location", "text", "attempt"),
     Field("failure", "text", "attempt"),
+    Field("runs", "text", "job"),
     Field("outcome", "text", "end"),
     Field("progress", "JSON", "job"),
     Field("result", "JSON", "end"),
@@ -108,6 +112,29 @@ LUA_CONSTANTS: Final = {
 """Names that stand in the Lua files for lists of field names, and for a number."""
 
 
+RunOutcome = Literal["done", "failed", "snoozed", "lost", "interrupted", "dead", "expired", "cancelled"]
+"""How a run ended. "lost": its worker died, or hung. "interrupted": its worker handed it back as it ended. A run whose
+job ended with it has the outcome of the job."""
+
+
+class JobRun(Struct, frozen=True, array_like=True):
+    """A run of a job that has ended. Times in Unix seconds on Redis's clock; empty texts if there is none.
+
+    A run that was handed back, or lost before it was known to have begun, is not counted: the next one has its number.
+    """
+
+    attempt: int
+    worker: str
+    started: float | None
+    ended: float
+    outcome: RunOutcome
+    error: str = ""
+    """The class of the exception."""
+    location: str = ""
+    reason: str = ""
+    """At most 300 bytes."""
+
+
 class JobStatus(Struct, frozen=True):
     """The place of a job, and the values of its record. Times in Unix seconds on Redis's clock; None = not yet."""
 
@@ -136,6 +163,10 @@ class JobStatus(Struct, frozen=True):
     """The traceback of the last failed run, as long as `reason` or `failure` describes that run: at most 4 KiB."""
     error: str | None = None
     """The class of the exception that the handler raised in that run, such as requests.exceptions.Timeout."""
+    location: str | None = None
+    """The line of the user's code that raised it, such as /srv/tasks.py:7 in pay."""
+    runs: list[JobRun] = []
+    """The runs of the job that have ended, the first and the last ten; see `JobRun`."""
     result: Any = None
     payload: Any = None
     expires: float | None = None
@@ -215,8 +246,35 @@ _READERS: Final[dict[Kind, Callable[[bytes], Any]]] = {
     "digit": _digit,
 }
 _SHOWN: Final = tuple(
-    (field.name, _READERS[field.kind]) for field in FIELDS if field.name in JobStatus.__struct_fields__
+    (field.name, _READERS[field.kind])
+    for field in FIELDS
+    if field.name in JobStatus.__struct_fields__ and field.name != "runs"
 )
+
+
+def _read_runs(field: bytes) -> list[JobRun]:
+    """Read the lines of the field `runs`. Lines that are malformed, since another client wrote them, are left out."""
+    found = list[JobRun]()
+    for line in field.decode(errors="replace").splitlines()[:100]:
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            found.append(msgspec.json.decode(line, type=JobRun))
+    return found
+
+
+def _with_last(runs: list[JobRun], status: JobStatus) -> list[JobRun]:
+    """Add the run with which a job has ended; the record has it in its own fields."""
+    if (
+        status.finished is None
+        or status.outcome not in get_args(RunOutcome)
+        or not status.attempt
+        or not status.started
+    ):
+        return runs
+    if runs and runs[-1].started == status.started:
+        return runs  # the job ended before the next run began
+    outcome = cast(RunOutcome, status.outcome)
+    last = status.attempt, status.worker or "", status.started, status.finished, outcome
+    return [*runs, JobRun(*last, status.error or "", status.location or "", (status.reason or "")[:300])]
 
 
 def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes]) -> JobStatus:
@@ -227,8 +285,8 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
     payload = found["payload"] = redacted(found.get("payload"))
     said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
     task, window, expires = said.get("task"), said.get("window"), said.get("expires")
-    ended = "finished" in fields
-    return JobStatus(
+    ended, runs = "finished" in fields, _read_runs(fields.get("runs", b""))
+    status = JobStatus(
         id=job_id,
         queue=queue,
         place=place,
@@ -240,3 +298,4 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         unknown_since=None if ended else unknown_since(fields.get("unknown"), found.get("due")),
         **found,
     )
+    return replace(status, runs=_with_last(runs, status))

@@ -26,11 +26,16 @@ RANGES: Final = {
     "rate": (0.00001, 1_000_000),
     "burst": (1, 1_000_000),
     "weight": (0.001, 1000),
+    "history": (0, 10_000_000),
+    "history_age": (60, 366 * 86400),
 }
 RATE_LEAST: Final = 1e-6
 """A lower rate means no rate, in the scripts too (lua/_gate.lua)."""
 
-_WHOLE: Final = ("concurrency", "burst")
+_WHOLE: Final = ("concurrency", "burst", "history")
+
+_OF_QUEUE: Final = ("history", "history_age")
+"""Those that no group has: how many ended jobs a queue lists, and for how many seconds after the last one."""
 
 
 class DeclaredLimit(Struct, frozen=True):
@@ -147,7 +152,7 @@ def own(part: Limits, whole: Limits) -> Limits:
 
 def _whole(name: str, values: Sequence[float]) -> float:
     """Return a limit of a queue by its parts (`Shards.divide`)."""
-    return values[0] if name.partition(":")[0] == "weight" else float(f"{sum(values):.9g}")
+    return values[0] if name.partition(":")[0] in ("weight", "history_age") else float(f"{sum(values):.9g}")
 
 
 def field(name: str, group: str | None, value: float | None) -> str:
@@ -160,6 +165,8 @@ def field(name: str, group: str | None, value: float | None) -> str:
         raise ConfigError(
             "weight is the share of a group: name the group" if name == "weight" else f"there is no limit {name!r}"
         )
+    if group is not None and name in _OF_QUEUE:
+        raise ConfigError(f"{name} holds for a queue: leave the group out")
     if group is not None:
         check_option.group("group", group)
         group = groups.as_counted(group, lenient=value is None)

@@ -111,7 +111,7 @@ class RunEnds(Queue):
         """End runs that are done, all with the same hook; the reply is the ids of lost runs."""
         words: list[Word] = [self._now(), worker, *_words(hook)]
         for job, done in runs:
-            words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "")
+            words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "", done.label)
         return self._verb("complete", texts, *words)
 
     def forward(
@@ -121,7 +121,7 @@ class RunEnds(Queue):
         words: list[Word] = [self._now(), worker, *_words(hook)]
         for job, done in runs:
             message = done.message
-            words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "")
+            words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "", done.label)
             words += (message.into, message.name, "" if message.most is None else message.most, message.text)
 
         def read(reply: list[list[bytes]]) -> NotEnded:
@@ -135,7 +135,8 @@ class RunEnds(Queue):
         words: list[Word] = [self._now(), worker]
         for job, retried in runs:
             words += (job.id, job.run, f"{retried.delay:.6f}", retried.reason)
-            words += ("unsure" if retried.unsure else "1" if retried.killed else "", retried.traceback, retried.error)
+            how = "unsure" if retried.unsure else "1" if retried.killed else ""
+            words += (how, retried.traceback, retried.error, retried.location)
         return self._verb("retry", texts, *words)
 
     def bury(self, worker: str, runs: Iterable[tuple[FetchedJob, Buried]], hook: Hook | None = None) -> Call[list[str]]:
@@ -144,7 +145,7 @@ class RunEnds(Queue):
         for job, buried in runs:
             words += (job.id, job.run, buried.reason, "1" if buried.reply else "", buried.outcome)
             how = "killed" if buried.killed else "" if buried.began else "never"
-            words += (how, buried.traceback, buried.error)
+            words += (how, buried.traceback, buried.error, buried.location)
         return self._verb("bury", texts, *words)
 
     def defer(self, worker: str, runs: Iterable[tuple[FetchedJob, Deferred]]) -> Call[list[str]]:

@@ -12,6 +12,7 @@ The methods are grouped in files by their callers:
     recurrence_calls.py  declare, change and read recurrences and windows
     operator_calls.py    limits, pauses, counts of the queue; changes of all jobs that match a filter; the audit trail;
                          `evsched doctor`
+    history_calls.py     the jobs that have ended
     moves.py             move waiting jobs between the shards of a queue
     relay_calls.py       the relays of the ledger
 
@@ -21,6 +22,7 @@ is the base of them all. `server.py` has calls that belong to no queue.
 
 from evsched.store.client_calls import ClientCalls
 from evsched.store.dispatcher_calls import DispatcherCalls
+from evsched.store.history_calls import HistoryCalls
 from evsched.store.moves import Moves
 from evsched.store.operator_calls import OperatorCalls
 from evsched.store.recurrence_calls import RecurrenceCalls
@@ -31,7 +33,9 @@ from evsched.store.worker_calls import WorkerCalls
 __all__ = ["Store"]
 
 
-class Store(ClientCalls, WorkerCalls, RunEnds, DispatcherCalls, RecurrenceCalls, OperatorCalls, Moves, RelayCalls):
+class Store(
+    ClientCalls, WorkerCalls, RunEnds, DispatcherCalls, RecurrenceCalls, OperatorCalls, HistoryCalls, Moves, RelayCalls
+):
     """The calls of one queue.
 
     `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user. `act`: the act of an

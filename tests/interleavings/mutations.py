@@ -92,7 +92,15 @@ MUTATIONS: Final = {
         (("complete", "if hook ~= '' then", "if false then"),), *("hook", 0, 0, "its hook has 0 jobs")
     ),
     "a cancelled run whose client gets no reply": Mutation(
-        (("start", "reply == '1' or wants_reply(id)", "reply == '1'"),), *("cancel", 0, 0, "without a reply")
+        (("start", "reply == '1' or wants_reply(id)", "reply == '1'"),), *("cancel", 0, 0, "1 times in the history")
+    ),
+    "an end that is not in the history": Mutation(
+        (("complete", "  write_history(now)\n  admit(0, now)\n  return lost", "  admit(0, now)\n  return lost"),),
+        *("plain", 0, 0, "has ended 1 times, 0 times in the history"),
+    ),
+    "an end that is in the history twice": Mutation(
+        (("complete", "  part.list[#part.list + 1] = row", "  part.list[#part.list + 1] = row .. '],' .. row"),),
+        *("plain", 0, 0, "has ended 1 times, 2 times in the history"),
     ),
     "an id in two lists that runs twice": Mutation(
         (("start", "elseif finished then", "elseif false then"),),

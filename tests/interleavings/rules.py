@@ -50,6 +50,8 @@ class Rules:
     """Of the ids that begin with this, one may be in flight at a time: occurrences that do not overlap."""
     old: frozenset[str] = frozenset()
     """The processes of the previous release."""
+    history: bool = True
+    """Whether each end is in the history: the previous release has none."""
 
     def check(self, before: State | None, state: State, step: str) -> str | None:
         """Return what is wrong in a state, or in the step that led to it."""
@@ -99,6 +101,10 @@ class Rules:
             return f"has ended {ends} times, its handler {ended} times"
         if ends > 1 and not again:
             return f"has ended {ends} times"
+        rows = sum(row.partition(" ")[0] == job for row in snapshot.items("history"))
+        # If the id is used again, the reply of an earlier end may be gone.
+        if self.history and (rows < ends or (rows > ends and not again)):
+            return f"has ended {ends} times, {rows} times in the history"
         held = [name.partition(":")[2] for name in found if name.startswith("processing:")]
         attempt = int(record.get("attempt", 0))
         if attempt > begun + state.noted(f"perhaps begin {job}") + (record.get("worker", "?") in held):

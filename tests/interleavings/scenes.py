@@ -40,7 +40,7 @@ def _make(
     faults: int,
     epochs: int,
 ) -> Scene:
-    rules = replace(rules, old=frozenset(old if excuses else ()))
+    rules = replace(rules, old=frozenset(old if excuses else ()), history=not old)
     release = {name: previous() if name in old else THIS for name in (*DISPATCHER, "U", "V")}
     processes: Mapping[str, Callable[[], Process]] = {
         "dispatcher": lambda: dispatcher(release["dispatcher"]),

@@ -50,7 +50,15 @@ local names = redis.call('KEYS', '*')
 table.sort(names)
 for _, name in ipairs(names) do
   local kind, one = redis.call('TYPE', name).ok
-  if kind == 'hash' then
+  local counts = name:find('}:hour:', 1, true)
+  if kind == 'stream' then -- the ends in the history, by id and outcome, whatever their times and order
+    one = {}
+    for _, entry in ipairs(redis.call('XRANGE', name, '-', '+')) do
+      for _, row in ipairs(cjson.decode(entry[2][8])) do one[#one + 1] = row[1] .. ' ' .. entry[2][2] end
+    end
+    table.sort(one)
+  elseif kind == 'hash' then
+    redis.call('HDEL', name, 'runs') -- the runs that were: they decide nothing
     local flat, fields = redis.call('HGETALL', name), {}
     for i = 1, #flat, 2 do fields[#fields + 1] = { flat[i], flat[i + 1] } end
     table.sort(fields, function(a, b) return a[1] < b[1] end)
@@ -60,7 +68,7 @@ for _, name in ipairs(names) do
   elseif kind == 'set' then one = redis.call('SMEMBERS', name); table.sort(one)
   elseif kind == 'list' then one = redis.call('LRANGE', name, 0, -1)
   else one = { redis.call('GET', name) } end
-  found[#found + 1] = { name, kind, redis.call('PTTL', name) > 0 and '1' or '', one }
+  if not counts then found[#found + 1] = { name, kind, redis.call('PTTL', name) > 0 and '1' or '', one } end
 end
 return { cmsgpack.pack(found), found }
 """
@@ -74,6 +82,12 @@ for _, key in ipairs(cmsgpack.unpack(ARGV[1])) do
     for i = 1, #one, 2 do redis.call('ZADD', name, one[i + 1], one[i]) end
   elseif kind == 'set' then redis.call('SADD', name, unpack(one))
   elseif kind == 'list' then redis.call('RPUSH', name, unpack(one))
+  elseif kind == 'stream' then
+    for n, row in ipairs(one) do
+      local id, outcome = row:match('^(%S+) (%S+)$')
+      local jobs = '[["' .. id .. '",[""],null,null,0]]'
+      redis.call('XADD', name, n .. '-0', 'outcome', outcome, 'worker', '', 'ended', '9e9', 'jobs', jobs)
+    end
   else redis.call('SET', name, one[1]) end
   if expires == '1' then redis.call('PEXPIRE', name, 3000000) end
 end

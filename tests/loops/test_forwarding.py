@@ -130,7 +130,7 @@ async def test_worker_stopping_while_memory_is_full_hands_back_a_forwarding_run(
         await running.recorder.wait(events.Dispatched)
         fetched = await running.sender.send(store.start("w", (), hold=2, lease=60))
         first, second = held.add(fetched.jobs, Delivery(queue, fetched.now, 0.0))
-        first.outcome = Forwarded(b"null", 60, False, Message("right", news, b"1"), Retried(1, "x"))
+        first.outcome = Forwarded(b"null", 60, False, message=Message("right", news, b"1"), otherwise=Retried(1, "x"))
         second.outcome = Done(b"null", 60, False)
         held.end(first)
         held.end(second)
@@ -153,7 +153,7 @@ async def test_a_worker_that_stops_hands_back_a_run_whose_message_is_refused(
         store, held = Store(queue), HeldRuns()
         fetched = await running.sender.send(store.start("w", (), hold=1, lease=60))
         (run,) = held.add(fetched.jobs, Delivery(queue, fetched.now, 0.0))
-        run.outcome = Forwarded(b"null", 60, False, Message("right", news, b"1"), Retried(1, "x"))
+        run.outcome = Forwarded(b"null", 60, False, message=Message("right", news, b"1"), otherwise=Retried(1, "x"))
         held.end(run)
         assert await hand_back(ServedQueue(running.runtime, store, "w"), held) == 1
         assert not running.recorder.of(events.Completed)

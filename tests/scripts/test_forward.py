@@ -27,7 +27,7 @@ OTHERWISE = Retried(1.0, "x")
 def forwarded(
     into: Into, name: str, text: bytes = b"1", most: int | None = None, retention: float = 300.0, *, reply: bool = False
 ) -> Forwarded:
-    return Forwarded(b"null", retention, reply, Message(into, name, text, most), OTHERWISE)
+    return Forwarded(b"null", retention, reply, message=Message(into, name, text, most), otherwise=OTHERWISE)
 
 
 @pytest.fixture

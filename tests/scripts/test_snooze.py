@@ -42,6 +42,7 @@ def test_a_snoozed_job_is_scheduled_again_without_an_attempt(
         "started": "1900000000.000000",
         "snoozes": "1",
         "reason": WHY,
+        "runs": f'[1,"w",{NOW:.6f},{NOW + 5:.6f},"snoozed","","","{WHY}"]',
     }
     again = begin(send, store, NOW + 65)
     assert (again.attempt, again.due, again.planned) == (1, NOW + 65, NOW)

@@ -207,7 +207,7 @@ def test_a_message_whose_call_is_repeated_is_sent_once(
     send: Send, store: Store, state: State, runs: list[FetchedJob], raw: Any, queue: str
 ) -> None:
     message = Message("stream", f"{queue}:stream", b"1")
-    forwarded = Forwarded(b"null", 300.0, True, message, Retried(1.0, "x"))
+    forwarded = Forwarded(b"null", 300.0, True, message=message, otherwise=Retried(1.0, "x"))
     call = store.at(NOW).forward("w", [(run, forwarded) for run in runs])
     assert send(call) == NotEnded([])
     before = state()

@@ -251,7 +251,7 @@ class Walk:
     def forward(self, worker: str, job: FetchedJob) -> None:
         refused = self.pick.random() < 0.5
         message = Message("right", self.refused if refused else self.sent, job.id.encode())
-        outcome = Forwarded(b"null", 1000, False, message, Retried(1.0, "x"))
+        outcome = Forwarded(b"null", 1000, False, message=message, otherwise=Retried(1.0, "x"))
         not_ended = self.send(self.store.at(self.now).forward(worker, [(job, outcome)]))
         expected = self.model.forward(worker, job.id, job.run, self.now, refused=refused)
         assert not_ended.lost == ([job.id] if expected == "lost" else [])

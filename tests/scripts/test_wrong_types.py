@@ -23,7 +23,7 @@ from evsched.transport.call import Call, folder
 from tests.scripts.conftest import NOW, Send, State
 
 DONE = Done(b"1", 300.0, True)
-FORWARDED = Forwarded(b"1", 300.0, True, Message("channel", "news", b"1"), Retried(1.0, "x"))
+FORWARDED = Forwarded(b"1", 300.0, True, message=Message("channel", "news", b"1"), otherwise=Retried(1.0, "x"))
 
 
 Seeded = dict[str, FetchedJob]

@@ -7,9 +7,10 @@ from typing import Any
 
 
 def snapshot(raw: Any, queue: str) -> dict[str, Any]:
-    """Return the content of all keys of a queue as text, by their names after the root."""
+    """Return the content of all keys of a queue as text, by their names after the root, without the history."""
     root = f"evsched:{{{queue}}}:"
-    keys = sorted(raw.scan_iter(match=f"{root}*", count=1000))
+    found_keys = raw.scan_iter(match=f"{root}*", count=1000)
+    keys = sorted(key for key in found_keys if not _text(key).startswith((f"{root}history", f"{root}hour:")))
     pipe = raw.pipeline(transaction=False)
     for key in keys:
         pipe.type(key)

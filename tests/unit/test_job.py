@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from evsched.jobs.job import Payload, decode_payload, encode, shorten
-from evsched.jobs.record import JobStatus, read_status
+from evsched.jobs.record import JobRun, JobStatus, read_status
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define
 
@@ -87,6 +87,7 @@ def test_a_record_becomes_a_status() -> None:
         finished=3.5,
         outcome="done",
         result={"n": 1},
+        runs=[JobRun(2, "w", 2.5, 3.5, "done")],
         payload={"task": "t"},
     )
 

@@ -111,7 +111,9 @@ VALUES: list[process_pool.Answer] = [
     Returned(b"x" * 300_000),
     Reported(Progress(1, None, "half")),
     process_pool.RunEnded(Retried(float("inf"), "attempt 1 of 2")),
-    process_pool.RunEnded(Forwarded(b"null", 1.0, True, Message("left", "q", b"text"), Retried(1.0, "refused"))),
+    process_pool.RunEnded(
+        Forwarded(b"null", 1.0, True, message=Message("left", "q", b"text"), otherwise=Retried(1.0, "refused"))
+    ),
     process_pool.RunEnded(Done(b"null", 1.0, reply=False)),
     process_pool.Raised("failed", "ValueError", kinds=frozenset({"builtins.ValueError"})),
 ]

@@ -30,7 +30,7 @@ from evsched.store.store import Store
 from evsched.worker.exchange import events_of
 
 DONE, RETRIED, BURIED = Done(b"1", 60.0, False), Retried(2.0, "no luck"), Buried("too late", False, "expired")
-FORWARDED = Forwarded(b"null", 60.0, False, Message("stream", "news", b"1"), RETRIED)
+FORWARDED = Forwarded(b"null", 60.0, False, message=Message("stream", "news", b"1"), otherwise=RETRIED)
 ABORTED, DEFERRED, REQUEUED = Aborted(60.0, False), Deferred(9.0, "closed"), Requeued()
 
 CASES: list[tuple[Outcome, str, Event]] = [

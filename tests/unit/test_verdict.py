@@ -25,6 +25,7 @@ def prepared(attempts: int = 3, *, reply: bool = False) -> Prepared:
 LONG = b"x" * (RESULT_MOST + 1)
 TOO_LONG = f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: return a reference"
 
+LABEL = b'["t"]'
 NEWS = Message("stream", "news", b"1")
 REFUSED = "Redis refused the message to news"
 
@@ -32,18 +33,26 @@ REFUSED = "Redis refused the message to news"
 @pytest.mark.parametrize(
     ("result", "reason", "outcome"),
     [
-        (b"7", None, Done(b"7", 60.0, False)),
+        (b"7", None, Done(b"7", 60.0, False, LABEL)),
         (b"7", "timeout", Retried(0, f"attempt 1 of 3: {TIMED_OUT}")),
         (b"7", "cancelled", Aborted(60.0, False)),
         (LONG, None, Buried(TOO_LONG, False)),
-        (NEWS, None, Forwarded(b"null", 60.0, False, NEWS, Retried(0, f"attempt 1 of 3: {REFUSED}"))),
+        (
+            NEWS,
+            None,
+            Forwarded(b"null", 60.0, False, LABEL, message=NEWS, otherwise=Retried(0, f"attempt 1 of 3: {REFUSED}")),
+        ),
         (NEWS, "timeout", Retried(0, f"attempt 1 of 3: {TIMED_OUT}")),
         (NEWS, "cancelled", Aborted(60.0, False)),
         (Message("stream", "news", LONG), None, Buried(TOO_LONG.replace("result", "message"), False)),
         (Failed("no luck"), None, Retried(0, "attempt 1 of 3: no luck")),
         (Failed("no luck"), "timeout", Retried(0, "attempt 1 of 3: no luck")),
-        (Failed("no luck", place=" (a.py:7)"), None, Retried(0, "attempt 1 of 3: no luck")),
-        (Failed("no luck", place=" (a.py:7)"), "timeout", Retried(0, f"attempt 1 of 3: {TIMED_OUT} (a.py:7)")),
+        (Failed("no luck", place=" (a.py:7)"), None, Retried(0, "attempt 1 of 3: no luck", location="a.py:7")),
+        (
+            Failed("no luck", place=" (a.py:7)"),
+            "timeout",
+            Retried(0, f"attempt 1 of 3: {TIMED_OUT} (a.py:7)", location="a.py:7"),
+        ),
         (Failed("no luck"), "cancelled", Aborted(60.0, False)),
         (Failed("later", delay=7.0), None, Retried(7.0, "attempt 1 of 3: later")),
         (Failed("never", given_up=True, traceback="where"), None, Buried("never", False, traceback="where")),

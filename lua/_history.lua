@@ -1,0 +1,162 @@
+-- The history of a queue: which jobs ended and how, and counts of that by the hour; and the runs of a job so far.
+--
+-- history   stream  an entry for each outcome that a call has written. Its id is `<n>-0`: with it, the queue has had n
+--                   ends since the key was made. `outcome`; `worker`, '' = none; `ended`, Unix seconds; `jobs`, JSON: a
+--                   list of rows
+-- hour:<n>  hash    of the hour that begins n hours after 1970: `<outcome> <late> <run> <task>` -> how many jobs ended
+--                   so. They started less than 2^late ms after their due, and at least half of that, or late is 0;
+--                   `run` is the same of how long they ran. Both are '-' if they did not start
+--
+-- A row is [id, [task, tag, ...], due, started, attempt, group, by, error, location]. `due`: of its last attempt;
+-- `started`: null = it had none, or that had not begun; both Unix seconds. The last four are left out if none is set.
+--
+-- Nothing here may keep a job from ending: a key of another type, or a user without the right, costs the history alone.
+
+-- How many ends are kept, and for how many seconds after the last one, unless the limits `history` and `history_age`
+-- say otherwise.
+local HISTORY = { most = 10000, age = 86400 }
+
+-- The ends that this call writes: lists of rows, by outcome and worker; and the parts, each of jobs with the same
+-- outcome, worker, task and times.
+local endings = { lists = {}, parts = {} }
+
+-- The beginning of a text as JSON. The same texts come again and again.
+local json_texts = {}
+local function json_text(text)
+  local found = json_texts[text]
+  if not found then
+    found = cjson.encode(text:sub(1, 300))
+    json_texts[text] = found
+  end
+  return found
+end
+
+-- A new part. `label`: JSON, a list of the task and the tags.
+-- USES endings, moment_of, worker_of
+local function begin_part(outcome, worker, label, due, started, now)
+  local planned = moment_of(due or nil)
+  local began = planned and moment_of(started or nil)
+  local key = outcome .. ' ' .. (worker_of(worker or nil) or '')
+  local part = { outcome = outcome, worker = worker, label = label, due = due, started = started, size = 0 }
+  part.list = endings.lists[key] or {}
+  endings.lists[key] = part.list
+  -- The k of a length of time: it is less than 2^k ms, and at least half of that, or k is 0.
+  local function power_of(length)
+    local _, k = math.frexp(length * 1000)
+    return math.max(0, math.min(k, 40))
+  end
+  local lengths = began and power_of(began - planned) .. ' ' .. power_of(now - began) or '- -'
+  part.field = outcome .. ' ' .. lengths .. ' ' .. (label:match('^%["([^"]*)"') or '')
+  part.head = '",' .. label .. ',' .. (planned or 'null') .. ',' .. (began or 'null') .. ','
+  endings.parts[#endings.parts + 1] = part
+  return part
+end
+
+-- Note the end of a job, for `write_history`. `worker` and what follows it: the fields of its record, as they are
+-- there. Jobs that end together have mostly the same task and times.
+-- USES policy, endings, attempt_of, json_text, begin_part
+local function add_end(id, outcome, label, now, worker, attempt, started, due, group, by, error, location)
+  if policy.history == 0 then
+    return
+  end
+  if attempt ~= '1' then
+    attempt = attempt_of(attempt or nil)
+    started = attempt > 0 and started
+  end
+  local part = endings.last
+  if
+    not part
+    or part.label ~= label
+    or part.due ~= due
+    or part.started ~= started
+    or part.worker ~= worker
+    or part.outcome ~= outcome
+  then
+    part = begin_part(outcome, worker, label, due, started, now)
+    endings.last = part
+  end
+  part.size = part.size + 1
+  local row = '["' .. id .. part.head .. attempt
+  if group or by or error or location then
+    row = row .. ',' .. json_text(group or '') .. ',' .. json_text(by or '')
+    row = row .. ',' .. json_text(error or '') .. ',' .. json_text(location or '')
+  end
+  part.list[#part.list + 1] = row
+end
+
+-- The task and the tags of a payload, for `add_end`; '' if it has no task, or is too long to be decoded here.
+local function label_of(payload)
+  local good, job = pcall(cjson.decode, #payload <= 65536 and payload or '')
+  job = good and type(job) == 'table' and job or {}
+  local label = { type(job.task) == 'string' and job.task:sub(1, 300) or '' }
+  for _, tag in ipairs(type(job.tags) == 'table' and job.tags or {}) do
+    if type(tag) == 'string' and #label <= 10 then
+      label[#label + 1] = tag:sub(1, 300)
+    end
+  end
+  return cjson.encode(label)
+end
+
+-- Note the end of a job by its record, which the caller has not deleted yet.
+-- USES policy, fields_of, record, add_end, label_of
+local function note_history(id, outcome, now)
+  if policy.history == 0 then
+    return
+  end
+  local run =
+    fields_of(record(id), 'worker', 'attempt', 'started', 'due', 'group', 'by', 'error', 'location', 'payload')
+  if not run.err then
+    add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8))
+  end
+end
+
+-- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.
+-- USES policy, endings, seconds, milliseconds
+local function write_history(now)
+  if not next(endings.lists) then
+    return
+  end
+  local history, last = root .. 'history', redis.pcall('XREVRANGE', root .. 'history', '+', '-', 'COUNT', 1)[1]
+  local ends = type(last) == 'table' and tonumber(last[1]:match('^%d+')) or 0
+  for key, ended in pairs(endings.lists) do
+    local outcome, worker = key:match('^(%S+) (.*)$')
+    ends = ends + #ended
+    local jobs = '[' .. table.concat(ended, '],') .. ']]'
+    local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', jobs }
+    local least = string.format('%.0f', math.max(0, ends - policy.history + 1))
+    redis.pcall('XADD', history, 'MINID', '=', least, string.format('%.0f-0', ends), unpack(entry))
+  end
+  redis.pcall('PEXPIRE', history, milliseconds(policy.history_age))
+  local hour, counts = root .. 'hour:' .. math.floor(now / 3600), {}
+  for _, part in ipairs(endings.parts) do
+    counts[part.field] = (counts[part.field] or 0) + part.size
+  end
+  for field, more in pairs(counts) do
+    if redis.pcall('HINCRBY', hour, field, more) == more then -- a new field
+      redis.pcall('PEXPIRE', hour, milliseconds(8 * 86400))
+      if redis.call('HLEN', hour) > 4000 then -- the names of tasks may be a producer's invention
+        redis.call('HDEL', hour, field)
+      end
+    end
+  end
+end
+
+-- Note a run that has ended, and its job has not: in the field `runs`, a line of JSON for each, [attempt, worker,
+-- started, ended, outcome, error, location, reason]. A job that runs very often keeps the first ten and the last ten.
+-- `worker` and what follows it: the fields of its record, as they are there.
+-- USES record, attempt_of, worker_of, moment_of, json_text, seconds
+local function note_run(id, outcome, now, reason, error, location, worker, attempt, started)
+  local size, lines = redis.call('HSTRLEN', record(id), 'runs'), {}
+  if size > 0 and size <= 65536 then
+    for line in redis.call('HGET', record(id), 'runs'):gmatch('[^\n]+') do
+      lines[#lines + 1] = line
+    end
+  end
+  if #lines >= 20 then
+    table.remove(lines, 11)
+  end
+  local run = '[' .. attempt_of(attempt or nil) .. ',' .. json_text(worker_of(worker or nil) or '') .. ','
+  run = run .. (moment_of(started or nil) or 'null') .. ',' .. seconds(now) .. ',' .. json_text(outcome) .. ','
+  lines[#lines + 1] = run .. json_text(error) .. ',' .. json_text(location) .. ',' .. json_text(reason) .. ']'
+  redis.call('HSET', record(id), 'runs', table.concat(lines, '\n'))
+end

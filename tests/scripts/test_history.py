@@ -1,0 +1,255 @@
+"""The history: each end of a job exactly once, counts by the hour, bounds; and the runs of a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched import keys
+from evsched.client import history
+from evsched.client.history import HistoryFilter, TaskCounts
+from evsched.client.operations import Operation, Send
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
+from evsched.jobs.record import JobRun
+from evsched.store.client_calls import New
+from evsched.store.history_calls import PastJob
+from evsched.store.operator_calls import condition
+from evsched.store.run_ends import NO_LEASE
+from evsched.store.server import clock
+from evsched.store.store import Store
+from evsched.transport.call import T
+from tests.scripts.conftest import NOW, State, status_of
+from tests.scripts.conftest import Send as SendCall
+
+PAYLOAD = b'{"task":"t","tags":["patient:42","x"]}'
+
+
+@pytest.fixture
+def run(send: SendCall, store: Store) -> Callable[..., FetchedJob]:
+    """Enqueue a job and start it 0.25 s after its due."""
+
+    def begin(job_id: str = "a", payload: bytes = PAYLOAD, at: float = NOW, **more: Any) -> FetchedJob:
+        send(store.at(at).enqueue([New(job_id, payload, due=at, **more)]))
+        send(store.at(at).dispatch(limit=10, cap=10_000))
+        (job,) = send(store.at(at + 0.25).start("w", (), hold=9, lease=15)).jobs
+        return job
+
+    return begin
+
+
+def ended(send: SendCall, store: Store) -> list[tuple[str, str, str]]:
+    return [(job.id, job.task, job.outcome) for job in send(store.ended()).jobs]
+
+
+def perform(send: SendCall, operation: Operation[T]) -> T:
+    value: Any = None
+    while True:
+        try:
+            step = operation.send(value)
+        except StopIteration as end:
+            return end.value
+        assert isinstance(step, Send)
+        value = send(step.call)
+
+
+def test_job_that_is_done_is_one_row(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:
+    job = run(group="g")
+    send(store.at(NOW + 1).complete("w", [(job, Done(b"1", 300.0, False, label=b'["t"]'))]))
+    assert send(store.ended()).jobs == [
+        PastJob(
+            queue=store.queue,
+            id="a",
+            task="t",
+            outcome="done",
+            due=NOW,
+            started=NOW + 0.25,
+            ended=NOW + 1,
+            attempt=1,
+            worker="w",
+            group="g",
+        )
+    ]
+
+
+def test_the_ends_of_one_call_are_one_entry(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    jobs = [run(f"j{n}") for n in range(9)]
+    send(store.at(NOW + 1).complete("w", [(job, Done(b"1", 0.0, False, label=b'["t"]')) for job in jobs]))
+    assert raw.xlen(f"evsched:{{{queue}}}:history") == 1
+    assert [job.id for job in send(store.ended()).jobs] == [f"j{n}" for n in reversed(range(9))]
+
+
+def test_each_kind_of_end_is_in_the_history(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    inline = '{"task":"i","id":"inline"}'
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {inline: NOW + 99, "no-record": NOW - 9})
+    send(store.at(NOW).bury("w", [(run("dead"), Buried("x", False, error="E", location="t.py:1 in f"))]))
+    send(store.at(NOW).bury("w", [(run("late"), Buried("x", False, outcome="expired", began=False))]))
+    send(store.at(NOW).abort("w", [(run("stopped"), Aborted(9.0, False))]))
+    stopping = run("stopping")
+    send(store.at(NOW).cancel("stopping"))
+    send(store.at(NOW).retry("w", [(stopping, Retried(1.0, "x"))]))
+    send(store.at(NOW).enqueue([New("waits", PAYLOAD, due=NOW + 5)]))
+    send(store.at(NOW).cancel("waits"))
+    send(store.at(NOW).cancel_matching([inline], condition(task="i")))
+    send(store.at(NOW + 5).dispatch(limit=10, cap=1000))
+    assert ended(send, store) == [
+        ("no-record", "", "dead"),
+        ("inline", "i", "cancelled"),
+        ("waits", "t", "cancelled"),
+        ("stopping", "t", "cancelled"),
+        ("stopped", "t", "cancelled"),
+        ("late", "t", "expired"),
+        ("dead", "t", "dead"),
+    ]
+    dead, late = send(store.ended()).jobs[-1], send(store.ended()).jobs[-2]
+    assert (dead.error, dead.location, dead.tags) == ("E", "t.py:1 in f", ["patient:42", "x"])
+    assert (dead.attempt, late.attempt, late.started) == (1, 0, None)
+
+
+def test_run_that_is_lost_or_goes_on_is_no_end(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:
+    job = run()
+    send(store.at(NOW).retry("w", [(job, Retried(1.0, "x"))]))
+    again = send(store.at(NOW).complete("w", [(job, Done(b"1", 300.0, False, label=b'["t"]'))]))
+    other = run("b")
+    send(store.at(NOW).snooze("w", [(other, Snoozed("x", 1.0))]))
+    third = run("c")
+    send(store.at(NOW).defer("w", [(third, Deferred(NOW + 9, "x"))]))
+    assert (again, ended(send, store)) == (["a"], [])
+
+
+def test_dead_job_that_is_revived_ends_once_more(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:
+    send(store.at(NOW).bury("w", [(run(), Buried("x", False))]))
+    send(store.at(NOW).revive(["a"]))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    (job,) = send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs
+    send(store.at(NOW).complete("w", [(job, Done(b"1", 0.0, False, label=b'["t"]'))]))
+    assert ended(send, store) == [("a", "t", "done"), ("a", "t", "dead")]
+
+
+def end_many(send: SendCall, store: Store, run: Callable[..., FetchedJob], first: int, count: int, at: float) -> None:
+    for n in range(first, first + count):
+        send(store.at(at).complete("w", [(run(f"j{n}", at=at), Done(b"1", 0.0, False, label=b'["t"]'))]))
+
+
+def test_no_more_ends_are_kept_than_the_limit_says(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob]
+) -> None:
+    send(store.limit({"history": 3}))
+    end_many(send, store, run, 0, 5, NOW)
+    assert [job.id for job in send(store.ended()).jobs] == ["j4", "j3", "j2"]
+    send(store.limit({"history": 1}))
+    end_many(send, store, run, 5, 1, NOW)
+    assert [job.id for job in send(store.ended()).jobs] == ["j5"]
+    send(store.limit({"history": 0}))
+    end_many(send, store, run, 6, 1, NOW)
+    assert [job.id for job in send(store.ended()).jobs] == ["j5"]
+
+
+def test_the_history_is_deleted_some_time_after_the_last_end(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    end_many(send, store, run, 0, 1, NOW)
+    assert 86_000 < raw.ttl(f"evsched:{{{queue}}}:history") <= 86_400
+    send(store.limit({"history_age": 60}))
+    end_many(send, store, run, 1, 1, NOW)
+    assert 0 < raw.ttl(f"evsched:{{{queue}}}:history") <= 60
+
+
+@pytest.mark.parametrize("key", ["history", "hour"])
+def test_a_key_of_another_type_keeps_no_job_from_its_end(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str, state: State, key: str
+) -> None:
+    name = f"hour:{int(NOW // 3600)}" if key == "hour" else key
+    raw.set(f"evsched:{{{queue}}}:{name}", "x")
+    for job_id in ("a", "b"):
+        send(store.at(NOW).complete("w", [(run(job_id), Done(b"1", 300.0, False, label=b'["t"]'))]))
+    assert state()["job:b"]["outcome"] == "done"
+
+
+def test_entries_that_another_client_wrote_are_left_out(send: SendCall, store: Store, raw: Any, queue: str) -> None:
+    name = f"evsched:{{{queue}}}:history"
+    raw.xadd(name, {"x": "y"})
+    raw.xadd(name, {"outcome": b"\xff", "ended": "nan", "jobs": '[["a","t",null,null,1],[7]]'})
+    raw.xadd(name, {"outcome": "done", "jobs": "[" * 9999})
+    raw.hset(
+        f"evsched:{{{queue}}}:hour:{int(NOW // 3600)}",
+        mapping={"": "x", "late": "1", "done 999 x t": "1", "done 1 2 t": b"\xff"},
+    )
+    assert send(store.ended()).jobs == []
+    assert {(one.task, one.late, one.jobs) for one in send(store.hour(int(NOW // 3600)))} >= {("", None, 0)}
+
+
+def test_names_that_are_long_or_not_utf_8_are_readable(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob]
+) -> None:
+    task = "ü" * 400
+    payload = json.dumps({"task": task, "tags": ["é" * 300, 7, "x"]}, ensure_ascii=False).encode()
+    send(store.at(NOW).bury("w", [(run("a", payload), Buried("x", False, error='"\n\0', location="\x7f"))]))
+    (job,) = send(store.ended()).jobs
+    assert (job.task, job.error, job.location) == ("ü" * 150, '"\n\0', "\x7f")
+
+
+def test_search_finds_by_each_condition(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:
+    send(store.at(NOW).complete("w", [(run("a", group="g"), Done(b"1", 0.0, False, label=b'["t"]'))]))
+    send(store.at(NOW + 9).bury("w", [(run("b"), Buried("x", False, error="lib.Timeout"))]))
+
+    def found(**conditions: Any) -> list[str]:
+        return [job.id for job in perform(send, history.search([store], HistoryFilter(**conditions), 50))]
+
+    assert found() == ["b", "a"]
+    assert (found(id="a"), found(task="t"), found(task="x"), found(group="g")) == (["a"], ["b", "a"], [], ["a"])
+    assert (found(outcome="dead"), found(error="Timeout"), found(error="lib.Timeout")) == (["b"], ["b"], ["b"])
+    assert (found(tag="patient:42"), found(error="imeout")) == (["b"], [])
+    assert (found(since=NOW + 1), found(until=NOW + 1)) == (["b"], ["a"])
+    assert len(perform(send, history.search([store], HistoryFilter(), 1))) == 1
+
+
+def test_counts_of_a_week_by_task(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:
+    now = send(clock(keys.root(store.queue)))
+    for n in range(10):
+        job = run(f"j{n}", at=now)
+        send(
+            store.at(now + 0.25 + (20 if n == 9 else 0.01)).complete(
+                "w", [(job, Done(b"1", 0.0, False, label=b'["t"]'))]
+            )
+        )
+    send(store.at(now).bury("w", [(run("x", at=now), Buried("x", False))]))
+    (counts,) = perform(send, history.counts([store]))
+    assert (counts.task, counts.ended, counts.done, counts.dead) == ("t", 11, 10, 1)
+    assert isinstance(counts, TaskCounts)
+    assert counts.late_p50 == counts.late_p99 == 0.256
+    assert (counts.run_p50, counts.run_p99) == (0.016, 32.768)
+
+
+def test_the_runs_of_a_job_are_in_its_record(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    send(store.at(NOW + 1).retry("w", [(run(), Retried(1.0, "attempt 1 of 3: E", error="E", location="t.py:1 in f"))]))
+    send(store.at(NOW + 2).dispatch(limit=10, cap=1000))
+    (job,) = send(store.at(NOW + 2).start("w", (), hold=9, lease=15)).jobs
+    send(store.begin("w", [(job, "1")]))
+    raw.zrem(f"evsched:{{{queue}}}:leases", "w")
+    send(store.at(NOW + 3).requeue("w", "its worker died", lease=NO_LEASE))
+    (job,) = send(store.at(NOW + 4).start("v", (), hold=9, lease=15)).jobs
+    send(store.at(NOW + 5).complete("v", [(job, Done(b"1", 300.0, False, label=b'["t"]'))]))
+    assert status_of(send, store, "a").runs == [
+        JobRun(1, "w", NOW + 0.25, NOW + 1, "failed", "E", "t.py:1 in f", "attempt 1 of 3: E"),
+        JobRun(2, "w", NOW + 2, NOW + 3, "lost", reason="its worker died"),
+        JobRun(3, "v", NOW + 4, NOW + 5, "done"),
+    ]
+
+
+def test_the_first_and_the_last_ten_runs_are_kept(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:
+    job = run()
+    for n in range(1, 31):
+        send(store.at(NOW + n).retry("w", [(job, Retried(0.0, f"attempt {n}"))]))
+        send(store.at(NOW + n).dispatch(limit=10, cap=1000))
+        (job,) = send(store.at(NOW + n).start("w", (), hold=9, lease=15)).jobs
+    runs = status_of(send, store, "a").runs
+    assert [one.attempt for one in runs] == [*range(1, 11), *range(21, 31)]
