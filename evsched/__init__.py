@@ -39,6 +39,7 @@ from evsched.errors import (
 
 if TYPE_CHECKING:
     from evsched.app import App
+    from evsched.client.history import HistoryFilter, TaskCounts
     from evsched.client.job_handle import Job, SyncJob
     from evsched.client.option_values import Unique
     from evsched.client.sweep import Filter, Swept
@@ -46,11 +47,12 @@ if TYPE_CHECKING:
     from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
     from evsched.jobs.arguments import Arguments
     from evsched.jobs.current_job import CurrentJob, JobLogFilter, current_job
-    from evsched.jobs.record import JobStatus
+    from evsched.jobs.record import JobRun, JobStatus
     from evsched.jobs.retry import Retry
     from evsched.jobs.steering import GiveUp, RetryLater, Snooze
     from evsched.jobs.tasks import EndedJob
     from evsched.recurrence.recurrence import Declared
+    from evsched.store.history_calls import PastJob
 
 
 __version__ = keys.RELEASE
@@ -68,6 +70,7 @@ __all__ = [
     "EvschedError",
     "Filter",
     "GiveUp",
+    "HistoryFilter",
     "HttpResponse",
     "InUse",
     "Job",
@@ -76,8 +79,10 @@ __all__ = [
     "JobExists",
     "JobLogFilter",
     "JobMissing",
+    "JobRun",
     "JobRunning",
     "JobStatus",
+    "PastJob",
     "PlainTask",
     "Retry",
     "RetryLater",
@@ -87,6 +92,7 @@ __all__ = [
     "StoreRefused",
     "Swept",
     "SyncJob",
+    "TaskCounts",
     "TaskHandle",
     "Unique",
     "UnknownTask",
@@ -96,6 +102,7 @@ __all__ = [
 
 _WHERE: Final = {
     "app": ["App"],
+    "client.history": ["HistoryFilter", "TaskCounts"],
     "client.job_handle": ["Job", "SyncJob"],
     "client.option_values": ["Unique"],
     "client.sweep": ["Filter", "Swept"],
@@ -103,11 +110,12 @@ _WHERE: Final = {
     "client.task_handle": ["AsyncTask", "PlainTask", "TaskHandle"],
     "jobs.arguments": ["Arguments"],
     "jobs.current_job": ["CurrentJob", "JobLogFilter", "current_job"],
-    "jobs.record": ["JobStatus"],
+    "jobs.record": ["JobRun", "JobStatus"],
     "jobs.retry": ["Retry"],
     "jobs.steering": ["GiveUp", "RetryLater", "Snooze"],
     "jobs.tasks": ["EndedJob"],
     "recurrence.recurrence": ["Declared"],
+    "store.history_calls": ["PastJob"],
 }
 """The modules that define these names. Each is imported at its first use: all of them take half a second, and a
 service must be able to handle SIGTERM before that."""

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -14,6 +15,7 @@ from evsched import environment
 from evsched.client.client import Client
 from evsched.client.job_handle import Job
 from evsched.client.new_job import Sending
+from evsched.client.option_values import finite_seconds
 from evsched.client.recurrence_operations import RecurringOptions, check_recurring_options, declared
 from evsched.client.target_tasks import ForwardJob, HttpJob
 from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, SyncSession, TaskHandle, target
@@ -152,15 +154,35 @@ class App:
         Raises:
             ConfigError: a value is not valid, or a limit is declared twice.
         """
-        name = check_queue(self.queue if queue is None else queue)
         given = {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight}
-        fields = {field(limit, group, value): value for limit, value in given.items() if value is not None}
-        if not fields:
+        if all(value is None for value in given.values()):
             raise ConfigError("limit() declares nothing: give it concurrency, rate, burst or weight")
+        self._declare(queue, group, given)
+
+    def _declare(self, queue: str | None, group: str | None, given: Mapping[str, float | None]) -> None:
+        name = check_queue(self.queue if queue is None else queue)
+        fields = {field(limit, group, value): value for limit, value in given.items() if value is not None}
         known = {limit for of, limit, _ in self.program.limits if of == name}
         if twice := known & fields.keys():
             raise ConfigError(f"limit {', '.join(sorted(twice))} of queue {name} is declared twice")
         self.program.limits.extend((name, limit, float(value)) for limit, value in fields.items())
+
+    def history(
+        self, queue: str | None = None, *, most: int | None = None, age: timedelta | float | None = None
+    ) -> None:
+        """Declare how many ended jobs a queue lists in its history: by default 10,000, until a day after the last one.
+
+        `most`: 0 = it keeps no history. `age`: a timedelta, or seconds. Works as `limit`; these are the limits
+        `history` and `history_age`.
+
+        Raises:
+            ConfigError: a value is not valid, or is declared twice.
+        """
+        if most is None and age is None:
+            raise ConfigError("history() declares nothing: give it most or age")
+        self._declare(
+            queue, None, {"history": most, "history_age": None if age is None else finite_seconds("age", age)}
+        )
 
     @property
     def client(self) -> Client:

@@ -62,6 +62,7 @@ FAMILIES: Final = {
         "reschedule": "job_commands:reschedule",
         "run-now": "job_commands:run_now",
         "dead": "dead_commands:app",
+        "history": "history_commands:app",
     },
     "Queues and workers": {
         "queues": "queue_commands:app",

@@ -7,7 +7,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
 from cyclopts import Parameter
@@ -30,7 +30,7 @@ from evsched.cli.options import (
     settings,
     whole,
 )
-from evsched.cli.output import Moment
+from evsched.cli.output import Column, Moment
 from evsched.client import spread
 from evsched.client.client import Client, SyncClient
 from evsched.client.explain import Explanation, missing, no_explanation, opening
@@ -41,11 +41,11 @@ from evsched.client.spread import front
 from evsched.client.sweep import SEARCHED, Sweep, Waiting, cancelling, rescheduling
 from evsched.client.target_tasks import QUEUE, is_target
 from evsched.config import DEFAULT_QUEUE
-from evsched.display import escape
+from evsched.display import escape, format_duration
 from evsched.errors import JobDead, JobMissing, StoreDown
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import OnConflict
-from evsched.jobs.record import JobStatus, Place
+from evsched.jobs.record import JobRun, JobStatus, Place
 from evsched.transport.subscription import Subscription
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
@@ -330,7 +330,7 @@ def show(
         del fields["tags"]
     if whole != status.queue:
         fields = {"id": job, "queue": whole, "shard": status.queue} | {**fields, "queue": whole}
-    traceback = fields.pop("traceback", "")
+    traceback, runs = fields.pop("traceback", ""), fields.pop("runs", [])
     if opens is not None:
         fields["can_start"] = opens
     for name in ("due", "can_start", "created", "expires", "started", "finished", "unknown_since"):
@@ -342,8 +342,26 @@ def show(
     if status.outcome == "done":  # 0, false, "" and null are results too
         fields["result"] = msgspec.json.encode(status.result).decode()
     output.fields(fields.items())
+    if runs:
+        print()
+        output.table(_RUNS, map(_run, status.runs), "")
     if traceback:
         print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
+
+
+_RUNS: Final = (
+    Column("attempt"),
+    Column("run", 1),
+    Column("outcome"),
+    Column("took", 2),
+    Column("worker", 4),
+    Column("why", 3, prose=True),
+)
+
+
+def _run(run: JobRun) -> tuple[object, ...]:
+    took = "" if run.started is None else format_duration(max(0.0, run.ended - run.started))
+    return run.attempt, Moment(run.started), run.outcome, took, run.worker, run.reason
 
 
 def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Url = None) -> None:

@@ -13,7 +13,7 @@ from evsched import keys
 from evsched.cli import output
 from evsched.cli.command_client import client, missing, note_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, acting, parse_future
+from evsched.cli.options import Json, Queues, Url, acting, parse_future, parse_length
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, read_limits, report
 from evsched.client import gate
@@ -198,6 +198,13 @@ def limit(
     weight: Annotated[
         str | None, Parameter(help=f"The share of the group; 2 is twice that of other groups. Default: 1. {_LIFT}")
     ] = None,
+    history: Annotated[
+        str | None, Parameter(help=f"How many ended jobs `evsched history` lists; 0 = none. Default: 10000. {_LIFT}")
+    ] = None,
+    history_age: Annotated[
+        str | None,
+        Parameter(help=f"For how long after the last one it lists them: 30m, 12h or 7d. Default: 1d. {_LIFT}"),
+    ] = None,
     create: Create = False,
     named: Flag = None,
     json: Json = False,
@@ -209,7 +216,8 @@ def limit(
 
     Example: evsched limit mail --concurrency 20 --rate 200/s
     """
-    fields = _fields(group, task, {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight})
+    asked = {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight}
+    fields = _fields(group, task, asked | {"history": history, "history_age": history_age})
     queue = _queue("limit", queue, named)
     with client(url, changes_queue=True) as redis:
         # Limits that a queue already has can be changed, and the limits of a misspelt queue removed, without --create.
@@ -244,6 +252,8 @@ def _number(name: str, text: str) -> float | None:
     """Read a limit; a rate may be by the second, minute or hour."""
     if text == "none":
         return None
+    if name == "history_age":
+        return parse_length(text)
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/([smh]))?", text)
     if not found or (found[2] and name != "rate"):
         example = "200/s, 30/m or 1000/h" if name == "rate" else "5"

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, Ty
 
 from evsched import keys
 from evsched.client import gate, operations, spread, sweep
+from evsched.client import history as job_history
 from evsched.client.gate import LimitOptions
+from evsched.client.history import EVERY_END, HistoryFilter, Past, TaskCounts
 from evsched.client.operations import REPLY_TIMEOUT, ActFilter, AskWorkers, Nodes, Operation, Send, Sleep, Step
 from evsched.client.option_values import Unique, unix
 from evsched.client.reshard import finish_moves
@@ -27,6 +29,7 @@ from evsched.shards import NONE, Shards
 from evsched.store.acts import Act, AuditedAct, Operator, named_operator
 from evsched.store.client_calls import New
 from evsched.store.gate_limits import Limits, merged
+from evsched.store.history_calls import PastJob
 from evsched.store.operator_calls import Match
 from evsched.store.recurrence_calls import Backfilled
 from evsched.store.server import clock
@@ -307,6 +310,16 @@ class Client:
         """Resume a queue; return since when it was paused, None if it was not."""
         return await self.run(gate.resume(await self.whole(queue)))
 
+    async def history(self, queue: str, matching: HistoryFilter = EVERY_END, *, limit: int = 50) -> list[PastJob]:
+        """Return the last jobs of a queue that have ended and match, at most `limit`, the newest first."""
+        return await self.run(job_history.search(await self.whole(queue), matching, limit))
+
+    async def history_counts(
+        self, queue: str, *, since: Past = job_history.WEEK, until: Past | None = None, task: str | None = None
+    ) -> list[TaskCounts]:
+        """Return how many jobs of a queue ended within a span of whole hours, at most eight days ago, by task."""
+        return await self.run(job_history.counts(await self.whole(queue), since, until, task))
+
     async def limits(self, queue: str) -> Limits:
         """Return the limits of a queue, the limits that the code declares, and its pause."""
         return merged(await self.run(gate.set_limits(await self.whole(queue), {})))
@@ -530,6 +543,8 @@ class SyncClient:
     drop_matching = _sync(Client.drop_matching)
     pause = _sync(Client.pause)
     resume = _sync(Client.resume)
+    history = _sync(Client.history)
+    history_counts = _sync(Client.history_counts)
     limits = _sync(Client.limits)
     limit = _sync(Client.limit)
     revive = _sync(Client.revive)

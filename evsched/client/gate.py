@@ -36,6 +36,10 @@ class LimitOptions(TypedDict, total=False):
     """How many jobs of the rate may start at once."""
     weight: float | None
     """A group's share of the queue."""
+    history: float | None
+    """How many ended jobs the queue lists."""
+    history_age: float | None
+    """For how many seconds after the last one it lists them."""
 
 
 def pause(stores: Sequence[Store], until: datetime | float | None, why: str) -> Operation[tuple[float, int]]:

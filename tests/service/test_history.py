@@ -1,0 +1,84 @@
+"""`evsched history`, `history counts` and the runs in `show`, for people and as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.jobs.job import Buried, Done, Retried
+from evsched.store.client_calls import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
+from tests.support.cli import Cli
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
+    """Two jobs have ended: `good` at its first attempt, `bad` at its second."""
+    store, sender = Store(queue), SyncSender(server.url)
+
+    def start() -> Any:
+        sender.send(store.dispatch(limit=9, cap=1000))
+        (job,) = sender.send(store.start("w", (), hold=9, lease=15)).jobs
+        return job
+
+    sender.send(store.enqueue([New("good", b'{"task":"t"}', group="g")]))
+    sender.send(store.complete("w", [(start(), Done(b"1", 300.0, False, label=b'["t"]'))]))
+    sender.send(store.enqueue([New("bad", b'{"task":"t"}')]))
+    sender.send(store.retry("w", [(start(), Retried(0.0, "attempt 1 of 2: Timeout", error="lib.Timeout"))]))
+    buried = Buried("attempt 2 of 2: Timeout", False, error="lib.Timeout", location="/t.py:1 in f")
+    sender.send(store.bury("w", [(start(), buried)]))
+    sender.close()
+    return Cli(server.url, tmp_path)
+
+
+def test_history_lists_ends_newest_first_and_by_conditions(cli: Cli, queue: str) -> None:
+    done = cli.run("history", "--queue", queue)
+    header, *rows = (line.split("\t") for line in done.stdout.splitlines())
+    assert [row[header.index("id")] for row in rows] == ["bad", "good"]
+    assert [row[header.index("error")] for row in rows] == ["lib.Timeout /t.py:1 in f", ""]
+    for condition, ids in (
+        (("--outcome", "dead"), ["bad"]),
+        (("--error", "Timeout"), ["bad"]),
+        (("--group", "g"), ["good"]),
+        (("--id", "good", "--since", "1h"), ["good"]),
+        (("--until", "1h"), []),
+        (("--limit", "1"), ["bad"]),
+    ):
+        found = cli.json("history", "--queue", queue, *condition)
+        assert [job["id"] for job in found] == ids, condition
+
+
+def test_counts_are_by_task_and_outcome(cli: Cli, queue: str) -> None:
+    (counts,) = cli.json("history", "counts", "--queue", queue)
+    assert (counts["task"], counts["ended"], counts["done"], counts["dead"]) == ("t", 2, 1, 1)
+    assert counts["late_p99"] > 0
+    header, row = (line.split("\t") for line in cli.run("history", "counts", "--queue", queue).stdout.splitlines())
+    assert row[header.index("ended")] == "2"
+
+
+def test_show_has_each_run(cli: Cli, queue: str) -> None:
+    text = cli.run("show", "bad", "--queue", queue).stdout
+    assert "attempt 1 of 2: Timeout" in text
+    runs = cli.json("show", "bad", "--queue", queue)["runs"]
+    assert [(run[0], run[4]) for run in runs] == [(1, "failed"), (2, "dead")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(("--outcome", "failed"), "one of done, dead"), (("--since", "soon"), "soon"), (("--limit", "0"), "--limit is 0")],
+)
+def test_a_wrong_condition_is_named(cli: Cli, queue: str, flags: tuple[str, ...], words: str) -> None:
+    done = cli.run("history", "--queue", queue, *flags)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_limit_of_the_history_is_set_and_listed(cli: Cli, queue: str) -> None:
+    limits = cli.json("limit", queue, "--history", "5", "--history-age", "2h")
+    assert limits["queue"] == {"history": 5.0, "history_age": 7200.0}
+    assert cli.run("limit", queue, "--history", "2", "--group", "g").returncode in (1, 2)
