@@ -75,7 +75,8 @@ async def test_a_recurrence_that_is_removed_while_its_backfill_runs_stops_it(
     assert len(ran) == 1
     left = {key.decode().partition("}:")[2] for key in raw.scan_iter(match=f"evsched:{{{queue}}}:*", count=1000)}
     digest = app.program.digest
-    assert left <= {
+    assert {name for name in left if not name.startswith("hour:")} <= {
+        "history",
         "leases",
         "tasks",
         "programs",

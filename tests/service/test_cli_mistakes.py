@@ -56,7 +56,7 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
         ("worker", "--origin-concurrency", "5"),
     ),
     (2, "jobs has no option --heartbeat (see evsched jobs --help)", ("jobs", "--heartbeat", "5")),
-    (2, "jobs has no option --arg (see evsched jobs --help)", ("jobs", "--arg=x")),
+    (2, "--arg 'x': write NAME=JSON", ("jobs", "--arg=x")),
     (2, "dead revive has no option --from, did you mean --since?", ("dead", "revive", "--from", "14:00")),
     (2, "show has no option --job: write evsched show JOB, without", ("show", "--job", "clinic")),
     (2, "a queue is named by --queue clinic (see evsched jobs --help)", ("jobs", "clinic")),

@@ -23,7 +23,7 @@ async def send_a_mail() -> None:
 """
 
 COMMANDS = {
-    "jobs": ("place", "job", "due / died", "task", "created", "by"),
+    "jobs": ("place", "job", "due / died", "task", "created", "by", "tags"),
     "dead": ("job", "died", "task", "reason"),
     "queues": (
         "queue",
