@@ -85,16 +85,12 @@ local function add_end(id, outcome, label, now, worker, attempt, started, due, g
 end
 
 -- The task and the tags of a payload, for `add_end`; '' if it has no task, or is too long to be decoded here.
+-- USES tags_of
 local function label_of(payload)
   local good, job = pcall(cjson.decode, #payload <= 65536 and payload or '')
   job = good and type(job) == 'table' and job or {}
-  local label = { type(job.task) == 'string' and job.task:sub(1, 300) or '' }
-  for _, tag in ipairs(type(job.tags) == 'table' and job.tags or {}) do
-    if type(tag) == 'string' and #label <= 10 then
-      label[#label + 1] = tag:sub(1, 300)
-    end
-  end
-  return cjson.encode(label)
+  local task = type(job.task) == 'string' and job.task:sub(1, 300) or ''
+  return cjson.encode({ task, unpack(tags_of(job)) })
 end
 
 -- Note the end of a job by its record, which the caller has not deleted yet.

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.client.operations import Operation, send
-from evsched.client.option_values import unix
+from evsched.client.sweep import past_moment
 from evsched.jobs import option_checks as check
 from evsched.store.history_calls import EndCount, PastJob
 from evsched.store.server import clock
@@ -84,19 +84,14 @@ class TaskCounts(Struct, frozen=True):
     run_p99: float | None
 
 
-def _moment(name: str, moment: Past | None, now: float) -> float | None:
-    if moment is None:
-        return None
-    return now - moment.total_seconds() if isinstance(moment, timedelta) else unix(name, moment)
-
-
 def search(stores: Sequence[Store], matching: HistoryFilter, limit: int) -> Operation[list[PastJob]]:
     """Return the last ends of jobs that match, at most `limit`, the newest first.
 
     `stores`: those of the queue and its shards.
     """
     now = yield from send(clock(keys.root(stores[-1].queue)))
-    since, until = _moment("since", matching.since, now), _moment("until", matching.until, now)
+    since = None if matching.since is None else past_moment("since", matching.since, now)
+    until = None if matching.until is None else past_moment("until", matching.until, now)
     parts = list[list[PastJob]]()
     for store in stores:
         parts.append((yield from _search_one(store, matching, limit, since, until)))
@@ -127,7 +122,7 @@ def counts(
 ) -> Operation[list[TaskCounts]]:
     """Return how many jobs ended within a span of whole hours, by task. `stores`: as above."""
     now = yield from send(clock(keys.root(stores[-1].queue)))
-    first, last = _moment("since", since, now) or 0.0, _moment("until", until, now) or now
+    first, last = past_moment("since", since, now), now if until is None else past_moment("until", until, now)
     found = dict[str, list[EndCount]]()
     for store in stores:
         for hour in range(max(int(first // HOUR), int(now // HOUR) - _HOURS), int(min(last, now) // HOUR) + 1):

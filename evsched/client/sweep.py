@@ -91,7 +91,9 @@ class Filter(Struct, frozen=True, kw_only=True):
         if self.since is not None and self.until is not None:
             lengths = [isinstance(moment, timedelta) for moment in (self.since, self.until)]
             # A length is compared with a moment only in Redis, by its clock.
-            if lengths[0] == lengths[1] and _moment("since", self.since, 0.0) > _moment("until", self.until, 0.0):
+            if lengths[0] == lengths[1] and past_moment("since", self.since, 0.0) > past_moment(
+                "until", self.until, 0.0
+            ):
                 raise ConfigError("since is after until, so no job matches: exchange them")
 
     @property
@@ -113,11 +115,11 @@ class Filter(Struct, frozen=True, kw_only=True):
 
         `now`: Redis's clock. `parameters`: of each known task, the parameters that may be passed by position.
         """
-        after = None if self.since is None else _moment("since", self.since, now)
+        after = None if self.since is None else past_moment("since", self.since, now)
         before = None
         if self.is_timed:
             # Not after now: a due time stands in for an unknown time of creation only once it has passed.
-            until = now if self.until is None else _moment("until", self.until, now)
+            until = now if self.until is None else past_moment("until", self.until, now)
             older = 0.0 if self.older is None else finite_seconds("older", self.older)
             before = min(until, now - older)
         names = {"task": self.task, "group": self.group, "reason": self.reason, "error": self.error}
@@ -156,8 +158,9 @@ def _wanted(name: str, value: Any, parameters: Mapping[str, Sequence[str]]) -> W
     return WantedArgument(name, value, position, positions)
 
 
-def _moment(name: str, moment: datetime | timedelta | float, now: float) -> float:
-    return now - moment.total_seconds() if isinstance(moment, timedelta) else unix(name, moment)
+def past_moment(name: str, past: datetime | timedelta | float, now: float) -> float:
+    """Return a moment in Unix seconds; a timedelta is one before `now`."""
+    return now - past.total_seconds() if isinstance(past, timedelta) else unix(name, past)
 
 
 class Swept(Struct, frozen=True):

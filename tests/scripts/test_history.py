@@ -189,7 +189,7 @@ def test_names_that_are_long_or_not_utf_8_are_readable(
     send: SendCall, store: Store, run: Callable[..., FetchedJob]
 ) -> None:
     task = "ü" * 400
-    payload = json.dumps({"task": task, "tags": ["é" * 300, 7, "x"]}, ensure_ascii=False).encode()
+    payload = json.dumps({"task": task, "tags": ["é" * 300, 7, "x", "a b"]}, ensure_ascii=False).encode()
     send(store.at(NOW).bury("w", [(run("a", payload), Buried("x", False, error='"\n\0', location="\x7f"))]))
     (job,) = send(store.ended()).jobs
     assert (job.task, job.error, job.location) == ("ü" * 150, '"\n\0', "\x7f")
