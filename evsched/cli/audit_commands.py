@@ -11,11 +11,12 @@ from cyclopts import Parameter
 
 from evsched.cli import output
 from evsched.cli.command_client import client, note_unknown
-from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, parse_past, whole
+from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, whole
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, report
 from evsched.client.client import SyncClient
 from evsched.client.operations import ActFilter, Operation, read_acts
+from evsched.client.time_texts import parse_past
 from evsched.store.acts import AuditedAct
 from evsched.store.store import Store
 

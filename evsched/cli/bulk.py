@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from evsched.cli import output
 from evsched.cli.command_client import CommandClient, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import parse_length, parse_past
 from evsched.cli.output import Column, Moment, listing
 from evsched.client.client import SyncClient
 from evsched.client.reshard import finish_moves
 from evsched.client.sweep import SEARCHED, Filter, Sweep
+from evsched.client.time_texts import parse_length, parse_past
 from evsched.errors import ConfigError
 from evsched.jobs.redaction import redacted_member
 from evsched.store.operator_calls import Match

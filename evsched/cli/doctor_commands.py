@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, acting, check_queues, parse_length, settings, who_acts, whole
+from evsched.cli.options import Json, Queues, Url, acting, check_queues, settings, who_acts, whole
 from evsched.cli.output import moment, progress_bar
+from evsched.client.time_texts import parse_length
 from evsched.config import Config
 from evsched.diagnostics.doctor import Examination, examine
 from evsched.diagnostics.finding import Finding

@@ -10,11 +10,12 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.cli.command_client import client, note_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, parse_past, whole
+from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, whole
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, report
 from evsched.client import history as job_history
 from evsched.client.history import HistoryFilter, Past, TaskCounts
+from evsched.client.time_texts import parse_past
 from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.store.history_calls import PastJob
@@ -95,9 +96,10 @@ def history(
     """
     check_limit(limit)
     check_queues(queue)
+    first, last = _past(since), _past(until)
     try:
         matching = HistoryFilter(
-            id=id, task=task, group=group, outcome=outcome, tag=tag, error=error, since=_past(since), until=_past(until)
+            id=id, task=task, group=group, outcome=outcome, tag=tag, error=error, since=first, until=last
         )
     except ConfigError as wrong:
         raise UsageError(f"--{wrong}") from None

@@ -18,18 +18,7 @@ from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, Only, by_filter, change, list_matches, pairs, read, search
 from evsched.cli.command_client import client, client_of_job, no_window, not_served, note_if_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import (
-    Json,
-    Queue,
-    QueueOfJob,
-    Url,
-    acting,
-    check_limit,
-    parse_due,
-    parse_length,
-    settings,
-    whole,
-)
+from evsched.cli.options import Json, Queue, QueueOfJob, Url, acting, check_limit, parse_due, settings, whole
 from evsched.cli.output import Column, Moment
 from evsched.client import spread
 from evsched.client.client import Client, SyncClient
@@ -40,6 +29,7 @@ from evsched.client.option_values import Unique, id_of_arguments
 from evsched.client.spread import front
 from evsched.client.sweep import SEARCHED, Sweep, Waiting, cancelling, rescheduling
 from evsched.client.target_tasks import QUEUE, is_target
+from evsched.client.time_texts import parse_length
 from evsched.config import DEFAULT_QUEUE
 from evsched.display import escape, format_duration
 from evsched.errors import JobDead, JobMissing, StoreDown

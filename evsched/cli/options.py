@@ -1,18 +1,16 @@
-"""Shared by commands: options that many of them take, the flags of the services, and times.
+"""Shared by commands: options that many of them take, and the flags of the services.
 
-The flags of the services are made from the fields of `Config`. Times and durations are read as people write them.
+The flags of the services are made from the fields of `Config`.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from datetime import datetime, time, timedelta
 from functools import cache, wraps
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
@@ -20,6 +18,7 @@ from cyclopts import Group, Parameter, Token
 
 from evsched import environment
 from evsched.cli.commands import UsageError
+from evsched.client.time_texts import parse_length, parse_time
 from evsched.config import LISTS, SETTINGS, Config, variable
 from evsched.display import escape
 from evsched.keys import check_queue
@@ -41,7 +40,6 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
 
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,4000}")
-_NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Url = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else redis://localhost:6379/0.")]
 UrlOrPrivate = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else a private Redis.")]
 Queue = Annotated[str, Parameter(help="The queue.")]
@@ -186,9 +184,6 @@ def _upper(_kind: Any, tokens: Sequence[Token]) -> str:
     return tokens[0].value.upper()
 
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
-
-
 OperatorName = Annotated[
     str | None,
     Parameter(
@@ -223,93 +218,6 @@ def acting(command: Callable[..., R]) -> Callable[..., R]:
 def who_acts(url: str) -> str:
     """Return the name of who gives this command."""
     return _named.get() or os.environ.get(environment.OPERATOR) or address.user(url)[:NAME_MOST] or "default"
-
-
-def parse_length(text: str) -> float:
-    """Return the seconds of "10s", "1.5h", "250ms", "7d", or of a plain number.
-
-    Raises:
-        UsageError: it is not a duration.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)", text.strip())
-    if not found:
-        raise UsageError(f"{text!r} is not a duration: write 10s, 250ms, 5m, 1.5h or 7d")
-    return float(found[1]) * _UNITS[found[2]]
-
-
-def parse_time(text: str, zone: str | None = None) -> float:
-    """Return the Unix seconds of an ISO 8601 time, or of a plain number.
-
-    A time without an offset is in `zone`, or in this machine's zone if that is None.
-
-    Raises:
-        UsageError: it is not a time.
-        ConfigError: there is no such zone.
-    """
-    from evsched.recurrence.cron import find_zone  # time zones take 10 ms to import
-
-    local = None if zone is None else find_zone(zone)
-    if _NUMBER.fullmatch(text):
-        number = float(text)
-        if not math.isfinite(number):
-            raise UsageError(f"{text!r} is not a time: write Unix seconds")
-        return number
-    try:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=local)).timestamp()
-    except (ValueError, OverflowError):
-        raise UsageError(
-            f"{text!r} is not a time: write 2030-01-31T09:00, 2030-01-31T09:00+01:00 or Unix seconds"
-        ) from None
-
-
-def parse_past(text: str) -> float | timedelta:
-    """Return the Unix seconds of a time, or the length of "2h" or "90s", which is that long ago.
-
-    A time of day without a date, such as 14:00, is the latest one that has passed on this machine's clock.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    return _near(text, None, -1, "2h for two hours ago")
-
-
-def parse_future(text: str, zone: str | None = None) -> float | timedelta:
-    """Return the Unix seconds of a time, as `parse_time`, or the length of "10m", which is that long from now.
-
-    A time of day without a date, such as 17:00, is the next one on this machine's clock.
-
-    Raises:
-        UsageError: it is neither.
-        ConfigError: there is no such zone.
-    """
-    return _near(text, zone, 1, "10m for ten minutes from now")
-
-
-def _near(text: str, zone: str | None, direction: int, example: str) -> float | timedelta:
-    text = text.strip()
-    if re.fullmatch(r"[\d.]+\s*(ms|s|m|h|d)", text):
-        try:
-            return timedelta(seconds=parse_length(text))
-        except OverflowError:
-            raise UsageError(f"{text!r} is too long: write {example}, or a time such as 14:00") from None
-    if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
-        from evsched.recurrence.cron import find_zone  # time zones take 10 ms to import
-
-        now = datetime.now(None if zone is None else find_zone(zone))
-        try:
-            of_day = time.fromisoformat(text if text[2] == ":" else f"0{text}")
-        except ValueError:
-            raise UsageError(
-                f"{text!r} is not a time of day: write one such as 14:00 or 14:00:30, or {example}"
-            ) from None
-        moment = datetime.combine(now, of_day, now.tzinfo)
-        passed = moment.timestamp() <= now.timestamp()
-        return (moment if passed == (direction < 0) else moment + timedelta(days=direction)).timestamp()
-    try:
-        return parse_time(text, zone)
-    except UsageError as error:
-        raise UsageError(f"{error}; or 14:00; or {example}") from None
 
 
 def parse_due(at: str | None, after: str | None) -> tuple[float | None, float | None]:

@@ -13,12 +13,13 @@ from evsched import keys
 from evsched.cli import output
 from evsched.cli.command_client import client, missing, note_unknown
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Queues, Url, acting, parse_future, parse_length
+from evsched.cli.options import Json, Queues, Url, acting
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, read_limits, report
 from evsched.client import gate
 from evsched.client.client import SyncClient
 from evsched.client.operations import Operation
+from evsched.client.time_texts import parse_future, parse_length
 from evsched.config import RANGES
 from evsched.errors import ConfigError, EvschedError
 from evsched.keys import check_queue

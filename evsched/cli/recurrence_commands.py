@@ -18,13 +18,14 @@ from evsched.cli.command_client import client, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.deploy_commands import prune, rollback
 from evsched.cli.job_commands import Group, Priority, Tag, Window, argument
-from evsched.cli.options import Json, Queue, RecurrenceName, Url, acting, parse_future, parse_time, whole
+from evsched.cli.options import Json, Queue, RecurrenceName, Url, acting, whole
 from evsched.cli.output import Column, Moment, listing, sentence, table
 from evsched.cli.policy_commands import Until, Why, end_of_pause
 from evsched.client import recurrence_operations
 from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.recurrence_operations import RecurrenceStatus, find_standing, kept, list_statuses, read_stored
+from evsched.client.time_texts import parse_future, parse_time
 from evsched.config import DEFAULT_QUEUE
 from evsched.display import format_duration
 from evsched.errors import ConfigError, EvschedError, JobMissing

@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from evsched.cli.commands import UsageError
-from evsched.cli.options import parse_future, parse_length, parse_past, parse_time
+from evsched.client.time_texts import parse_future, parse_length, parse_past, parse_time
+from evsched.errors import ConfigError
 
 
 def test_lengths_and_times_are_read_in_common_notations() -> None:
@@ -19,10 +19,10 @@ def test_lengths_and_times_are_read_in_common_notations() -> None:
     assert parse_time("2030-01-31T09:00", "Asia/Tokyo") == datetime(2030, 1, 31, 0, tzinfo=UTC).timestamp()
     assert parse_time("2030-01-31T09:00") == datetime(2030, 1, 31, 9).timestamp()  # noqa: DTZ001 - this machine's zone
     for invalid in ("soon", "nan", "10x", ""):
-        with pytest.raises(UsageError):
+        with pytest.raises(ConfigError):
             parse_time(invalid)
     for invalid in ("soon", "-1s", "10x", ""):
-        with pytest.raises(UsageError):
+        with pytest.raises(ConfigError):
             parse_length(invalid)
 
 
@@ -30,7 +30,7 @@ def test_a_time_in_the_past_is_a_moment_or_a_length_before_now() -> None:
     assert (parse_past("2h"), parse_past("1.5d")) == (timedelta(hours=2), timedelta(days=1.5))
     assert (parse_past("1900000000"), parse_past("2030-01-31T09:00Z")) == (1900000000, 1896080400)
     for invalid in ("soon", "25:00", "14:60", "-2h", "1.2.3h", "9" * 20 + "d"):
-        with pytest.raises(UsageError, match="write"):
+        with pytest.raises(ConfigError, match="write"):
             parse_past(invalid)
 
 
@@ -47,7 +47,7 @@ def test_a_time_in_the_future_is_a_moment_or_a_length_from_now() -> None:
     assert (parse_future("10m"), parse_future("1.5d")) == (timedelta(minutes=10), timedelta(days=1.5))
     assert parse_future("2030-01-31T09:00", "Asia/Tokyo") == datetime(2030, 1, 31, 0, tzinfo=UTC).timestamp()
     for invalid in ("soon", "25:00", "-2h", "9" * 20 + "d"):
-        with pytest.raises(UsageError, match="from now"):
+        with pytest.raises(ConfigError, match="from now"):
             parse_future(invalid)
 
 

@@ -1,0 +1,98 @@
+"""Times and lengths of time as people write them: `10s`, `14:00`, `2030-01-31T09:00`, Unix seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime, time, timedelta
+from typing import Final
+
+from evsched.errors import ConfigError
+
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+
+
+def parse_length(text: str) -> float:
+    """Return the seconds of "10s", "1.5h", "250ms", "7d", or of a plain number.
+
+    Raises:
+        ConfigError: it is not a duration.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)", text.strip())
+    if not found:
+        raise ConfigError(f"{text!r} is not a duration: write 10s, 250ms, 5m, 1.5h or 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def parse_time(text: str, zone: str | None = None) -> float:
+    """Return the Unix seconds of an ISO 8601 time, or of a plain number.
+
+    A time without an offset is in `zone`, or in this machine's zone if that is None.
+
+    Raises:
+        ConfigError: it is not a time, or there is no such zone.
+    """
+    from evsched.recurrence.cron import find_zone  # time zones take 10 ms to import
+
+    local = None if zone is None else find_zone(zone)
+    if _NUMBER.fullmatch(text):
+        number = float(text)
+        if not math.isfinite(number):
+            raise ConfigError(f"{text!r} is not a time: write Unix seconds")
+        return number
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=local)).timestamp()
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{text!r} is not a time: write 2030-01-31T09:00, 2030-01-31T09:00+01:00 or Unix seconds"
+        ) from None
+
+
+def parse_past(text: str) -> float | timedelta:
+    """Return the Unix seconds of a time, or the length of "2h" or "90s", which is that long ago.
+
+    A time of day without a date, such as 14:00, is the latest one that has passed on this machine's clock.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    return _near(text, None, -1, "2h for two hours ago")
+
+
+def parse_future(text: str, zone: str | None = None) -> float | timedelta:
+    """Return the Unix seconds of a time, as `parse_time`, or the length of "10m", which is that long from now.
+
+    A time of day without a date, such as 17:00, is the next one on this machine's clock.
+
+    Raises:
+        ConfigError: it is neither, or there is no such zone.
+    """
+    return _near(text, zone, 1, "10m for ten minutes from now")
+
+
+def _near(text: str, zone: str | None, direction: int, example: str) -> float | timedelta:
+    text = text.strip()
+    if re.fullmatch(r"[\d.]+\s*(ms|s|m|h|d)", text):
+        try:
+            return timedelta(seconds=parse_length(text))
+        except OverflowError:
+            raise ConfigError(f"{text!r} is too long: write {example}, or a time such as 14:00") from None
+    if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
+        from evsched.recurrence.cron import find_zone  # time zones take 10 ms to import
+
+        now = datetime.now(None if zone is None else find_zone(zone))
+        try:
+            of_day = time.fromisoformat(text if text[2] == ":" else f"0{text}")
+        except ValueError:
+            raise ConfigError(
+                f"{text!r} is not a time of day: write one such as 14:00 or 14:00:30, or {example}"
+            ) from None
+        moment = datetime.combine(now, of_day, now.tzinfo)
+        passed = moment.timestamp() <= now.timestamp()
+        return (moment if passed == (direction < 0) else moment + timedelta(days=direction)).timestamp()
+    try:
+        return parse_time(text, zone)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or 14:00; or {example}") from None
