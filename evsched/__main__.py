@@ -30,6 +30,7 @@ def main() -> None:
 def _is_service(words: list[str]) -> bool:
     return (
         words[:1] in (["dispatcher"], ["worker"], ["dev"], ["api"])
+        or (words[:1] == ["console"] and words[1:2] not in (["token"], ["tokens"]))
         or words[:2] == ["ledger", "run"]
         or (words[:1] == ["doctor"] and "--watch" in words)
     )

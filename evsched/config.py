@@ -26,14 +26,15 @@ _SHORT: Final = 0.01
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 LOG_LEVELS: Final = get_args(LogLevel)
 
-Command = Literal["dispatcher", "worker", "dev", "ledger", "api"]
+Command = Literal["dispatcher", "worker", "dev", "ledger", "api", "console"]
 _SERVICES: Final[tuple[Command, ...]] = ("dispatcher", "worker", "dev")
 _WORKERS: Final[tuple[Command, ...]] = ("worker", "dev")
 _LEDGER: Final[tuple[Command, ...]] = ("ledger",)
 _API: Final[tuple[Command, ...]] = ("api",)
-_SERVING: Final[tuple[Command, ...]] = (*_SERVICES, *_API)
+_CONSOLE: Final[tuple[Command, ...]] = ("console",)
+_SERVING: Final[tuple[Command, ...]] = (*_SERVICES, *_API, *_CONSOLE)
 _MOVING: Final[tuple[Command, ...]] = (*_SERVICES, *_LEDGER)
-_ALL: Final[tuple[Command, ...]] = (*_MOVING, *_API)
+_ALL: Final[tuple[Command, ...]] = (*_MOVING, *_API, *_CONSOLE)
 
 
 class Range(NamedTuple):
@@ -180,6 +181,33 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A page may have its own name lead to the API (DNS rebinding): the browser then takes both for one origin."""
     api_rate: Annotated[int, Setting("How many requests a second each token may make", _API, Range(1, 1_000_000))] = 200
 
+    console_host: Annotated[str, Setting("Address on which the console listens", _CONSOLE)] = "127.0.0.1"
+    console_port: Annotated[
+        int, Setting("Port on which the console listens; 0 chooses a free port", _CONSOLE, Range(0, 65535))
+    ] = 8421
+    console_name: Annotated[
+        str, Setting("What the console calls this deployment, such as 'mail production'", _CONSOLE)
+    ] = ""
+    console_zone: Annotated[str, Setting("The time zone of the console's times, such as Europe/Berlin", _CONSOLE)] = (
+        "UTC"
+    )
+    console_proxies: Annotated[
+        tuple[str, ...],
+        Setting(
+            "The address of a proxy that signs users in and names them in a header; repeat the flag for several",
+            _CONSOLE,
+        ),
+    ] = ()
+    """Only a request from such an address is believed: others could name any user."""
+    console_header: Annotated[str, Setting("The header in which that proxy names the user", _CONSOLE)] = "Remote-User"
+    console_users: Annotated[
+        tuple[str, ...],
+        Setting(
+            "The role of a user whom that proxy names: ana=admin, *=viewer for all others; repeat the flag for several",
+            _CONSOLE,
+        ),
+    ] = ()
+
     ledger_url: Annotated[str | None, Setting("The PostgreSQL database of the ledger", _LEDGER)] = None
     """None: there is no ledger."""
     critical_only: Annotated[
@@ -235,7 +263,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in self.queues:
             keys.check_queue(name)
-        for name in ("metrics_host", "api_host"):
+        for name in ("metrics_host", "api_host", "console_host"):
             if not getattr(self, name):  # the system would take it for all addresses
                 raise ConfigError(f"{variable(name)} is empty: write the address to listen on, such as 127.0.0.1")
         for name, allowed in RANGES.items():

@@ -50,6 +50,15 @@ EPOCH: Final = "evsched:{}:epoch"
 LEDGER: Final = "evsched:{}:ledger"
 """The identity of the database whose ledger this Redis belongs to."""
 
+CONSOLE_TOKENS: Final = "evsched:{}:console:tokens"
+"""The hash of the tokens of the console's users: name -> digest and role."""
+
+CONSOLE_SECRET: Final = "evsched:{}:console:secret"
+"""A random text that all consoles of this Redis share. It proves that a form came from one of their pages."""
+
+CONSOLE_SESSION: Final = "evsched:{}:console:session:"
+"""Before the digest of a session of the console."""
+
 EVERY_KEY: Final = "evsched:{*}:*"
 """Glob of all keys of all queues."""
 

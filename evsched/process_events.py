@@ -189,6 +189,14 @@ class ApiStarted(Event, frozen=True, kw_only=True):
     url: str
 
 
+class ConsoleStarted(Event, frozen=True, kw_only=True):
+    """The process answers requests for the pages of the console."""
+
+    line = "console at {url}"
+
+    url: str
+
+
 class EndedByForce(Event, frozen=True, kw_only=True):
     """The process did not end in time after it was asked to: it is ended now."""
 

@@ -111,8 +111,9 @@ _DEFAULTS: Final = Config()
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting. A setting that only `evsched api` has is called api_..., and its flag is not."""
-    return f"--{(name.removesuffix('s') if name in LISTS else name).removeprefix('api_').replace('_', '-')}"
+    """Return the flag of a setting. One that only `evsched api` or `console` has is called api_..., its flag is not."""
+    name = (name.removesuffix("ies") + "y" if name.endswith("ies") else name.removesuffix("s")) if name in LISTS else name
+    return f"--{name.removeprefix('api_').removeprefix('console_').replace('_', '-')}"
 
 
 def default(name: str) -> str:

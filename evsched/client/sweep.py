@@ -239,6 +239,19 @@ class Sweep:
         """Return a sweep that finds the same jobs, and changes nothing."""
         return Sweep(self._stores, self._filter, self._places)
 
+    def within(self, places: Sequence[Place]) -> Sweep:
+        """Return a sweep that does the same in those of its places that are among these.
+
+        Raises:
+            ConfigError: none is.
+        """
+        left = [place for place in self._places if place in places]
+        if not left:
+            raise ConfigError(
+                f"it is about jobs in {' or '.join(self._places)}, and the filter is about those in {' or '.join(places)}"
+            )
+        return Sweep(self._stores, self._filter, left, self._change)
+
     @property
     def found(self) -> list[Match]:
         """The jobs that matched, if nothing is to be changed."""

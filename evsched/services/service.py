@@ -11,7 +11,8 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from ipaddress import ip_address
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -25,7 +26,7 @@ from evsched.diagnostics.finding import Finding, changes
 from evsched.diagnostics.server_checks import Role
 from evsched.dispatcher.dispatcher import ClusterDispatcher, Dispatcher
 from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreError, StoreRefused
-from evsched.events import DispatcherStarted, Events
+from evsched.events import DispatcherStarted, Event, Events
 from evsched.execution.precautions import AppSource
 from evsched.process_events import DoctorStarted, HandlersLeft, JobsPutBack, RedisFailed, RedisUnsafe
 from evsched.runtime.loops import Runtime, background, first_of, run_beside
@@ -168,13 +169,59 @@ def run_ledger(config: Config) -> None:
 
 def run_api(config: Config) -> None:
     """Serve the HTTP interface until SIGTERM or SIGINT; then finish the requests that are under way."""
-    from evsched.services.api_server import GRACE, ApiServer  # needs the extra `api`
+    from evsched import api  # needs the extra `api`
+    from evsched.api.application import StopResponder
 
-    server = ApiServer(config)
+    app = api.create(config)
+    _serve(
+        config,
+        StopResponder(app),
+        (config.api_host, config.api_port, "API"),
+        app.state.waiters.stop,
+        lambda url: process_events.ApiStarted(url=url),
+    )
+
+
+def run_console(config: Config) -> None:
+    """Serve the console until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: without tokens it may only listen on loopback, where nobody else reaches it.
+    """
+    from evsched import console  # needs the extra `console`
+
+    app = console.create(config, alone=_is_loopback(config.console_host))
+    _serve(
+        config,
+        app,
+        (config.console_host, config.console_port, "console"),
+        app.state.console.hub.stop,
+        lambda url: process_events.ConsoleStarted(url=url),
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _serve(
+    config: Config,
+    app: Any,
+    where: tuple[str, int, str],
+    on_stop: Callable[[], None],
+    started: Callable[[str], Event],
+) -> None:
+    """Serve an ASGI application as a service. `where`: host, port and name."""
+    from evsched.services.asgi_server import GRACE, AsgiServer
+
+    server = AsgiServer(app, *where, on_stop)
 
     async def work(process: _ServiceProcess) -> None:
         process.telemetry.of_reader(next(iter(config.queues), DEFAULT_QUEUE))
-        serving = server.serve(process.runtime.emit, process.shutdown.request)
+        serving = server.serve(lambda url: process.runtime.emit(started(url)), process.shutdown.request)
         await run_beside(serving, process.wait_for_redis())
 
     _run(config, GRACE, work, at_once=not config.require_redis)

@@ -1,26 +1,18 @@
-"""Serves the HTTP interface with uvicorn, in a process whose signals and log are those of every service."""
+"""Serves an ASGI application with uvicorn, in a process whose signals and log are those of every service."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
-import evsched.api
-from evsched.api.application import StopResponder
-from evsched.config import Config
+import uvicorn
+
 from evsched.errors import CannotStart
-from evsched.events import Emit
-from evsched.process_events import ApiStarted
 from evsched.runtime.loops import background, first_of
 from evsched.runtime.shutdown import StopRequest
 from evsched.telemetry.http_server import url_of
-
-try:
-    import uvicorn
-except ImportError as error:
-    raise evsched.api.missing() from error
 
 GRACE: Final = 5.0
 """Seconds that requests have to end after SIGTERM: about as long as a call is tried while Redis is down."""
@@ -36,20 +28,14 @@ _HEAD_MOST: Final = 16 * 1024
 """Bytes of a request's head."""
 
 
-class ApiServer:
-    """One server.
+class AsgiServer:
+    """One server. `name`: what it serves, for messages. `on_stop`: called when the process is asked to end."""
 
-    Raises:
-        ConfigError: a setting is not valid, or there is no token.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self._host, self._port = config.api_host, config.api_port
-        app = evsched.api.create(config)
-        self._waiters = app.state.waiters
+    def __init__(self, app: Any, host: str, port: int, name: str, on_stop: Callable[[], None]) -> None:
+        self._host, self._port, self._name, self._on_stop = host, port, name, on_stop
         self._server = _UvicornServer(
             uvicorn.Config(
-                StopResponder(app),
+                app,
                 access_log=False,
                 h11_max_incomplete_event_size=_HEAD_MOST,
                 lifespan="on",
@@ -62,17 +48,17 @@ class ApiServer:
             )
         )
 
-    async def serve(self, emit: Emit, request: StopRequest) -> None:
-        """Answer requests until the process is asked to end.
+    async def serve(self, started: Callable[[str], None], request: StopRequest) -> None:
+        """Answer requests until the process is asked to end. `started` is called with the URL.
 
         Raises:
             CannotStart: the port is taken, or there is no such host.
         """
-        with _listen(self._host, self._port) as listening:
-            emit(ApiStarted(url=url_of(listening.getsockname())))
+        with _listen(self._host, self._port, self._name) as listening:
+            started(url_of(listening.getsockname()))
             async with background(self._server.serve([listening]), request.wait()) as tasks:
                 await first_of(tasks)
-                self._waiters.stop()
+                self._on_stop()
                 self._server.should_exit = True
                 await tasks[0]
 
@@ -84,7 +70,7 @@ class _UvicornServer(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, name: str) -> socket.socket:
     # Without the protocol, asyncio would leave Nagle's algorithm on, which delays each response by 40 ms.
     listening = socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
@@ -97,4 +83,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         why = getattr(error, "strerror", None) or error
-        raise CannotStart(f"API on {host}:{port}: {why}: choose another --port, or a --host of this machine") from None
+        raise CannotStart(
+            f"{name} on {host}:{port}: {why}: choose another --port, or a --host of this machine"
+        ) from None

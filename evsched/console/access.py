@@ -1,0 +1,273 @@
+"""The users of the console: their tokens and sessions in Redis, their roles, and the proof that a form is theirs.
+
+A token is a random text of 256 bits, of which Redis has the digest. Who signs in with it gets a session, a random text
+as well, in a cookie that scripts cannot read; Redis has its digest, until the user signs out or 12 hours have passed.
+So a cookie proves nothing by itself: a session that was ended is dead in every console at once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from hashlib import sha256
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Any, Final, Literal, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+
+from evsched import keys
+from evsched.client.client import Client
+from evsched.client.operations import Operation, send
+from evsched.config import Config, variable
+from evsched.errors import ConfigError
+from evsched.store.acts import NAME_MOST
+from evsched.transport.call import Call, raw
+
+Role = Literal["viewer", "operator", "admin"]
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+"""Each may do what those before it may: a viewer reads, an operator acts, an admin makes tokens as well."""
+
+COOKIE: Final = "evsched_session"
+
+LENGTH: Final = 12 * 3600
+"""Seconds of a session."""
+
+_LOCAL: Final = "local"
+"""The name of the user of a console without tokens, which listens on loopback only."""
+
+
+class Visitor(Struct, frozen=True):
+    """Who asks for a page, and the session; without tokens or behind a proxy there is none."""
+
+    name: str
+    role: Role
+    session: str = ""
+
+    def may(self, role: Role) -> bool:
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+class Token(Struct, frozen=True):
+    """A token, as Redis has it. `made`: Unix seconds."""
+
+    digest: str
+    role: Role
+    made: float
+    by: str
+
+
+class _Session(Struct, frozen=True):
+    name: str
+    token: str
+    """The digest of the token: if that is deleted or replaced, the session has ended."""
+
+
+def digest(secret: str) -> str:
+    return sha256(secret.encode(errors="backslashreplace")).hexdigest()
+
+
+def read_tokens() -> Call[dict[str, Token]]:
+    """Read all tokens by the names of their users. Entries that are not valid are left out."""
+
+    def read(reply: list[bytes]) -> dict[str, Token]:
+        found = dict[str, Token]()
+        for name, value in zip(reply[::2], reply[1::2], strict=True):
+            try:
+                found[name.decode()] = msgspec.json.decode(value, type=Token)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue
+        return found
+
+    return Call(("HGETALL", keys.CONSOLE_TOKENS), read, near=keys.CONSOLE_TOKENS)
+
+
+def make_token(name: str, role: Role, now: float, by: str) -> Operation[str]:
+    """Make the token of a user, and return it. A token that the user had is not valid any more.
+
+    Raises:
+        ConfigError: the name or the role is not valid.
+    """
+    name = name.strip()
+    if not 1 <= len(name) <= NAME_MOST or not name.isprintable():
+        raise ConfigError(f"a user's name is 1 to {NAME_MOST} characters that can be printed, and not {name!r:.60}")
+    if role not in ROLES:
+        raise ConfigError(f"{role!r:.60} is not a role: write one of {', '.join(ROLES)}")
+    secret = secrets.token_urlsafe(32)
+    token = msgspec.json.encode(Token(digest(secret), role, now, by))
+    yield from send(Call(("HSET", keys.CONSOLE_TOKENS, name, token), raw, near=keys.CONSOLE_TOKENS))
+    return secret
+
+
+def remove_token(name: str) -> Operation[bool]:
+    """Delete the token of a user, and end the sessions; return whether there was one."""
+    return bool((yield from send(Call(("HDEL", keys.CONSOLE_TOKENS, name), int, near=keys.CONSOLE_TOKENS))))
+
+
+class Refused(HTTPException):
+    """The request is not allowed; the page says why."""
+
+
+class Access:
+    """Decides who a visitor is. Any console of the same Redis decides alike.
+
+    `open_without_tokens`: as long as there is no token, everybody is an admin. Only on loopback.
+
+    Raises:
+        ConfigError: a setting is not valid.
+    """
+
+    def __init__(self, config: Config, client: Client, *, open_without_tokens: bool) -> None:
+        self._client = client
+        self._open = open_without_tokens
+        self._proxies = {_address(text) for text in config.console_proxies}
+        self._header = config.console_header
+        self._roles = dict[str, Role]()
+        for text in config.console_users:
+            name, equals, role = text.rpartition("=")
+            if not equals or not name or role not in ROLES:
+                raise ConfigError(f"{variable('console_users')}: {text!r} is not NAME=ROLE, such as ana=operator")
+            self._roles[name] = role
+        if self._roles and not self._proxies:
+            raise ConfigError(
+                f"{variable('console_users')} is about users whom a proxy names: give {variable('console_proxies')} "
+                "too, or make tokens with `evsched console token`"
+            )
+        if self._proxies and not self._roles:
+            self._roles["*"] = "viewer"
+        self._secret = b""
+
+    async def find(self, request: HTTPConnection) -> Visitor | None:
+        """Return who sends a request; None if it is not known, so that the user must sign in."""
+        if self._proxies:
+            return self._named_by_proxy(request)
+        session = request.cookies.get(COOKIE, "")
+        found = await self._of_session(session) if session else None
+        if found is None and self._open and not await self.has_tokens():
+            _refuse_other_hosts(request)
+            return Visitor(_LOCAL, "admin")
+        return found
+
+    async def _of_session(self, session: str) -> Visitor | None:
+        key = keys.CONSOLE_SESSION + digest(session)
+        stored: bytes | None = await self._client.send(Call(("GET", key), raw, near=key))
+        if stored is None:
+            return None
+        known = msgspec.json.decode(stored, type=_Session)
+        token = (await self._client.send(read_tokens())).get(known.name)
+        if token is None or not hmac.compare_digest(token.digest, known.token):
+            return None
+        return Visitor(known.name, token.role, session)
+
+    async def has_tokens(self) -> bool:
+        return bool(await self._client.send(read_tokens()))
+
+    def _named_by_proxy(self, request: HTTPConnection) -> Visitor | None:
+        """Return the user whom the proxy names.
+
+        Raises:
+            Refused: the request does not come from a proxy, or this user has no role.
+        """
+        host = request.client.host if request.client else ""
+        if host not in self._proxies:
+            raise Refused(
+                HTTPStatus.FORBIDDEN, f"requests come from the proxy that signs users in, and not from {host}"
+            )
+        names = request.headers.getlist(self._header)
+        if len(names) != 1 or not names[0].strip():
+            raise Refused(HTTPStatus.FORBIDDEN, f"the proxy names no user in the header {self._header}")
+        name = names[0].strip()[:NAME_MOST]
+        role = self._roles.get(name) or self._roles.get("*")
+        if role is None:
+            raise Refused(HTTPStatus.FORBIDDEN, f"{name} has no role here: name it in {variable('console_users')}")
+        return Visitor(name, role)
+
+    async def sign_in(self, token: str) -> str | None:
+        """Begin a session with a token, and return it; None if the token is not known."""
+        given, found = digest(token.strip()), None
+        for name, one in (await self._client.send(read_tokens())).items():
+            if hmac.compare_digest(one.digest, given):
+                found = name
+        if found is None:
+            return None
+        session = secrets.token_urlsafe(32)
+        key = keys.CONSOLE_SESSION + digest(session)
+        known = msgspec.json.encode(_Session(found, given))
+        await self._client.send(Call(("SET", key, known, "EX", LENGTH), raw, near=key))
+        return session
+
+    async def sign_out(self, visitor: Visitor) -> None:
+        """End a session, in all consoles at once."""
+        key = keys.CONSOLE_SESSION + digest(visitor.session)
+        await self._client.send(Call(("DEL", key), raw, near=key))
+
+    async def form_token(self, visitor: Visitor) -> str:
+        """Return what each form of a user's pages has, and no other site can know."""
+        return hmac.new(await self._read_secret(), f"{visitor.session} {visitor.name}".encode(), sha256).hexdigest()
+
+    async def _read_secret(self, *, anew: bool = False) -> bytes:
+        if anew or not self._secret:
+            made = secrets.token_hex(32).encode()
+            key = keys.CONSOLE_SECRET
+            found = await self._client.send(Call(("SET", key, made, "NX", "GET"), raw, near=key))
+            self._secret = found or made
+        return self._secret
+
+    async def check_form(self, request: HTTPConnection, visitor: Visitor, form: Mapping[str, Any]) -> None:
+        """Refuse a form that did not come from a page of this console.
+
+        Raises:
+            Refused
+        """
+        check_origin(request)
+        given = str(form.get("proof", ""))
+        if not hmac.compare_digest(given.encode(), (await self.form_token(visitor)).encode()):
+            await self._read_secret(anew=True)  # it is another one if Redis has lost its data
+            if not hmac.compare_digest(given.encode(), (await self.form_token(visitor)).encode()):
+                raise Refused(
+                    HTTPStatus.FORBIDDEN, "this form is too old, or not from this console: load the page again"
+                )
+
+
+def check_origin(request: HTTPConnection) -> None:
+    """Refuse a request that a page of another origin made a browser send.
+
+    Raises:
+        Refused
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    other = site not in (None, "same-origin", "none")
+    if origin is not None and site is None:
+        other = urlsplit(origin).netloc != request.headers.get("host")
+    if other:
+        raise Refused(HTTPStatus.FORBIDDEN, "the request came from a page of another site")
+
+
+def _refuse_other_hosts(request: HTTPConnection) -> None:
+    """Refuse a name that is not known here: without tokens, any page whose name leads here could read the console.
+
+    Raises:
+        Refused
+    """
+    host = request.headers.get("host", "")
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name != "localhost":
+            ip_address(name)
+    except ValueError:
+        raise Refused(
+            HTTPStatus.FORBIDDEN,
+            f"a console without tokens answers to localhost and addresses, and not to {host!r:.60}",
+        ) from None
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise ConfigError(f"{variable('console_proxies')}: {text!r} is not an address, such as 10.0.0.7") from None

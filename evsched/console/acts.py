@@ -1,0 +1,414 @@
+"""What users ask the console to do: each act is performed as them, once, and is in the audit trail.
+
+Each act is a form that a page has and `/act/NAME` takes. Short ones are done when the answer comes; acts on many jobs go
+on by themselves, a slice at a time, on a page that shows how far they are. They end with the process: the page of the
+search says what is left, and the same act does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+
+from evsched.client import recurrence_operations
+from evsched.client.client import Client
+from evsched.client.sweep import Filter, Sweep, cancelling, dropping, rescheduling, reviving
+from evsched.client.time_texts import parse_future
+from evsched.console.access import Refused, Role, make_token, remove_token
+from evsched.console.page import Visit, address
+from evsched.console.search import Search, read_search
+from evsched.errors import ConfigError, EvschedError, JobMissing
+from evsched.keys import check_queue
+from evsched.store.store import Store
+
+_KEPT: Final = 100
+"""Acts whose end is remembered."""
+
+_FAILURES: Final = 20
+"""Jobs of an act that are named because they were not changed."""
+
+Fields = Sequence[tuple[str, str]]
+
+
+class Run:
+    """An act on many jobs, or the end of a short one."""
+
+    def __init__(self, title: str, by: str, back: str) -> None:
+        self.id = secrets.token_hex(8)
+        self.title, self.by, self.back = title, by, back
+        self.begun = time.time()
+        self.ended: float | None = None
+        self.done = 0
+        """Jobs that were changed."""
+        self.left = 0
+        """Jobs that were found, and were not as they had been when it was their turn."""
+        self.examined = 0
+        self.total = 0
+        self.sentence = ""
+        self.failures = list[tuple[str, str, str]]()
+        """Queue, id, and why it was not changed."""
+        self.stopping = False
+        self.command = ""
+        """The command that does the same."""
+
+
+class Form:
+    """The fields of a form. Those that are missing are empty."""
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+
+    def get(self, name: str) -> str:
+        return next((value.strip() for known, value in self._fields if known == name), "")
+
+    def all(self, name: str) -> list[str]:
+        return [value for known, value in self._fields if known == name]
+
+    def queue(self) -> str:
+        """Return the queue that the form is about.
+
+        Raises:
+            ConfigError: the name is not valid.
+        """
+        return check_queue(self.get("queue"))
+
+    def number(self, name: str) -> float | None:
+        """Return a number; None if the field is empty.
+
+        Raises:
+            ConfigError: it is not a number.
+        """
+        text = self.get(name).removesuffix("/s")
+        if not text:
+            return None
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(f"{name}: {text!r:.60} is not a number, such as 20") from None
+
+    def moment(self, name: str, now: float) -> float | None:
+        """Return a time to come in Unix seconds; None if the field is empty.
+
+        Raises:
+            ConfigError: it is not a time.
+        """
+        text = self.get(name)
+        found = parse_future(text) if text else None
+        return found if found is None or isinstance(found, int | float) else now + found.total_seconds()
+
+
+Perform = Callable[["Acts", Visit, Form], Awaitable[str]]
+"""Does what a form asks for, and returns the path of the page that shows it."""
+
+
+class Acts:
+    """The acts of one console: those that run, and the last that have ended."""
+
+    def __init__(self) -> None:
+        self._runs = dict[str, Run]()
+        self._tasks = set[asyncio.Task[None]]()
+
+    def find(self, run_id: str) -> Run | None:
+        return self._runs.get(run_id)
+
+    def notice(self, run_id: str) -> Run | None:
+        """Return the short act whose end a page shows; None = none."""
+        found = self._runs.get(run_id)
+        return found if found is not None and found.sentence and found.ended is not None else None
+
+    async def perform(self, name: str, visit: Visit, fields: Fields) -> str:
+        """Perform an act, and return the path of the page that shows it.
+
+        Raises:
+            Refused: the user's role does not allow it.
+            ConfigError: a field of the form is not valid.
+            EvschedError: it was not done.
+        """
+        if name not in ACTS:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        needs, act = ACTS[name]
+        if not visit.visitor.may(needs):
+            raise Refused(
+                HTTPStatus.FORBIDDEN,
+                f"this is for the role {needs}, and yours is {visit.visitor.role}: nothing was done",
+            )
+        return await act(self, visit, Form(fields))
+
+    def note(self, visit: Visit, sentence: str, path: str, **parameters: str) -> str:
+        """Remember how a short act ended, and return the path of the page that says so."""
+        run = self._new(sentence, visit, path)
+        run.sentence, run.ended = sentence, time.time()
+        return address("", path, **parameters, act=run.id)
+
+    def _new(self, title: str, visit: Visit, back: str) -> Run:
+        run = Run(title, visit.visitor.name, back)
+        while len(self._runs) >= _KEPT:
+            ended = next((known for known, one in self._runs.items() if one.ended is not None), None)
+            if ended is None:
+                raise EvschedError(f"{_KEPT} acts run already: wait until one has ended")
+            del self._runs[ended]
+        self._runs[run.id] = run
+        return run
+
+    def begin(self, title: str, visit: Visit, back: str, work: Callable[[Run], Awaitable[None]]) -> str:
+        """Begin an act that goes on by itself, and return the path of its page."""
+        run = self._new(title, visit, back)
+
+        async def go() -> None:
+            try:
+                await work(run)
+            except EvschedError as error:
+                run.sentence = f"It stopped: {error}. The same act does the rest."
+            finally:
+                run.ended = time.time()
+
+        task = asyncio.create_task(go())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return address("", "/act", id=run.id)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def client_of(visit: Visit) -> Client:
+    """Return the client that acts as the user."""
+    return visit.client.as_operator(visit.visitor.name, "console")
+
+
+# Queues.
+
+
+async def _pause(acts: Acts, visit: Visit, form: Form) -> str:
+    queue, until = form.queue(), form.moment("until", time.time())
+    await client_of(visit).pause(queue, until=until, why=form.get("why"))
+    return acts.note(visit, f"Queue {queue} is paused. Jobs that run now finish.", "/queue", name=queue)
+
+
+async def _resume(acts: Acts, visit: Visit, form: Form) -> str:
+    queue = form.queue()
+    since = await client_of(visit).resume(queue)
+    sentence = f"Queue {queue} goes on." if since is not None else f"Queue {queue} was not paused."
+    return acts.note(visit, sentence, "/queue", name=queue)
+
+
+async def _limit(acts: Acts, visit: Visit, form: Form) -> str:
+    queue, group, task = form.queue(), form.get("group") or None, form.get("task") or None
+    limits: dict[str, Any] = {
+        name: form.number(name) for name in ("concurrency", "rate", "burst", "weight") if form.all(name)
+    }
+    await client_of(visit).limit(queue, group=group, task=task, **limits)
+    whose = f"group {group}" if group else f"task {task}" if task else f"queue {queue}"
+    return acts.note(visit, f"The limits of {whose} are set.", "/queue", name=queue)
+
+
+# Recurrences.
+
+
+async def _trigger(acts: Acts, visit: Visit, form: Form) -> str:
+    queue, name, client = form.queue(), form.get("name"), client_of(visit)
+    job = await client.trigger(queue, name)
+    return acts.note(visit, f"{name} was triggered: the run is job {job}.", "/recurrence", queue=queue, name=name)
+
+
+async def _hold(acts: Acts, visit: Visit, form: Form) -> str:
+    queue, name, client = form.queue(), form.get("name"), client_of(visit)
+    until = form.moment("until", time.time())
+    await client.run(recurrence_operations.pause(client.store(queue), name, until, form.get("why")))
+    return acts.note(visit, f"{name} is paused.", "/recurrence", queue=queue, name=name)
+
+
+async def _release(acts: Acts, visit: Visit, form: Form) -> str:
+    queue, name, client = form.queue(), form.get("name"), client_of(visit)
+    await client.send(client.store(queue).hold(name, False))
+    return acts.note(visit, f"{name} goes on from now.", "/recurrence", queue=queue, name=name)
+
+
+async def _backfill(acts: Acts, visit: Visit, form: Form) -> str:
+    from evsched.client.time_texts import parse_time
+
+    queue, name, client = form.queue(), form.get("name"), client_of(visit)
+    zone = visit.console.config.console_zone
+    since, until = parse_time(form.get("from"), zone), parse_time(form.get("to"), zone)
+    found = await client.run(recurrence_operations.backfill(client.store(queue), name, since, until))
+    sentence = f"{name} runs for {found.made} planned times, one after another."
+    return acts.note(visit, sentence, "/recurrence", queue=queue, name=name)
+
+
+# Jobs: one, some that were chosen, or all that match.
+
+
+class JobAct:
+    """An act on jobs. `done`: the word for jobs that were changed."""
+
+    def __init__(
+        self,
+        label: str,
+        done: str,
+        plan: Callable[[Sequence[Store], Filter, float | None], Sweep],
+        one: Callable[[Client, str, str, float | None], Awaitable[Any]],
+        command: str,
+        *,
+        takes_time: bool = False,
+    ) -> None:
+        self.label, self.done, self.plan, self.one = label, done, plan, one
+        self.command, self.takes_time = command, takes_time
+
+
+JOB_ACTS: Final = {
+    "cancel": JobAct(
+        "Cancel",
+        "cancelled",
+        lambda stores, matching, _: cancelling(stores, matching),
+        lambda client, queue, job, _: client.cancel(queue, job),
+        "evsched cancel",
+    ),
+    "reschedule": JobAct(
+        "Reschedule",
+        "rescheduled",
+        lambda stores, matching, due: rescheduling(stores, matching, due, None),
+        lambda client, queue, job, due: client.reschedule(queue, job, due),
+        "evsched reschedule",
+        takes_time=True,
+    ),
+    "revive": JobAct(
+        "Revive",
+        "revived",
+        lambda stores, matching, _: reviving(stores, matching),
+        lambda client, queue, job, _: client.revive(queue, [job]),
+        "evsched dead revive",
+    ),
+    "drop": JobAct(
+        "Drop",
+        "dropped",
+        lambda stores, matching, _: dropping(stores, matching),
+        lambda client, queue, job, _: client.drop(queue, [job]),
+        "evsched dead drop",
+    ),
+}
+
+
+def _on_jobs(name: str) -> Perform:
+    act = JOB_ACTS[name]
+
+    async def perform(acts: Acts, visit: Visit, form: Form) -> str:
+        due = form.moment("due", time.time()) if act.takes_time else None
+        chosen = [tuple(one.split(" ", 1)) for one in form.all("job")]
+        client = client_of(visit)
+        if len(chosen) == 1:
+            ((queue, job),) = chosen
+            await act.one(client, check_queue(queue), job, due)
+            return acts.note(visit, f"Job {job:.200} was {act.done}.", "/job", queue=queue, id=job)
+        if chosen:
+            return acts.begin(
+                f"{act.label} {len(chosen)} jobs",
+                visit,
+                "/jobs",
+                lambda run: _change_each(run, act, client, chosen, due),
+            )
+        wanted = read_search(form.get("q"))
+        queues = wanted.queues or await visit.console.queues(visit.client)
+        matching_of(wanted)
+        back = address("", "/jobs", q=form.get("q"))
+        title = f"{act.label} the jobs that match {form.get('q')}"
+        return acts.begin(title, visit, back, lambda run: _change_all(run, act, client, queues, wanted, due))
+
+    return perform
+
+
+def matching_of(wanted: Search) -> Filter:
+    """Return the filter of an act on all jobs that match a search.
+
+    Raises:
+        ConfigError: the search cannot be read, names no condition, or one that an act cannot check as it changes a job.
+    """
+    if wanted.problem:
+        raise ConfigError(wanted.problem)
+    if wanted.by or wanted.id:
+        raise ConfigError("by: and id: find jobs to look at; to change them, choose them in the list")
+    if wanted.filter.is_empty and wanted.places:
+        return Filter(older=0.0)  # only the jobs that are there by now, so that it ends
+    return wanted.filter
+
+
+def planned(act: JobAct, stores: Sequence[Store], wanted: Search, due: float | None = None) -> Sweep:
+    """Return the sweep of an act on all jobs that match a search. Raises as `matching_of`."""
+    sweep = act.plan(stores, matching_of(wanted), due)
+    return sweep.within(wanted.places) if wanted.places else sweep
+
+
+async def _change_each(
+    run: Run, act: JobAct, client: Client, chosen: Sequence[tuple[str, ...]], due: float | None
+) -> None:
+    run.total = len(chosen)
+    for queue, job in chosen:
+        if run.stopping:
+            break
+        try:
+            await act.one(client, check_queue(queue), job, due)
+            run.done += 1
+        except (JobMissing, ConfigError) as error:
+            run.left += 1
+            if len(run.failures) < _FAILURES:
+                run.failures.append((queue, job, str(error)))
+        run.examined += 1
+
+
+async def _change_all(
+    run: Run, act: JobAct, client: Client, queues: Sequence[str], wanted: Search, due: float | None
+) -> None:
+    for queue in queues:
+        sweep, more = planned(act, await client.whole(queue), wanted, due), True
+        done, left, examined = run.done, run.left, run.examined
+        while more and not run.stopping:
+            more = await client.run(sweep.step())
+            run.done, run.left = done + sweep.swept.changed, left + sweep.swept.left
+            run.examined, run.total = examined + sweep.examined, max(run.total, examined + sweep.total)
+
+
+async def _stop(acts: Acts, visit: Visit, form: Form) -> str:
+    run = acts.find(form.get("id"))
+    if run is None:
+        raise ConfigError("this act is not known here any more: look at the audit trail")
+    run.stopping = True
+    return address("", "/act", id=run.id)
+
+
+# Users.
+
+
+async def _make_token(acts: Acts, visit: Visit, form: Form) -> str:
+    role: Any = form.get("role")
+    name = form.get("name")
+    secret = await visit.client.run(make_token(name, role, time.time(), visit.visitor.name))
+    return acts.note(visit, f"The token of {name} is {secret} . It is shown only now.", "/tokens")
+
+
+async def _remove_token(acts: Acts, visit: Visit, form: Form) -> str:
+    name = form.get("name")
+    found = await visit.client.run(remove_token(name))
+    return acts.note(visit, f"{name} {'has no token any more' if found else 'had no token'}.", "/tokens")
+
+
+ACTS: Final[dict[str, tuple[Role, Perform]]] = {
+    "pause": ("operator", _pause),
+    "resume": ("operator", _resume),
+    "limit": ("operator", _limit),
+    "trigger": ("operator", _trigger),
+    "hold": ("operator", _hold),
+    "release": ("operator", _release),
+    "backfill": ("operator", _backfill),
+    "stop": ("operator", _stop),
+    "make-token": ("admin", _make_token),
+    "remove-token": ("admin", _remove_token),
+    **{name: ("operator", _on_jobs(name)) for name in JOB_ACTS},
+}
+"""By the name of the form: the role that it needs, and what it does."""

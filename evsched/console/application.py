@@ -1,0 +1,311 @@
+"""The ASGI application: who may see which page, how pages and their streams are answered, and what every answer has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import sha256
+from http import HTTPStatus
+from os import environ
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from msgspec.structs import replace
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from evsched import environment
+from evsched.client import spread
+from evsched.config import Config
+from evsched.console.access import COOKIE, LENGTH, Access, Refused, Visitor, check_origin
+from evsched.console.acts import Acts
+from evsched.console.live import Hub, Reading
+from evsched.console.page import MeteredClient, Pages, View, Visit, address
+from evsched.console.views import VIEWS
+from evsched.errors import ConfigError, EvschedError, JobMissing, StoreDown, StoreRefused
+
+STATIC: Final = Path(__file__).with_name("static")
+
+_HEADERS: Final = {
+    b"content-security-policy": b"default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src "
+    b"'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+}
+_NO_STORE: Final = (b"cache-control", b"no-store")
+
+_FORM_MOST: Final = 1024 * 1024
+"""Bytes of a form."""
+
+_KNOWN_FOR: Final = 5.0
+"""Seconds for which the names of the queues and their shards are kept."""
+
+
+class _Headers:
+    """Adds the headers that every answer has."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name for name, _ in message["headers"]}
+                added = [one for one in _HEADERS.items() if one[0] not in names]
+                if b"cache-control" not in names:
+                    added.append(_NO_STORE)
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+
+class Console:
+    """What the requests to one console share."""
+
+    def __init__(self, config: Config, *, alone: bool) -> None:
+        self.config = config
+        self.client = MeteredClient(config.url)
+        self.access = Access(config, self.client, open_without_tokens=alone)
+        self.pages = Pages(config)
+        self.hub = Hub()
+        self.acts = Acts()
+        self.memory = dict[str, Any]()
+        """What views keep between two readings, by their names."""
+        self._queues: tuple[float, list[str]] = (-_KNOWN_FOR, [])
+
+    async def queues(self, client: MeteredClient) -> list[str]:
+        """Return the names of the queues of this console, and read how many shards they have."""
+        at, found = self._queues
+        if time.monotonic() - at > _KNOWN_FOR:
+            self.client.shards = client.shards = await client.run(spread.read_shards())
+            found = sorted(self.config.queues) or await client.run(spread.listed(client.shards, client.store))
+            self._queues = time.monotonic(), found
+        return found
+
+    async def close(self) -> None:
+        self.hub.stop()
+        await self.acts.stop()
+        await self.client.close()
+
+    # Requests.
+
+    async def page(self, view: View, request: Request) -> Response:
+        """Answer with a page."""
+        visitor = await self._visitor(request, view)
+        if isinstance(visitor, Response):
+            return visitor
+        if view.needs != "viewer" and not visitor.may(view.needs):
+            raise Refused(HTTPStatus.FORBIDDEN, f"this page is for the role {view.needs}, and yours is {visitor.role}")
+        visit = Visit(self, self.client.metered(), visitor, request.query_params, request.scope.get("root_path", ""))
+        values = await view.read(visit)
+        if (target := values.get("redirect")) is not None:
+            return RedirectResponse(target, HTTPStatus.SEE_OTHER)
+        return HTMLResponse(
+            self.pages.draw(
+                view.name,
+                {**self.common(request, view, visitor), "proof": await self.access.form_token(visitor), **values},
+            )
+        )
+
+    async def live(self, view: View, request: Request) -> Response:
+        """Answer with the stream of an open page."""
+        check_origin(request)
+        visitor = await self._visitor(request, view)
+        if isinstance(visitor, Response) or not visitor.may(view.needs) or view.every is None:
+            return Response(status_code=HTTPStatus.NO_CONTENT)  # the browser does not ask again
+        query, prefix = request.query_params, request.scope.get("root_path", "")
+        anyone = replace(visitor, name="", session="")
+        common = self.common(request, view, anyone)
+        key = repr((prefix, view.path, sorted(query.multi_items()), visitor.role))
+
+        async def reread() -> Reading:
+            visit = Visit(self, self.client.metered(), anyone, query, prefix)
+            values = await view.read(visit)
+            return Reading(self.pages.regions(view.name, {**common, **values}), "", visit.client.commands)
+
+        async def still() -> bool:
+            found = await self.access.find(request)
+            return found is not None and found.role == visitor.role
+
+        stream = self.hub.stream(sha256(key.encode()).hexdigest(), reread, view.every, still)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    def common(self, request: Request, view: View | None, visitor: Visitor | None) -> dict[str, Any]:
+        """Return the values that the frame of each page is drawn from."""
+        prefix = request.scope.get("root_path", "")
+        return {
+            "url": partial(address, prefix),
+            "static": f"{prefix}/static",
+            "here": view.part or view.name if view else "",
+            "live": address(prefix, f"/live{view.path}", **dict(request.query_params)) if view and view.every else "",
+            "every": view.every if view else None,
+            "visitor": visitor,
+            "q": request.query_params.get("q", "") if view and view.path == "/jobs" else "",
+            "read_at": time.time(),
+            "notice": self.acts.notice(request.query_params.get("act", "")),
+            "signed": bool(visitor and visitor.session),
+        }
+
+    async def _visitor(self, request: Request, view: View) -> Visitor | Response:
+        visitor = await self.access.find(request)
+        if visitor is not None:
+            return visitor
+        prefix = request.scope.get("root_path", "")
+        back = address("", view.path, **dict(request.query_params))
+        return RedirectResponse(address(prefix, "/sign-in", back=back), HTTPStatus.SEE_OTHER)
+
+    async def act(self, request: Request) -> Response:
+        """Do what a form asks for, and answer with the page that shows it."""
+        visitor = await self.access.find(request)
+        if visitor is None:
+            raise Refused(HTTPStatus.FORBIDDEN, "you are not signed in any more: sign in, and send the form again")
+        form = await read_form(request)
+        await self.access.check_form(request, visitor, dict(form))
+        prefix = request.scope.get("root_path", "")
+        visit = Visit(self, self.client.metered(), visitor, request.query_params, request.scope.get("root_path", ""))
+        target = await self.acts.perform(request.path_params["act"], visit, form)
+        return RedirectResponse(prefix + target, HTTPStatus.SEE_OTHER)
+
+    async def sign_in(self, request: Request) -> Response:
+        """Show the form to sign in, or begin a session."""
+        prefix, back = request.scope.get("root_path", ""), request.query_params.get("back", "/")
+        if urlsplit(back).netloc or urlsplit(back).scheme or not back.startswith("/") or back.startswith(("//", "/\\")):
+            back = "/"
+        values = {
+            **self.common(request, None, None),
+            "back": back,
+            "problem": "",
+            "tokens": await self.access.has_tokens(),
+        }
+        if request.method != "POST":
+            return HTMLResponse(self.pages.draw("sign-in", values))
+        check_origin(request)
+        session = await self.access.sign_in(dict(await read_form(request)).get("token", ""))
+        if session is None:
+            values["problem"] = "This token is not known here. It may have been replaced or deleted."
+            return HTMLResponse(self.pages.draw("sign-in", values), HTTPStatus.FORBIDDEN)
+        response = RedirectResponse(prefix + back, HTTPStatus.SEE_OTHER)
+        secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
+        response.set_cookie(
+            COOKIE, session, max_age=LENGTH, path=prefix or "/", secure=secure, httponly=True, samesite="lax"
+        )
+        return response
+
+    async def sign_out(self, request: Request) -> Response:
+        """End the session of the user."""
+        visitor, prefix = await self.access.find(request), request.scope.get("root_path", "")
+        if visitor is not None and visitor.session:
+            await self.access.check_form(request, visitor, dict(await read_form(request)))
+            await self.access.sign_out(visitor)
+        response = RedirectResponse(prefix + "/sign-in", HTTPStatus.SEE_OTHER)
+        response.delete_cookie(COOKIE, path=prefix or "/")
+        return response
+
+    async def problem(self, request: Request, error: Exception) -> Response:
+        """Answer with the page that says what went wrong, and what to do."""
+        status, title, detail = _described(error)
+        values = {**self.common(request, None, None), "title": title, "detail": detail, "status": status}
+        # After an error that nothing expected, no middleware adds the headers.
+        headers = {name.decode(): value.decode() for name, value in (*_HEADERS.items(), _NO_STORE)}
+        return HTMLResponse(self.pages.draw("error", values), status, headers)
+
+
+def _described(error: Exception) -> tuple[int, str, str]:
+    match error:
+        case Refused():
+            return error.status_code, "This is not allowed", str(error.detail)
+        case HTTPException(status_code=404):
+            return 404, "There is no such page", "The address may be incomplete, or of another release."
+        case HTTPException():
+            return error.status_code, "The request cannot be answered", str(error.detail)
+        case JobMissing():
+            return 404, "There is no such job", str(error)
+        case StoreDown():
+            unsure = (
+                "; what you asked for may have been done all the same: look before you repeat it"
+                if error.unsure
+                else ""
+            )
+            return 503, "Redis does not answer", f"{error}{unsure}"
+        case StoreRefused():
+            return 502, "Redis refused", str(error)
+        case ConfigError():
+            return 400, "This cannot be done", str(error)
+        case EvschedError():
+            return 409, "This was not done", str(error)
+        case _:
+            return 500, "The console failed", "This is a bug of evsched. The log of the console has the traceback."
+
+
+async def read_form(request: Request) -> list[tuple[str, str]]:
+    """Return the fields of a form.
+
+    Raises:
+        Refused: it is too long, or of another kind.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a form is sent as application/x-www-form-urlencoded")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _FORM_MOST:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the form has more than {_FORM_MOST:,} bytes")
+    try:
+        return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=10_000)
+    except ValueError:
+        raise Refused(HTTPStatus.BAD_REQUEST, "the form cannot be read") from None
+
+
+def create(config: Config | None = None, *, alone: bool = False) -> Starlette:
+    """Return the console as an ASGI application, to be served or mounted in another one under any path.
+
+    `config`: its settings; None = those in the environment, as for `evsched console`. `alone`: it is served on loopback
+    only, where it needs no tokens; else everybody must sign in. It connects to Redis on first use.
+
+    Raises:
+        ConfigError: a setting is not valid.
+    """
+    console = Console(config or environment.load(environ), alone=alone)
+
+    def answers(
+        answer: Callable[[View, Request], Awaitable[Response]], view: View
+    ) -> Callable[..., Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            return await answer(view, request)
+
+        return endpoint
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        yield
+        await console.close()
+
+    app = Starlette(
+        routes=[
+            *(Route(view.path, answers(console.page, view)) for view in VIEWS),
+            *(Route(f"/live{view.path}", answers(console.live, view)) for view in VIEWS if view.every),
+            Route("/act/{act}", console.act, methods=["POST"]),
+            Route("/sign-in", console.sign_in, methods=["GET", "POST"]),
+            Route("/sign-out", console.sign_out, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ],
+        exception_handlers=dict.fromkeys((Refused, HTTPException, EvschedError, Exception), console.problem),
+        middleware=[Middleware(_Headers)],
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.console = console
+    return app

@@ -1,0 +1,168 @@
+"""A page: what it is read from, how it is drawn, and what all pages have in common.
+
+A view reads the data of a page, with a client that counts its commands. Its template extends `frame.html`. A block of
+the template whose name begins with `live_` is a region that an open page replaces when it has changed: `live_queues`
+has an element with `data-live="queues"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from copy import copy
+from functools import cached_property
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from msgspec import Struct
+from starlette.datastructures import QueryParams
+
+from evsched.client.client import Client
+from evsched.client.operations import Send, Step, Wait
+from evsched.config import Config
+from evsched.console import charts, words
+from evsched.console.access import Role, Visitor
+from evsched.recurrence.cron import find_zone
+from evsched.transport.senders import BatchingSender
+
+if TYPE_CHECKING:
+    from evsched.console.application import Console
+
+REGION: Final = "live_"
+"""Begins the names of the blocks that are regions."""
+
+
+class MeteredClient(Client):
+    """A client that counts its commands, so that an open page asks Redis no oftener than it may."""
+
+    commands = 0
+
+    @property
+    def sender(self) -> BatchingSender:
+        """What the examinations of the doctor ask with."""
+        return self._sender
+
+    def metered(self) -> Self:
+        """Return a client with a count of its own. Both share their connections."""
+        found = copy(self)
+        found.commands = 0
+        return found
+
+    async def perform(self, step: Step) -> Any:
+        """Perform one step, and count it if Redis is asked."""
+        if isinstance(step, Send | Wait):
+            self.commands += 1
+        return await super().perform(step)
+
+
+class Visit(Struct, frozen=True):
+    """A request for a page, as its view gets it."""
+
+    console: Console
+    client: MeteredClient
+    visitor: Visitor
+    query: QueryParams
+    prefix: str
+    """The path below which the console is mounted."""
+
+    def get(self, name: str) -> str:
+        """Return a parameter of the address, without spaces around it; empty if it is not given."""
+        return self.query.get(name, "").strip()
+
+    def url(self, path: str, **parameters: str | int | None) -> str:
+        return address(self.prefix, path, **parameters)
+
+
+Read = Callable[[Visit], Awaitable[dict[str, Any]]]
+
+
+class View(Struct, frozen=True):
+    """A page of one address."""
+
+    path: str
+    name: str
+    """That of its template, without `.html`."""
+    read: Read
+    """Returns the values of the template."""
+    part: str = ""
+    """The page of the navigation to which it belongs; empty = its name."""
+    every: float | None = None
+    """Seconds between two readings while it is open, at least; None = it does not change by itself."""
+    needs: Role = "viewer"
+
+
+NAVIGATION: Final = (
+    ("now", "Now", "n"),
+    ("jobs", "Jobs", "j"),
+    ("failures", "Failures", "f"),
+    ("recurrences", "Recurrences", "r"),
+    ("agenda", "Agenda", "a"),
+    ("workers", "Workers", "w"),
+    ("history", "History", "h"),
+    ("audit", "Audit", "u"),
+)
+"""Each page that the navigation names: its view, its title, and the key that opens it."""
+
+
+def address(prefix: str, path: str, **parameters: str | int | None) -> str:
+    """Return the address of a page. Parameters that are None or empty are left out."""
+    given = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return quote(prefix + path) + (f"?{urlencode(given)}" if given else "")
+
+
+class Pages:
+    """Draws pages. `prefix`: the path below which the console is mounted is that of each request."""
+
+    def __init__(self, config: Config) -> None:
+        self.clock = words.Clock(find_zone(config.console_zone))
+        self._environment = Environment(
+            loader=PackageLoader("evsched.console"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=words.shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(
+            moment=self.clock.moment,
+            ago=self.clock.ago,
+            figure=words.count,
+            duration=words.length,
+            json=words.as_json,
+            short=words.shortened,
+        )
+        self._environment.globals.update(
+            percent=words.percent,
+            bars=charts.bars,
+            line=charts.line,
+            ticks=charts.ticks,
+            name=config.console_name,
+            zone=config.console_zone,
+            navigation=NAVIGATION,
+        )
+        self._environment.globals["parts"] = self._environment.get_template("parts.html").module
+
+    @cached_property
+    def assets(self) -> str:
+        """A digest of the style sheet and the script, so that browsers load a new release's at once."""
+        from evsched.console.application import STATIC
+
+        return sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))).hexdigest()[:12]
+
+    def template(self, name: str) -> Template:
+        return self._environment.get_template(f"{name}.html")
+
+    def draw(self, name: str, values: Mapping[str, Any]) -> str:
+        """Return a page as HTML."""
+        return self.template(name).render(values, assets=self.assets)
+
+    def regions(self, name: str, values: Mapping[str, Any]) -> dict[str, str]:
+        """Return the HTML of the live regions of a page by their names."""
+        template, found = self.template(name), dict[str, str]()
+        for block, draw in template.blocks.items():
+            if block.startswith(REGION):
+                found[block.removeprefix(REGION)] = "".join(
+                    draw(template.new_context({**values, "assets": ""}))
+                ).strip()
+        return found

@@ -1,0 +1,192 @@
+// The script of the console: keeps an open page up to date, and gives it keys. Without it, every page is complete.
+"use strict";
+
+const $ = (choice, under = document) => under.querySelector(choice);
+const all = (choice, under = document) => [...under.querySelectorAll(choice)];
+
+// Live: one stream for this address, while the page is visible and not frozen.
+
+const stream = document.body.dataset.stream;
+const mark = $("#live");
+const freeze = $("#freeze");
+let source = null;
+let frozen = false;
+let held = new Map(); // Regions that have changed while somebody uses them.
+
+function label(text, kind) {
+  mark.hidden = false;
+  mark.textContent = text;
+  mark.className = "s " + kind;
+}
+
+function inUse(region) {
+  const active = document.activeElement;
+  const selection = getSelection();
+  return (
+    (active && active !== document.body && region.contains(active) && active.matches("input, select, textarea")) ||
+    $("input:checked", region) !== null ||
+    $("details[open]", region) !== null ||
+    (!selection.isCollapsed && region.contains(selection.anchorNode))
+  );
+}
+
+function replace(name, html) {
+  const region = $(`[data-live="${CSS.escape(name)}"]`);
+  if (!region) return;
+  if (inUse(region)) {
+    held.set(name, html);
+    label("Changed: reload to see", "warn");
+    return;
+  }
+  held.delete(name);
+  const focused = region.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  const parsed = new DOMParser().parseFromString(html, "text/html").body.firstElementChild;
+  if (!parsed) return;
+  region.replaceWith(parsed);
+  if (focused) $(`[href="${CSS.escape(focused)}"]`, parsed)?.focus();
+}
+
+function open() {
+  if (!stream || source || frozen || document.hidden) return;
+  source = new EventSource(stream);
+  source.addEventListener("region", (event) => {
+    const { name, html } = JSON.parse(event.data);
+    replace(name, html);
+  });
+  source.addEventListener("read", (event) => {
+    if (!held.size) label("Live", "run");
+    const at = new Date(Number(event.data));
+    const zone = $("#read time");
+    if (zone) {
+      zone.textContent = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium", timeZone: document.body.dataset.zone }).format(at);
+      zone.dateTime = at.toISOString();
+    }
+  });
+  source.addEventListener("problem", (event) => label(`Not live: ${event.data}`, "bad"));
+  source.addEventListener("ended", () => {
+    close();
+    label("Signed out: load the page again", "bad");
+  });
+  source.onerror = () => label("Not live", "bad");
+}
+
+function close() {
+  source?.close();
+  source = null;
+}
+
+if (stream) {
+  freeze.textContent = "Freeze";
+  freeze.addEventListener("click", (event) => {
+    event.preventDefault();
+    frozen = !frozen;
+    freeze.textContent = frozen ? "Go live" : "Freeze";
+    frozen ? (close(), label("Frozen", "hold")) : open();
+  });
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", open);
+  open();
+}
+
+// Ages count on by themselves.
+
+function length(seconds) {
+  if (seconds < 100) return `${seconds.toFixed(1)} s`;
+  const whole = Math.round(seconds);
+  const two = (n) => String(n).padStart(2, "0");
+  if (whole < 3600) return `${Math.floor(whole / 60)}m ${two(whole % 60)}s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)}h ${two(Math.floor((whole % 3600) / 60))}m`;
+  return `${Math.floor(whole / 86400)}d ${Math.floor((whole % 86400) / 3600)}h`;
+}
+
+setInterval(() => {
+  if (frozen || document.hidden) return;
+  for (const time of all("time.age")) {
+    const passed = (Date.now() - new Date(time.dateTime)) / 1000;
+    time.textContent = passed >= 0 ? `${length(passed)} ago` : `in ${length(-passed)}`;
+  }
+}, 1000);
+
+// Search: the completions add a qualifier to the box.
+
+const box = $(".find input");
+for (const link of all(".complete a")) {
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    box.value = `${box.value.trimEnd()} ${link.dataset.word}`.trimStart();
+    box.focus();
+  });
+}
+
+// Rows: choose all, choose a range, and how many are chosen.
+
+function count() {
+  const chosen = all("td.tick input[name=job]").filter((box) => box.checked);
+  for (const row of all("tbody tr")) row.classList.toggle("sel", $("input[name=job]", row)?.checked ?? false);
+  const said = $("#chosen");
+  if (said) said.textContent = chosen.length ? `${chosen.length} chosen,` : "Choose jobs,";
+}
+
+const every = $("input.all");
+if (every) {
+  every.hidden = false;
+  every.addEventListener("change", () => {
+    for (const box of all("td.tick input[name=job]")) box.checked = every.checked;
+    count();
+  });
+  let last = null;
+  document.addEventListener("click", (event) => {
+    const boxes = all("td.tick input[name=job]");
+    const at = boxes.indexOf(event.target);
+    if (at < 0) return;
+    if (event.shiftKey && last !== null) {
+      for (let i = Math.min(at, last); i <= Math.max(at, last); i++) boxes[i].checked = event.target.checked;
+    }
+    last = at;
+    count();
+  });
+  count();
+}
+
+// Keys. Letters work only outside of fields, and can be switched off (WCAG 2.1.4).
+
+const letters = $("#letters");
+if (letters) {
+  letters.checked = localStorage.getItem("letters") !== "off";
+  letters.addEventListener("change", () => localStorage.setItem("letters", letters.checked ? "on" : "off"));
+}
+
+let current = -1;
+function move(by) {
+  const rows = all("main tbody tr").filter((row) => $("a", row));
+  if (!rows.length) return;
+  current = Math.max(0, Math.min(rows.length - 1, current + by));
+  $("a", rows[current]).focus();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const field = event.target.matches?.("input:not([type=checkbox]), select, textarea");
+  if (event.key === "Escape") event.target.blur?.();
+  if (field) return;
+  if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+    event.preventDefault();
+    return move(event.key === "ArrowDown" ? 1 : -1);
+  }
+  if (letters && !letters.checked) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    return box?.focus();
+  }
+  if (event.key === "?") return $("#keys")?.showModal();
+  if (event.key === "x") {
+    const tick = $("input[name=job]", event.target.closest?.("tr") ?? document.createElement("tr"));
+    if (tick) {
+      tick.checked = !tick.checked;
+      return count();
+    }
+  }
+  const link = $(`nav [data-key="${CSS.escape(event.key)}"]`);
+  if (link) location.href = link.href;
+});

@@ -1,0 +1,190 @@
+"""The first page: what is wrong, then the queues."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from evsched.client import spread
+from evsched.client.history import HOUR, quantile
+from evsched.console.page import MeteredClient, View, Visit
+from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.standstill import find_standstill
+from evsched.errors import StoreError
+from evsched.store.history_calls import EndCount
+from evsched.store.operator_calls import QueueStats
+
+_EXAMINED_EVERY: Final = 300.0
+"""Seconds between two examinations by the doctor."""
+
+_LATE: Final = 1.0
+"""Seconds: a queue whose first job has waited longer is late."""
+
+_HOURS: Final = 24
+
+_CHARTED: Final = 20
+"""Queues whose last day is shown: the most urgent ones."""
+
+
+class QueueRow(Struct, frozen=True):
+    """A queue on the page. `state`: its class and its word, see console.css."""
+
+    name: str
+    state: tuple[str, str]
+    stats: QueueStats
+    shards: int
+    ended: list[int]
+    """Ended in each of the last 24 hours, the present one last."""
+    dead: list[int]
+    """Of these, how many went to dead."""
+    late_p50: float | None
+    late_p99: float | None
+
+
+async def read_stats(client: MeteredClient, queue: str) -> QueueStats | StoreError:
+    """Return the counts of a queue with its shards, or why they cannot be read."""
+    try:
+        return await client.run(spread.queue_stats(client.stores(queue)))
+    except StoreError as error:
+        return error
+
+
+class HourCounts:
+    """The counts of the jobs that ended, by hour. Hours that are over do not change, so they are read once."""
+
+    def __init__(self) -> None:
+        self._over = dict[tuple[str, int], list[EndCount]]()
+
+    async def read(self, client: MeteredClient, queue: str, hour: int, now: int) -> list[EndCount]:
+        """Return the counts of a queue with its shards in an hour. `now`: the present hour."""
+        known = self._over.get((queue, hour))
+        if known is not None:
+            return known
+        parts = await asyncio.gather(*(client.send(store.hour(hour)) for store in client.stores(queue)))
+        found = [one for part in parts for one in part]
+        if hour < now - 1:  # the clocks of hosts differ by less
+            if len(self._over) > 50_000:
+                self._over.clear()
+            self._over[queue, hour] = found
+        return found
+
+
+def hour_counts(visit: Visit) -> HourCounts:
+    """Return the counts that all pages of a console share."""
+    return visit.console.memory.setdefault("hours", HourCounts())
+
+
+def state_of(stats: QueueStats) -> tuple[str, str]:
+    """Return the state of a queue: the class that draws it, and the word."""
+    waiting = stats.due + stats.places["backlog"] + stats.places["ready"]
+    if stats.paused is not None:
+        return "hold", "paused"
+    if waiting and not stats.workers and not stats.parents:
+        return "bad", "no worker"
+    if waiting and stats.oldest > _LATE:
+        return "bad", "late"
+    if stats.places["processing"]:
+        return "run", "running"
+    return ("ok", "on time") if stats.workers or stats.parents else ("wait", "idle")
+
+
+async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueRow:
+    hour, counted = int(stats.now // HOUR), hour_counts(visit)
+    hours = await asyncio.gather(
+        *(counted.read(visit.client, name, hour - back, hour) for back in reversed(range(_HOURS)))
+    )
+    late = dict[int, int]()
+    for one in [*hours[-1], *(hours[-2] if stats.now % HOUR < HOUR / 4 else ())]:
+        if one.late is not None:
+            late[one.late] = late.get(one.late, 0) + one.jobs
+    return QueueRow(
+        name=name,
+        state=state_of(stats),
+        stats=stats,
+        shards=len(visit.client.stores(name)) - 1,
+        ended=[sum(one.jobs for one in counts) for counts in hours],
+        dead=[sum(one.jobs for one in counts if one.outcome == "dead") for counts in hours],
+        late_p50=quantile(late, 0.5),
+        late_p99=quantile(late, 0.99),
+    )
+
+
+class Examination:
+    """What the doctor has found, without the audit of all jobs. It is asked in the background, every 5 minutes."""
+
+    def __init__(self) -> None:
+        self.found = list[Finding]()
+        self._at = -_EXAMINED_EVERY
+        self._task: asyncio.Task[None] | None = None
+
+    def refresh(self, visit: Visit, queues: Sequence[str]) -> None:
+        """Ask again, if it is time to."""
+        if time.monotonic() - self._at >= _EXAMINED_EVERY:
+            self._at = time.monotonic()
+            self._task = asyncio.create_task(self._examine(visit, queues))
+
+    async def _examine(self, visit: Visit, queues: Sequence[str]) -> None:
+        try:
+            found = await find_standstill(visit.client.sender, queues, visit.client.shards)
+            self.found = [one for one in found if one.level != "info"]
+        except StoreError as error:
+            mend = "The counts below are read with other commands."
+            self.found = [Finding("doctor", "info", f"not everything was examined: {error}", "Redis", mend)]
+
+
+_URGENCY: Final = {"no worker": 0, "late": 1, "paused": 2, "running": 3, "on time": 4, "idle": 5}
+
+
+async def _now(visit: Visit) -> dict[str, Any]:
+    names = await visit.console.queues(visit.client)
+    read = zip(names, await asyncio.gather(*(read_stats(visit.client, name) for name in names)), strict=True)
+    known = {name: stats for name, stats in read if not isinstance(stats, StoreError)}
+    first = sorted(known, key=lambda name: (_URGENCY[state_of(known[name])[1]], name))
+    rows = await asyncio.gather(*(_row(visit, name, known[name]) for name in first[:_CHARTED]))
+    examined: Examination = visit.console.memory.setdefault("examined", Examination())
+    examined.refresh(visit, names)
+    hours = range(_HOURS)
+    ended = [sum(row.ended[at] for row in rows) for at in hours]
+    dead = [sum(row.dead[at] for row in rows) for at in hours]
+    return {
+        "rows": rows,
+        "more": [(name, state_of(known[name]), known[name]) for name in first[_CHARTED:]],
+        "unread": [name for name in names if name not in known],
+        "findings": [*_findings(rows), *examined.found],
+        "ended": ended,
+        "dead": dead,
+        "now": max((stats.now for stats in known.values()), default=time.time()),
+    }
+
+
+def _findings(rows: Sequence[QueueRow]) -> list[Finding]:
+    """Return what the counts show, as sentences with their remedy."""
+    found = list[Finding]()
+    for row in rows:
+        stats, where = row.stats, f"queue {row.name}"
+        waiting = stats.due + stats.places["backlog"] + stats.places["ready"]
+        if row.state[1] == "no worker":
+            what = f"{row.name}: {waiting:,} jobs are due, and no worker serves the queue."
+            found.append(Finding("no-worker", "fault", what, where, f"evsched worker MODULE:APP --queue {row.name}"))
+        elif row.state[1] == "late":
+            what = f"{row.name} is late: {waiting:,} jobs are due, and the first has waited for {stats.oldest:,.1f} s."
+            found.append(
+                Finding("late", "fault", what, where, "Start more workers, or look at what holds the jobs back.")
+            )
+        elif row.state[1] == "paused":
+            why = f": {stats.paused_why}" if stats.paused_why else ""
+            what = f"{row.name} is paused{why}. {waiting:,} due jobs wait."
+            found.append(Finding("paused", "info", what, where, ""))
+        if row.dead[-1] + row.dead[-2]:
+            what = f"{row.name}: {row.dead[-1] + row.dead[-2]:,} jobs died since the last full hour began."
+            found.append(
+                Finding("dead", "warning", what, where, "Look at why, and revive them when the cause is mended.")
+            )
+    return found
+
+
+VIEWS = (View("/", "now", _now, every=1.0),)

@@ -1,0 +1,97 @@
+"""How values are written on a page: times, lengths, counts, and text from jobs, which may hold anything."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Final
+
+import msgspec
+from markupsafe import Markup
+
+from evsched.display import format_duration
+
+NONE: Final = "–"
+"""There is no value. 0 is zero."""
+
+_MOST: Final = 20_000
+"""Characters of one value on a page. Payloads may have 512 MiB."""
+
+_YEAR_10000: Final = 253_402_300_800.0
+
+
+def visible(text: str) -> str:
+    """Return text with escapes for characters that cannot be seen, such as NUL, or that turn the text around."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: Any) -> Any:
+    """Return a value as a page writes it. The templates pass each value through this."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return NONE if value is None else value
+    return visible(shortened(value))
+
+
+def shortened(text: str, most: int = _MOST) -> str:
+    return text if len(text) <= most else f"{text[:most]}… and {len(text) - most:,} characters more"
+
+
+def count(value: float | None) -> str:
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def length(seconds: float | None) -> str:
+    return NONE if seconds is None or math.isnan(seconds) else format_duration(seconds)
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share. It is 100 % only if it is whole, and 0 % only if there is none."""
+    if not whole:
+        return NONE
+    exact = 100 * part / whole
+    if part == whole or not part:
+        return f"{exact:.0f} %"
+    return f"{min(max(exact, 0.01), 99.99):.2f} %"
+
+
+def as_json(value: Any) -> str:
+    """Return a value as indented JSON."""
+    text = msgspec.json.encode(value)
+    return msgspec.json.format(text, indent=2).decode()
+
+
+class Clock:
+    """Writes times in one zone."""
+
+    def __init__(self, zone: tzinfo) -> None:
+        self.zone = zone
+
+    def moment(self, unix: float | None, *, exact: bool = False) -> Markup | str:
+        """Return a time, with its date if that is not today. The browser may show it in the zone of the reader."""
+        if unix is None or math.isnan(unix):
+            return NONE
+        if not 0 <= unix < _YEAR_10000:
+            return "never" if unix > 0 else "at once"
+        local, now = datetime.fromtimestamp(unix, self.zone), datetime.fromtimestamp(time.time(), self.zone)
+        fraction = f".{int(unix % 1 * 1000):03}" if exact else ""
+        text = local.strftime("%H:%M:%S") + fraction
+        if local.date() != now.date():
+            text = f"{local.day} {local:%b}" + (f" {local.year}" if local.year != now.year else "") + f" {text}"
+        utc = datetime.fromtimestamp(unix, tz=UTC)
+        return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+            utc.isoformat(timespec="milliseconds").replace("+00:00", "Z"), f"{utc:%Y-%m-%d %H:%M:%S}{fraction}", text
+        )
+
+    def ago(self, unix: float | None, now: float) -> Markup | str:
+        """Return how long ago a time was, or in how long it will be. The page counts on by itself."""
+        if unix is None or not 0 <= unix < _YEAR_10000:
+            return self.moment(unix)
+        text = f"{length(now - unix)} ago" if now >= unix else f"in {length(unix - now)}"
+        utc = datetime.fromtimestamp(unix, tz=UTC)
+        stamp = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return Markup('<time class="age" datetime="{}" title="{} UTC">{}</time>').format(
+            stamp, f"{utc:%Y-%m-%d %H:%M:%S}", text
+        )
