@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,6 +31,7 @@ from evsched.console.acts import Acts
 from evsched.console.live import Hub, Reading
 from evsched.console.page import MeteredClient, Pages, View, Visit, address
 from evsched.console.views import VIEWS
+from evsched.console.views.jobs import complete
 from evsched.errors import ConfigError, EvschedError, JobMissing, StoreDown, StoreRefused
 
 STATIC: Final = Path(__file__).with_name("static")
@@ -179,6 +180,15 @@ class Console:
         target = await self.acts.perform(request.path_params["act"], visit, form)
         return RedirectResponse(prefix + target, HTTPStatus.SEE_OTHER)
 
+    async def complete(self, request: Request) -> Response:
+        """Answer with what may follow in the search box."""
+        check_origin(request)
+        visitor = await self.access.find(request)
+        if visitor is None:
+            return Response(status_code=HTTPStatus.FORBIDDEN)
+        visit = Visit(self, self.client.metered(), visitor, request.query_params, request.scope.get("root_path", ""))
+        return JSONResponse(await complete(visit))
+
     async def sign_in(self, request: Request) -> Response:
         """Show the form to sign in, or begin a session."""
         prefix, back = request.scope.get("root_path", ""), request.query_params.get("back", "/")
@@ -297,6 +307,7 @@ def create(config: Config | None = None, *, alone: bool = False) -> Starlette:
         routes=[
             *(Route(view.path, answers(console.page, view)) for view in VIEWS),
             *(Route(f"/live{view.path}", answers(console.live, view)) for view in VIEWS if view.every),
+            Route("/complete", console.complete),
             Route("/act/{act}", console.act, methods=["POST"]),
             Route("/sign-in", console.sign_in, methods=["GET", "POST"]),
             Route("/sign-out", console.sign_out, methods=["POST"]),

@@ -25,7 +25,6 @@ function inUse(region) {
   return (
     (active && active !== document.body && region.contains(active) && active.matches("input, select, textarea")) ||
     $("input:checked", region) !== null ||
-    $("details[open]", region) !== null ||
     (!selection.isCollapsed && region.contains(selection.anchorNode))
   );
 }
@@ -42,6 +41,10 @@ function replace(name, html) {
   const focused = region.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   const parsed = new DOMParser().parseFromString(html, "text/html").body.firstElementChild;
   if (!parsed) return;
+  const opened = all("details[open] > summary", region).map((summary) => summary.textContent);
+  for (const summary of all("details > summary", parsed)) {
+    if (opened.includes(summary.textContent)) summary.parentElement.open = true;
+  }
   region.replaceWith(parsed);
   if (focused) $(`[href="${CSS.escape(focused)}"]`, parsed)?.focus();
 }
@@ -108,16 +111,62 @@ setInterval(() => {
   }
 }, 1000);
 
-// Search: the completions add a qualifier to the box.
+// Search: the links below the box add a qualifier to it; they follow what is typed.
 
 const box = $(".find input");
-for (const link of all(".complete a")) {
-  link.addEventListener("click", (event) => {
-    event.preventDefault();
-    box.value = `${box.value.trimEnd()} ${link.dataset.word}`.trimStart();
-    box.focus();
-  });
+const completions = $(".complete");
+let asked = 0;
+
+function complete(text) {
+  box.value = text;
+  box.focus();
+  suggest();
 }
+
+async function suggest() {
+  const number = ++asked;
+  const answer = await fetch(`${completions.dataset.from}?q=${encodeURIComponent(box.value)}`).catch(() => null);
+  if (!answer?.ok || number !== asked) return;
+  completions.replaceChildren(
+    ...(await answer.json()).map(([text, what]) => {
+      const link = document.createElement("a");
+      link.href = `${box.form.getAttribute("action")}?q=${encodeURIComponent(text)}`;
+      link.dataset.text = text;
+      link.textContent = text;
+      const said = document.createElement("span");
+      said.className = "soft";
+      said.textContent = what;
+      link.append(" ", said);
+      const item = document.createElement("li");
+      item.append(link);
+      return item;
+    }),
+  );
+}
+
+completions?.addEventListener("click", (event) => {
+  const link = event.target.closest("a");
+  if (!link || !link.dataset.text || link.dataset.text.endsWith(" ")) return;
+  event.preventDefault();
+  complete(link.dataset.text);
+});
+box?.addEventListener("focus", suggest, { once: true });
+box?.addEventListener("input", suggest);
+box?.addEventListener("keydown", (event) => {
+  const first = $("a", completions);
+  if (event.key === "ArrowDown" && first) {
+    event.preventDefault();
+    first.focus();
+  }
+});
+completions?.addEventListener("keydown", (event) => {
+  if (event.key !== "ArrowDown" && event.key !== "ArrowUp") return;
+  event.preventDefault();
+  event.stopPropagation();
+  const links = all("a", completions);
+  const at = links.indexOf(document.activeElement) + (event.key === "ArrowDown" ? 1 : -1);
+  at < 0 ? box.focus() : links[Math.min(at, links.length - 1)].focus();
+});
 
 // Rows: choose all, choose a range, and how many are chosen.
 

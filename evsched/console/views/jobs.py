@@ -15,11 +15,12 @@ from starlette.exceptions import HTTPException
 
 from evsched.client import spread, sweep
 from evsched.client.operations import Operation, send
-from evsched.client.sweep import Sweep
+from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.acts import JOB_ACTS, planned
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.search import QUALIFIERS, Search, quoted, read_search
-from evsched.errors import JobMissing
+from evsched.console.views.now import hour_counts, read_stats
+from evsched.errors import JobMissing, StoreError
 from evsched.jobs.record import Place
 from evsched.jobs.redaction import redacted_member
 from evsched.keys import check_queue
@@ -34,6 +35,14 @@ _PAGES: Final = 20
 
 _TIME: Final = 0.2
 """Seconds for which a search looks before the page shows what it has found so far."""
+
+_COMPLETIONS: Final = 12
+
+_COUNTED: Final = 20
+"""Queues whose places are counted beside a search."""
+
+_KEPT: Final = 10_000
+"""Jobs that a search finds at most: with more, a narrower search helps more."""
 
 _SEARCHES: Final = 50
 """Searches that can be gone on with."""
@@ -80,9 +89,9 @@ class _Going:
         self.left = [*parts]
 
     async def look(self, client: MeteredClient, enough: int, wanted: Search) -> Found:
-        """Look on for a short time, or until the page is full."""
+        """Look on for a short time; return the first rows of what was found so far."""
         until = time.monotonic() + _TIME
-        while self.left and time.monotonic() < until and len(self._matching(wanted)) < enough:
+        while self.left and time.monotonic() < until and sum(len(one.found) for _, one in self.parts) < _KEPT:
             (queue, one), *rest = self.left
             self.left = [*rest, (queue, one)] if await client.run(one.step()) else rest
         rows = self._matching(wanted)
@@ -99,7 +108,7 @@ def as_row(queue: str, job: Match) -> Row:
 
 
 def _place(job: Match) -> Place:
-    return job.place if job.place in _WORDS else "processing"  # type: ignore[return-value]
+    return next((place for place in _WORDS if place == job.place), "processing")
 
 
 def _newest(stores: Sequence[Store], place: Place, limit: int) -> Operation[list[Match]]:
@@ -129,6 +138,23 @@ async def _by_id(client: MeteredClient, queues: Sequence[str], wanted: Search) -
     return None
 
 
+def _offered(wanted: Search) -> list[str]:
+    """Return the acts that make sense for the places that are searched."""
+    dead, waiting = "dead" in wanted.searched, any(place in WAITING for place in wanted.searched)
+    return [*(("cancel", "reschedule") if waiting else ()), *(("revive", "drop") if dead else ())]
+
+
+async def _counts(client: MeteredClient, queues: Sequence[str]) -> dict[str, int]:
+    """Return how many jobs each place has; nothing for many queues, or if one cannot be read."""
+    if len(queues) > _COUNTED:
+        return {}
+    found = await asyncio.gather(*(read_stats(client, queue) for queue in queues))
+    stats = [one for one in found if not isinstance(one, StoreError)]
+    if len(stats) < len(found):
+        return {}
+    return {_WORDS[place][1]: sum(one.places[place] for one in stats) for place in SEARCHED}
+
+
 async def _jobs(visit: Visit) -> dict[str, Any]:
     text, client = visit.get("q"), visit.client
     wanted = read_search(text)
@@ -136,6 +162,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     queues = [*wanted.queues] or known
     values: dict[str, Any] = {"search": wanted, "qualifiers": QUALIFIERS, "quoted": quoted, "known": known}
     values |= {"acts": JOB_ACTS, "go_on": "", "place": wanted.places[0] if len(wanted.places) == 1 else ""}
+    values |= {"offered": _offered(wanted), "counts": await _counts(client, queues)}
     if wanted.problem:
         return values | {"found": Found([])}
     if wanted.id and (queue := await _by_id(client, queues, wanted)) is not None:
@@ -154,7 +181,8 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     searches[key] = going
     while len(searches) > _SEARCHES:
         searches.popitem(last=False)
-    return values | {"found": found, "go_on": "" if found.over and found.matched == len(found.rows) else str(page + 1)}
+    more = not found.over and found.matched < _KEPT or found.matched > len(found.rows)
+    return values | {"found": found, "go_on": str(page + 1) if more else ""}
 
 
 async def _bulk(visit: Visit) -> dict[str, Any]:
@@ -200,6 +228,24 @@ async def _job(visit: Visit) -> dict[str, Any]:
         "now": time.time(),
         "waits": status.place in ("schedule", "backlog", "ready"),
     }
+
+
+async def complete(visit: Visit) -> list[tuple[str, str]]:
+    """Return what may follow in the search box: the whole text of each search, and what it finds.
+
+    It costs Redis nothing but what the pages have read anyway: the names of the queues, and of the tasks that ended.
+    """
+    before, _, word = visit.query.get("q", "").rpartition(" ")
+    name, colon, begun = word.partition(":")
+    known = {
+        "queue": await visit.console.queues(visit.client),
+        "place": ["schedule", "backlog", "ready", "running", "dead", "ended"],
+        "task": sorted(hour_counts(visit).tasks),
+    }
+    before = f"{before} " if before else ""
+    if colon:
+        return [(f"{before}{name}:{quoted(one)} ", "") for one in known.get(name, ()) if begun in one][:_COMPLETIONS]
+    return [(f"{before}{one}:", what) for one, what in QUALIFIERS.items() if one.startswith(name)]
 
 
 VIEWS = (

@@ -26,6 +26,9 @@ _LATE: Final = 1.0
 
 _HOURS: Final = 24
 
+_TASKS: Final = 2000
+"""Names of tasks that are kept for completions."""
+
 _CHARTED: Final = 20
 """Queues whose last day is shown: the most urgent ones."""
 
@@ -58,6 +61,8 @@ class HourCounts:
 
     def __init__(self) -> None:
         self._over = dict[tuple[str, int], list[EndCount]]()
+        self.tasks = set[str]()
+        """The names of tasks that were read."""
 
     async def read(self, client: MeteredClient, queue: str, hour: int, now: int) -> list[EndCount]:
         """Return the counts of a queue with its shards in an hour. `now`: the present hour."""
@@ -66,6 +71,8 @@ class HourCounts:
             return known
         parts = await asyncio.gather(*(client.send(store.hour(hour)) for store in client.stores(queue)))
         found = [one for part in parts for one in part]
+        if len(self.tasks) < _TASKS:
+            self.tasks.update(one.task for one in found if one.task)
         if hour < now - 1:  # the clocks of hosts differ by less
             if len(self._over) > 50_000:
                 self._over.clear()
