@@ -7,14 +7,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
 from evsched.client import spread, sweep
-from evsched.client.operations import Operation, send
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.acts import JOB_ACTS, planned
 from evsched.console.page import MeteredClient, View, Visit
@@ -25,7 +24,6 @@ from evsched.jobs.record import Place
 from evsched.jobs.redaction import redacted_member
 from evsched.keys import check_queue
 from evsched.store.operator_calls import Match
-from evsched.store.store import Store
 
 _ROWS: Final = 50
 """Jobs of a page."""
@@ -111,23 +109,23 @@ def _place(job: Match) -> Place:
     return next((place for place in _WORDS if place == job.place), "processing")
 
 
-def _newest(stores: Sequence[Store], place: Place, limit: int) -> Operation[list[Match]]:
-    """Return the last jobs of a sorted place, the newest death or the latest due first."""
-    found = list[tuple[float, Match]]()
-    for store in stores:
-        jobs = yield from send(store.front("dead" if place == "dead" else "schedule", limit, last=place == "dead"))
-        for match in (yield from sweep.describe(store, place, jobs)):
-            found.append((match.at or 0.0, match))
-    found.sort(key=lambda one: one[0], reverse=place == "dead")
-    return [match for _, match in found[:limit]]
-
-
-async def _by_order(client: MeteredClient, queues: Sequence[str], place: Place, limit: int) -> Found:
+async def _by_order(
+    client: MeteredClient, queues: Sequence[str], place: Literal["schedule", "dead"], limit: int
+) -> Found:
     """Return the first jobs of a place without a search: those that died last, or are due next."""
-    read = await asyncio.gather(*(client.run(_newest(client.stores(queue), place, limit)) for queue in queues))
-    rows = [as_row(queue, job) for queue, jobs in zip(queues, read, strict=True) for job in jobs]
-    rows.sort(key=lambda row: row.job.at or 0.0, reverse=place == "dead")
-    return Found(rows[:limit], len(rows), len(rows), True, len(rows), ordered=True)
+    last, stores = place == "dead", [(queue, store) for queue in queues for store in client.stores(queue)]
+    read = await asyncio.gather(*(client.send(store.front(place, limit, last=last)) for _, store in stores))
+    first = [(at, job, where) for where, jobs in zip(stores, read, strict=True) for job, at in jobs]
+    first.sort(key=lambda one: one[0], reverse=last)
+    chosen = dict[tuple[str, str], list[tuple[str, float | None]]]()
+    for at, job, (queue, store) in first[:limit]:
+        chosen.setdefault((queue, store.queue), []).append((job, at))
+    described = await asyncio.gather(
+        *(client.run(sweep.describe(client.store(part), place, jobs)) for (_, part), jobs in chosen.items())
+    )
+    rows = [as_row(queue, job) for (queue, _), jobs in zip(chosen, described, strict=True) for job in jobs]
+    rows.sort(key=lambda row: row.job.at or 0.0, reverse=last)
+    return Found(rows, len(rows), len(rows), True, len(rows), ordered=True)
 
 
 async def _by_id(client: MeteredClient, queues: Sequence[str], wanted: Search) -> str | None:
@@ -169,7 +167,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         return {"redirect": visit.url("/job", queue=queue, id=wanted.id)}
     simple = wanted.filter.is_empty and not wanted.by and not wanted.id
     if simple and (not wanted.places or wanted.places in (("dead",), ("schedule",))):
-        place: Place = wanted.places[0] if wanted.places else "schedule"
+        place = "dead" if wanted.places == ("dead",) else "schedule"
         return values | {"found": await _by_order(client, queues, place, _ROWS), "place": place}
     searches: OrderedDict[str, _Going] = visit.console.memory.setdefault("searches", OrderedDict())
     key = f"{visit.visitor.name} {text}"
@@ -181,7 +179,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     searches[key] = going
     while len(searches) > _SEARCHES:
         searches.popitem(last=False)
-    more = not found.over and found.matched < _KEPT or found.matched > len(found.rows)
+    more = (not found.over and found.matched < _KEPT) or found.matched > len(found.rows)
     return values | {"found": found, "go_on": str(page + 1) if more else ""}
 
 

@@ -1,0 +1,64 @@
+"""The language of the console's search box."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from evsched.client.sweep import SEARCHED, Filter
+from evsched.console.search import quoted, read_search
+
+
+def test_words_of_a_search_are_conditions_that_all_hold() -> None:
+    found = read_search(
+        'queue:mail,sms task:send tag:patient:42 tag:a arg:patient=42 arg:to="bob b" older:2h place:dead'
+    )
+    assert found.problem == ""
+    assert (found.queues, found.places) == (("mail", "sms"), ("dead",))
+    assert found.filter == Filter(
+        task="send", tags=["patient:42", "a"], arguments={"patient": 42, "to": "bob b"}, older=7200.0
+    )
+    assert read_search("since:2h").filter.since == timedelta(hours=2)
+    assert read_search('group:"a b"').filter.group == "a b"
+
+
+def test_a_word_without_a_qualifier_is_an_id() -> None:
+    assert read_search("3f0c9d2ae5b71864c0d2").id == "3f0c9d2ae5b71864c0d2"
+    assert read_search("report:2030-01-31T09:00").problem != ""
+    assert read_search("id:report:2030").id == "report:2030"
+    assert read_search("https://example.com/a").id == "https://example.com/a"
+
+
+def test_without_a_place_all_are_searched_and_an_empty_search_lists_what_waits() -> None:
+    assert [*read_search("task:send").searched] == [*SEARCHED]
+    assert "processing" not in read_search("").searched
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("tsk:mail", "tsk: is not a qualifier"),
+        ("task:", "task: has no value"),
+        ("task:a task:b", "task: is given twice"),
+        ("place:nowhere", "nowhere is no place"),
+        ("arg:patient", "write arg:patient=42"),
+        ("older:soon", "'soon' is not a duration"),
+        ("since:soon", "'soon' is not a time"),
+        ("queue:}{", "}{"),
+        ("tag:" + "x" * 300, "tag"),
+    ],
+)
+def test_a_search_that_cannot_be_read_says_why(text: str, problem: str) -> None:
+    found = read_search(text)
+    assert problem in found.problem
+    assert found.filter.is_empty
+
+
+@pytest.mark.parametrize("value", ["a", "a b", 'say "hi"', "back\\slash", "", "é\n", "a:b"])
+def test_a_quoted_value_is_read_back_as_it_was(value: str) -> None:
+    if value:
+        assert read_search(f"group:{quoted(value)}").filter.group == value
+    search = read_search("task:t place:dead").with_word("group", value)
+    assert search == f"task:t place:dead group:{quoted(value)}"
+    assert read_search("task:t place:dead").with_word("place", None) == "task:t"
