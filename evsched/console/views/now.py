@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ from evsched.client.history import HOUR, quantile
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.standstill import find_standstill
-from evsched.errors import StoreError
+from evsched.errors import StoreError, StoreRefused
+from evsched.store import server
 from evsched.store.history_calls import EndCount
 from evsched.store.operator_calls import QueueStats
 
@@ -25,6 +27,11 @@ _LATE: Final = 1.0
 """Seconds: a queue whose first job has waited longer is late."""
 
 _HOURS: Final = 24
+
+_MINUTE: Final = 60.0
+
+_SHORTEST: Final = 3.0
+"""Seconds that a rate is taken over, at least."""
 
 _TASKS: Final = 2000
 """Names of tasks that are kept for completions."""
@@ -44,6 +51,8 @@ class QueueRow(Struct, frozen=True):
     """Ended in each of the last 24 hours, the present one last."""
     dead: list[int]
     """Of these, how many went to dead."""
+    rate: float | None
+    """Jobs that end in a minute; None = not known yet."""
     late_p50: float | None
     late_p99: float | None
 
@@ -108,8 +117,10 @@ async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueRow:
     for one in [*hours[-1], *(hours[-2] if stats.now % HOUR < HOUR / 4 else ())]:
         if one.late is not None:
             late[one.late] = late.get(one.late, 0) + one.jobs
+    rates: Rates = visit.console.memory.setdefault("rates", Rates())
     return QueueRow(
         name=name,
+        rate=rates.note(name, hour, stats.now, sum(one.jobs for one in hours[-1])),
         state=state_of(stats),
         stats=stats,
         shards=len(visit.client.stores(name)) - 1,
@@ -118,6 +129,24 @@ async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueRow:
         late_p50=quantile(late, 0.5),
         late_p99=quantile(late, 0.99),
     )
+
+
+class Rates:
+    """How many jobs end in a minute, from the counts that readings of open pages have seen in the last minute."""
+
+    def __init__(self) -> None:
+        self._seen = dict[str, deque[tuple[float, int]]]()
+
+    def note(self, queue: str, hour: int, now: float, ended: int) -> float | None:
+        """Note how many jobs have ended in this hour, and return the rate; None if it is not known yet."""
+        seen = self._seen.setdefault(f"{queue} {hour}", deque())
+        if not seen:
+            self._seen.pop(f"{queue} {hour - 1}", None)
+        seen.append((now, ended))
+        while len(seen) > 2 and seen[1][0] < now - _MINUTE:
+            seen.popleft()
+        (first, before), length = seen[0], now - seen[0][0]
+        return None if length < _SHORTEST or first < now - 2 * _MINUTE else (ended - before) / length * _MINUTE
 
 
 class Examination:
@@ -154,18 +183,35 @@ async def _now(visit: Visit) -> dict[str, Any]:
     rows = await asyncio.gather(*(_row(visit, name, known[name]) for name in first[:_CHARTED]))
     examined: Examination = visit.console.memory.setdefault("examined", Examination())
     examined.refresh(visit, names)
-    hours = range(_HOURS)
+    dispatchers, hours = await _dispatchers(visit, names), range(_HOURS)
     ended = [sum(row.ended[at] for row in rows) for at in hours]
     dead = [sum(row.dead[at] for row in rows) for at in hours]
     return {
         "rows": rows,
+        "dispatchers": dispatchers,
+        "workers": max((stats.workers for stats in known.values()), default=0),
         "more": [(name, state_of(known[name]), known[name]) for name in first[_CHARTED:]],
         "unread": [name for name in names if name not in known],
-        "findings": [*_findings(rows), *examined.found],
+        "findings": [*_alone(dispatchers), *_findings(rows), *examined.found],
         "ended": ended,
         "dead": dead,
         "now": max((stats.now for stats in known.values()), default=time.time()),
     }
+
+
+async def _dispatchers(visit: Visit, queues: Sequence[str]) -> int | None:
+    """Return how many dispatchers are connected to the Redis of the first queue; None if this user may not ask."""
+    try:
+        return await visit.client.send(server.dispatchers(next(iter(queues), None)))
+    except StoreRefused:
+        return None
+
+
+def _alone(dispatchers: int | None) -> list[Finding]:
+    if dispatchers != 0:
+        return []
+    what = "No dispatcher is connected, so no job that becomes due starts."
+    return [Finding("no-dispatcher", "fault", what, "Redis", "evsched dispatcher")]
 
 
 def _findings(rows: Sequence[QueueRow]) -> list[Finding]:
@@ -187,7 +233,7 @@ def _findings(rows: Sequence[QueueRow]) -> list[Finding]:
             what = f"{row.name} is paused{why}. {waiting:,} due jobs wait."
             found.append(Finding("paused", "info", what, where, ""))
         if row.dead[-1] + row.dead[-2]:
-            what = f"{row.name}: {row.dead[-1] + row.dead[-2]:,} jobs died since the last full hour began."
+            what = f"{row.name}: {row.dead[-1] + row.dead[-2]:,} jobs died in this hour and the one before."
             found.append(
                 Finding("dead", "warning", what, where, "Look at why, and revive them when the cause is mended.")
             )
