@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evsched import environment
-from evsched.client import spread
+from evsched.client import operations, spread
 from evsched.config import Config
 from evsched.console.access import COOKIE, LENGTH, Access, Refused, Visitor, check_origin
 from evsched.console.acts import Acts
@@ -51,7 +51,10 @@ _FORM_MOST: Final = 1024 * 1024
 """Bytes of a form."""
 
 _KNOWN_FOR: Final = 5.0
-"""Seconds for which the names of the queues and their shards are kept."""
+"""Seconds for which the names of the queues and their shards are kept, at least."""
+
+_SLICES: Final = 20
+"""Thousands of keys that are looked through for queues, if no dispatcher runs."""
 
 
 class _Headers:
@@ -85,16 +88,22 @@ class Console:
         self.acts = Acts()
         self.memory = dict[str, Any]()
         """What views keep between two readings, by their names."""
-        self._queues: tuple[float, list[str]] = (-_KNOWN_FOR, [])
+        self._queues = list[str]()
+        self._again = 0.0
+        """When the names of the queues are read again, on the monotonic clock."""
 
     async def queues(self, client: MeteredClient) -> list[str]:
-        """Return the names of the queues of this console, and read how many shards they have."""
-        at, found = self._queues
-        if time.monotonic() - at > _KNOWN_FOR:
+        """Return the names of the queues of this console, and read how many shards they have.
+
+        Without a dispatcher, which keeps their set, a part of the keys is looked through: less often, since it costs more.
+        """
+        if time.monotonic() > self._again:
+            before = client.commands
             self.client.shards = client.shards = await client.run(spread.read_shards())
-            found = sorted(self.config.queues) or await client.run(spread.listed(client.shards, client.store))
-            self._queues = time.monotonic(), found
-        return found
+            found = sorted(self.config.queues) or await client.run(operations.find_queues(_SLICES))
+            self._queues = await client.run(spread.shown(client.shards, client.store, found))
+            self._again = time.monotonic() + max(_KNOWN_FOR, client.commands - before)
+        return self._queues
 
     async def close(self) -> None:
         self.hub.stop()
