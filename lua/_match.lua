@@ -18,9 +18,50 @@ local MATCH_MOST = 1048576
 -- How many bytes this call has searched.
 local bytes_matched = 0
 
+-- The conditions of a filter, and the types of their values.
+local CONDITIONS = {
+  task = 'string',
+  group = 'string',
+  reason = 'string',
+  error = 'string',
+  tags = 'table',
+  arguments = 'table',
+  after = 'number',
+  before = 'number',
+}
+
+-- Has a filter the form of one? Otherwise it might fail at one of the jobs, after others were changed.
+-- USES CONDITIONS
+local function is_filter(filter)
+  for name, kind in pairs(CONDITIONS) do
+    if filter[name] ~= nil and type(filter[name]) ~= kind then
+      return false
+    end
+  end
+  for _, tag in ipairs(filter.tags or {}) do
+    if type(tag) ~= 'string' then
+      return false
+    end
+  end
+  for _, one in ipairs(filter.arguments or {}) do
+    if type(one) ~= 'table' or (one.positions ~= nil and type(one.positions) ~= 'table') then
+      return false
+    end
+  end
+  return true
+end
+
 -- The filter in a text; nil = '', no filter.
+-- USES is_filter, refuse
 local function read_filter(text)
-  return text ~= '' and cjson.decode(text) or nil
+  if text == '' then
+    return nil
+  end
+  local good, filter = pcall(cjson.decode, text)
+  if not good or type(filter) ~= 'table' or not is_filter(filter) then
+    refuse('filter', 'a valid filter')
+  end
+  return filter
 end
 
 -- A field of a record that may be long; '' when it is absent or too long.

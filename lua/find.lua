@@ -5,14 +5,14 @@
 -- ARGV   place     schedule, backlog, backlog:<group>, ready, processing:<worker>, finished or dead
 --        filter    see _match.lua; {} = every job
 --        cursor    where the slice begins, as an earlier call returned it; '0' = the first slice
---        limit     how many jobs to examine, under 1000. It may be a few more
+--        limit     count: how many jobs to examine, under 1000. It may be a few more
 -- ROWS   id        to examine instead of a slice; then the reply has the same cursor
 -- REPLY  the next cursor, '0' = this was the last slice; ids that are left, for the rows of the next call; and for each
 --        job that matches: id; its score in the place, or when it finished, or ''; task, group, created, by, reason,
 --        error, tags with spaces between them, each '' = none
 -- FAILS  none
 -- TWICE  it only reads
--- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of, tags_of,
+-- USES   rows, read_filter, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of, tags_of,
 --        record, fields_of, place_of, moment_of
 --
 -- Jobs that are in the place from the first call to the last are found, whatever else enters or leaves it meanwhile.
@@ -22,7 +22,7 @@
 -- No key lists the jobs that are finished, so all keys of the node are scanned for records, KEYS_AT_ONCE at a time.
 
 local place, filter, cursor, limit = unpack(ARGV, 1, 4)
-filter = cjson.decode(filter)
+filter = read_filter(filter) or {}
 local key, kind = root .. place, place:match('^%a+')
 
 local BYTES_MOST, KEYS_AT_ONCE = 131072, 1000

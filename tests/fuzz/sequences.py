@@ -2,8 +2,8 @@
 
 The arguments of a script follow from its header: a name such as `worker` or `due` says what values it takes. There are
 three kinds of values: valid ones; values of the right form that nobody needs, such as a lease of 1e18 s or an id with a
-newline; and garbage. Scripts get their arguments from the store, so garbage may be refused by any error. Nothing else
-may be met by an error that the header does not name.
+newline; and garbage. Garbage may be refused by an error that says what is wrong with it. Nothing else may be met by an
+error that the header does not name.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ _RUNS: Final[Values] = (
 _PLACES: Final[Values] = ([b"schedule", b"backlog", b"backlog:g", b"ready", b"dead"], [b"backlog:}:x"])
 _FILTERS: Final[Values] = (
     [b"", b"{}", b'{"task":"noop"}', b'{"group":"g"}'],
-    [b'{"task":1}', b'{"after":1e300}', b'{"x":{}}'],
+    [b'{"task":""}', b'{"after":1e300}', b'{"x":{}}'],
 )
 _LIMITS: Final = (
     b"concurrency rate burst concurrency:g rate:g rate:* weight:g concurrency:task:noop concurrency:origin:* "
@@ -212,6 +212,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("replace", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("enqueue", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("replace", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
+    ("enqueue", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
     ("defer", "unknown"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("hold", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("pause", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
@@ -226,6 +227,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
 GARBAGE: Final = [
     *(b"", b"abc", b"nan", b"-nan", b"inf", b"0x10", b" 1", b"1 ", b"1e", b"1,5", b"-5", b"1e400", b"9" * 400),
     *(b"\xff\xfe", b"\x00", b"{}", b"[]", b"null", b"}:schedule", b"x" * 100_000),
+    *(b'{"task":1}', b'{"before":"x"}', b'{"tags":[1]}', b'{"arguments":[1]}'),
 ]
 
 

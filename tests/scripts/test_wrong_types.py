@@ -281,7 +281,7 @@ def run_all(send: Send, store: Store, name: str) -> None:
 
 
 def test_an_invalid_due_leaves_no_record(send: Send, store: Store, state: State) -> None:
-    with pytest.raises(StoreRefused, match="not a valid float"):
+    with pytest.raises(StoreRefused, match="the argument due is not a valid score"):
         send(store.enqueue([New("a", b"{}", due=1.0), New("b", b"{}", due=float("nan"))]))
     assert state() == {}
 
