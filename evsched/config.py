@@ -186,8 +186,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Setting("Port on which the console listens; 0 chooses a free port", _CONSOLE, Range(0, 65535))
     ] = 8421
     console_name: Annotated[
-        str, Setting("What the console calls this deployment, such as 'mail production'", _CONSOLE)
-    ] = ""
+        str | None, Setting("What the console calls this deployment, such as 'mail production'", _CONSOLE)
+    ] = None
     console_zone: Annotated[str, Setting("The time zone of the console's times, such as Europe/Berlin", _CONSOLE)] = (
         "UTC"
     )
