@@ -63,7 +63,7 @@ def token(
 
     with client(url) as redis:
         if role is not None:
-            print(redis.run(make_token(user, role, redis.now(), who_acts(url))))
+            print(redis.run(make_token(user, role, redis.now(), who_acts(redis.url))))
         elif not redis.run(remove_token(user)):
             raise JobMissing(f"{user} has no token")
         else:

@@ -1,8 +1,8 @@
-"""What users ask the console to do: each act is performed as them, once, and is in the audit trail.
+"""The acts that users ask the console for: each is performed as them, once, and is in the audit trail.
 
-Each act is a form that a page has and `/act/NAME` takes. Short ones are done when the answer comes; acts on many jobs go
-on by themselves, a slice at a time, on a page that shows how far they are. They end with the process: the page of the
-search says what is left, and the same act does the rest.
+Each act is a form that a page has and `/act/NAME` takes. Short ones are done when the answer comes; acts on many jobs
+go on by themselves, a slice at a time, on a page that shows how far they are. They end with the process: the page of
+the search says how many jobs are left, and the same act does the rest.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ Perform = Callable[["Acts", Visit, Form], Awaitable[str]]
 
 
 class Acts:
-    """The acts of one console: those that run, and the last that have ended."""
+    """The acts of one console that run, and the last ones that have ended."""
 
     def __init__(self) -> None:
         self._runs = dict[str, Run]()
@@ -239,7 +239,7 @@ async def _backfill(acts: Acts, visit: Visit, form: Form) -> str:
     zone = visit.console.config.console_zone
     since, until = parse_time(form.get("from"), zone), parse_time(form.get("to"), zone)
     found = await client.run(recurrence_operations.backfill(client.store(queue), name, since, until))
-    sentence = f"{name} runs for {found.made} planned times, one after another."
+    sentence = f"{name} runs for {found.requested + found.later} planned times, one after another."
     return acts.note(visit, sentence, "/recurrence", queue=queue, name=name)
 
 

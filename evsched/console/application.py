@@ -9,7 +9,6 @@ from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from os import environ
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -29,11 +28,9 @@ from evsched.config import Config
 from evsched.console.access import COOKIE, LENGTH, Access, Refused, Visitor, check_origin
 from evsched.console.acts import Acts
 from evsched.console.live import Hub, Reading
-from evsched.console.page import MeteredClient, Pages, View, Visit, address
+from evsched.console.page import STATIC, MeteredClient, Pages, View, Visit, address
 from evsched.console.views import VIEWS
 from evsched.errors import ConfigError, EvschedError, JobMissing, StoreDown, StoreRefused
-
-STATIC: Final = Path(__file__).with_name("static")
 
 _HEADERS: Final = {
     b"content-security-policy": b"default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src "
@@ -73,7 +70,7 @@ class _Headers:
 
 
 class Console:
-    """What the requests to one console share."""
+    """The parts that the requests to one console share."""
 
     def __init__(self, config: Config, *, alone: bool) -> None:
         self.config = config
@@ -83,7 +80,7 @@ class Console:
         self.hub = Hub()
         self.acts = Acts()
         self.memory = dict[str, Any]()
-        """What views keep between two readings, by their names."""
+        """Values that views keep between two readings, by their names."""
         self._queues: tuple[float, list[str]] = (-_KNOWN_FOR, [])
 
     async def queues(self, client: MeteredClient) -> list[str]:

@@ -60,7 +60,7 @@ class Row(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """What a search has found."""
+    """The result of a search, or of its part so far."""
 
     rows: list[Row]
     examined: int = 0
@@ -83,10 +83,12 @@ class _Going:
         """Look on for a short time, or until the page is full."""
         until = time.monotonic() + _TIME
         while self.left and time.monotonic() < until and len(self._matching(wanted)) < enough:
-            (queue, one), *rest = self.left
-            self.left = [*rest, (queue, one)] if await client.run(one.step()) else rest
+            more = await client.run(self.left[0][1].step())
+            self.left.append(self.left.pop(0))
+            if not more:
+                self.left.pop()
         rows = self._matching(wanted)
-        rows.sort(key=lambda row: (list(_WORDS).index(row.job.place), -(row.job.at or row.job.created or 0.0)))
+        rows.sort(key=lambda row: (list(_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
         examined, total = (sum(getattr(one, name) for _, one in self.parts) for name in ("examined", "total"))
         return Found(rows[:enough], examined, total, not self.left, len(rows))
 
@@ -114,7 +116,7 @@ def _newest(stores: Sequence[Store], place: Place, limit: int) -> Operation[list
 
 
 async def _by_order(client: MeteredClient, queues: Sequence[str], place: Place, limit: int) -> Found:
-    """Return the first jobs of a place without a search: those that died last, or are due next."""
+    """Return the first jobs of a place without a search: the last ones that died, or the next ones that are due."""
     read = await asyncio.gather(*(client.run(_newest(client.stores(queue), place, limit)) for queue in queues))
     rows = [as_row(queue, job) for queue, jobs in zip(queues, read, strict=True) for job in jobs]
     rows.sort(key=lambda row: row.job.at or 0.0, reverse=place == "dead")
