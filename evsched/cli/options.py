@@ -126,7 +126,7 @@ def default(name: str) -> str:
     if name == "lease":
         return f"the one in Redis, or else {DEFAULT:g}"
     value = getattr(_DEFAULTS, name)
-    if value in (None, ()):
+    if value in (None, (), ""):
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 

@@ -56,6 +56,13 @@ class Run:
         self.stopping = False
         self.command = ""
         """The command that does the same."""
+        self.secret = ""
+        """A new token, until it is shown."""
+
+    def take_secret(self) -> str:
+        """Return the secret, once."""
+        secret, self.secret = self.secret, ""
+        return secret
 
 
 class Form:
@@ -140,9 +147,13 @@ class Acts:
             )
         return await act(self, visit, Form(fields))
 
-    def note(self, visit: Visit, sentence: str, path: str, **parameters: str) -> str:
-        """Remember how a short act ended, and return the path of the page that says so."""
+    def note(self, visit: Visit, sentence: str, path: str, /, *, secret: str = "", **parameters: str) -> str:
+        """Remember how a short act ended, and return the path of the page that says so.
+
+        `secret`: shown only there, once, and only to this user; `sentence` may be seen by all.
+        """
         run = self._new(sentence, visit, path)
+        run.secret = secret
         run.sentence, run.ended = sentence, time.time()
         return address("", path, **parameters, act=run.id)
 
@@ -389,7 +400,7 @@ async def _make_token(acts: Acts, visit: Visit, form: Form) -> str:
     role: Any = form.get("role")
     name = form.get("name")
     secret = await visit.client.run(make_token(name, role, time.time(), visit.visitor.name))
-    return acts.note(visit, f"The token of {name} is {secret} . It is shown only now.", "/tokens")
+    return acts.note(visit, f"{name} has a new token, as {role}.", "/tokens", secret=secret)
 
 
 async def _remove_token(acts: Acts, visit: Visit, form: Form) -> str:

@@ -87,7 +87,7 @@ class Visit(Struct, frozen=True):
         """Return a parameter of the address, without spaces around it; empty if it is not given."""
         return self.query.get(name, "").strip()
 
-    def url(self, path: str, **parameters: str | int | None) -> str:
+    def url(self, path: str, /, **parameters: str | int | None) -> str:
         return address(self.prefix, path, **parameters)
 
 
@@ -122,7 +122,7 @@ NAVIGATION: Final = (
 """Each page that the navigation names: its view, its title, and the key that opens it."""
 
 
-def address(prefix: str, path: str, **parameters: str | int | None) -> str:
+def address(prefix: str, path: str, /, **parameters: str | int | None) -> str:
     """Return the address of a page. Parameters that are None or empty are left out."""
     given = {name: value for name, value in parameters.items() if value not in (None, "")}
     return quote(prefix + path) + (f"?{urlencode(given)}" if given else "")
