@@ -181,6 +181,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A page may have its own name lead to the API (DNS rebinding): the browser then takes both for one origin."""
     api_rate: Annotated[int, Setting("How many requests a second each token may make", _API, Range(1, 1_000_000))] = 200
 
+    api_console: Annotated[bool, Setting("Serve the console, too, below /console", _API)] = False
+
     console_host: Annotated[str, Setting("Address on which the console listens", _CONSOLE)] = "127.0.0.1"
     console_port: Annotated[
         int, Setting("Port on which the console listens; 0 chooses a free port", _CONSOLE, Range(0, 65535))

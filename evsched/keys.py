@@ -53,7 +53,7 @@ LEDGER: Final = "evsched:{}:ledger"
 CONSOLE_TOKENS: Final = "evsched:{}:console:tokens"
 """The hash of the tokens of the console's users: name -> digest and role."""
 
-CONSOLE_SECRET: Final = "evsched:{}:console:secret"
+CONSOLE_SECRET: Final = "evsched:{}:console:secret"  # noqa: S105
 """A random text that all consoles of this Redis share. It proves that a form came from one of their pages."""
 
 CONSOLE_SESSION: Final = "evsched:{}:console:session:"

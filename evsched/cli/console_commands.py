@@ -10,7 +10,7 @@ import evsched
 from evsched.cli import output
 from evsched.cli.command_client import client
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Url, acting, settings, takes_settings, who_acts
+from evsched.cli.options import Json, Url, acting, takes_settings, who_acts
 from evsched.cli.output import Column, Moment, listing
 from evsched.config import Config
 from evsched.errors import JobMissing
@@ -63,7 +63,7 @@ def token(
 
     with client(url) as redis:
         if role is not None:
-            print(redis.run(make_token(user, role, redis.now(), who_acts(settings(url).url))))
+            print(redis.run(make_token(user, role, redis.now(), who_acts(redis.url))))
         elif not redis.run(remove_token(user)):
             raise JobMissing(f"{user} has no token")
         else:

@@ -112,9 +112,8 @@ _DEFAULTS: Final = Config()
 
 def flag(name: str) -> str:
     """Return the flag of a setting. One that only `evsched api` or `console` has is called api_..., its flag is not."""
-    name = (
-        (name.removesuffix("ies") + "y" if name.endswith("ies") else name.removesuffix("s")) if name in LISTS else name
-    )
+    if name in LISTS:
+        name = re.sub(r"(ie)?s$", lambda found: "y" if found[1] else "", name)
     return f"--{name.removeprefix('api_').removeprefix('console_').replace('_', '-')}"
 
 
@@ -127,7 +126,7 @@ def default(name: str) -> str:
     if name == "lease":
         return f"the one in Redis, or else {DEFAULT:g}"
     value = getattr(_DEFAULTS, name)
-    if value in (None, ()):
+    if value in (None, (), ""):
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 

@@ -248,7 +248,7 @@ class Sweep:
         left = [place for place in self._places if place in places]
         if not left:
             raise ConfigError(
-                f"it is about jobs in {' or '.join(self._places)}, and the filter is about those in {' or '.join(places)}"
+                f"it is about jobs in {' or '.join(self._places)}, and the filter about jobs in {' or '.join(places)}"
             )
         return Sweep(self._stores, self._filter, left, self._change)
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from hashlib import sha256
 from http import HTTPStatus
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -39,7 +39,10 @@ LENGTH: Final = 12 * 3600
 """Seconds of a session."""
 
 _LOCAL: Final = "local"
-"""The name of the user of a console without tokens, which listens on loopback only."""
+"""The name of the user of a console without tokens, who is on its own machine."""
+
+_OF_PROXIES: Final = ("x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "via")
+"""Headers with which proxies mark requests: the users of a proxy on this machine may be anywhere."""
 
 
 class Visitor(Struct, frozen=True):
@@ -116,7 +119,7 @@ class Refused(HTTPException):
 class Access:
     """Decides who a visitor is. Any console of the same Redis decides alike.
 
-    `open_without_tokens`: as long as there is no token, everybody is an admin. Only on loopback.
+    `open_without_tokens`: as long as there is no token, everybody on this machine is an admin.
 
     Raises:
         ConfigError: a setting is not valid.
@@ -142,13 +145,24 @@ class Access:
             self._roles["*"] = "viewer"
         self._secret = b""
 
+    @property
+    def by_proxy(self) -> bool:
+        """Whether a proxy signs users in, so that tokens and sessions are not used."""
+        return bool(self._proxies)
+
     async def find(self, request: HTTPConnection) -> Visitor | None:
-        """Return who sends a request; None if it is not known, so that the user must sign in."""
+        """Return who sends a request; None if it is not known, so that the user must sign in.
+
+        Raises:
+            Refused: the request does not come from where it must.
+            StoreDown, StoreRefused
+        """
         if self._proxies:
             return self._named_by_proxy(request)
         session = request.cookies.get(COOKIE, "")
         found = await self._of_session(session) if session else None
         if found is None and self._open and not await self.has_tokens():
+            _refuse_other_machines(request)
             _refuse_other_hosts(request)
             return Visitor(_LOCAL, "admin")
         return found
@@ -158,14 +172,18 @@ class Access:
         stored: bytes | None = await self._client.send(Call(("GET", key), raw, near=key))
         if stored is None:
             return None
-        known = msgspec.json.decode(stored, type=_Session)
+        try:
+            known = msgspec.json.decode(stored, type=_Session)
+        except msgspec.MsgspecError:
+            return None
         token = (await self._client.send(read_tokens())).get(known.name)
         if token is None or not hmac.compare_digest(token.digest, known.token):
             return None
         return Visitor(known.name, token.role, session)
 
     async def has_tokens(self) -> bool:
-        return bool(await self._client.send(read_tokens()))
+        """Return whether there are tokens. One that is not valid counts: it must not open the console to everybody."""
+        return bool(await self._client.send(Call(("HLEN", keys.CONSOLE_TOKENS), int, near=keys.CONSOLE_TOKENS)))
 
     def _named_by_proxy(self, request: HTTPConnection) -> Visitor | None:
         """Return the user whom the proxy names.
@@ -173,7 +191,7 @@ class Access:
         Raises:
             Refused: the request does not come from a proxy, or this user has no role.
         """
-        host = request.client.host if request.client else ""
+        host = _address_of(request)
         if host not in self._proxies:
             raise Refused(
                 HTTPStatus.FORBIDDEN, f"requests come from the proxy that signs users in, and not from {host}"
@@ -181,7 +199,9 @@ class Access:
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not names[0].strip():
             raise Refused(HTTPStatus.FORBIDDEN, f"the proxy names no user in the header {self._header}")
-        name = names[0].strip()[:NAME_MOST]
+        name = _utf8(names[0].strip())
+        if len(name) > NAME_MOST or not name.isprintable():
+            raise Refused(HTTPStatus.FORBIDDEN, f"a user's name is 1 to {NAME_MOST} characters that can be printed")
         role = self._roles.get(name) or self._roles.get("*")
         if role is None:
             raise Refused(HTTPStatus.FORBIDDEN, f"{name} has no role here: name it in {variable('console_users')}")
@@ -246,6 +266,44 @@ def check_origin(request: HTTPConnection) -> None:
         other = urlsplit(origin).netloc != request.headers.get("host")
     if other:
         raise Refused(HTTPStatus.FORBIDDEN, "the request came from a page of another site")
+
+
+def _address_of(request: HTTPConnection) -> str:
+    """Return the address from which a request comes; empty if it is not known. One of IPv4 has the form of IPv4."""
+    try:
+        found = ip_address(request.client.host if request.client else "")
+    except ValueError:
+        return ""
+    return str((found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found)
+
+
+def _utf8(header: str) -> str:
+    """Return a header as UTF-8, in which proxies write names; servers read each byte as a character."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeError:
+        return header
+
+
+def _refuse_other_machines(request: HTTPConnection) -> None:
+    """Refuse requests that may come from another machine: without tokens, only this one's users are trusted.
+
+    Raises:
+        Refused
+    """
+    address = _address_of(request)
+    if not address or not ip_address(address).is_loopback:
+        raise Refused(
+            HTTPStatus.FORBIDDEN,
+            f"a console without tokens answers to its own machine, and not to {address or 'unknown addresses'}: make "
+            "a token with `evsched console token`",
+        )
+    if marked := next((name for name in _OF_PROXIES if name in request.headers), None):
+        raise Refused(
+            HTTPStatus.FORBIDDEN,
+            f"a proxy has sent this request (it has the header {marked}), and there is no token: make one with "
+            "`evsched console token`",
+        )
 
 
 def _refuse_other_hosts(request: HTTPConnection) -> None:

@@ -1,8 +1,8 @@
-"""What users ask the console to do: each act is performed as them, once, and is in the audit trail.
+"""The acts that users ask the console for: each is performed as them, once, and is in the audit trail.
 
-Each act is a form that a page has and `/act/NAME` takes. Short ones are done when the answer comes; acts on many jobs go
-on by themselves, a slice at a time, on a page that shows how far they are. They end with the process: the page of the
-search says what is left, and the same act does the rest.
+Each act is a form that a page has and `/act/NAME` takes. Short ones are done when the answer comes; acts on many jobs
+go on by themselves, a slice at a time, on a page that shows how far they are. They end with the process: the page of
+the search says how many jobs are left, and the same act does the rest.
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ class Run:
         self.stopping = False
         self.command = ""
         """The command that does the same."""
+        self.secret = ""
+        """A new token, until it is shown."""
+
+    def take_secret(self) -> str:
+        """Return the secret, once."""
+        secret, self.secret = self.secret, ""
+        return secret
 
 
 class Form:
@@ -108,7 +115,7 @@ Perform = Callable[["Acts", Visit, Form], Awaitable[str]]
 
 
 class Acts:
-    """The acts of one console: those that run, and the last that have ended."""
+    """The acts of one console that run, and the last ones that have ended."""
 
     def __init__(self) -> None:
         self._runs = dict[str, Run]()
@@ -140,9 +147,13 @@ class Acts:
             )
         return await act(self, visit, Form(fields))
 
-    def note(self, visit: Visit, sentence: str, path: str, **parameters: str) -> str:
-        """Remember how a short act ended, and return the path of the page that says so."""
+    def note(self, visit: Visit, sentence: str, path: str, /, *, secret: str = "", **parameters: str) -> str:
+        """Remember how a short act ended, and return the path of the page that says so.
+
+        `secret`: shown only there, once, and only to this user; `sentence` may be seen by all.
+        """
         run = self._new(sentence, visit, path)
+        run.secret = secret
         run.sentence, run.ended = sentence, time.time()
         return address("", path, **parameters, act=run.id)
 
@@ -239,7 +250,7 @@ async def _backfill(acts: Acts, visit: Visit, form: Form) -> str:
     zone = visit.console.config.console_zone
     since, until = parse_time(form.get("from"), zone), parse_time(form.get("to"), zone)
     found = await client.run(recurrence_operations.backfill(client.store(queue), name, since, until))
-    sentence = f"{name} runs for {found.made} planned times, one after another."
+    sentence = f"{name} runs for {found.requested + found.later} planned times, one after another."
     return acts.note(visit, sentence, "/recurrence", queue=queue, name=name)
 
 
@@ -389,7 +400,7 @@ async def _make_token(acts: Acts, visit: Visit, form: Form) -> str:
     role: Any = form.get("role")
     name = form.get("name")
     secret = await visit.client.run(make_token(name, role, time.time(), visit.visitor.name))
-    return acts.note(visit, f"The token of {name} is {secret} . It is shown only now.", "/tokens")
+    return acts.note(visit, f"{name} has a new token, as {role}.", "/tokens", secret=secret)
 
 
 async def _remove_token(acts: Acts, visit: Visit, form: Form) -> str:

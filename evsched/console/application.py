@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -9,15 +10,14 @@ from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from os import environ
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -29,12 +29,10 @@ from evsched.config import Config
 from evsched.console.access import COOKIE, LENGTH, Access, Refused, Visitor, check_origin
 from evsched.console.acts import Acts
 from evsched.console.live import Hub, Reading
-from evsched.console.page import MeteredClient, Pages, View, Visit, address
+from evsched.console.page import STATIC, MeteredClient, Pages, View, Visit, address
 from evsched.console.views import VIEWS
 from evsched.console.views.jobs import complete
-from evsched.errors import ConfigError, EvschedError, JobMissing, StoreDown, StoreRefused
-
-STATIC: Final = Path(__file__).with_name("static")
+from evsched.errors import ConfigError, EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
 
 _HEADERS: Final = {
     b"content-security-policy": b"default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src "
@@ -49,6 +47,15 @@ _NO_STORE: Final = (b"cache-control", b"no-store")
 
 _FORM_MOST: Final = 1024 * 1024
 """Bytes of a form."""
+
+_TOKEN_MOST: Final = 4096
+"""Bytes of the form to sign in, which anybody may send."""
+
+_OPEN_MOST: Final = 500
+"""Different pages that may be open: with more, each would be read less than once a minute."""
+
+_OWN_PATH: Final = re.compile(r"/(?![/\\])[^\x00-\x20\\\x7f]*")
+"""A path of this console. Browsers take some others for the address of another site."""
 
 _KNOWN_FOR: Final = 5.0
 """Seconds for which the names of the queues and their shards are kept, at least."""
@@ -76,18 +83,28 @@ class _Headers:
         await self._app(scope, receive, sending)
 
 
+class _Assets(StaticFiles):
+    """The style sheet and the script, which browsers may keep: their addresses have a digest of their content."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers["cache-control"] = "public, max-age=604800"
+        return response
+
+
 class Console:
-    """What the requests to one console share."""
+    """The parts that the requests to one console share."""
 
     def __init__(self, config: Config, *, alone: bool) -> None:
         self.config = config
+        self._alone = alone
         self.client = MeteredClient(config.url)
         self.access = Access(config, self.client, open_without_tokens=alone)
         self.pages = Pages(config)
         self.hub = Hub()
         self.acts = Acts()
         self.memory = dict[str, Any]()
-        """What views keep between two readings, by their names."""
+        """Values that views keep between two readings, by their names."""
         self._queues = list[str]()
         self._again = 0.0
         """When the names of the queues are read again, on the monotonic clock."""
@@ -95,7 +112,7 @@ class Console:
     async def queues(self, client: MeteredClient) -> list[str]:
         """Return the names of the queues of this console, and read how many shards they have.
 
-        Without a dispatcher, which keeps their set, a part of the keys is looked through: less often, since it costs more.
+        Without a dispatcher, which keeps their set, a part of the keys is looked through, and less often.
         """
         if time.monotonic() > self._again:
             before = client.commands
@@ -114,12 +131,12 @@ class Console:
 
     async def page(self, view: View, request: Request) -> Response:
         """Answer with a page."""
-        visitor = await self._visitor(request, view)
-        if isinstance(visitor, Response):
-            return visitor
+        visitor = await self._find(request)
+        if visitor is None:
+            return self._to_sign_in(request, view)
         if view.needs != "viewer" and not visitor.may(view.needs):
             raise Refused(HTTPStatus.FORBIDDEN, f"this page is for the role {view.needs}, and yours is {visitor.role}")
-        visit = Visit(self, self.client.metered(), visitor, request.query_params, request.scope.get("root_path", ""))
+        visit = Visit(self, self.client.metered(), visitor, request.query_params, _prefix(request))
         values = await view.read(visit)
         if (target := values.get("redirect")) is not None:
             return RedirectResponse(target, HTTPStatus.SEE_OTHER)
@@ -133,59 +150,78 @@ class Console:
     async def live(self, view: View, request: Request) -> Response:
         """Answer with the stream of an open page."""
         check_origin(request)
-        visitor = await self._visitor(request, view)
-        if isinstance(visitor, Response) or not visitor.may(view.needs) or view.every is None:
+        visitor = await self._find(request)
+        if visitor is None or not visitor.may(view.needs) or view.every is None or request.method != "GET":
             return Response(status_code=HTTPStatus.NO_CONTENT)  # the browser does not ask again
-        query, prefix = request.query_params, request.scope.get("root_path", "")
+        if self.hub.open >= _OPEN_MOST:
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, f"{_OPEN_MOST} different pages are open already")
+        query, prefix = request.query_params, _prefix(request)
         anyone = replace(visitor, name="", session="")
         common = self.common(request, view, anyone)
         key = repr((prefix, view.path, sorted(query.multi_items()), visitor.role))
 
         async def reread() -> Reading:
             visit = Visit(self, self.client.metered(), anyone, query, prefix)
-            values = await view.read(visit)
+            try:
+                values = await view.read(visit)
+            except HTTPException as error:
+                return Reading({}, str(error.detail), visit.client.commands)
             return Reading(self.pages.regions(view.name, {**common, **values}), "", visit.client.commands)
 
         async def still() -> bool:
-            found = await self.access.find(request)
-            return found is not None and found.role == visitor.role
+            try:
+                return await self.access.find(request) == visitor
+            except StoreError:
+                return True  # nothing is read meanwhile, either
+            except Refused:
+                return False
 
         stream = self.hub.stream(sha256(key.encode()).hexdigest(), reread, view.every, still)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     def common(self, request: Request, view: View | None, visitor: Visitor | None) -> dict[str, Any]:
         """Return the values that the frame of each page is drawn from."""
-        prefix = request.scope.get("root_path", "")
+        prefix = _prefix(request)
+        notice = self.acts.notice(request.query_params.get("act", ""))
+        if (
+            notice is None or visitor is None or notice.by != visitor.name
+        ):  # it may have a secret, and the address is in logs
+            notice = None
         return {
             "url": partial(address, prefix),
             "static": f"{prefix}/static",
             "here": view.part or view.name if view else "",
-            "live": address(prefix, f"/live{view.path}", **dict(request.query_params)) if view and view.every else "",
+            "live": _again(prefix, f"/live{view.path}", request) if view and view.every else "",
             "every": view.every if view else None,
             "visitor": visitor,
             "q": request.query_params.get("q", "") if view and view.path == "/jobs" else "",
             "read_at": time.time(),
-            "notice": self.acts.notice(request.query_params.get("act", "")),
+            "notice": notice,
+            "secret": notice.take_secret() if notice else "",
             "signed": bool(visitor and visitor.session),
         }
 
-    async def _visitor(self, request: Request, view: View) -> Visitor | Response:
+    async def _find(self, request: Request) -> Visitor | None:
+        """Return who sends a request, and note whether the user may know why Redis fails. Raises as `Access.find`."""
+        if self._alone:
+            request.state.known = True
         visitor = await self.access.find(request)
-        if visitor is not None:
-            return visitor
-        prefix = request.scope.get("root_path", "")
-        back = address("", view.path, **dict(request.query_params))
-        return RedirectResponse(address(prefix, "/sign-in", back=back), HTTPStatus.SEE_OTHER)
+        request.state.known = visitor is not None
+        return visitor
+
+    def _to_sign_in(self, request: Request, view: View) -> Response:
+        back = _again("", view.path, request)
+        return RedirectResponse(address(_prefix(request), "/sign-in", back=back), HTTPStatus.SEE_OTHER)
 
     async def act(self, request: Request) -> Response:
         """Do what a form asks for, and answer with the page that shows it."""
-        visitor = await self.access.find(request)
+        visitor = await self._find(request)
         if visitor is None:
             raise Refused(HTTPStatus.FORBIDDEN, "you are not signed in any more: sign in, and send the form again")
         form = await read_form(request)
         await self.access.check_form(request, visitor, dict(form))
-        prefix = request.scope.get("root_path", "")
-        visit = Visit(self, self.client.metered(), visitor, request.query_params, request.scope.get("root_path", ""))
+        prefix = _prefix(request)
+        visit = Visit(self, self.client.metered(), visitor, request.query_params, prefix)
         target = await self.acts.perform(request.path_params["act"], visit, form)
         return RedirectResponse(prefix + target, HTTPStatus.SEE_OTHER)
 
@@ -200,9 +236,11 @@ class Console:
 
     async def sign_in(self, request: Request) -> Response:
         """Show the form to sign in, or begin a session."""
-        prefix, back = request.scope.get("root_path", ""), request.query_params.get("back", "/")
-        if urlsplit(back).netloc or urlsplit(back).scheme or not back.startswith("/") or back.startswith(("//", "/\\")):
+        prefix, back = _prefix(request), request.query_params.get("back", "/")
+        if not _OWN_PATH.fullmatch(back):
             back = "/"
+        if self.access.by_proxy:
+            return RedirectResponse(prefix + back, HTTPStatus.SEE_OTHER)
         values = {
             **self.common(request, None, None),
             "back": back,
@@ -212,7 +250,8 @@ class Console:
         if request.method != "POST":
             return HTMLResponse(self.pages.draw("sign-in", values))
         check_origin(request)
-        session = await self.access.sign_in(dict(await read_form(request)).get("token", ""))
+        form = await read_form(request, _TOKEN_MOST)
+        session = await self.access.sign_in(dict(form).get("token", ""))
         if session is None:
             values["problem"] = "This token is not known here. It may have been replaced or deleted."
             return HTMLResponse(self.pages.draw("sign-in", values), HTTPStatus.FORBIDDEN)
@@ -225,7 +264,7 @@ class Console:
 
     async def sign_out(self, request: Request) -> Response:
         """End the session of the user."""
-        visitor, prefix = await self.access.find(request), request.scope.get("root_path", "")
+        visitor, prefix = await self._find(request), _prefix(request)
         if visitor is not None and visitor.session:
             await self.access.check_form(request, visitor, dict(await read_form(request)))
             await self.access.sign_out(visitor)
@@ -236,6 +275,8 @@ class Console:
     async def problem(self, request: Request, error: Exception) -> Response:
         """Answer with the page that says what went wrong, and what to do."""
         status, title, detail = _described(error)
+        if isinstance(error, StoreError) and not getattr(request.state, "known", False):
+            detail = "Ask whoever runs this console: its log, or `evsched doctor`, says why."  # not where Redis is
         values = {**self.common(request, None, None), "title": title, "detail": detail, "status": status}
         # After an error that nothing expected, no middleware adds the headers.
         headers = {name.decode(): value.decode() for name, value in (*_HEADERS.items(), _NO_STORE)}
@@ -269,7 +310,18 @@ def _described(error: Exception) -> tuple[int, str, str]:
             return 500, "The console failed", "This is a bug of evsched. The log of the console has the traceback."
 
 
-async def read_form(request: Request) -> list[tuple[str, str]]:
+def _prefix(request: Request) -> str:
+    """Return the path below which the console is mounted."""
+    return request.scope.get("root_path", "")
+
+
+def _again(prefix: str, path: str, request: Request) -> str:
+    """Return the address of a page with the parameters of a request."""
+    given = urlencode(request.query_params.multi_items())
+    return address(prefix, path) + (f"?{given}" if given else "")
+
+
+async def read_form(request: Request, most: int = _FORM_MOST) -> list[tuple[str, str]]:
     """Return the fields of a form.
 
     Raises:
@@ -278,10 +330,13 @@ async def read_form(request: Request) -> list[tuple[str, str]]:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a form is sent as application/x-www-form-urlencoded")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _FORM_MOST:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the form has more than {_FORM_MOST:,} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the form has more than {most:,} bytes")
+    except ClientDisconnect:
+        raise Refused(HTTPStatus.BAD_REQUEST, "the form ended early") from None
     try:
         return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=10_000)
     except ValueError:
@@ -320,7 +375,7 @@ def create(config: Config | None = None, *, alone: bool = False) -> Starlette:
             Route("/act/{act}", console.act, methods=["POST"]),
             Route("/sign-in", console.sign_in, methods=["GET", "POST"]),
             Route("/sign-out", console.sign_out, methods=["POST"]),
-            Mount("/static", StaticFiles(directory=STATIC)),
+            Mount("/static", _Assets(directory=STATIC)),
         ],
         exception_handlers=dict.fromkeys((Refused, HTTPException, EvschedError, Exception), console.problem),
         middleware=[Middleware(_Headers)],

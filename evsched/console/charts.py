@@ -1,4 +1,4 @@
-"""Shapes of small charts, as paths of SVG. Words and axes are HTML beside them; each chart says in words what it shows."""
+"""Shapes of small charts, as paths of SVG. Words and axes are HTML beside them; a label says what it shows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Open pages: each is read again while somebody looks at it, and the parts that have changed are sent.
 
 The pages with the same address, drawn for the same role, share one reader. It ends with the last of them, so a closed
-page costs nothing. A reader counts its commands and rests accordingly: one page costs Redis at most 2 commands a second,
-and all open pages together at most 20.
+page costs nothing. A reader counts its commands and rests accordingly: one page costs Redis at most 2 commands a
+second, and all open pages together at most 20.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BEAT: Final = 15.0
 
 
 class Reading(Struct, frozen=True):
-    """What a reader has read: the HTML of each region, or why there is none; and how many commands it took."""
+    """The result of one reading: the HTML of each region, or why it failed; and how many commands it took."""
 
     regions: dict[str, str]
     problem: str = ""

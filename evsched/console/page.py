@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Protocol, Self
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -26,8 +27,7 @@ from evsched.console.access import Role, Visitor
 from evsched.recurrence.cron import find_zone
 from evsched.transport.senders import BatchingSender
 
-if TYPE_CHECKING:
-    from evsched.console.application import Console
+STATIC: Final = Path(__file__).with_name("static")
 
 REGION: Final = "live_"
 """Begins the names of the blocks that are regions."""
@@ -40,7 +40,7 @@ class MeteredClient(Client):
 
     @property
     def sender(self) -> BatchingSender:
-        """What the examinations of the doctor ask with."""
+        """The sender with which the checks of the doctor ask."""
         return self._sender
 
     def metered(self) -> Self:
@@ -56,10 +56,27 @@ class MeteredClient(Client):
         return await super().perform(step)
 
 
+class KnownActs(Protocol):
+    """The acts that a console remembers."""
+
+    def find(self, run_id: str, /) -> object | None: ...
+
+
+class Shared(Protocol):
+    """The parts of a console that its views use."""
+
+    config: Config
+    memory: dict[str, Any]
+
+    @property
+    def acts(self) -> KnownActs: ...
+    async def queues(self, client: MeteredClient, /) -> list[str]: ...
+
+
 class Visit(Struct, frozen=True):
     """A request for a page, as its view gets it."""
 
-    console: Console
+    console: Shared
     client: MeteredClient
     visitor: Visitor
     query: QueryParams
@@ -70,7 +87,7 @@ class Visit(Struct, frozen=True):
         """Return a parameter of the address, without spaces around it; empty if it is not given."""
         return self.query.get(name, "").strip()
 
-    def url(self, path: str, **parameters: str | int | None) -> str:
+    def url(self, path: str, /, **parameters: str | int | None) -> str:
         return address(self.prefix, path, **parameters)
 
 
@@ -105,7 +122,7 @@ NAVIGATION: Final = (
 """Each page that the navigation names: its view, its title, and the key that opens it."""
 
 
-def address(prefix: str, path: str, **parameters: str | int | None) -> str:
+def address(prefix: str, path: str, /, **parameters: str | int | None) -> str:
     """Return the address of a page. Parameters that are None or empty are left out."""
     given = {name: value for name, value in parameters.items() if value not in (None, "")}
     return quote(prefix + path) + (f"?{urlencode(given)}" if given else "")
@@ -124,30 +141,30 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(
-            moment=self.clock.moment,
-            ago=self.clock.ago,
-            figure=words.count,
-            duration=words.length,
-            json=words.as_json,
-            short=words.shortened,
-        )
-        self._environment.globals.update(
-            percent=words.percent,
-            bars=charts.bars,
-            line=charts.line,
-            ticks=charts.ticks,
-            name=config.console_name,
-            zone=config.console_zone,
-            navigation=NAVIGATION,
-        )
-        self._environment.globals["parts"] = self._environment.get_template("parts.html").module
+        filters: dict[str, Any] = self._environment.filters  # jinja2 types them by what it puts there itself
+        filters |= {
+            "moment": self.clock.moment,
+            "ago": self.clock.ago,
+            "figure": words.count,
+            "duration": words.length,
+            "json": words.as_json,
+            "short": words.shortened,
+        }
+        known: dict[str, Any] = self._environment.globals
+        known |= {
+            "percent": words.percent,
+            "bars": charts.bars,
+            "line": charts.line,
+            "ticks": charts.ticks,
+            "name": config.console_name,
+            "zone": config.console_zone,
+            "navigation": NAVIGATION,
+        }
+        known["parts"] = self._environment.get_template("parts.html").module
 
     @cached_property
     def assets(self) -> str:
         """A digest of the style sheet and the script, so that browsers load a new release's at once."""
-        from evsched.console.application import STATIC
-
         return sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))).hexdigest()[:12]
 
     def template(self, name: str) -> Template:

@@ -34,7 +34,7 @@ QUALIFIERS: Final = {
     "until": "that were created, or died, then or earlier",
     "id": "of this id; a word without a colon is an id as well",
 }
-"""What each finds: jobs ..."""
+"""The jobs that each finds, as the end of a sentence that begins with `jobs`."""
 
 _WORD: Final = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
 
@@ -51,7 +51,7 @@ _PLACES: Final[dict[str, Place]] = {
 
 
 class Search(Struct, frozen=True):
-    """A search. `problem`: what is wrong with its text; empty if nothing is."""
+    """A search. `problem`: why its text cannot be read; empty if it can."""
 
     text: str
     words: list[tuple[str, str]] = []

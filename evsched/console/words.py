@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from evsched.display import format_duration
 
-NONE: Final = "–"
+NONE: Final = "\N{EN DASH}"
 """There is no value. 0 is zero."""
 
 _MOST: Final = 20_000

@@ -26,7 +26,7 @@ from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import SLOTS, Topology, slot_of
 
-Role = Literal["producer", "client", "worker", "dispatcher", "ledger", "observer", "doctor"]
+Role = Literal["producer", "client", "worker", "dispatcher", "ledger", "console", "observer", "doctor"]
 
 READS: Final = """
 EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HKEYS job:x · HLEN limits
@@ -76,6 +76,13 @@ _OWN: Final[dict[Role, str]] = {
         XGROUP CREATE ends g 0 MKSTREAM · XGROUP DELCONSUMER ends g x
         XREADGROUP GROUP g x STREAMS ends > · XAUTOCLAIM ends g x 1 0 · XINFO CONSUMERS ends g
     """,
+    "console": """
+        SCAN 0 · INFO server · PUBSUB CHANNELS evsched:canary:* · SMEMBERS evsched:{}:queues
+        ZRANGE evsched:{}:shards 0 -1 WITHSCORES · PUBLISH {root}status x · SUBSCRIBE {root}status:x
+        HGETALL evsched:{}:console:tokens · HSET evsched:{}:console:tokens x y · HDEL evsched:{}:console:tokens x
+        SET evsched:{}:console:secret x NX GET · SET evsched:{}:console:session:x y EX 1
+        GET evsched:{}:console:session:x · DEL evsched:{}:console:session:x
+    """,
     "observer": """
         SCAN 0 · INFO server · SMEMBERS evsched:{}:queues · PUBSUB CHANNELS evsched:canary:*
         PUBLISH {root}status x · SUBSCRIBE {root}status:x · ZRANGE evsched:{}:shards 0 -1 WITHSCORES
@@ -110,7 +117,7 @@ def needs(role: Role, queue: str, db: int, *, all_queues: bool, cluster: bool = 
     if role != "producer":
         # A script may run only commands that its caller may run.
         found += [("EVALSHA", "0", "1", root), ("EVAL", "return 1", "1", root), ("TIME",), *_read(READS, root)]
-    if role in ("client", "worker", "dispatcher", "ledger"):
+    if role in ("client", "worker", "dispatcher", "ledger", "console"):
         found += [*_read(WRITES, root), ("PUBLISH", keys.gate(queue), "0")]
     if role == "dispatcher":
         names = [key("*" if all_queues else queue) for key in (keys.schedule, keys.recurrences, keys.canary)]

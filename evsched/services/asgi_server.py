@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
 
 from evsched.errors import CannotStart
 from evsched.runtime.loops import background, first_of
 from evsched.runtime.shutdown import StopRequest
 from evsched.telemetry.http_server import url_of
+
+
+def mounted(app: Starlette, path: str, other: Starlette) -> Starlette:
+    """Return an application that serves `other` below a path, and `app` everywhere else."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with app.router.lifespan_context(app), other.router.lifespan_context(other):
+            yield
+
+    def first_page(request: Request) -> Response:
+        return RedirectResponse(f"{request.scope.get('root_path', '')}{path}/")
+
+    return Starlette(routes=[Route(path, first_page), Mount(path, other), Mount("", app)], lifespan=lifespan)
+
 
 GRACE: Final = 5.0
 """Seconds that requests have to end after SIGTERM: about as long as a call is tried while Redis is down."""
@@ -29,9 +48,9 @@ _HEAD_MOST: Final = 16 * 1024
 
 
 class AsgiServer:
-    """One server. `name`: what it serves, for messages. `on_stop`: called when the process is asked to end."""
+    """One server. `name`: what it serves, for messages. `on_stop`: all called when the process is to end."""
 
-    def __init__(self, app: Any, host: str, port: int, name: str, on_stop: Callable[[], None]) -> None:
+    def __init__(self, app: Any, host: str, port: int, name: str, on_stop: Sequence[Callable[[], None]]) -> None:
         self._host, self._port, self._name, self._on_stop = host, port, name, on_stop
         self._server = _UvicornServer(
             uvicorn.Config(
@@ -58,7 +77,8 @@ class AsgiServer:
             started(url_of(listening.getsockname()))
             async with background(self._server.serve([listening]), request.wait()) as tasks:
                 await first_of(tasks)
-                self._on_stop()
+                for end in self._on_stop:
+                    end()
                 self._server.should_exit = True
                 await tasks[0]
 

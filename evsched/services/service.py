@@ -173,11 +173,19 @@ def run_api(config: Config) -> None:
     from evsched.api.application import StopResponder
 
     app = api.create(config)
+    ends: list[Callable[[], None]] = [app.state.waiters.stop]
+    if config.api_console:
+        from evsched import console  # needs the extra `console`
+        from evsched.services.asgi_server import mounted
+
+        pages = console.create(config, alone=_is_loopback(config.api_host))
+        app = mounted(app, "/console", pages)
+        ends.append(pages.state.console.hub.stop)
     _serve(
         config,
         StopResponder(app),
         (config.api_host, config.api_port, "API"),
-        app.state.waiters.stop,
+        ends,
         lambda url: process_events.ApiStarted(url=url),
     )
 
@@ -195,7 +203,7 @@ def run_console(config: Config) -> None:
         config,
         app,
         (config.console_host, config.console_port, "console"),
-        app.state.console.hub.stop,
+        [app.state.console.hub.stop],
         lambda url: process_events.ConsoleStarted(url=url),
     )
 
@@ -211,7 +219,7 @@ def _serve(
     config: Config,
     app: Any,
     where: tuple[str, int, str],
-    on_stop: Callable[[], None],
+    on_stop: Sequence[Callable[[], None]],
     started: Callable[[str], Event],
 ) -> None:
     """Serve an ASGI application as a service. `where`: host, port and name."""

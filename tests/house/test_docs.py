@@ -85,7 +85,8 @@ def commands_of(app: App, *before: str) -> set[str]:
     for name in app:
         if not name.startswith("-"):
             below = commands_of(app[name], *before, name)
-            found |= below or {" ".join([*before, name])}
+            own, others = app[name].default_command, [app[name][one].default_command for one in app[name] if below]
+            found |= below if below and (own is None or own in others) else {*below, " ".join([*before, name])}
     return found
 
 

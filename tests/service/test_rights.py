@@ -174,6 +174,12 @@ DENIED: dict[str, str] = {
         EVAL return(redis.call('SET','other','x')) 0 · PUBLISH other x · PSUBSCRIBE * · PSUBSCRIBE __keyspace@0__:*
         SCRIPT FLUSH · SCRIPT KILL
     """,
+    "console": """
+        CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · CLIENT UNBLOCK 1 · MONITOR · KEYS * · RANDOMKEY
+        CONFIG GET * · CONFIG SET maxmemory 1 · ACL LIST · FLUSHALL · SHUTDOWN · SET other x · GET other · DEL other
+        EVAL return(redis.call('SET','other','x')) 0 · PUBLISH other x · SUBSCRIBE other · PSUBSCRIBE *
+        SCRIPT FLUSH · SCRIPT KILL · FUNCTION LIST
+    """,
     "ledger": """
         CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · CLIENT UNBLOCK 1 · MONITOR · KEYS * · SCAN 0
         RANDOMKEY · CONFIG GET * · CONFIG SET maxmemory 1 · ACL LIST · FLUSHALL · SHUTDOWN · SET other x · GET other

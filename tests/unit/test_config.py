@@ -29,6 +29,10 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
     given["forward_destinations"] = ("stream:a,list:b", ("stream:a", "list:b"))
     given["ledger_url"] = ("postgresql:///a", "postgresql:///a")
     given |= {"api_open_hosts": ("a,b", ("a", "b")), "lease": ("3", 3.0)}
+    given |= {
+        "console_proxies": ("10.0.0.7", ("10.0.0.7",)),
+        "console_users": ("a=admin,*=viewer", ("a=admin", "*=viewer")),
+    }
     given |= {f"api_{kind}_tokens": ("a,b", ("a", "b")) for kind in ("read", "write")}
     value, expected = given.get(name, (str(default), default))
     assert getattr(load({f"EVSCHED_{name.upper()}": value}), name) == expected

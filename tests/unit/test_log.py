@@ -54,6 +54,7 @@ EVENTS = [
     process_events.ShardsUnknown(reason="no answer"),
     process_events.DoctorStarted(interval=300.0),
     process_events.ApiStarted(url="http://127.0.0.1:8420"),
+    process_events.ConsoleStarted(url="http://127.0.0.1:8421"),
     process_events.LeaseDiffers(given=30.0, lease=14.0),
     process_events.LeaseChanged(lease=30.0),
     process_events.RedisUnsafe(what="the append-only log is off", mend="CONFIG SET appendonly yes"),

@@ -20,6 +20,7 @@ NOT_COUNTED = {
         process_events.Listening,
         process_events.DoctorStarted,
         process_events.ApiStarted,
+        process_events.ConsoleStarted,
         process_events.NotificationsMissing,
         events.MoveFinished,
         process_events.NotificationsProven,

@@ -67,7 +67,7 @@ class Row(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """What a search has found."""
+    """The result of a search, or of its part so far."""
 
     rows: list[Row]
     examined: int = 0
@@ -93,7 +93,7 @@ class _Going:
             (queue, one), *rest = self.left
             self.left = [*rest, (queue, one)] if await client.run(one.step()) else rest
         rows = self._matching(wanted)
-        rows.sort(key=lambda row: (list(_WORDS).index(row.job.place), -(row.job.at or row.job.created or 0.0)))
+        rows.sort(key=lambda row: (list(_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
         examined, total = (sum(getattr(one, name) for _, one in self.parts) for name in ("examined", "total"))
         return Found(rows[:enough], examined, total, not self.left, len(rows))
 

@@ -1,4 +1,4 @@
-"""The first page: what is wrong, then the queues."""
+"""The first page: findings, then the queues."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class QueueRow(Struct, frozen=True):
     ended: list[int]
     """Ended in each of the last 24 hours, the present one last."""
     dead: list[int]
-    """Of these, how many went to dead."""
+    """How many of them went to dead."""
     rate: float | None
     """Jobs that end in a minute; None = not known yet."""
     late_p50: float | None
@@ -150,7 +150,7 @@ class Rates:
 
 
 class Examination:
-    """What the doctor has found, without the audit of all jobs. It is asked in the background, every 5 minutes."""
+    """The findings of the doctor, without the audit of all jobs. It is asked in the background, every 5 minutes."""
 
     def __init__(self) -> None:
         self.found = list[Finding]()

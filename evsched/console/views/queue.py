@@ -33,7 +33,7 @@ class GroupRow(Struct, frozen=True):
 
 
 class TaskRow(Struct, frozen=True):
-    """What the jobs of a task did in the last 24 hours."""
+    """How the jobs of a task ended in the last 24 hours."""
 
     name: str
     ended: int
