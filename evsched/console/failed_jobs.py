@@ -16,8 +16,8 @@ from math import inf
 from typing import Final
 
 from evsched.client.history import HOUR
-from evsched.console.live import PAGE_RATE
 from evsched.console.page import MeteredClient
+from evsched.console.turns import Turns
 from evsched.errors import StoreRefused
 from evsched.jobs.record import JobStatus
 from evsched.store.operator_calls import Match, condition
@@ -28,14 +28,8 @@ _SLICES: Final = {"dead": 250, "schedule": 500}
 
 _FILTERS: Final = {"dead": condition(), "schedule": condition(failed=True)}
 
-_LOOK: Final = 0.2
-"""Seconds for which one reading of the page examines jobs."""
-
 _AGAIN: Final = 5.0
 """Seconds after which a queue is counted again."""
-
-_AT_ONCE: Final = 8
-"""Queues of which a slice is read at the same time."""
 
 _KINDS: Final = 500
 """Kinds of failures that are told apart in a queue."""
@@ -220,28 +214,13 @@ class FailureCounts:
 
     def __init__(self) -> None:
         self._queues = dict[str, QueueCount]()
-        self._looked = -inf
-        self._lock = asyncio.Lock()
+        self._turns = Turns()
         self._tracebacks = dict[Kind, tuple[float, str, JobStatus | None]]()
 
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[QueueCount]:
-        """Examine jobs for a short time, and return the counts of the queues.
-
-        The first look may take as many calls as fit in it; then it is as many as one open page may send.
-        """
+        """Examine jobs for a short time, and return the counts of the queues."""
         counts = [self._queues.setdefault(queue, QueueCount(queue)) for queue in queues]
-        if self._lock.locked():
-            return counts
-        async with self._lock:
-            begun = time.monotonic()
-            steps = max(2.0, (begun - self._looked) * PAGE_RATE)
-            while steps > 0 and time.monotonic() < begun + _LOOK:
-                due = sorted((one for one in counts if one.is_due()), key=lambda one: one.ended)[:_AT_ONCE]
-                if not due:
-                    break
-                await asyncio.gather(*(one.step(client) for one in due))
-                steps -= len(due)
-            self._looked = time.monotonic()
+        await self._turns.look(client, counts)
         return counts
 
     async def newest_of(self, client: MeteredClient, shown: Sequence[Failures]) -> dict[Kind, JobStatus]:
