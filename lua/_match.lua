@@ -7,6 +7,7 @@
 -- group   the job's group
 -- reason  occurs in the job's reason, of which A to Z are compared as a to z
 -- error   the class of the exception in the last failed run: the whole name, or its last part
+-- failed  true: the last run raised an exception
 -- tags    a list: the job has all of these tags
 -- arguments  a list of { name, value, position, positions }: the job was given this value by this name; or by position,
 --            which is the same for all jobs, or by task
@@ -210,11 +211,11 @@ end
 -- used the id of a job that has ended, the record has only the payload and the group of the new job.
 -- USES fields_of, record, group_of, moment_of, age_from
 local function recorded_job(id, place, score)
-  local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished', 'error')
+  local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished', 'error', 'location')
   if fields.err then
     return nil
   end
-  local group, created, by, due, finished, error = unpack(fields)
+  local group, created, by, due, finished, error, location = unpack(fields)
   local stale = finished and place ~= 'dead' and place ~= 'finished'
   created = not stale and created or nil
   return {
@@ -222,6 +223,7 @@ local function recorded_job(id, place, score)
     created = moment_of(created),
     by = not stale and by or '',
     error = not stale and error or '',
+    location = not stale and location or '',
     since = age_from(place, score, created, due or nil),
     stale = stale,
   }
@@ -250,6 +252,8 @@ local function matching_job(id, place, score, filter)
   elseif filter.after and (not job.since or job.since < filter.after) then
     return nil
   elseif filter.error and not is_class(job.error or '', filter.error) then
+    return nil
+  elseif filter.failed and (job.error or '') == '' then
     return nil
   end
   if filter.reason then

@@ -9,7 +9,7 @@
 -- ROWS   id        to examine instead of a slice; then the reply has the same cursor
 -- REPLY  the next cursor, '0' = this was the last slice; ids that are left, for the rows of the next call; and for each
 --        job that matches: id; its score in the place, or when it finished, or ''; task, group, created, by, reason,
---        error, tags with spaces between them, each '' = none
+--        error, tags with spaces between them, location, each '' = none
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   rows, read_filter, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of, tags_of,
@@ -113,6 +113,7 @@ for i = 1, #members, 2 do
       found[at + 1], found[at + 2], found[at + 3], found[at + 4] = id, score, text_or(payload.task, ''), job.group
       found[at + 5], found[at + 6], found[at + 7] = job.created or '', job.by or '', job.reason:sub(1, 2000)
       found[at + 8], found[at + 9] = job.error or '', table.concat(tags_of(payload), ' ')
+      found[at + 10] = job.location or ''
     end
   end
 end

@@ -244,14 +244,15 @@ async def _release(acts: Acts, visit: Visit, form: Form) -> str:
 
 
 async def _backfill(acts: Acts, visit: Visit, form: Form) -> str:
-    from evsched.client.time_texts import parse_time
-
     queue, name, client = form.queue(), form.get("name"), client_of(visit)
-    zone = visit.console.config.console_zone
-    since, until = parse_time(form.get("from"), zone), parse_time(form.get("to"), zone)
+    since, until = form.number("from"), form.number("to")
+    if since is None or until is None:
+        raise ConfigError("a backfill needs the span of its dry run: look at that first")
     found = await client.run(recurrence_operations.backfill(client.store(queue), name, since, until))
-    sentence = f"{name} runs for {found.requested + found.later} planned times, one after another."
-    return acts.note(visit, sentence, "/recurrence", queue=queue, name=name)
+    sentence = f"{found.requested:,} {'run' if found.requested == 1 else 'runs'} of {name} were requested"
+    sentence += f", {found.known:,} ran before or have a job" if found.known else ""
+    sentence += f", {found.left_out:,} were left out because too many wait: ask again later" if found.left_out else ""
+    return acts.note(visit, f"{sentence}.", "/recurrence", queue=queue, name=name)
 
 
 # Jobs: one, some that were chosen, or all that match.

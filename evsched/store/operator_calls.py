@@ -81,6 +81,7 @@ def condition(
     group: str | None = None,
     reason: str | None = None,
     error: str | None = None,
+    failed: bool = False,
     tags: Sequence[str] = (),
     arguments: Sequence[WantedArgument] = (),
     after: float | None = None,
@@ -93,6 +94,7 @@ def condition(
         # Lua lowers A to Z alone: so must this, or other letters would never be found.
         "reason": reason if reason is None else reason.encode().lower().decode(),
         "error": error,
+        "failed": failed or None,
         "tags": tags or None,
         "arguments": arguments or None,
         "after": after,
@@ -117,6 +119,8 @@ class Match(Struct, frozen=True):
     error: str | None
     """The class of the exception in the last failed run."""
     tags: tuple[str, ...] = ()
+    location: str | None = None
+    """The line of the user's code that raised it."""
 
 
 class Slice(Struct, frozen=True):
@@ -132,13 +136,16 @@ class Slice(Struct, frozen=True):
 def _read_slice(place: str, reply: list[Any]) -> Slice:
     cursor, left, flat = reply
     found = list[Match]()
-    for at in range(0, len(flat), 9):
+    for at in range(0, len(flat), 10):
         score = number(flat[at + 1]) if place in ("schedule", "finished", "dead") else None
-        task, group, created, by, reason, error, tags = (text(value) or None for value in flat[at + 2 : at + 9])
+        task, group, created, by, reason, error, tags, location = (
+            text(value) or None for value in flat[at + 2 : at + 10]
+        )
         moment = None if created is None else number(created.encode())
         job = text(flat[at])
         labels = tuple((tags or "").split())
-        found.append(Match(place.partition(":")[0], job, score, task, group, moment, by, reason, error, labels))
+        known = (task, group, moment, by, reason, error, labels, location)
+        found.append(Match(place.partition(":")[0], job, score, *known))
     return Slice(text(cursor), left, found)
 
 
@@ -272,6 +279,10 @@ class OperatorCalls(Queue):
             )
 
         return self._verb("queue_stats", read, self._now())
+
+    def forecast(self, first: float, length: float, spans: int) -> Call[list[int]]:
+        """Count the jobs on the schedule that are due in each of some spans of time, in seconds; under 1,000 spans."""
+        return self._verb("forecast", raw, f"{first:.6f}", f"{length:.6f}", spans)
 
     def request_status(self, asker: str) -> Call[int]:
         """Ask the queue's workers to publish their status to `asker`'s channel; the reply is how many were asked.

@@ -55,6 +55,14 @@ class Backfilled(Struct, frozen=True):
     """How many requested runs wait for others to end."""
 
 
+class Roster(Struct, frozen=True):
+    """The result of `roster`."""
+
+    now: float
+    rows: list[tuple[str, float, dict[str, bytes]]]
+    """Of each recurrence: its name, its next planned time, and those of the fields that it has."""
+
+
 class RecurrenceCalls(Queue):
     """The calls about recurrences and windows by their names; see `store.py`."""
 
@@ -175,6 +183,23 @@ class RecurrenceCalls(Queue):
         """Read a slice of the recurrences with their next planned times, in that order."""
         words = ("ZRANGE", self._root + "recurrences", start, start + count - 1, "WITHSCORES")
         return self._call(words, as_scores)
+
+    def roster(self, start: int, limit: int, fields: Sequence[str]) -> Call[Roster]:
+        """Read a slice of the recurrences, in the order of their next planned times, with some fields of each."""
+
+        def read(reply: list[Any]) -> Roster:
+            now, listed = reply
+            rows = [
+                (
+                    text(listed[at]),
+                    float(listed[at + 1]),
+                    {name: value for name, value in zip(fields, listed[at + 2], strict=False) if value is not None},
+                )
+                for at in range(0, len(listed), 3)
+            ]
+            return Roster(float(now), rows)
+
+        return self._verb("roster", read, self._now(), start, limit, *fields)
 
     def next_planned(self, name: str) -> Call[float | None]:
         """Read the planned time of a recurrence that goes on the schedule next; None = there is no such recurrence."""

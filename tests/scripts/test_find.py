@@ -36,12 +36,12 @@ def found(send: Send, store: Store, matching: bytes, place: str = "schedule") ->
             return ids
 
 
-def bury(send: Send, store: Store, job: str, reason: str, now: float, error: str = "") -> None:
+def bury(send: Send, store: Store, job: str, reason: str, now: float, error: str = "", location: str = "") -> None:
     """Run a job that is due, and give it up."""
     send(store.at(now).dispatch(limit=9, cap=999))
     runs = send(store.at(now).start("w", (), hold=9, lease=15)).jobs
     assert [run.id for run in runs] == [job]
-    assert send(store.at(now).bury("w", [(runs[0], Buried(reason, False, error=error))])) == []
+    assert send(store.at(now).bury("w", [(runs[0], Buried(reason, False, error=error, location=location))])) == []
 
 
 def test_conditions_combine_with_and(send: Send, store: Store) -> None:
@@ -500,3 +500,14 @@ def test_dead_jobs_that_match_are_changed_and_no_other(send: Send, store: Store,
     assert ("job:a" in after, "a" in after.get("schedule", {})) == (
         (True, True) if verb == "revive" else (False, False)
     )
+
+
+def test_jobs_whose_last_run_raised_are_found_with_the_line(send: Send, store: Store) -> None:
+    send(store.enqueue([New("raised", PAYLOAD, due=NOW)]))
+    bury(send, store, "raised", "x", NOW, error="ValueError", location="/srv/pay.py:7 in pay")
+    send(store.enqueue([New("expired", PAYLOAD, due=NOW)]))
+    bury(send, store, "expired", "x", NOW)
+    assert found(send, store, condition(), "dead") == {"raised", "expired"}
+    assert found(send, store, condition(failed=True), "dead") == {"raised"}
+    lines = {job.id: job.location for job in send(store.find("dead", condition())).found}
+    assert lines == {"raised": "/srv/pay.py:7 in pay", "expired": None}

@@ -113,6 +113,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "explain": lambda store, runs: store.at(NOW).explain("g1"),
     "find": lambda store, runs: store.find("schedule", TASK),
     "forward": lambda store, runs: store.at(NOW).forward("w", [(runs[RUN], FORWARDED)]),
+    "forecast": lambda store, runs: store.forecast(NOW, 60.0, 9),
     "forget": lambda store, runs: store.at(NOW).forget([store.queue]),
     "glance": lambda store, runs: store.at(NOW).glance([store.queue]),
     "hold": lambda store, runs: store.at(NOW).hold("r", True),
@@ -141,6 +142,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "retry": lambda store, runs: store.at(NOW).retry("w", [(runs[RUN], Retried(1.0, "x"))]),
     "revive": lambda store, runs: store.at(NOW).revive(["dead"]),
     "rewind": lambda store, runs: store.at(NOW - 9999).rewind(9, 0, 9),
+    "roster": lambda store, runs: store.at(NOW).roster(0, 9, ["rule", "paused"]),
     "seek": lambda store, runs: store.at(NOW).seek("t"),
     "snooze": lambda store, runs: store.at(NOW).snooze("w", [(runs[RUN], Snoozed("x", 1.0))]),
     "stand_by": lambda store, runs: store.at(NOW).stand_by("p", Announced("app", "content", "d"), lease=9, claim=9),
@@ -194,7 +196,7 @@ JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1
 OF_ONE = {"cancel", "ask", "reschedule", "look", "explain", "enqueue", "revive", "drop"}
 OF_APPS = {"declare", "declare_limits", "register", "retire"}
 OF_REQUESTS = {"trigger", "backfill", "replan", "unpause"}
-OF_RECURRENCES = {"agenda", "hold", "recur", "remove", "rewind", "prune"} | OF_APPS | OF_REQUESTS
+OF_RECURRENCES = {"agenda", "roster", "hold", "recur", "remove", "rewind", "prune"} | OF_APPS | OF_REQUESTS
 
 
 def test_the_calls_cover_every_verb() -> None:

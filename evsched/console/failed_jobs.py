@@ -1,0 +1,247 @@
+"""The failures of queues: dead jobs and jobs that wait for a retry, counted by what failed.
+
+The jobs are examined in slices, as a search does, and each slice is a call of some milliseconds. All viewers share what
+was counted. A queue is counted again from its beginning every few seconds while somebody looks; what was counted before
+is shown until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from evsched.client.history import HOUR
+from evsched.console.page import MeteredClient
+from evsched.console.turns import Turns
+from evsched.errors import StoreRefused
+from evsched.jobs.record import JobStatus
+from evsched.store.operator_calls import Match, condition
+from evsched.store.store import Store
+
+_SLICES: Final = {"dead": 250, "schedule": 500}
+"""Jobs that a call examines, by place: 3 ms. Few of those on the schedule have failed, and the others cost less."""
+
+_FILTERS: Final = {"dead": condition(), "schedule": condition(failed=True)}
+
+_AGAIN: Final = 5.0
+"""Seconds after which a queue is counted again."""
+
+_KINDS: Final = 500
+"""Kinds of failures that are told apart in a queue."""
+
+_GROUPS: Final = 500
+"""Groups that are counted for a kind."""
+
+HOURS: Final = 24
+
+Kind = tuple[str, str, str, str]
+"""Task, class of the exception, line of the user's code; without an exception, the reason without its numbers."""
+
+OTHERS: Final[Kind] = ("", "", "", "others")
+"""All that exceed `_KINDS`."""
+
+
+def kind_of(job: Match) -> Kind:
+    pattern = "" if job.error else re.sub(r"\d[\d.,]*", "#", (job.reason or "")[:200])
+    return job.task or "", job.error or "", job.location or "", pattern
+
+
+class Failures:
+    """The jobs that failed alike, in one queue or in several."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.task, self.error, self.location, self.pattern = kind
+        self.dead = 0
+        self.retried = 0
+        """How many wait for a retry."""
+        self.first, self.last = inf, -inf
+        """When jobs died."""
+        self.recent = 0
+        """How many died within an hour before they were counted."""
+        self.hours = Counter[int]()
+        """How many died, by hours since 1970."""
+        self.groups = Counter[str]()
+        self.queues = set[str]()
+        self.newest: tuple[bool, float, str, str, str] = (False, -inf, "", "", "")
+        """Whether it is dead; when it died or is due; its queue, id and reason."""
+
+    def note(self, queue: str, job: Match, now: float) -> None:
+        at, dead = job.at or 0.0, job.place == "dead"
+        if dead:
+            self.dead += 1
+            self.first, self.last = min(self.first, at), max(self.last, at)
+            self.hours[int(at // HOUR)] += 1
+            self.recent += at > now - HOUR
+        else:
+            self.retried += 1
+        if job.group and (job.group in self.groups or len(self.groups) < _GROUPS):
+            self.groups[job.group] += 1
+        self.queues.add(queue)
+        self.newest = max(self.newest, (dead, at, queue, job.id, (job.reason or "")[:500]))
+
+    def add(self, other: Failures) -> None:
+        """Add those of another queue."""
+        self.dead += other.dead
+        self.retried += other.retried
+        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
+        self.recent += other.recent
+        self.hours += other.hours
+        self.groups += other.groups
+        self.queues |= other.queues
+        self.newest = max(self.newest, other.newest)
+
+    def by_hour(self, now: float) -> list[int]:
+        """Return how many died in each of the last 24 hours, the present one last."""
+        hour = int(now // HOUR)
+        return [self.hours[hour - back] for back in reversed(range(HOURS))]
+
+    def grows(self, now: float) -> bool:
+        """Return whether more than twice as many died in the last hour as in an hour of the day before it."""
+        before = sum(self.by_hour(now)) - self.recent
+        return self.recent >= 2 and self.recent > 2 * before / (HOURS - 1)
+
+    @property
+    def growth(self) -> float:
+        return self.recent - (sum(self.hours.values()) - self.recent) / (HOURS - 1)
+
+
+class Count:
+    """One pass over a queue and its shards."""
+
+    def __init__(self) -> None:
+        self.kinds = dict[Kind, Failures]()
+        self.seen = set[str]()
+        """Redis may return an id twice, and a job that is revived may fail again."""
+        self.examined = 0
+        self.total = 0
+        self.dead = 0
+        """How many are dead, as the queue itself counts them."""
+        self.at = 0.0
+        """When it began, by Redis's clock."""
+
+    def note(self, queue: str, job: Match) -> None:
+        if job.id in self.seen:
+            return
+        self.seen.add(job.id)
+        kind = kind_of(job)
+        if kind not in self.kinds and len(self.kinds) >= _KINDS:
+            kind = OTHERS
+        self.kinds.setdefault(kind, Failures(kind)).note(queue, job, self.at)
+
+
+class QueueCount:
+    """How far the count of one queue is."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.ended = -inf
+        """When the last pass ended, on the clock of this process."""
+        self.problem = ""
+        """Why Redis refused to read the queue."""
+        self._whole: Count | None = None
+        self._going: Count | None = None
+        self._left = list[tuple[Store, str]]()
+        self._cursor = "0"
+        self._ids = list[bytes]()
+
+    @property
+    def shown(self) -> Count:
+        """The last pass that has ended, or the first one as far as it is."""
+        return self._whole or self._going or Count()
+
+    @property
+    def over(self) -> bool:
+        """Whether all jobs were examined."""
+        return self._whole is not None or bool(self.problem)
+
+    def is_due(self) -> bool:
+        return self._going is not None or time.monotonic() - self.ended > _AGAIN
+
+    async def step(self, client: MeteredClient) -> None:
+        """Examine one slice."""
+        try:
+            if self._going is None:
+                await self._begin(client)
+            elif self._left:
+                await self._examine(client, self._going)
+            self.problem = ""
+        except StoreRefused as error:  # this queue only
+            self.problem, self._left = str(error), []
+        if self._going is not None and not self._left:
+            if not self.problem:
+                self._going.seen.clear()
+                self._whole = self._going
+            self._going = None
+        if self._going is None:
+            self.ended = time.monotonic()
+
+    async def _begin(self, client: MeteredClient) -> None:
+        going, left = Count(), list[tuple[Store, str]]()
+        stores = client.stores(self.queue)
+        for store, stats in zip(
+            stores, await asyncio.gather(*(client.send(store.queue_stats()) for store in stores)), strict=True
+        ):
+            going.at = max(going.at, stats.now)
+            going.dead += stats.places["dead"]
+            for place in _SLICES:
+                if stats.places[place]:
+                    going.total += stats.places[place]
+                    left.append((store, place))
+        left.sort(key=lambda part: part[1])  # the dead ones first
+        self._going, self._left, self._cursor, self._ids = going, left, "0", []
+
+    async def _examine(self, client: MeteredClient, going: Count) -> None:
+        store, place = self._left[0]
+        ids, self._ids = self._ids, []
+        part = await client.send(store.find(place, _FILTERS[place], self._cursor, limit=_SLICES[place], ids=ids))
+        if not ids:
+            going.examined = min(going.total, going.examined + _SLICES[place])
+        for job in part.found:
+            going.note(self.queue, job)
+        self._cursor, self._ids = part.cursor, part.left
+        if part.cursor == "0" and not part.left:
+            self._left.pop(0)
+
+
+class FailureCounts:
+    """The counts of all queues, which all viewers share."""
+
+    def __init__(self) -> None:
+        self._queues = dict[str, QueueCount]()
+        self._turns = Turns()
+        self._tracebacks = dict[Kind, tuple[float, str, JobStatus | None]]()
+
+    async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[QueueCount]:
+        """Examine jobs for a short time, and return the counts of the queues."""
+        counts = [self._queues.setdefault(queue, QueueCount(queue)) for queue in queues]
+        await self._turns.look(client, counts)
+        return counts
+
+    async def newest_of(self, client: MeteredClient, shown: Sequence[Failures]) -> dict[Kind, JobStatus]:
+        """Return the newest job of each kind, if it still exists; it is read again when another one is the newest."""
+        now = time.monotonic()
+        wanted = dict[Kind, tuple[str, str]]()
+        for one in shown:
+            read, known, _ = self._tracebacks.get(one.kind, (-inf, "", None))
+            if known != one.newest[3] and now - read > _AGAIN:
+                wanted[one.kind] = one.newest[2:4]
+        found = await asyncio.gather(*(self._read(client, *one) for one in wanted.values()))
+        for kind, status in zip(wanted, found, strict=True):
+            self._tracebacks.pop(kind, None)
+            self._tracebacks[kind] = now, wanted[kind][1], status
+        while len(self._tracebacks) > _KINDS:
+            del self._tracebacks[next(iter(self._tracebacks))]
+        kept = {one.kind: self._tracebacks.get(one.kind) for one in shown}
+        return {kind: read[2] for kind, read in kept.items() if read is not None and read[2] is not None}
+
+    async def _read(self, client: MeteredClient, queue: str, job: str) -> JobStatus | None:
+        try:
+            return await client.status(queue, job)
+        except StoreRefused:
+            return None

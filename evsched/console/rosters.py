@@ -1,0 +1,247 @@
+"""The recurrences of queues and their last runs, as the pages of a console share them.
+
+A list of all recurrences is read with one call for 250 of them. Their last runs come from the history of the queue: the
+newest entries each time, and older ones little by little, as far back as the history is read for this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from msgspec import Struct
+
+from evsched.console.page import MeteredClient
+from evsched.console.rule_words import rule_words
+from evsched.console.turns import Turns
+from evsched.display import format_duration
+from evsched.errors import StoreRefused
+from evsched.jobs.record import number, whole
+from evsched.recurrence.calendars import names_of
+from evsched.recurrence.look_ahead import counted_from, next_time, read_standing
+from evsched.recurrence.recurrence import Declared
+from evsched.store.history_calls import PastJob
+
+_SLICE: Final = 250
+"""Recurrences that a call reads: 3 ms."""
+
+_AGAIN: Final = 5.0
+"""Seconds after which a queue is read again."""
+
+_ENTRIES: Final = 100
+"""Entries of the history that a call reads."""
+
+_PAGES: Final = 50
+"""Calls that read the history of a queue back, at most."""
+
+RUNS: Final = 20
+"""Runs of a recurrence that are kept."""
+
+_OVERDUE: Final = 10.0
+"""Seconds after its planned time by which a dispatcher has moved a recurrence on."""
+
+_DECLARED: Final = tuple(name for name in Declared.__struct_fields__ if name not in ("name", "payload"))
+FIELDS: Final = (
+    *(*_DECLARED, "made", "ahead", "current", "last_id", "owner", "retired", "reason"),
+    *("paused", "paused_until", "paused_why", "runs", "done", "failed", "failing", "missed"),
+    *("last_outcome", "last_finished"),
+)
+"""The fields of a record that lists need. Payloads may be long."""
+
+STATES: Final = ("cannot run", "late", "failing", "paused", "on time", "after its run", "over", "stopped")
+"""Those that need a look first."""
+
+
+class Row(Struct, frozen=True):
+    """A recurrence, as lists show it. Times in Unix seconds."""
+
+    queue: str
+    name: str
+    score: float
+    fields: dict[str, bytes]
+    now: float
+    """When it was read."""
+    next: float | None
+    """The next planned time; None if it is paused, over or stopped, or counts from the end of a run."""
+    state: tuple[str, str]
+    """The class that draws it, and its word."""
+    reason: str
+    """Why it makes no jobs."""
+    words: str
+    """Its rule in words."""
+
+    def text(self, field: str) -> str:
+        return text_of(self.fields, field)
+
+    def count(self, field: str) -> int:
+        return whole(self.fields.get(field))
+
+    @property
+    def zone(self) -> str:
+        return self.text("zone") or "UTC"
+
+    @property
+    def zoned(self) -> bool:
+        """Whether its times depend on its zone: those of an interval do not."""
+        return not self.text("rule").strip().startswith("every") or bool(self.text("skip"))
+
+    @property
+    def paused_until(self) -> float | None:
+        return number(self.fields.get("paused_until"))
+
+
+def text_of(fields: dict[str, bytes], field: str) -> str:
+    return fields.get(field, b"").decode(errors="backslashreplace")
+
+
+def as_row(queue: str, name: str, score: float, fields: dict[str, bytes], now: float) -> Row:
+    """Return a recurrence. Occurrences that were cancelled on the schedule are taken for planned."""
+    under_way = bool(counted_from(fields))
+    next_ = next_time(read_standing(score, fields, under_way), now)
+    if "paused" in fields or "retired" in fields:
+        next_ = None
+    reason = text_of(fields, "reason") if fields else "it has no record"
+    state = _state(score, fields, now, next_, reason, under_way)
+    return Row(queue, name, score, fields, now, next_, state, reason, words_of(fields))
+
+
+def _state(
+    score: float, fields: dict[str, bytes], now: float, next_: float | None, reason: str, under_way: bool
+) -> tuple[str, str]:
+    if "retired" in fields and score == inf:
+        return "wait", "stopped"
+    if "paused" in fields:
+        return "warn" if whole(fields.get("failing")) else "hold", "paused"
+    if reason:
+        return "bad", "cannot run"
+    if next_ is not None and next_ < now - _OVERDUE:
+        return "bad", "late"
+    if whole(fields.get("failing")):
+        return "bad", "failing"
+    if next_ is None and score > 0:
+        return ("ok", "after its run") if under_way and score < inf else ("wait", "over")
+    return "ok", "on time"
+
+
+def words_of(fields: dict[str, bytes]) -> str:
+    """Return in words when a recurrence makes jobs."""
+    words = [rule_words(text_of(fields, "rule"))]
+    if text_of(fields, "after") == "end":
+        words.append("counted from the end of each run")
+    spread = number(fields.get("spread"))
+    if spread:
+        words.append(f"spread over {format_duration(spread)}")
+    if names := names_of(fields.get("skip")):
+        words.append(f"not on the days of {', '.join(names)}")
+    if window := text_of(fields, "window"):
+        words.append(f"within {window}")
+    return ", ".join(words)
+
+
+class _QueueRoster:
+    """The recurrences of one queue."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.ended = -inf
+        self.rows = list[Row]()
+        self.problem = ""
+        """Why Redis refused to read them."""
+        self._going = dict[str, Row]()
+
+    def is_due(self) -> bool:
+        return bool(self._going) or time.monotonic() - self.ended > _AGAIN
+
+    async def step(self, client: MeteredClient) -> None:
+        try:
+            part = await client.send(client.store(self.queue).roster(len(self._going), _SLICE, FIELDS))
+            self.problem = ""
+        except StoreRefused as error:  # this queue only
+            self._going, self.problem, self.ended = {}, str(error), time.monotonic()
+            return
+        known = len(self._going)
+        self._going |= {name: as_row(self.queue, name, at, fields, part.now) for name, at, fields in part.rows}
+        if len(part.rows) < _SLICE or len(self._going) == known:  # they may change places meanwhile
+            self.rows, self._going = [*self._going.values()], {}
+            self.ended = time.monotonic()
+        elif self.ended == -inf:
+            self.rows = [*self._going.values()]
+
+
+class _QueueRuns:
+    """The last runs of the recurrences of one queue."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.ended = -inf
+        self.runs = dict[str, deque[PastJob]]()
+        """By the name of the recurrence, the newest first."""
+        self._pages = 0
+        self._entry: str | None = "+"
+        """From which the history is read on, back in time; None = it is read."""
+
+    def is_due(self) -> bool:
+        return self._entry is not None or time.monotonic() - self.ended > _AGAIN
+
+    async def step(self, client: MeteredClient) -> None:
+        newest = time.monotonic() - self.ended > _AGAIN
+        try:
+            page = await client.send(
+                client.store(self.queue).ended("+" if newest else self._entry or "+", count=_ENTRIES)
+            )
+        except StoreRefused:
+            self._entry, self.ended = None, time.monotonic()
+            return
+        for job in page.jobs:
+            name, at, _ = job.id.rpartition("@")
+            if at:
+                self._note(name, job)
+        if newest:
+            self.ended = time.monotonic()
+        if not newest or self._entry == "+":
+            self._pages += 1
+            self._entry = page.entry if self._pages < _PAGES else None
+
+    def _note(self, name: str, job: PastJob) -> None:
+        runs = self.runs.setdefault(name, deque(maxlen=RUNS))
+        if any(one.id == job.id and one.ended == job.ended for one in runs):
+            return
+        if not runs or job.ended >= runs[0].ended:
+            runs.appendleft(job)
+        elif len(runs) < RUNS:
+            runs.append(job)
+
+
+class Rosters:
+    """All recurrences that a console knows, which all viewers share."""
+
+    def __init__(self) -> None:
+        self._rosters = dict[str, _QueueRoster]()
+        self._runs = dict[str, _QueueRuns]()
+        self._turns, self._run_turns = Turns(), Turns()
+
+    async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[Row]:
+        """Read for a short time, and return the recurrences of some queues."""
+        rosters = [self._rosters.setdefault(queue, _QueueRoster(queue)) for queue in queues]
+        await self._turns.look(client, rosters)
+        return [row for one in rosters for row in one.rows]
+
+    def unread(self, queues: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the queues that were not read to their end yet, or that Redis refused to read; and why."""
+        return [
+            (one.queue, one.problem)
+            for queue in queues
+            if (one := self._rosters.get(queue)) is not None and (one.problem or one.ended == -inf)
+        ]
+
+    async def look_back(self, client: MeteredClient, queues: Sequence[str]) -> None:
+        """Read the history for a short time."""
+        await self._run_turns.look(client, [self._runs.setdefault(queue, _QueueRuns(queue)) for queue in queues])
+
+    def runs_of(self, queue: str, name: str) -> list[PastJob]:
+        """Return the last runs of a recurrence that are known, the newest first."""
+        found = self._runs.get(queue)
+        return [*found.runs.get(name, ())] if found is not None else []

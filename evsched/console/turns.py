@@ -1,0 +1,60 @@
+"""Reading of much data a slice at a time: what is read longest ago comes first, within what a page may cost.
+
+All viewers share what was read. A reading of a page takes at most 0.2 s, and as many calls as an open page may send in
+the time since the last one. The first may take as many as fit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from math import inf
+from typing import Final, Protocol
+
+from evsched.console.live import PAGE_RATE
+from evsched.console.page import MeteredClient
+
+LOOK: Final = 0.2
+"""Seconds."""
+
+_AT_ONCE: Final = 8
+"""Slices that are read at the same time."""
+
+
+class Part(Protocol):
+    """A part of the data, such as that of one queue."""
+
+    ended: float
+    """When it was last read to its end, on the clock of this process; -inf = never."""
+
+    def is_due(self) -> bool:
+        """Return whether there is something to read."""
+        ...
+
+    async def step(self, client: MeteredClient) -> None:
+        """Read one slice."""
+        ...
+
+
+class Turns:
+    """Has parts read one after another, by one viewer at a time: the others get what there is."""
+
+    def __init__(self) -> None:
+        self._looked = -inf
+        self._lock = asyncio.Lock()
+
+    async def look(self, client: MeteredClient, parts: Sequence[Part]) -> None:
+        """Read for a short time."""
+        if self._lock.locked():
+            return
+        async with self._lock:
+            begun = time.monotonic()
+            steps = max(2.0, (begun - self._looked) * PAGE_RATE)
+            while steps > 0 and time.monotonic() < begun + LOOK:
+                due = sorted((one for one in parts if one.is_due()), key=lambda one: one.ended)[:_AT_ONCE]
+                if not due:
+                    break
+                await asyncio.gather(*(one.step(client) for one in due))
+                steps -= len(due)
+            self._looked = time.monotonic()

@@ -1,0 +1,157 @@
+"""The page of what fails: failures are grouped by what failed, counted in slices, and lead to the acts on them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from html import unescape
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from evsched.client.client import Client
+from evsched.console import failed_jobs
+from evsched.console.failed_jobs import QueueCount
+from evsched.console.page import MeteredClient
+from evsched.jobs.job import Buried, Retried
+from evsched.store.client_calls import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
+from tests.support.console_pages import browsing
+
+PLACE = "/srv/app/webhooks.py:88 in post"
+TRACE = """Traceback (most recent call last):
+  File "/srv/app/webhooks.py", line 88, in post
+    response = await client.post(hook)
+  File "/site-packages/httpx/_client.py", line 1859, in post
+    return await self.request(
+httpx.ConnectTimeout: no connection to seeblick.example
+"""
+TIMEOUT = Buried(
+    f"attempt 3 of 3: httpx.ConnectTimeout: no connection to seeblick.example ({PLACE})",
+    False,
+    error="httpx.ConnectTimeout",
+    location=PLACE,
+    traceback=TRACE,
+)
+
+
+async def fail(
+    sender: BatchingSender, store: Store, ids: Sequence[str], end: Buried | Retried, group: str = "", task: str = "hook"
+) -> None:
+    """Run jobs once, which fail."""
+    now = time.time()
+    payload = json.dumps({"task": task}).encode()
+    await sender.send(store.enqueue([New(job, payload, group=group or None, due=now - 1) for job in ids]))
+    await sender.send(store.at(now).dispatch(limit=999, cap=9999))
+    runs = (await sender.send(store.at(now).start("w", (), hold=999, lease=15))).jobs
+    assert sorted(run.id for run in runs) == sorted(ids)
+    if isinstance(end, Buried):
+        assert await sender.send(store.at(now).bury("w", [(run, end) for run in runs])) == []
+    else:
+        assert await sender.send(store.at(now).retry("w", [(run, end) for run in runs])) == []
+
+
+async def test_failures_are_grouped_by_task_exception_and_line(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
+) -> None:
+    await fail(sender, store, ["a", "b"], TIMEOUT, "seeblick")
+    await fail(sender, store, ["c"], TIMEOUT, "westend")
+    waits = Retried(600.0, "attempt 1 of 3: x", error=TIMEOUT.error, location=PLACE)
+    await fail(sender, store, ["d"], waits, "seeblick")
+    await fail(sender, store, ["e"], Buried("attempt 1 of 1: ValueError: 030", False, error="ValueError"))
+    await fail(sender, store, ["f"], Buried("expired 12 s before it could start", False, "expired"))
+    await fail(sender, store, ["g"], Buried("expired 250 s before it could start", False, "expired"))
+    async with browsing(server.url) as browser:
+        page, words = await browser.page("/failures"), await browser.words("/failures")
+    assert "6 jobs are dead, 1 will be retried, in 3 groups." in words
+    assert "One group grows" not in words
+    assert "3 groups grow: ConnectTimeout in hook since" not in words, "one death is no growth"
+    assert "2 groups grow: ConnectTimeout in hook since" in words
+    group = words[words.index("ConnectTimeout in hook no connection") :]
+    assert group.startswith("ConnectTimeout in hook no connection to seeblick.example app/webhooks.py:88 in post")
+    assert f"{queue}; 2 groups, 3 of 4 for seeblick" in group
+    assert "3 dead 1 to be retried Revive 3… Drop…" in group
+    assert '<mark>  File "/srv/app/webhooks.py", line 88, in post' in unescape(page)
+    assert "no exception in hook expired 250 s before it could start" in words
+    assert f"evsched dead --limit 100 --queue {queue} --task hook --error ConnectTimeout" in words
+
+
+async def test_the_links_of_a_group_are_about_its_jobs(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
+) -> None:
+    await fail(sender, store, ["a", "b"], TIMEOUT)
+    await fail(sender, store, ["c"], Buried("expired 12 s before it could start", False, "expired"))
+    async with browsing(server.url) as browser:
+        page = await browser.page("/failures", sort="dead")
+        links = [unescape(link) for link in re.findall(r'href="(/(?:jobs|bulk)\?[^"]+)"', page) if "place" in link]
+        revive, drop = (next(link for link in links if f"verb={verb}" in link) for verb in ("revive", "drop"))
+        query = parse_qs(urlsplit(revive).query)["q"]
+        assert query == [f"place:dead task:hook error:httpx.ConnectTimeout queue:{queue}"]
+        assert "Revive 2 jobs?" in await browser.words(revive)
+        assert "Drop 2 jobs?" in await browser.words(drop)
+        (expired,) = (link for link in links if "before" in link and link.startswith("/jobs"))
+        assert "1 job matches." in await browser.words(expired)
+
+
+async def test_many_jobs_are_counted_in_slices_and_again(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_jobs, "_AGAIN", 0.0)
+    jobs = [f"j{n}" for n in range(600)]
+    await fail(sender, store, jobs, TIMEOUT)
+    client = MeteredClient(server.url)
+    count = QueueCount(queue)
+    await count.step(client)
+    await count.step(client)
+    assert (count.over, count.shown.total) == (False, 600)
+    assert 0 < sum(one.dead for one in count.shown.kinds.values()) < 600
+    while not count.over:
+        await count.step(client)
+    (group,) = count.shown.kinds.values()
+    assert (group.dead, count.shown.examined) == (600, 600)
+    await sender.send(store.drop(jobs[:100]))
+    await count.step(client)
+    assert sum(one.dead for one in count.shown.kinds.values()) == 600, "the last whole count is shown until the next"
+    while count.is_due() and count.shown.dead == 600:
+        await count.step(client)
+    assert sum(one.dead for one in count.shown.kinds.values()) == 500
+    await client.close()
+
+
+@pytest.mark.extra
+async def test_a_queue_that_redis_refuses_to_read_does_not_hide_the_others(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, raw: Any
+) -> None:
+    await fail(sender, store, ["a"], TIMEOUT)
+    raw.set("evsched:{broken}:dead", "wrong")
+    raw.sadd("evsched:queues", "broken")
+    async with browsing(server.url, queues=(queue, "broken")) as browser:
+        words = await browser.words("/failures")
+        assert "1 job is dead" in words
+        assert "not read broken:" in words
+        assert f"No job is dead in {queue}" not in await browser.words("/failures", queue=queue)
+
+
+async def test_a_viewer_sees_failures_and_no_acts(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
+) -> None:
+    await fail(sender, store, ["a", "b"], TIMEOUT)
+    async with browsing(server.url, console_proxies=("127.0.0.1",), console_users=("*=viewer",)) as browser:
+        browser.client.headers[browser.console.config.console_header] = "ana"
+        page = await browser.page("/failures")
+    assert "2 jobs are dead" in page
+    assert "/bulk" not in page
+
+
+@pytest.mark.extra
+async def test_without_failures_the_page_says_so(server: EmbeddedRedis, queue: str) -> None:
+    client = Client(server.url)
+    await client.enqueue(queue, [New("a", b'{"task":"t"}', due=time.time() + 600)])
+    await client.close()
+    async with browsing(server.url) as browser:
+        assert "No job is dead, and none waits for a retry." in await browser.words("/failures")

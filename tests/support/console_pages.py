@@ -1,0 +1,57 @@
+"""A browser without a screen: asks the real application of the console for pages, and sends their forms."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import httpx
+
+from evsched.config import Config
+from evsched.console.application import Console, create
+
+_TAG: Final = re.compile(r"<[^>]*>")
+
+
+class Browser:
+    """Opens pages as an admin, unless `role` signs in another."""
+
+    def __init__(self, client: httpx.AsyncClient, console: Console) -> None:
+        self.client, self.console = client, console
+
+    async def page(self, path: str, **query: str) -> str:
+        """Return the HTML of a page that there is."""
+        response = await self.client.get(path, params=query or None, follow_redirects=True)
+        assert response.status_code == 200, response.text
+        return response.text
+
+    async def words(self, path: str, **query: str) -> str:
+        """Return what a page says, without its tags, each gap one space."""
+        return words_of(await self.page(path, **query))
+
+    async def send(self, page: str, act: str, **fields: str) -> str:
+        """Send a form with the proof of a page; return what the page says to which it leads."""
+        proof = re.search(r'name="proof" value="([^"]+)"', page)
+        assert proof, "the page has no form"
+        response = await self.client.post(f"/act/{act}", data={"proof": proof[1], **fields}, follow_redirects=True)
+        return words_of(response.text)
+
+
+def words_of(page: str) -> str:
+    body = re.sub(r"(?s)<(script|style|head)\b.*?</\1>", " ", page)
+    return re.sub(r"\s+", " ", html.unescape(_TAG.sub("", body.replace("><", "> <")))).strip()
+
+
+@asynccontextmanager
+async def browsing(url: str, **settings: Any) -> AsyncGenerator[Browser]:
+    """Yield a browser of a console without tokens, as it runs on loopback."""
+    app = create(Config(url=url, **settings), alone=True)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        yield Browser(client, app.state.console)
