@@ -112,7 +112,9 @@ _DEFAULTS: Final = Config()
 
 def flag(name: str) -> str:
     """Return the flag of a setting. One that only `evsched api` or `console` has is called api_..., its flag is not."""
-    name = (name.removesuffix("ies") + "y" if name.endswith("ies") else name.removesuffix("s")) if name in LISTS else name
+    name = (
+        (name.removesuffix("ies") + "y" if name.endswith("ies") else name.removesuffix("s")) if name in LISTS else name
+    )
     return f"--{name.removeprefix('api_').removeprefix('console_').replace('_', '-')}"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -83,7 +84,7 @@ class Console:
         self.hub = Hub()
         self.acts = Acts()
         self.memory = dict[str, Any]()
-        """What views keep between two readings, by their names."""
+        """What views keep between two readings, by their names. What has a method `close` is closed at the end."""
         self._queues: tuple[float, list[str]] = (-_KNOWN_FOR, [])
 
     async def queues(self, client: MeteredClient) -> list[str]:
@@ -98,6 +99,9 @@ class Console:
     async def close(self) -> None:
         self.hub.stop()
         await self.acts.stop()
+        for kept in self.memory.values():
+            if (close := getattr(kept, "close", None)) is not None:
+                await close()
         await self.client.close()
 
     # Requests.
@@ -113,6 +117,8 @@ class Console:
         values = await view.read(visit)
         if (target := values.get("redirect")) is not None:
             return RedirectResponse(target, HTTPStatus.SEE_OTHER)
+        if visit.get("as") == "json" and "data" in values:
+            return Response(msgspec.json.encode(values["data"]), media_type="application/json")
         return HTMLResponse(
             self.pages.draw(
                 view.name,
