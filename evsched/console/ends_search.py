@@ -37,7 +37,7 @@ _FIRST_STEP: Final = 64
 """Entries by which the search for a moment goes back first; then twice as many each time."""
 
 
-class Ends(Struct, frozen=True):
+class PastPage(Struct, frozen=True):
     """What was found."""
 
     rows: list[PastJob]
@@ -122,7 +122,7 @@ async def search_ends(
     *,
     skip: int = 0,
     limit: int = 50,
-) -> Ends:
+) -> PastPage:
     """Return the last ends that match. `outcome`: of the rows, "" = any; the counts are of all outcomes.
 
     `span`: since when and until when. `skip`: how many ends of the last moment earlier pages have shown.
@@ -143,7 +143,7 @@ async def search_ends(
     if len(wanted) > skip + limit:
         last = rows[-1].ended
         older = last, sum(job.ended == last for job in wanted[: skip + limit])
-    return Ends(
+    return PastPage(
         rows=rows,
         counts=dict(Counter(job.outcome for job in _known(parts, bound))),
         back_to=bound if left else None,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from evsched.client.history import HOUR, OUTCOMES, HistoryFilter, TaskCounts, counts_of
 from evsched.client.sweep import past_moment
 from evsched.client.time_texts import parse_past
-from evsched.console.ends_search import Ends, search_ends
+from evsched.console.ends_search import PastPage, search_ends
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import View, Visit
 from evsched.errors import StoreError
@@ -164,7 +164,7 @@ def _row(whole: Callable[[str], str], job: PastJob, kept: bool) -> EndRow:
     )
 
 
-def _sentence(given: Mapping[str, str], ends: Ends) -> tuple[str, str]:
+def _sentence(given: Mapping[str, str], ends: PastPage) -> tuple[str, str]:
     """Return the answer, and the rest of it: "7 jobs tagged patient:42 ended in the last 24h", "5 done, 2 dead"."""
     words = {"id": "with the id", "task": "of", "group": "of group", "tag": "tagged", "error": "that raised"}
     which = "".join(f" {words[name]} {given[name]}" for name in words if given[name])
