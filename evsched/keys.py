@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from evsched.errors import ConfigError
 
@@ -216,7 +216,21 @@ def new_id() -> str:
     return f"{host}-{os.getpid()}-{os.urandom(4).hex()}-{release}"
 
 
+class WorkerName(NamedTuple):
+    """What the id of a process says."""
+
+    host: str
+    pid: int
+    release: str
+
+
+def read_id(name: str) -> WorkerName | None:
+    """Read an id that `new_id` has made; None for one of another form, as before 0.1.0."""
+    found = re.fullmatch(r"(.+)-(\d+)-[0-9a-f]{8}-(.+)", name)
+    return found and WorkerName(found[1], int(found[2]), found[3])
+
+
 def release_of(worker: str) -> str | None:
-    """Return the release of evsched that made an id; None if the id does not say it, as before 0.1.0."""
-    found = re.search(r"-\d+-[0-9a-f]{8}-(.+)$", worker)
-    return found and found[1]
+    """Return the release of evsched that made an id; None if the id does not say it."""
+    found = read_id(worker)
+    return found and found.release

@@ -345,6 +345,20 @@ class Client:
         """
         return await self._change_dead(queue, ids, Store.revive)
 
+    async def run_again(self, queue: str, job_id: str) -> str:
+        """Enqueue a copy of a job that has ended, due now, and return its id. For a dead job, use `revive`.
+
+        The copy is a job of its own, also if a recurrence made the first one, or a row of a ledger.
+
+        Raises:
+            JobMissing: the job has not ended, or its record is not kept any more.
+        """
+        from evsched.client.run_again import run_again
+
+        make = self.acting()
+        parts = spread.parts_of(self.shards, make, queue, job_id)
+        return await self.run(run_again(parts, lambda copy: make(self.shards.home(queue, copy)), job_id))
+
     async def drop(self, queue: str, ids: Sequence[str]) -> int:
         """Delete dead jobs by their ids; return how many. Raises as `revive`."""
         return await self._change_dead(queue, ids, Store.drop)

@@ -102,7 +102,7 @@ def origin(limits: Limits, field: str) -> str:
 _RECOVERED: Final = 30.0
 """Seconds after the end of a lease within which a dispatcher that serves the queue has requeued the jobs."""
 
-_PAUSES: Final[dict[FetchPause, tuple[str, str]]] = {
+PAUSES: Final[dict[FetchPause, tuple[str, str]]] = {
     "no process": ("no process of the pool is free", "a process of a worker's pool is free"),
     "lone run": ("a suspect runs alone", "the suspect that runs alone has ended"),
     "busy loop": ("handlers keep the event loop busy", "a worker's event loop is free"),
@@ -313,13 +313,13 @@ def _in_ready(no_worker: str | None, pauses: Sequence[FetchPause | None], status
     paused = Counter[FetchPause](pause for pause in pauses if pause is not None)
     for pause, count in paused.items():
         if count == workers:
-            return f"{ready} {_PAUSES[pause][1]}; until then no worker fetches jobs of this queue"
+            return f"{ready} {PAUSES[pause][1]}; until then no worker fetches jobs of this queue"
     sentence = f"{ready} a worker has a free slot"
     if status.reason == Requeued().reason:
         sentence += " and a free process in its pool"
     for pause, count in paused.items():
         fetch = "fetches" if count == 1 else "fetch"
-        sentence += f"; {count} of {workers} workers {fetch} none now, because {_PAUSES[pause][0]}"
+        sentence += f"; {count} of {workers} workers {fetch} none now, because {PAUSES[pause][0]}"
     return sentence
 
 

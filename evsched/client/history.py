@@ -129,10 +129,11 @@ def counts(
             for count in (yield from send(store.hour(hour))):
                 if task is None or count.task == task:
                     found.setdefault(count.task, []).append(count)
-    return [_counts_of(stores[-1].queue, name, counted) for name, counted in sorted(found.items())]
+    return [counts_of(stores[-1].queue, name, counted) for name, counted in sorted(found.items())]
 
 
-def _counts_of(queue: str, task: str, counted: Sequence[EndCount]) -> TaskCounts:
+def counts_of(queue: str, task: str, counted: Sequence[EndCount]) -> TaskCounts:
+    """Add up the counts of a task, or of several under one name."""
     outcomes, late, run = Counter[str](), Counter[int](), Counter[int]()
     for one in counted:
         outcomes[one.outcome] += one.jobs

@@ -50,15 +50,15 @@ def parse_time(text: str, zone: str | None = None) -> float:
         ) from None
 
 
-def parse_past(text: str) -> float | timedelta:
-    """Return the Unix seconds of a time, or the length of "2h" or "90s", which is that long ago.
+def parse_past(text: str, zone: str | None = None) -> float | timedelta:
+    """Return the Unix seconds of a time, as `parse_time`, or the length of "2h" or "90s", which is that long ago.
 
     A time of day without a date, such as 14:00, is the latest one that has passed on this machine's clock.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither, or there is no such zone.
     """
-    return _near(text, None, -1, "2h for two hours ago")
+    return _near(text, zone, -1, "2h for two hours ago")
 
 
 def parse_future(text: str, zone: str | None = None) -> float | timedelta:

@@ -336,6 +336,12 @@ def _on_jobs(name: str) -> Perform:
     return perform
 
 
+async def _again(acts: Acts, visit: Visit, form: Form) -> str:
+    queue, _, job = form.get("job").partition(" ")
+    copy = await client_of(visit).run_again(check_queue(queue), job)
+    return acts.note(visit, f"This is a copy of job {job:.200}, which is due now.", "/job", queue=queue, id=copy)
+
+
 def matching_of(wanted: Search) -> Filter:
     """Return the filter of an act on all jobs that match a search.
 
@@ -418,6 +424,7 @@ ACTS: Final[dict[str, tuple[Role, Perform]]] = {
     "hold": ("operator", _hold),
     "release": ("operator", _release),
     "backfill": ("operator", _backfill),
+    "again": ("operator", _again),
     "stop": ("operator", _stop),
     "make-token": ("admin", _make_token),
     "remove-token": ("admin", _remove_token),

@@ -13,6 +13,7 @@ from os import environ
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
+import msgspec
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -104,7 +105,7 @@ class Console:
         self.hub = Hub()
         self.acts = Acts()
         self.memory = dict[str, Any]()
-        """Values that views keep between two readings, by their names."""
+        """What views keep between two readings, by their names. What has a method `close` is closed at the end."""
         self._queues = list[str]()
         self._again = 0.0
         """When the names of the queues are read again, on the monotonic clock."""
@@ -125,6 +126,9 @@ class Console:
     async def close(self) -> None:
         self.hub.stop()
         await self.acts.stop()
+        for kept in self.memory.values():
+            if (close := getattr(kept, "close", None)) is not None:
+                await close()
         await self.client.close()
 
     # Requests.
@@ -140,6 +144,8 @@ class Console:
         values = await view.read(visit)
         if (target := values.get("redirect")) is not None:
             return RedirectResponse(target, HTTPStatus.SEE_OTHER)
+        if visit.get("as") == "json" and "data" in values:
+            return Response(msgspec.json.encode(values["data"]), media_type="application/json")
         return HTMLResponse(
             self.pages.draw(
                 view.name,

@@ -101,7 +101,7 @@ class View(Struct, frozen=True):
     name: str
     """That of its template, without `.html`."""
     read: Read
-    """Returns the values of the template."""
+    """Returns the values of the template. One that is named `data` is what the page answers with to `?as=json`."""
     part: str = ""
     """The page of the navigation to which it belongs; empty = its name."""
     every: float | None = None

@@ -20,6 +20,9 @@ from evsched.transport.call import text
 NAME_MOST: Final = 200
 """Characters of an operator's name."""
 
+ACTS_MOST: Final = 10_000
+"""How many entries a queue keeps, about; as in lua/_acts.lua."""
+
 
 class Operator(Struct, frozen=True):
     """Who acts, and from where: cli, api, python or console."""

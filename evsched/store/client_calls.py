@@ -215,6 +215,10 @@ class ClientCalls(Queue):
 
         return self._verb("look", status, self._now(), job_id)
 
+    def payload(self, job_id: str) -> Call[bytes | None]:
+        """Read the payload of a job's record, with its redacted values: it is for a copy, not for a reader."""
+        return self._call(("HGET", keys.job(self.queue, job_id), "payload"), raw)
+
     def explain(self, job_id: str) -> Call[Facts]:
         """Read the facts about why a job has not run yet, at the same moment."""
 

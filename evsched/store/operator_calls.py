@@ -11,7 +11,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.jobs.record import number
 from evsched.shards import Share
-from evsched.store.acts import AuditEntry, read_entry, stream_position
+from evsched.store.acts import ACTS_MOST, AuditEntry, read_entry, stream_position
 from evsched.store.gate_limits import (
     DeclaredLimit,
     Limits,
@@ -367,6 +367,20 @@ class OperatorCalls(Queue):
             return f"({text(reply[-1][0])}" if len(reply) == limit else None, entries
 
         return self._call(("XREVRANGE", keys.audit(self.queue), before, first, "COUNT", limit), read)
+
+    def note_act(self, name: str, ids: Sequence[str] = (), **what: Any) -> Call[Any] | None:
+        """Note an act that no script does, in a form that its readers know; None if no operator acts.
+
+        `ids`: the jobs that it made or changed; none = it is not about jobs.
+        """
+        act = self._act_text(name, **what)
+        if not act:
+            return None
+        call, _, known = act.partition(" ")
+        words: list[Word] = ["call", call, "act", known, "count", len(ids) or ""]
+        for job_id in ids:
+            words += ("id", job_id)
+        return self._call(("XADD", keys.audit(self.queue), "MAXLEN", "~", ACTS_MOST, "*", *words), raw)
 
     def audit(self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = ()) -> Call[list[Violation]]:
         """Find violations of at most 250 jobs. `met`: where their ids were read, a key without the root.

@@ -16,7 +16,7 @@ from evsched.lease import parse_lease
 from evsched.shards import MOST
 from evsched.store.queue import as_texts
 from evsched.transport.address import Host
-from evsched.transport.call import Call, Word, raw, text
+from evsched.transport.call import Call, Word, raw, text, texts
 
 
 class QueueKeys(Struct, frozen=True):
@@ -229,6 +229,14 @@ def dispatchers(queue: str | None = None) -> Call[int]:
     """
     near = None if queue is None else keys.root(queue)
     return Call(("PUBSUB", "CHANNELS", keys.canary_message("*")), len, near=near)
+
+
+def dispatcher_names() -> Call[list[str]]:
+    """Read the ids of the subscribed dispatchers, of one node in a cluster."""
+    start = len(keys.canary_message(""))
+    return Call(
+        ("PUBSUB", "CHANNELS", keys.canary_message("*")), lambda reply: sorted(one[start:] for one in texts(reply))
+    )
 
 
 def gate_listeners(queue: str) -> Call[int]:

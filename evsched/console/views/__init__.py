@@ -1,7 +1,17 @@
 """The pages, a file for each group of them. Each has functions that read the values of a template, and its `VIEWS`."""
 
 from evsched.console.page import View
-from evsched.console.views import act, failures, jobs, now, queue, recurrences
+from evsched.console.views import act, failures, jobs, now, past, queue, recurrences, trail, workers
 
-VIEWS: tuple[View, ...] = (*now.VIEWS, *queue.VIEWS, *jobs.VIEWS, *failures.VIEWS, *recurrences.VIEWS, *act.VIEWS)
+VIEWS: tuple[View, ...] = (
+    *now.VIEWS,
+    *queue.VIEWS,
+    *jobs.VIEWS,
+    *failures.VIEWS,
+    *recurrences.VIEWS,
+    *workers.VIEWS,
+    *past.VIEWS,
+    *trail.VIEWS,
+    *act.VIEWS,
+)
 """All pages."""

@@ -16,9 +16,10 @@ from starlette.exceptions import HTTPException
 from evsched.client import spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.acts import JOB_ACTS, planned
+from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.search import QUALIFIERS, Search, quoted, read_search
-from evsched.console.views.now import hour_counts, read_stats
+from evsched.console.views.now import read_stats
 from evsched.errors import JobMissing, StoreError
 from evsched.jobs.record import Place
 from evsched.jobs.redaction import redacted_member

@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from evsched.client import spread
 from evsched.client.history import HOUR, quantile
+from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.standstill import find_standstill
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import server
-from evsched.store.history_calls import EndCount
 from evsched.store.operator_calls import QueueStats
 
 _EXAMINED_EVERY: Final = 300.0
@@ -32,9 +32,6 @@ _MINUTE: Final = 60.0
 
 _SHORTEST: Final = 3.0
 """Seconds that a rate is taken over, at least."""
-
-_TASKS: Final = 2000
-"""Names of tasks that are kept for completions."""
 
 _CHARTED: Final = 20
 """Queues whose last day is shown: the most urgent ones."""
@@ -63,35 +60,6 @@ async def read_stats(client: MeteredClient, queue: str) -> QueueStats | StoreErr
         return await client.run(spread.queue_stats(client.stores(queue)))
     except StoreError as error:
         return error
-
-
-class HourCounts:
-    """The counts of the jobs that ended, by hour. Hours that are over do not change, so they are read once."""
-
-    def __init__(self) -> None:
-        self._over = dict[tuple[str, int], list[EndCount]]()
-        self.tasks = set[str]()
-        """The names of tasks that were read."""
-
-    async def read(self, client: MeteredClient, queue: str, hour: int, now: int) -> list[EndCount]:
-        """Return the counts of a queue with its shards in an hour. `now`: the present hour."""
-        known = self._over.get((queue, hour))
-        if known is not None:
-            return known
-        parts = await asyncio.gather(*(client.send(store.hour(hour)) for store in client.stores(queue)))
-        found = [one for part in parts for one in part]
-        if len(self.tasks) < _TASKS:
-            self.tasks.update(one.task for one in found if one.task)
-        if hour < now - 1:  # the clocks of hosts differ by less
-            if len(self._over) > 50_000:
-                self._over.clear()
-            self._over[queue, hour] = found
-        return found
-
-
-def hour_counts(visit: Visit) -> HourCounts:
-    """Return the counts that all pages of a console share."""
-    return visit.console.memory.setdefault("hours", HourCounts())
 
 
 def state_of(stats: QueueStats) -> tuple[str, str]:

@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from evsched.client import spread
 from evsched.client.history import HOUR, quantile
+from evsched.console.hour_counts import hour_counts
 from evsched.console.page import View, Visit
-from evsched.console.views.now import hour_counts, state_of
+from evsched.console.views.now import state_of
 from evsched.errors import ConfigError
 from evsched.keys import check_queue
 from evsched.store.gate_limits import Limits

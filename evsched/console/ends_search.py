@@ -1,0 +1,159 @@
+"""A search among the jobs that have ended, over several queues at once, the newest first and within a short time.
+
+Each queue and each shard has a history of its own. They are read back together, the newest part first, so all that is
+newer than a moment has been seen, and the rows of a page have none missing between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from evsched.client.history import HistoryFilter
+from evsched.console.page import MeteredClient
+from evsched.errors import StoreError
+from evsched.store.history_calls import PastJob
+from evsched.store.store import Store
+
+_TIME: Final = 0.2
+"""Seconds for which it looks until the page is full."""
+
+_COUNTING: Final = 0.1
+"""Seconds for which it looks at all, to count more than a full page shows."""
+
+_TOGETHER: Final = 8
+"""Histories of which a part is read at once."""
+
+_FEW: Final = 10
+"""Entries that are read at once of each history, if there are more than `_TOGETHER`; else 50."""
+
+_FIRST_STEP: Final = 64
+"""Entries by which the search for a moment goes back first; then twice as many each time."""
+
+
+class PastPage(Struct, frozen=True):
+    """What was found."""
+
+    rows: list[PastJob]
+    """Those of the page, the newest first."""
+    counts: dict[str, int]
+    """How many jobs were found by outcome, also of those that the page does not show."""
+    back_to: float | None
+    """All that ended since then was looked at; None = all was."""
+    older: tuple[float, int] | None
+    """Where the next page begins: its newest moment, and how many ends of this moment are not on it; None = nowhere."""
+    unread: dict[str, str]
+    """Queues whose history could not be read, and why."""
+
+    @property
+    def found(self) -> int:
+        return sum(self.counts.values())
+
+
+class _Part:
+    """The history of one queue or shard, and how far it was read."""
+
+    def __init__(self, store: Store, since: float, until: float, few: bool) -> None:
+        self.store, self._since, self._until = store, since, until
+        self._count = _FEW if few else 50
+        self.entry = "+"
+        self.at = math.inf
+        """What ended later was read."""
+        self.over = False
+        self.problem = ""
+        self.jobs = list[PastJob]()
+
+    async def seek(self, client: MeteredClient) -> None:
+        """Go to the newest entry that is not after `until`. Entries are numbered, in the order of their times."""
+        newest = await self._entry_before(client, "+")
+        if newest is None or newest[1] <= self._until:
+            return
+        late, step = newest[0], _FIRST_STEP
+        early = late - step
+        while early > 0 and (one := await self._entry_before(client, f"{early}-1")) is not None:
+            if one[1] <= self._until:
+                break
+            late, step = one[0], step * 2
+            early = late - step
+        early = max(early, 0)
+        while late - early > _FIRST_STEP // 2:
+            middle = (early + late) // 2
+            one = await self._entry_before(client, f"{middle}-1")
+            if one is None or one[1] <= self._until:
+                early = middle
+            else:
+                late = min(one[0], middle)
+        self.entry = f"{late}-1"
+
+    async def _entry_before(self, client: MeteredClient, position: str) -> tuple[int, float] | None:
+        found = await client.send(self.store.ended(position, count=1))
+        if found.entry is None:
+            return None
+        number = found.entry.partition("-")[0]
+        return (int(number) if number.isdecimal() else 0, max((job.ended for job in found.jobs), default=0.0))
+
+    async def read(self, client: MeteredClient, matching: HistoryFilter) -> None:
+        """Read a part of it."""
+        try:
+            if self.entry == "+" and not math.isinf(self._until):
+                await self.seek(client)
+            found = await client.send(self.store.ended(self.entry, count=self._count))
+        except StoreError as error:
+            self.over, self.problem = True, str(error)
+            return
+        self.jobs += [job for job in found.jobs if self._since <= job.ended <= self._until and matching.matches(job)]
+        self.at = min((job.ended for job in found.jobs), default=self.at)
+        self.over = found.entry is None or self.at < self._since
+        self.entry = found.entry or ""
+
+
+async def search_ends(
+    client: MeteredClient,
+    stores: Sequence[Store],
+    matching: HistoryFilter,
+    outcome: str,
+    span: tuple[float, float],
+    *,
+    skip: int = 0,
+    limit: int = 50,
+) -> PastPage:
+    """Return the last ends that match. `outcome`: of the rows, "" = any; the counts are of all outcomes.
+
+    `span`: since when and until when. `skip`: how many ends of the last moment earlier pages have shown.
+    """
+    parts = [_Part(store, *span, len(stores) > _TOGETHER) for store in stores]
+    begun = time.monotonic()
+    await asyncio.gather(*(part.read(client, matching) for part in parts))
+    while True:
+        left = sorted((part for part in parts if not part.over), key=lambda part: -part.at)
+        bound = left[0].at if left else -math.inf
+        wanted = [job for job in _known(parts, bound) if outcome in ("", job.outcome)]
+        passed = time.monotonic() - begun
+        if not left or passed > _TIME or (len(wanted) > limit + skip and passed > _COUNTING):
+            break
+        await asyncio.gather(*(part.read(client, matching) for part in left[:_TOGETHER]))
+    rows = wanted[skip : skip + limit]
+    older = None if not left else (bound, 0)
+    if len(wanted) > skip + limit:
+        last = rows[-1].ended
+        older = last, sum(job.ended == last for job in wanted[: skip + limit])
+    return PastPage(
+        rows=rows,
+        counts=dict(Counter(job.outcome for job in _known(parts, bound))),
+        back_to=bound if left else None,
+        older=older,
+        unread={part.store.queue: part.problem for part in parts if part.problem},
+    )
+
+
+def _known(parts: Sequence[_Part], bound: float) -> list[PastJob]:
+    """Return the jobs that ended after a moment, the newest first, in the same order each time."""
+    jobs = [job for part in parts for job in part.jobs if job.ended > bound]
+    jobs.sort(key=lambda job: -job.ended)
+    return jobs

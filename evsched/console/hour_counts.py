@@ -1,0 +1,104 @@
+"""The counts of the jobs that ended, by hour, which all pages of a console share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from evsched.client.history import HOUR
+from evsched.console.page import MeteredClient, Visit
+from evsched.errors import StoreError
+from evsched.store.history_calls import EndCount
+
+WEEK: Final = 7 * 24
+"""Hours that the page of the history counts."""
+
+_TASKS: Final = 2000
+"""Names of tasks that are kept."""
+
+_TOGETHER: Final = 24
+"""Hours of a queue that are read at once."""
+
+_REST: Final = 0.05
+"""Seconds between two such readings that nobody waits for."""
+
+
+class HourCounts:
+    """Reads the counts. Hours that are over do not change, so they are read once."""
+
+    def __init__(self) -> None:
+        self._over = dict[tuple[str, int], list[EndCount]]()
+        self.tasks = set[str]()
+        """The names of tasks that were read, for completions."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def read(self, client: MeteredClient, queue: str, hour: int, now: int) -> list[EndCount]:
+        """Return the counts of a queue with its shards in an hour. `now`: the present hour."""
+        known = self._over.get((queue, hour))
+        if known is not None:
+            return known
+        parts = await asyncio.gather(*(client.send(store.hour(hour)) for store in client.stores(queue)))
+        found = [one for part in parts for one in part]
+        if len(self.tasks) < _TASKS:
+            self.tasks.update(one.task for one in found if one.task)
+        if hour < now - 1:  # the clocks of hosts differ by less
+            if len(self._over) > 50_000:
+                self._over.clear()
+            self._over[queue, hour] = found
+        return found
+
+    async def week(
+        self, client: MeteredClient, queues: Sequence[str], now: int, seconds: float
+    ) -> dict[str, list[list[EndCount]]]:
+        """Return the counts of each of the last 168 hours by queue, the present one last.
+
+        Queues that cannot be read within `seconds` are left out, and read meanwhile for the next one who asks.
+        """
+        until, found = time.monotonic() + seconds, dict[str, list[list[EndCount]]]()
+        known = [queue for queue in queues if (queue, now - 2) in self._over]
+        unknown = [queue for queue in queues if (queue, now - 2) not in self._over]
+        weeks = await asyncio.gather(*(self._read_week(client, queue, now) for queue in known))
+        found.update(zip(known, weeks, strict=True))
+        while unknown and time.monotonic() < until:
+            queue = unknown.pop(0)
+            found[queue] = await self._read_week(client, queue, now)
+        if unknown:
+            self._go_on(client, unknown, now)
+        return found
+
+    async def _read_week(self, client: MeteredClient, queue: str, now: int, rest: float = 0.0) -> list[list[EndCount]]:
+        found = list[list[EndCount]]()
+        for first in range(now - WEEK + 1, now + 1, _TOGETHER):
+            hours = range(first, min(first + _TOGETHER, now + 1))
+            found += await asyncio.gather(*(self.read(client, queue, hour, now) for hour in hours))
+            if rest:
+                await asyncio.sleep(rest)
+        return found
+
+    def _go_on(self, client: MeteredClient, queues: Sequence[str], now: int) -> None:
+        async def read() -> None:
+            for queue in queues:
+                try:
+                    await self._read_week(client, queue, now, _REST)
+                except StoreError:
+                    continue  # a page that asks for it says why
+
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(read())
+
+    async def close(self) -> None:
+        """End the reading that nobody waits for."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def hour_counts(visit: Visit) -> HourCounts:
+    """Return the counts that all pages of a console share."""
+    return visit.console.memory.setdefault("hours", HourCounts())
+
+
+def present_hour(now: float) -> int:
+    return int(now // HOUR)

@@ -1,0 +1,268 @@
+"""The console's pages of the past: the history, its counts, jobs that run again, and the audit trail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from evsched.client.client import Client
+from evsched.client.history import EVERY_END
+from evsched.config import Config
+from evsched.console.application import Console, create
+from evsched.console.ends_search import search_ends
+from evsched.jobs.job import Buried, Done
+from evsched.store.client_calls import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "4111-1111"
+PAYLOAD = b'{"task":"pay","kwargs":{"card":"4111-1111","sum":3},"redact":["card"],"tags":["patient:42"]}'
+INFINITE = float("-inf"), float("inf")
+
+Ended = Callable[..., Awaitable[None]]
+
+
+class Browser:
+    """Loads pages and sends their forms."""
+
+    def __init__(self, console: Console, client: httpx.AsyncClient) -> None:
+        self.console, self._client = console, client
+
+    async def page(self, path: str) -> str:
+        found = await self._client.get(path)
+        assert found.status_code == 200, found.text
+        return found.text
+
+    async def data(self, path: str) -> Any:
+        found = await self._client.get(path)
+        assert found.headers["content-type"] == "application/json"
+        return found.json()
+
+    async def act(self, page: str, name: str, **fields: str) -> httpx.Response:
+        """Send a form with the proof of a page."""
+        proof = re.search(r'name="proof" value="(\w+)"', await self.page(page))
+        assert proof is not None
+        return await self._client.post(f"/act/{name}", data={"proof": proof[1], **fields})
+
+
+@pytest.fixture
+async def browser(server: EmbeddedRedis) -> AsyncGenerator[Browser]:
+    app = create(Config(url=server.url), alone=True)
+    transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield Browser(app.state.console, client)
+    await app.state.console.close()
+
+
+@pytest.fixture
+async def ended(browser: Browser, queue: str) -> Ended:
+    """Return a function that runs jobs: done, or dead if `error` is given."""
+    client, store = browser.console.client, Store(queue)
+
+    async def run(*ids: str, error: str = "", payload: bytes = PAYLOAD, group: str | None = None) -> None:
+        await client.send(store.enqueue([New(job, payload, group=group) for job in ids]))
+        await client.send(store.dispatch(limit=999, cap=1000))
+        started = (await client.send(store.start("w", (), hold=999, lease=15))).jobs
+        assert len(started) == len(ids)
+        if error:
+            buried = Buried(f"attempt 1 of 1: {error}", False, error=error, location="/app/pay.py:7 in pay")
+            await client.send(store.bury("w", [(job, buried) for job in started]))
+        else:
+            done = Done(b"1", 300.0, False, label=b'["pay","patient:42"]')
+            await client.send(store.complete("w", [(job, done) for job in started]))
+
+    return run
+
+
+async def test_history_answers_with_a_sentence_counts_and_rows(browser: Browser, ended: Ended, queue: str) -> None:
+    await ended("good", group="alice")
+    await ended("bad", error="lib.Timeout")
+    page = await browser.page(f"/history?queue={queue}&tag=patient:42&since=1h")
+    assert f"2 jobs tagged patient:42 ended in {queue} in the last 1h:" in page
+    assert "1 done, 1 dead." in page
+    assert page.index(">bad</a>") < page.index(">good</a>")
+    assert "lib.Timeout at pay.py:7" in page
+    assert SECRET not in page
+    assert f"evsched history --tag patient:42 --queue {queue} --since 1h" in page
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        ("outcome=dead", ["bad"]),
+        ("error=Timeout", ["bad"]),
+        ("group=alice", ["good"]),
+        ("id=good&since=1h", ["good"]),
+        ("task=pay", ["bad", "good"]),
+        ("task=other", []),
+        ("until=1h", []),
+    ],
+)
+async def test_history_finds_by_each_condition(
+    browser: Browser, ended: Ended, queue: str, query: str, ids: list[str]
+) -> None:
+    await ended("good", group="alice")
+    await ended("bad", error="lib.Timeout")
+    found = await browser.data(f"/history?queue={queue}&{query}&as=json")
+    assert [job["id"] for job in found["jobs"]] == ids
+
+
+async def test_pages_of_the_history_have_each_job_once(browser: Browser, ended: Ended, queue: str) -> None:
+    for batch in range(8):  # of one moment each, and more than a page in all
+        await ended(*(f"{batch}-{n}" for n in range(20)))
+    seen, path = list[str](), f"/history?queue={queue}"
+    for _ in range(4):
+        page = await browser.page(path)
+        seen += re.findall(r'class="id" href="[^"]*">(\d-\d+)</a>', page)
+        older = re.search(r'href="([^"]*before=[^"]*)">Older', page)
+        if older is None:
+            break
+        path = older[1].replace("&amp;", "&")
+    assert len(seen) == len(set(seen)) == 160
+    assert [one[0] for one in seen] == sorted((one[0] for one in seen), reverse=True)
+
+
+async def test_search_begins_at_its_moment_without_reading_what_is_newer(
+    browser: Browser, ended: Ended, queue: str
+) -> None:
+    client = browser.console.client.metered()
+    for n in range(400):
+        await ended(f"j{n}")
+    newest = await search_ends(client, [Store(queue)], EVERY_END, "", INFINITE, limit=400)
+    middle, client.commands = newest.rows[300].ended, 0
+    found = await search_ends(client, [Store(queue)], EVERY_END, "", (INFINITE[0], middle), limit=10)
+    assert [job.id for job in found.rows] == [job.id for job in newest.rows[300:310]]
+    assert found.found == 100
+    assert client.commands < 20
+
+
+async def test_two_queues_are_read_as_one_history(browser: Browser, queue: str) -> None:
+    client, names = browser.console.client, [f"{queue}-a", f"{queue}-b"]
+    for n in range(12):
+        store = Store(names[n % 2])
+        await client.send(store.enqueue([New(f"j{n}", PAYLOAD)]))
+        await client.cancel(store.queue, f"j{n}")
+    found = await browser.data(f"/history?queue={','.join(names)}&as=json")
+    assert [job["id"] for job in found["jobs"]] == [f"j{n}" for n in reversed(range(12))]
+    assert found["counts"] == {"cancelled": 12}
+
+
+async def test_week_is_counted_by_task(browser: Browser, ended: Ended, queue: str) -> None:
+    await ended("good")
+    await ended("bad", error="Timeout")
+    page = await browser.page(f"/history?queue={queue}")
+    row = re.search(rf'<tr><th><a href="[^"]*">{queue}</a></th>.*?</tr>', page)
+    assert row is not None
+    cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[dh][^>]*>.*?</t[dh]>", row[0])]
+    assert cells[:7] == [queue, "pay", "2", "50.00 %", "1", "0", "0"]
+    assert all(cell.endswith("s") for cell in cells[7:])
+
+
+async def test_job_runs_again_as_a_copy_with_its_redacted_values(browser: Browser, ended: Ended, queue: str) -> None:
+    await ended("good", group="alice")
+    page = f"/history?queue={queue}"
+    assert "Run again" in await browser.page(page)
+    answer = await browser.act(page, "again", job=f"{queue} good")
+    assert answer.status_code == 303
+    client = browser.console.client
+    (copy,) = re.findall(r"id=(\w+)", answer.headers["location"])
+    assert await client.send(Store(queue).payload(copy)) == PAYLOAD
+    status = await client.status(queue, copy)
+    assert status is not None
+    assert (status.place, status.group) == ("schedule", "alice")
+    shown = await browser.page(answer.headers["location"])
+    assert "a copy of job good" in shown
+    assert SECRET not in shown
+    (act,) = await client.audit(queue)
+    assert (act.act, act.who, act.source, act.ids, act.what) == ("again", "local", "console", [copy], {"job": "good"})
+
+
+@pytest.mark.extra
+async def test_job_without_a_record_does_not_run_again(browser: Browser, queue: str) -> None:
+    answer = await browser.act("/tokens", "again", job=f"{queue} gone")
+    assert answer.status_code == 404
+    assert "keeps no record of job gone" in answer.text
+
+
+@pytest.mark.extra
+async def test_job_that_waits_does_not_run_again(browser: Browser, queue: str) -> None:
+    await browser.console.client.enqueue(queue, [New("waits", PAYLOAD, due=2e9)])
+    answer = await browser.act("/tokens", "again", job=f"{queue} waits")
+    assert "has not ended" in answer.text
+    assert await browser.console.client.audit(queue) == []
+
+
+@pytest.mark.extra
+async def test_copy_has_no_expiry_that_has_passed(browser: Browser, ended: Ended, queue: str) -> None:
+    await ended("good")
+    client = browser.console.client
+    old = PAYLOAD[:-1] + b',"expires":5,"priority":9}'
+    await client.run(_write(queue, "good", old))
+    copy = await client.run_again(queue, "good")
+    assert await client.send(Store(queue).payload(copy)) == PAYLOAD
+
+
+def _write(queue: str, job: str, payload: bytes) -> Any:
+    from evsched import keys
+    from evsched.client.operations import send
+    from evsched.transport.call import Call, raw
+
+    key = keys.job(queue, job)
+    return send(Call(("HSET", key, "payload", payload), raw, near=key))
+
+
+async def test_audit_says_what_was_done_as_sentences(browser: Browser, queue: str) -> None:
+    client: Client = browser.console.client.as_operator("ann", "cli")
+    await client.enqueue(queue, [New(f"j{n}", PAYLOAD, due=2e9) for n in range(5)])
+    await client.pause(queue, until=4e9, why="the provider is down")
+    await client.limit(queue, concurrency=20, rate=None)
+    await client.cancel(queue, "j0")
+    await client.as_operator("bob", "console").cancel(queue, "j1")
+    page = await browser.page(f"/audit?queue={queue}")
+    text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    assert f"4 acts by 2 operators in {queue}. The last: bob cancelled j1" in text
+    assert "ann command line cancelled j0" in text
+    assert f"limited {queue} : concurrency 20, rate none" in text
+    assert f"paused {queue} until" in text
+    assert "the provider is down" in text
+    found = await browser.data(f"/audit?queue={queue}&who=bob&as=json")
+    assert [(act["who"], act["act"], act["ids"]) for act in found] == [("bob", "cancel", ["j1"])]
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(("query", "count"), [("act=pause", 1), ("id=j0", 1), ("since=1h", 3), ("until=1h", 0)])
+async def test_audit_finds_by_each_condition(browser: Browser, queue: str, query: str, count: int) -> None:
+    client = browser.console.client.as_operator("ann")
+    await client.enqueue(queue, [New("j0", PAYLOAD, due=2e9)])
+    await client.cancel(queue, "j0")
+    await client.pause(queue)
+    await client.resume(queue)
+    assert len(await browser.data(f"/audit?queue={queue}&{query}&as=json")) == count
+
+
+async def test_pages_of_the_audit_trail_have_each_act_once(browser: Browser, queue: str) -> None:
+    client = browser.console.client.as_operator("ann")
+    for n in range(60):
+        await client.pause(queue, why=f"reason {n:02}")
+    first = await browser.page(f"/audit?queue={queue}")
+    older = re.search(r'href="([^"]*before=[^"]*)">Older', first)
+    assert older is not None
+    second = await browser.page(older[1].replace("&amp;", "&"))
+    seen = [re.findall(r"reason \d\d", page.partition("<tbody>")[2]) for page in (first, second)]
+    assert [len(part) for part in seen] == [50, 10]
+    assert len({*seen[0], *seen[1]}) == 60
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("page", ["/history?outcome=odd", "/history?since=soon", "/audit?until=soon"])
+async def test_wrong_condition_is_named(browser: Browser, page: str) -> None:
+    found = await browser._client.get(page)  # pyright: ignore[reportPrivateUsage]
+    assert found.status_code == 400
+    assert "soon" in found.text or "one of done" in found.text
