@@ -4,8 +4,9 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        id        of the job
--- REPLY  now; the place, '' = there is no such job; its score there, or ''; the record as field, value, ...;
---        all limits as field, value, ..., and the limits that apps declare; the facts as name, value, ...:
+-- REPLY  now; the place, '' = there is no such job; its score there, or ''; of a job that a worker holds, the score of
+--        its id on the schedule; the record as field, value, ...; all limits as field, value, ..., and the limits that
+--        apps declare; the facts as name, value, ...:
 --        workers, how many have a lease here; parents, how many stand by to start one; ahead, how many wait before it
 --        in the same place; waiting, in the backlog; groups, how many groups of its priority wait; weights,
 --        their sum; in_flight, how many have passed the gate and not ended, and in_flight_group, those of the group
@@ -69,6 +70,7 @@ elseif place == 'ready' then
   fact('ahead', redis.call('LPOS', ready, id))
 elseif place == 'processing' then
   local holder = holder_of(id, worker)
+  score = redis.call('ZSCORE', schedule, id)
   fact('holder', holder)
   fact('lease', holder and redis.call('ZSCORE', leases, holder))
 end

@@ -14,7 +14,8 @@ from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, wh
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, report
 from evsched.client import history as job_history
-from evsched.client.history import HistoryFilter, Past, TaskCounts
+from evsched.client.history import HistoryFilter, TaskCounts
+from evsched.client.option_values import Past
 from evsched.client.time_texts import parse_past
 from evsched.display import format_duration
 from evsched.errors import ConfigError
@@ -106,7 +107,8 @@ def history(
     with client(url) as redis:
         read, down = each(redis, queue, lambda stores: job_history.search(stores, matching, limit))
         unknown = note_unknown(redis, queue or ())
-    found = sorted((job for one in read for job in one.found or ()), key=lambda job: -job.ended)[:limit]
+    ends = (job for one in read if one.found for job in one.found.jobs)
+    found = sorted(ends, key=lambda job: -job.ended)[:limit]
     listing(
         json, found, _ENDS, map(_row, found), "no job has ended that matches, or the history does not reach back to it"
     )

@@ -323,7 +323,7 @@ def show(
     traceback, runs = fields.pop("traceback", ""), fields.pop("runs", [])
     if opens is not None:
         fields["can_start"] = opens
-    for name in ("due", "can_start", "created", "expires", "started", "finished", "unknown_since"):
+    for name in ("due", "can_start", "created", "expires", "started", "finished", "again", "unknown_since"):
         if name in fields:
             fields[name] = Moment(fields[name], whole=name == "created")
     for name in ("payload", "progress"):

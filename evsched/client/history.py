@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from heapq import merge
-from typing import Final
+from typing import Annotated, Final, NamedTuple
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from evsched import keys
-from evsched.client.operations import Operation, send
-from evsched.client.sweep import past_moment
+from evsched.client.operations import Operation, send, send_many
+from evsched.client.option_values import Past, past_moment
+from evsched.errors import ConfigError
 from evsched.jobs import option_checks as check
-from evsched.store.history_calls import EndCount, PastJob
+from evsched.store.history_calls import EndCount, HistoryEntry, PastJob
 from evsched.store.server import clock
 from evsched.store.store import Store
-
-Past = datetime | timedelta | float
-"""An aware datetime, Unix seconds, or a timedelta before now."""
 
 OUTCOMES: Final = ("done", "dead", "expired", "cancelled")
 
@@ -29,6 +30,12 @@ WEEK: Final = timedelta(days=7)
 
 _HOURS: Final = 8 * 24
 """Hours for which counts are kept."""
+
+_AT_ONCE: Final = 50
+"""Hours that one round trip reads: 0.3 ms of Redis's time if there are 100 counts in each, 35 ms if all are full."""
+
+_Count = Annotated[int, Meta(ge=0, lt=10**18)]
+"""A number that Redis takes as a position in a stream."""
 
 
 class HistoryFilter(Struct, frozen=True, kw_only=True):
@@ -84,37 +91,115 @@ class TaskCounts(Struct, frozen=True):
     run_p99: float | None
 
 
-def search(stores: Sequence[Store], matching: HistoryFilter, limit: int) -> Operation[list[PastJob]]:
+class HistoryPage(Struct, frozen=True):
+    """Ends of jobs, the newest first."""
+
+    jobs: list[PastJob]
+    cursor: str | None
+    """The argument of the next search, for older jobs; None = these are all."""
+
+
+class _Position(NamedTuple):
+    """A place in the history of one queue: after this number of jobs of an entry."""
+
+    number: int
+    jobs: int
+
+
+class _Found(NamedTuple):
+    """A job that matches, and the position after it."""
+
+    job: PastJob
+    store: int
+    after: _Position
+
+
+def search(
+    stores: Sequence[Store],
+    matching: HistoryFilter,
+    limit: int,
+    cursor: str | None = None,
+    most: float = math.inf,
+) -> Operation[HistoryPage]:
     """Return the last ends of jobs that match, at most `limit`, the newest first.
 
-    `stores`: those of the queue and its shards.
+    `stores`: those of the queue and its shards. `cursor`: of the page before. `most`: how many jobs of each store are
+    examined; a page may have fewer jobs for that, or none, and a cursor all the same.
+
+    Raises:
+        ConfigError: a time or the cursor is not valid.
     """
     now = yield from send(clock(keys.root(stores[-1].queue)))
-    since = None if matching.since is None else past_moment("since", matching.since, now)
-    until = None if matching.until is None else past_moment("until", matching.until, now)
-    parts = list[list[PastJob]]()
-    for store in stores:
-        parts.append((yield from _search_one(store, matching, limit, since, until)))
-    return list(merge(*parts, key=lambda job: -job.ended))[:limit]
+    since = -math.inf if matching.since is None else past_moment("since", matching.since, now)
+    until = math.inf if matching.until is None else past_moment("until", matching.until, now)
+    starts = None if cursor is None else _read_cursor(cursor)
+    parts, left = list[list[_Found]](), dict[str, _Position]()
+    for at, store in enumerate(stores):
+        start = None if starts is None else starts.get(store.queue)
+        if starts is not None and start is None:  # it has no more
+            parts.append([])
+            continue
+        read = _Reading(store, at, start)
+        yield from read.search(matching, limit, since, until, most)
+        parts.append(read.found)
+        if read.more:
+            left[store.queue] = read.position
+    page = list(merge(*parts, key=lambda one: -one.job.ended))[:limit]
+    taken = Counter(one.store for one in page)
+    for at, found in enumerate(parts):
+        if taken[at] < len(found):
+            after = found[taken[at]].after
+            left[stores[at].queue] = _Position(after.number, after.jobs - 1)
+    jobs = sorted((one.job for one in page), key=lambda job: -job.ended)
+    return HistoryPage(jobs, _as_cursor(left) if left else None)
 
 
-def _search_one(
-    store: Store, matching: HistoryFilter, limit: int, since: float | None, until: float | None
-) -> Operation[list[PastJob]]:
-    found, entry = list[PastJob](), "+"
-    while len(found) < limit:
-        part = yield from send(store.ended(entry))
-        for job in part.jobs:
-            in_time = (since is None or job.ended >= since) and (until is None or job.ended <= until)
-            if in_time and matching.matches(job):
-                found.append(job)
-        # Redis's clock may have been set back in between, so an entry may be older than the one behind it.
-        over = since is not None and part.jobs and max(job.ended for job in part.jobs) < since
-        if part.entry is None or over:
-            break
-        entry = part.entry
-    found.sort(key=lambda job: -job.ended)
-    return found[:limit]
+class _Reading:
+    """The search in the history of one queue, from a position on; None = from its end."""
+
+    def __init__(self, store: Store, at: int, start: _Position | None) -> None:
+        self._store, self._at = store, at
+        self._before = "+" if start is None else str(start.number)
+        self._skip = 0 if start is None else start.jobs
+        """Jobs of the first entry that an earlier page has passed."""
+        self.position = start or _Position(-1, 0)
+        self.found = list[_Found]()
+        self.more = True
+
+    def search(self, matching: HistoryFilter, limit: int, since: float, until: float, most: float) -> Operation[None]:
+        examined = 0
+        while self.more and len(self.found) < limit and examined < most:
+            part = yield from send(self._store.ended(self._before))
+            jobs = [job for entry in part.entries for job in self._unread(entry)]
+            self.found += [one for one in jobs if since <= one.job.ended <= until and matching.matches(one.job)]
+            examined += len(jobs)
+            # Redis's clock may have been set back in between, so an entry may be older than the one behind it.
+            over = all(one.job.ended < since for one in jobs) if jobs else False
+            self.more = part.before is not None and not over
+            self._before = part.before or ""
+
+    def _unread(self, entry: HistoryEntry) -> Iterator[_Found]:
+        if entry.number != self.position.number:
+            self.position, self._skip = _Position(entry.number, 0), 0
+        for job in entry.jobs:
+            if self._skip > 0:
+                self._skip -= 1
+                continue
+            self.position = _Position(entry.number, self.position.jobs + 1)
+            yield _Found(job, self._at, self.position)
+
+
+def _as_cursor(left: Mapping[str, _Position]) -> str:
+    return urlsafe_b64encode(msgspec.json.encode(left)).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> dict[str, _Position]:
+    try:
+        text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        found = msgspec.json.decode(text, type=dict[str, tuple[_Count, _Count]])
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        raise ConfigError("cursor is not valid: send the one that the page before has, as it is") from None
+    return {queue: _Position(*position) for queue, position in found.items()}
 
 
 def counts(
@@ -124,9 +209,11 @@ def counts(
     now = yield from send(clock(keys.root(stores[-1].queue)))
     first, last = past_moment("since", since, now), now if until is None else past_moment("until", until, now)
     found = dict[str, list[EndCount]]()
-    for store in stores:
-        for hour in range(max(int(first // HOUR), int(now // HOUR) - _HOURS), int(min(last, now) // HOUR) + 1):
-            for count in (yield from send(store.hour(hour))):
+    hours = range(max(int(first // HOUR), int(now // HOUR) - _HOURS), int(min(last, now) // HOUR) + 1)
+    calls = [store.hour(hour) for store in stores for hour in hours]
+    for at in range(0, len(calls), _AT_ONCE):
+        for counted in (yield from send_many(calls[at : at + _AT_ONCE])):
+            for count in counted:
                 if task is None or count.task == task:
                     found.setdefault(count.task, []).append(count)
     return [counts_of(stores[-1].queue, name, counted) for name, counted in sorted(found.items())]

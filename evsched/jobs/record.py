@@ -179,6 +179,8 @@ class JobStatus(Struct, frozen=True):
     """The handler's last report: done, total, note."""
     stopping: bool = False
     """Whether its worker was asked to stop it."""
+    again: float | None = None
+    """When the next run is due, if the id was scheduled again while this one ran, and waits for its end."""
     unknown_since: float | None = None
     """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
 
@@ -282,6 +284,8 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
     found = {name: read(fields[name]) for name, read in _SHOWN if name in fields}
     if place == "schedule":
         found["due"] = number(score.encode())
+    if place == "processing" and (again := number(score.encode())) is not None:
+        found["again"] = again
     payload = found["payload"] = redacted(found.get("payload"))
     said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
     task, window, expires = said.get("task"), said.get("window"), said.get("expires")

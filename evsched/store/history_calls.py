@@ -7,13 +7,12 @@ that are malformed are left out, never an error.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from evsched.jobs.record import number, whole
-from evsched.store.queue import Queue
+from evsched.store.queue import Queue, StreamPart
 from evsched.transport.call import Call, text
 
 
@@ -45,12 +44,12 @@ class PastJob(Struct, frozen=True):
     """The line of the user's code that raised it."""
 
 
-class HistoryPage(Struct, frozen=True):
-    """A part of the history, newest first."""
+class HistoryEntry(Struct, frozen=True):
+    """An entry of the history: the jobs of one outcome that a call has written, the last one first."""
 
+    number: int
+    """The number of its last job among all ends of the queue."""
     jobs: list[PastJob]
-    entry: str | None
-    """The entry from which the next part follows; None = there is none."""
 
 
 class _HistoryRow(Struct, frozen=True, array_like=True):
@@ -86,15 +85,13 @@ class EndCount(Struct, frozen=True):
 class HistoryCalls(Queue):
     """The calls that read the history."""
 
-    def ended(self, entry: str = "+", *, count: int = 50) -> Call[HistoryPage]:
-        """Read the jobs of `count` entries of the history, the newest first, from before an entry."""
+    def ended(self, before: str = "+", *, count: int = 50) -> Call[StreamPart[HistoryEntry]]:
+        """Read `count` entries of the history, the newest first, back from `before`."""
 
-        def ends(reply: list[Any]) -> HistoryPage:
-            jobs = [job for _, fields in reply for job in self._jobs(fields)]
-            return HistoryPage(jobs, text(reply[-1][0]) if len(reply) == count else None)
+        def entry(position: bytes, fields: list[bytes]) -> HistoryEntry:
+            return HistoryEntry(int(position.partition(b"-")[0]), self._jobs(fields))
 
-        newest = "+" if entry == "+" else f"({entry}"
-        return self._call(("XREVRANGE", f"{self._root}history", newest, "-", "COUNT", count), ends)
+        return self._newest(f"{self._root}history", before, "-", count, entry)
 
     def _jobs(self, flat: list[bytes]) -> list[PastJob]:
         fields = {text(flat[at]): flat[at + 1] for at in range(0, len(flat) - 1, 2)}

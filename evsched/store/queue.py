@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self
 
 from msgspec import Struct
 
@@ -59,6 +59,14 @@ def as_tuple(*readers: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
     return lambda reply: tuple(read(item) for read, item in zip(readers, reply, strict=True))
 
 
+class StreamPart(Struct, Generic[T], frozen=True):
+    """A part of a stream, the newest entry first."""
+
+    entries: list[T]
+    before: str | None
+    """The argument that reads the next part; None = this is the last."""
+
+
 class Queue:
     """The calls of one queue.
 
@@ -101,6 +109,20 @@ class Queue:
 
     def _call(self, words: tuple[Word, ...], read: Callable[[Any], T]) -> Call[T]:
         return Call(words, read, near=self._root)
+
+    def _newest(
+        self, key: str, before: str, first: str, count: int, read: Callable[[bytes, list[bytes]], T]
+    ) -> Call[StreamPart[T]]:
+        """Read `count` entries of a stream, the newest first, back from `before` to `first`: "+" and "-" = its ends.
+
+        `read`: of an entry's id and its fields.
+        """
+
+        def part(reply: list[Any]) -> StreamPart[T]:
+            entries = [read(entry, fields) for entry, fields in reply]
+            return StreamPart(entries, f"({text(reply[-1][0])}" if len(reply) == count else None)
+
+        return self._call(("XREVRANGE", key, before, first, "COUNT", count), part)
 
 
 class IdempotentRequest(Struct, frozen=True):

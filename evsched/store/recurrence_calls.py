@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
 
+from evsched.jobs.record import number
 from evsched.store.queue import (
     NO_REQUEST,
     IdempotentRequest,
@@ -61,6 +62,16 @@ class Roster(Struct, frozen=True):
     now: float
     rows: list[tuple[str, float, dict[str, bytes]]]
     """Of each recurrence: its name, its next planned time, and those of the fields that it has."""
+
+
+class RecurrenceStats(Struct, frozen=True):
+    """The latest runs of a recurrence. Times in Unix seconds."""
+
+    name: str
+    due: float | None
+    """When its latest run was due; None = it has had none, or is paused or retired."""
+    success: float | None
+    """When a run was last done; None = none was."""
 
 
 class RecurrenceCalls(Queue):
@@ -166,6 +177,17 @@ class RecurrenceCalls(Queue):
         """
         act = self._act_text("backfill", recurrence=name)
         return self._verb("backfill", lambda reply: Backfilled(*reply), self._now(), name, act, *planned)
+
+    def recurrence_stats(self, *, most: int = 200) -> Call[list[RecurrenceStats]]:
+        """Read when each recurrence was due and succeeded last. A queue with more recurrences is left out."""
+
+        def read(reply: list[bytes]) -> list[RecurrenceStats]:
+            return [
+                RecurrenceStats(text(reply[at]), number(reply[at + 1]), number(reply[at + 2]))
+                for at in range(0, len(reply), 3)
+            ]
+
+        return self._verb("recurrence_stats", read, most)
 
     def requests(self, name: str) -> Call[int]:
         """Count the requested runs that wait."""

@@ -231,6 +231,9 @@ GARBAGE: Final = [
 ]
 
 
+_GARBAGE_WORDS: Final = st.one_of(st.sampled_from(GARBAGE), st.binary(max_size=12))
+
+
 def _word(verb: str, name: str, level: int) -> st.SearchStrategy[bytes]:
     """Return the values of an argument. `level`: 0 = mostly valid, 1 = of the right form, 2 = garbage too."""
     valid, odd = _OF.get((verb, name)) or _BY_NAME.get(name, _TEXTS)
@@ -238,8 +241,20 @@ def _word(verb: str, name: str, level: int) -> st.SearchStrategy[bytes]:
     if level > 0 and odd:
         found.append(st.sampled_from(odd))
     if level > 1:
-        found.append(st.one_of(st.sampled_from(GARBAGE), st.binary(max_size=12)))
+        found.append(_GARBAGE_WORDS)
     return st.one_of(found)
+
+
+def _one_wrong(verb: str) -> st.SearchStrategy[Step]:
+    """Return calls of which one word alone is garbage: nothing before it is refused."""
+
+    def spoil(step: Step) -> st.SearchStrategy[Step]:
+        def put(at: int, word: bytes) -> Step:
+            return Step(verb, _at_most_one(verb, (*step.words[:at], word, *step.words[at + 1 :])))
+
+        return st.builds(put, st.integers(0, len(step.words) - 1), _GARBAGE_WORDS)
+
+    return _call(verb, 0).flatmap(spoil)
 
 
 def _call(verb: str, level: int) -> st.SearchStrategy[Step]:
@@ -327,6 +342,8 @@ def sequences(role: str) -> st.SearchStrategy[Sequence]:
     def of(wild: bool) -> st.SearchStrategy[Sequence]:
         level = 2 if wild else 1
         calls = st.one_of(*(_call(verb, level) for verb in VERBS))
+        if wild:
+            calls = st.one_of(calls, *(_one_wrong(verb) for verb in VERBS))
         often = st.one_of(*(_call(verb, 0) for verb in _OFTEN))
         if role == "producer":
             # What it sends comes between the calls of the other users, which the file names as those of `worker`.

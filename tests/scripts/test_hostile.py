@@ -10,6 +10,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 from redis.exceptions import NoPermissionError, ResponseError
 
 from evsched.errors import JobExists, JobMissing, JobRunning
@@ -289,7 +290,7 @@ def _words(verb: str) -> tuple[list[str], list[str]]:
     return [values.get(name, "1") for name, *_ in once], [values.get(name, "1") for name, *_ in row]
 
 
-def _is_refused(raw: Any, store: Store, verb: str, words: list[str], error: str) -> None:
+def _is_refused(raw: Any, store: Store, verb: str, words: list[Any], error: str) -> None:
     with pytest.raises(ResponseError, match=f"{error}.*, so nothing was written"):
         raw.execute_command("EVAL", script(verb).source, 1, f"evsched:{{{store.queue}}}:", *words)
 
@@ -330,3 +331,51 @@ def test_argument_that_is_not_of_its_kind_is_refused_before_anything_is_written(
                 words[at] = malformed
                 _is_refused(raw, store, verb, words, f"the argument {name} is not a valid {kind}")
     assert state() == before
+
+
+DUE = str(NOW)
+SUSPICION = [0, 0, 0]
+PACKED: list[Any] = [
+    1,
+    [NOW],
+    [NOW, []],
+    [DUE, 1, "", 1, SUSPICION, ""],
+    [DUE, ["payload"], "", 1, SUSPICION, ""],
+    [DUE, ["payload", []], "", 1, SUSPICION, ""],
+    [DUE, [], "", 1.5, SUSPICION, ""],
+    [DUE, [], "", 1, SUSPICION[1:], ""],
+    [DUE, [], "", 1, ["0", 0, 0], ""],
+    [DUE, [], 1, 1, SUSPICION, ""],
+    [DUE, [], "", 1, SUSPICION, 1],
+]
+FORMS: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("revive", "filter"): (
+        *("{", "null", '{"task":1}', '{"before":"x"}', '{"tags":[1]}', '{"arguments":[1]}'),
+        '{"arguments":[{"positions":1}]}',
+    ),
+    ("settle", "report"): ("x", "1", "1-" + "9" * 19, "9" * 19 + "-1"),
+    ("arrive", "content"): (
+        b"\xc1",
+        *map(msgpack.encode, PACKED),
+    ),
+}
+
+
+@pytest.mark.parametrize(("verb", "argument"), FORMS)
+def test_argument_that_has_not_its_form_is_refused_before_anything_is_written(
+    raw: Any, store: Store, send: Send, state: State, verb: str, argument: str
+) -> None:
+    send(store.enqueue([New("a", b"{}", due=NOW)]))
+    before = state()
+    once, row = _words(verb)
+    names = [name for mark in ("ARGV", "ROWS") for name in read_header(verb)[2][mark]]
+    for malformed in FORMS[verb, argument]:
+        words = [*once, *row]
+        words[names.index(argument)] = malformed
+        _is_refused(raw, store, verb, words, f"the argument {argument} is not ")
+    assert state() == before
+
+
+def test_settle_without_reports_does_nothing(raw: Any, store: Store, state: State) -> None:
+    assert raw.execute_command("EVAL", script("settle").source, 1, f"evsched:{{{store.queue}}}:", "relays") == 0
+    assert state() == {}

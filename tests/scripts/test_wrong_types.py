@@ -100,6 +100,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "bury": lambda store, runs: store.at(NOW).bury("w", [(runs[RUN], Buried("x", True))]),
     "cancel": lambda store, runs: store.at(NOW).cancel("r4"),
     "queue_stats": lambda store, runs: store.at(NOW).queue_stats(),
+    "recurrence_stats": lambda store, runs: store.recurrence_stats(),
     "complete": lambda store, runs: store.at(NOW).complete("w", [(runs[RUN], DONE)]),
     "declare": lambda store, runs: store.declare(Declared(name="r", payload=b"{}", rule="@daily"), "app", 1),
     "declare_limits": lambda store, runs: store.at(NOW).declare_limits("app", 1, {"rate": 9, "concurrency:g": 2}),
