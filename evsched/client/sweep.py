@@ -122,7 +122,7 @@ class Filter(Struct, frozen=True, kw_only=True):
             until = now if self.until is None else past_moment("until", self.until, now)
             older = 0.0 if self.older is None else finite_seconds("older", self.older)
             before = min(until, now - older)
-        names = {"task": self.task, "group": self.group, "reason": self.reason, "error": self.error}
+        names: dict[str, Any] = {"task": self.task, "group": self.group, "reason": self.reason, "error": self.error}
         arguments = [_wanted(name, value, parameters) for name, value in self.arguments.items()]
         return condition(**names, tags=self.tags, arguments=arguments, after=after, before=before)
 
@@ -240,7 +240,7 @@ class Sweep:
         Raises:
             ConfigError: none is.
         """
-        left = [place for place in self._places if place in places]
+        left: list[Place] = [place for place in self._places if place in places]
         if not left:
             raise ConfigError(
                 f"it is about jobs in {' or '.join(self._places)}, and the filter about jobs in {' or '.join(places)}"

@@ -62,7 +62,7 @@ class _Part:
     def __init__(self, store: Store, since: float, until: float, few: bool) -> None:
         self.store, self._since, self._until = store, since, until
         self._count = _FEW if few else 50
-        self.entry = "+"
+        self.before = "+"
         self.at = math.inf
         """What ended later was read."""
         self.over = False
@@ -89,28 +89,29 @@ class _Part:
                 early = middle
             else:
                 late = min(one[0], middle)
-        self.entry = f"{late}-1"
+        self.before = f"{late}-1"
 
     async def _entry_before(self, client: MeteredClient, position: str) -> tuple[int, float] | None:
         found = await client.send(self.store.ended(position, count=1))
-        if found.entry is None:
+        if not found.entries:
             return None
-        number = found.entry.partition("-")[0]
-        return (int(number) if number.isdecimal() else 0, max((job.ended for job in found.jobs), default=0.0))
+        (entry,) = found.entries
+        return entry.number, max((job.ended for job in entry.jobs), default=0.0)
 
     async def read(self, client: MeteredClient, matching: HistoryFilter) -> None:
         """Read a part of it."""
         try:
-            if self.entry == "+" and not math.isinf(self._until):
+            if self.before == "+" and not math.isinf(self._until):
                 await self.seek(client)
-            found = await client.send(self.store.ended(self.entry, count=self._count))
+            found = await client.send(self.store.ended(self.before, count=self._count))
         except StoreError as error:
             self.over, self.problem = True, str(error)
             return
-        self.jobs += [job for job in found.jobs if self._since <= job.ended <= self._until and matching.matches(job)]
-        self.at = min((job.ended for job in found.jobs), default=self.at)
-        self.over = found.entry is None or self.at < self._since
-        self.entry = found.entry or ""
+        jobs = [job for entry in found.entries for job in entry.jobs]
+        self.jobs += [job for job in jobs if self._since <= job.ended <= self._until and matching.matches(job)]
+        self.at = min((job.ended for job in jobs), default=self.at)
+        self.over = found.before is None or self.at < self._since
+        self.before = found.before or ""
 
 
 async def search_ends(

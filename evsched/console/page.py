@@ -67,6 +67,7 @@ class Shared(Protocol):
 
     config: Config
     memory: dict[str, Any]
+    pages: Pages
 
     @property
     def acts(self) -> KnownActs: ...

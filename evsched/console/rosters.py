@@ -180,30 +180,30 @@ class _QueueRuns:
         self.runs = dict[str, deque[PastJob]]()
         """By the name of the recurrence, the newest first."""
         self._pages = 0
-        self._entry: str | None = "+"
+        self._before: str | None = "+"
         """From which the history is read on, back in time; None = it is read."""
 
     def is_due(self) -> bool:
-        return self._entry is not None or time.monotonic() - self.ended > _AGAIN
+        return self._before is not None or time.monotonic() - self.ended > _AGAIN
 
     async def step(self, client: MeteredClient) -> None:
         newest = time.monotonic() - self.ended > _AGAIN
         try:
             page = await client.send(
-                client.store(self.queue).ended("+" if newest else self._entry or "+", count=_ENTRIES)
+                client.store(self.queue).ended("+" if newest else self._before or "+", count=_ENTRIES)
             )
         except StoreRefused:
-            self._entry, self.ended = None, time.monotonic()
+            self._before, self.ended = None, time.monotonic()
             return
-        for job in page.jobs:
+        for job in (job for entry in page.entries for job in entry.jobs):
             name, at, _ = job.id.rpartition("@")
             if at:
                 self._note(name, job)
         if newest:
             self.ended = time.monotonic()
-        if not newest or self._entry == "+":
+        if not newest or self._before == "+":
             self._pages += 1
-            self._entry = page.entry if self._pages < _PAGES else None
+            self._before = page.before if self._pages < _PAGES else None
 
     def _note(self, name: str, job: PastJob) -> None:
         runs = self.runs.setdefault(name, deque(maxlen=RUNS))

@@ -91,8 +91,10 @@ class _Going:
         """Look on for a short time; return the first rows of what was found so far."""
         until = time.monotonic() + _TIME
         while self.left and time.monotonic() < until and sum(len(one.found) for _, one in self.parts) < _KEPT:
-            (queue, one), *rest = self.left
-            self.left = [*rest, (queue, one)] if await client.run(one.step()) else rest
+            more = await client.run(self.left[0][1].step())
+            self.left.append(self.left.pop(0))
+            if not more:
+                self.left.pop()
         rows = self._matching(wanted)
         rows.sort(key=lambda row: (list(_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
         examined, total = (sum(getattr(one, name) for _, one in self.parts) for name in ("examined", "total"))
@@ -107,7 +109,7 @@ def as_row(queue: str, job: Match) -> Row:
 
 
 def _place(job: Match) -> Place:
-    return next((place for place in _WORDS if place == job.place), "processing")
+    return job.place if job.place in _WORDS else "processing"
 
 
 async def _by_order(
