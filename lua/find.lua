@@ -12,8 +12,8 @@
 --        error, tags with spaces between them, each '' = none
 -- FAILS  none
 -- TWICE  it only reads
--- USES   rows, refuse, read_filter, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of, tags_of,
---        record, fields_of, place_of, moment_of
+-- USES   rows, refuse, read_filter, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of,
+--        tags_of, record, fields_of, place_of, moment_of
 --
 -- Jobs that are in the place from the first call to the last are found, whatever else enters or leaves it meanwhile.
 -- About 14 us a job whose payload is decoded. Payloads may be long, so a call stops when it has read BYTES_MOST: the
