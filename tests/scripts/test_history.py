@@ -161,6 +161,7 @@ def test_no_more_ends_are_kept_than_the_limit_says(
     assert [job.id for job in past(send, store)] == ["j5"]
     send(store.limit({"history": 0}))
     end_many(send, store, run, 6, 1, NOW)
+    send(store.at(NOW).bury("w", [(run("dead"), Buried("no", False))]))
     assert [job.id for job in past(send, store)] == ["j5"]
 
 
@@ -172,6 +173,17 @@ def test_the_history_is_deleted_some_time_after_the_last_end(
     send(store.limit({"history_age": 60}))
     end_many(send, store, run, 1, 1, NOW)
     assert 0 < raw.ttl(f"evsched:{{{queue}}}:history") <= 60
+
+
+def test_an_hour_counts_no_more_names_than_4000(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    hour = f"evsched:{{{queue}}}:hour:{int(NOW // 3600)}"
+    end_many(send, store, run, 0, 1, NOW)
+    counted = raw.hgetall(hour)
+    raw.hset(hour, mapping={f"done 0 0 {n}": 1 for n in range(4000)})
+    send(store.at(NOW).bury("w", [(run("dead"), Buried("no", False))]))
+    assert raw.hlen(hour) == 4000 + len(counted)
 
 
 @pytest.mark.parametrize("key", ["history", "hour"])
