@@ -110,8 +110,15 @@ def reply(queue: str, job_id: str) -> str:
     return f"{root(queue)}reply:{job_id}"
 
 
+QUIET: Final = "!quiet"
+"""Asks a worker to fetch no more jobs. No job has such an id."""
+
+STOP: Final = "!stop"
+"""Asks a worker to end as by SIGTERM."""
+
+
 def control(queue: str, worker: str) -> str:
-    """Return the channel on which a worker receives the ids of jobs that it must stop."""
+    """Return the channel on which a worker receives the ids of jobs that it must stop, `QUIET` or `STOP`."""
     return f"{root(queue)}control:{worker}"
 
 
@@ -126,6 +133,11 @@ def status_requests(queue: str) -> str:
 def status_replies(queue: str, asker: str) -> str:
     """Return the channel on which one asker receives the workers' replies."""
     return f"{root(queue)}status:{asker}"
+
+
+def stack_request(channel: str, job_id: str) -> str:
+    """Return the message that asks the workers of a queue for the stack of a run; the reply comes to `channel`."""
+    return f"{channel} {job_id}"
 
 
 def is_status_reply(queue: str, channel: str) -> bool:

@@ -25,6 +25,7 @@ from evsched.jobs.redaction import redacted_member
 from evsched.keys import check_queue
 from evsched.store.operator_calls import Match
 from evsched.store.store import Store
+from evsched.top.stack import ask_stack
 
 _ROWS: Final = 50
 """Jobs of a page."""
@@ -191,7 +192,14 @@ async def _job(visit: Visit) -> dict[str, Any]:
             "waited, or ended and its retention is over. The history may have its end."
         )
     explained = await client.explain(queue, job)
+    stack, asked = None, bool(visit.get("stack")) and status.place == "processing"
+    if asked:
+        parts = [store.queue for store in client.stores(client.shards.whole(queue))]
+        stack = await ask_stack(visit.console.config.url, parts, job)
+        client.commands += len(parts) + 3  # with its connections
     return {
+        "stack": stack,
+        "stack_asked": asked,
         "job": replace(status, id=redacted_member(status.id)),
         "key": job,
         "queue": queue,
