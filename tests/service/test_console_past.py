@@ -6,18 +6,16 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from evsched.client.client import Client
 from evsched.client.history import EVERY_END
-from evsched.config import Config
-from evsched.console.application import Console, create
 from evsched.console.ends_search import search_ends
 from evsched.jobs.job import Buried, Done
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.browsing import Browser, browsing, words
 
 pytestmark = pytest.mark.anyio
 
@@ -28,36 +26,10 @@ INFINITE = float("-inf"), float("inf")
 Ended = Callable[..., Awaitable[None]]
 
 
-class Browser:
-    """Loads pages and sends their forms."""
-
-    def __init__(self, console: Console, client: httpx.AsyncClient) -> None:
-        self.console, self._client = console, client
-
-    async def page(self, path: str) -> str:
-        found = await self._client.get(path)
-        assert found.status_code == 200, found.text
-        return found.text
-
-    async def data(self, path: str) -> Any:
-        found = await self._client.get(path)
-        assert found.headers["content-type"] == "application/json"
-        return found.json()
-
-    async def act(self, page: str, name: str, **fields: str) -> httpx.Response:
-        """Send a form with the proof of a page."""
-        proof = re.search(r'name="proof" value="(\w+)"', await self.page(page))
-        assert proof is not None
-        return await self._client.post(f"/act/{name}", data={"proof": proof[1], **fields})
-
-
 @pytest.fixture
 async def browser(server: EmbeddedRedis) -> AsyncGenerator[Browser]:
-    app = create(Config(url=server.url), alone=True)
-    transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        yield Browser(app.state.console, client)
-    await app.state.console.close()
+    async with browsing(server.url) as found:
+        yield found
 
 
 @pytest.fixture
@@ -200,22 +172,13 @@ async def test_job_that_waits_does_not_run_again(browser: Browser, queue: str) -
 
 
 @pytest.mark.extra
-async def test_copy_has_no_expiry_that_has_passed(browser: Browser, ended: Ended, queue: str) -> None:
+async def test_copy_has_no_expiry_that_has_passed(browser: Browser, ended: Ended, queue: str, raw: Any) -> None:
     await ended("good")
     client = browser.console.client
     old = PAYLOAD[:-1] + b',"expires":5,"priority":9}'
-    await client.run(_write(queue, "good", old))
+    raw.hset(f"evsched:{{{queue}}}:job:good", "payload", old)
     copy = await client.run_again(queue, "good")
     assert await client.send(Store(queue).payload(copy)) == PAYLOAD
-
-
-def _write(queue: str, job: str, payload: bytes) -> Any:
-    from evsched import keys
-    from evsched.client.operations import send
-    from evsched.transport.call import Call, raw
-
-    key = keys.job(queue, job)
-    return send(Call(("HSET", key, "payload", payload), raw, near=key))
 
 
 async def test_audit_says_what_was_done_as_sentences(browser: Browser, queue: str) -> None:
@@ -226,7 +189,7 @@ async def test_audit_says_what_was_done_as_sentences(browser: Browser, queue: st
     await client.cancel(queue, "j0")
     await client.as_operator("bob", "console").cancel(queue, "j1")
     page = await browser.page(f"/audit?queue={queue}")
-    text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    text = words(page)
     assert f"4 acts by 2 operators in {queue}. The last: bob cancelled j1" in text
     assert "ann command line cancelled j0" in text
     assert f"limited {queue} : concurrency 20, rate none" in text
@@ -263,6 +226,6 @@ async def test_pages_of_the_audit_trail_have_each_act_once(browser: Browser, que
 @pytest.mark.extra
 @pytest.mark.parametrize("page", ["/history?outcome=odd", "/history?since=soon", "/audit?until=soon"])
 async def test_wrong_condition_is_named(browser: Browser, page: str) -> None:
-    found = await browser._client.get(page)  # pyright: ignore[reportPrivateUsage]
+    found = await browser.client.get(page)
     assert found.status_code == 400
     assert "soon" in found.text or "one of done" in found.text
