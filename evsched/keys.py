@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from msgspec import Struct
 
 from evsched.errors import ConfigError
 
@@ -228,7 +230,7 @@ def new_id() -> str:
     return f"{host}-{os.getpid()}-{os.urandom(4).hex()}-{release}"
 
 
-class WorkerName(NamedTuple):
+class WorkerName(Struct, frozen=True):
     """What the id of a process says."""
 
     host: str

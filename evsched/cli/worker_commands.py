@@ -1,4 +1,4 @@
-"""The commands about workers: who they are, what one of them runs, and what an operator asks of one."""
+"""The commands about workers: list them, see where a job is, and ask one to fetch no more or to stop."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def quiet(worker: Name, /, *, queue: Queues = None, url: Url = None) -> None:
 def stop(worker: Name, /, *, queue: Queues = None, url: Url = None) -> None:
     """Ask a worker to end, as by SIGTERM: jobs that still run after its shutdown grace go to other workers.
 
-    What started it may start another one: `evsched worker --processes`, systemd or Kubernetes.
+    A supervisor may start another one: the parent of `--processes`, systemd or Kubernetes.
 
     Exit code 1: there is no such worker, or it does not listen.
 
@@ -127,7 +127,7 @@ def stack(
 ) -> int:
     """Show where a running job is now: the stack of its handler, as its worker sees it.
 
-    Of a handler in a process of its own, only evsched's code is seen, which is left out.
+    The code of a handler that runs in a process of its own is not seen.
 
     Exit code 1: no worker runs the job, or a handler blocks the event loop of its worker.
 

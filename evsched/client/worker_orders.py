@@ -1,4 +1,4 @@
-"""What an operator asks of a worker: to fetch no more jobs, or to end."""
+"""The orders of operators to workers: fetch no more jobs, or end."""
 
 from __future__ import annotations
 

@@ -101,9 +101,7 @@ async def test_pages_of_the_history_have_each_job_once(browser: Browser, ended: 
     assert [one[0] for one in seen] == sorted((one[0] for one in seen), reverse=True)
 
 
-async def test_search_begins_at_its_moment_without_reading_what_is_newer(
-    browser: Browser, ended: Ended, queue: str
-) -> None:
+async def test_search_begins_at_its_moment_and_skips_newer_ends(browser: Browser, ended: Ended, queue: str) -> None:
     client = browser.console.client.metered()
     for n in range(400):
         await ended(f"j{n}")
@@ -181,7 +179,7 @@ async def test_copy_has_no_expiry_that_has_passed(browser: Browser, ended: Ended
     assert await client.send(Store(queue).payload(copy)) == PAYLOAD
 
 
-async def test_audit_says_what_was_done_as_sentences(browser: Browser, queue: str) -> None:
+async def test_audit_trail_is_shown_as_sentences(browser: Browser, queue: str) -> None:
     client: Client = browser.console.client.as_operator("ann", "cli")
     await client.enqueue(queue, [New(f"j{n}", PAYLOAD, due=2e9) for n in range(5)])
     await client.pause(queue, until=4e9, why="the provider is down")

@@ -1,4 +1,4 @@
-"""The page of what has ended: a search in the history, and the counts of a week."""
+"""The page of the history: a search among the ends of jobs, and the counts of a week."""
 
 from __future__ import annotations
 

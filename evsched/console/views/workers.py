@@ -142,8 +142,9 @@ def described(look: Look, rows: Sequence[WorkerRow]) -> list[Worker]:
 def _worker(row: WorkerRow, queues: list[str], left: float | None, pause: str | None) -> Worker:
     known = keys.read_id(row.worker)
     state, note = _state(row, left, pause)
-    host, pid, release = known or (row.worker, None, "")
-    return Worker(row, state, note, queues, host, pid, release)
+    if known is None:
+        return Worker(row, state, note, queues, row.worker, None, "")
+    return Worker(row, state, note, queues, known.host, known.pid, known.release)
 
 
 def _state(row: WorkerRow, left: float | None, pause: str | None) -> tuple[tuple[str, str], str]:
