@@ -11,8 +11,6 @@ import os
 import re
 from typing import Any, Final
 
-from msgspec import Struct
-
 from evsched.errors import ConfigError
 
 NAME: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
@@ -230,21 +228,13 @@ def new_id() -> str:
     return f"{host}-{os.getpid()}-{os.urandom(4).hex()}-{release}"
 
 
-class WorkerName(Struct, frozen=True):
-    """What the id of a process says."""
-
-    host: str
-    pid: int
-    release: str
-
-
-def read_id(name: str) -> WorkerName | None:
-    """Read an id that `new_id` has made; None for one of another form, as before 0.1.0."""
+def read_id(name: str) -> tuple[str, int, str] | None:
+    """Return the host, the pid and the release of an id that `new_id` has made; None for one of another form."""
     found = re.fullmatch(r"(.+)-(\d+)-[0-9a-f]{8}-(.+)", name)
-    return found and WorkerName(found[1], int(found[2]), found[3])
+    return found and (found[1], int(found[2]), found[3])
 
 
 def release_of(worker: str) -> str | None:
     """Return the release of evsched that made an id; None if the id does not say it."""
     found = read_id(worker)
-    return found and found.release
+    return found and found[2]

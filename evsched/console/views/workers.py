@@ -100,7 +100,7 @@ async def _workers(visit: Visit) -> dict[str, Any]:
         ],
         "runs": [(redacted_member(run.id), run, worker) for run, worker in runs[:_LONGEST]],
         "running": len(runs),
-        "dispatchers": None if dispatchers is None else [(name, keys.read_id(name)) for name in dispatchers],
+        "dispatchers": dispatchers,
         "refused": look.refused,
         "asked": visit.get("worker"),
         "data": page.workers,
@@ -142,9 +142,7 @@ def described(look: Look, rows: Sequence[WorkerRow]) -> list[Worker]:
 def _worker(row: WorkerRow, queues: list[str], left: float | None, pause: str | None) -> Worker:
     known = keys.read_id(row.worker)
     state, note = _state(row, left, pause)
-    if known is None:
-        return Worker(row, state, note, queues, row.worker, None, "")
-    return Worker(row, state, note, queues, known.host, known.pid, known.release)
+    return Worker(row, state, note, queues, *(known or (row.worker, None, "")))
 
 
 def _state(row: WorkerRow, left: float | None, pause: str | None) -> tuple[tuple[str, str], str]:
