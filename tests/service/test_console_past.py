@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
@@ -16,6 +17,7 @@ from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.browsing import Browser, browsing, words
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -133,6 +135,22 @@ async def test_week_is_counted_by_task(browser: Browser, ended: Ended, queue: st
     cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[dh][^>]*>.*?</t[dh]>", row[0])]
     assert cells[:7] == [queue, "pay", "2", "50.00 %", "1", "0", "0"]
     assert all(cell.endswith("s") for cell in cells[7:])
+
+
+@pytest.mark.extra
+async def test_week_of_many_queues_is_added_up_once_for_all_readers(browser: Browser, queue: str, raw: Any) -> None:
+    names = [f"{queue}.{n}" for n in range(21)]
+    hours = [f"evsched:{{{name}}}:hour:{raw.time()[0] // 3600}" for name in names]
+    for hour in hours:
+        raw.hset(hour, "done 2 5 pay", 3)
+    page = f"/history?queue={','.join(names)}"
+    async with asyncio.timeout(PATIENCE):
+        while "still being counted" in (first := words(await browser.page(page))):
+            pass
+    assert "24 h: 63 ended" in first
+    raw.delete(*hours)
+    assert "24 h: 63 ended" in words(await browser.page(page))
+    assert "24 h: 0 ended" in words(await browser.page(f"/history?queue={names[0]}"))
 
 
 async def test_job_runs_again_as_a_copy_with_its_redacted_values(browser: Browser, ended: Ended, queue: str) -> None:
