@@ -210,6 +210,15 @@ class WorkerDraining(Event, frozen=True, kw_only=True):
     shutdown_grace: float
 
 
+class WorkerQuiet(Event, frozen=True, kw_only=True):
+    """A worker was asked to fetch no more jobs, and stays."""
+
+    line = "worker {worker} was asked to fetch no more, and stays: {running} jobs run"
+
+    worker: str
+    running: int
+
+
 class WorkerStopped(Event, frozen=True, kw_only=True):
     line = "worker {worker} stopped, {handed_back} jobs handed back"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from evsched.errors import ConfigError
 
@@ -110,8 +110,15 @@ def reply(queue: str, job_id: str) -> str:
     return f"{root(queue)}reply:{job_id}"
 
 
+QUIET: Final = "!quiet"
+"""Asks a worker to fetch no more jobs. No job has such an id."""
+
+STOP: Final = "!stop"
+"""Asks a worker to end as by SIGTERM."""
+
+
 def control(queue: str, worker: str) -> str:
-    """Return the channel on which a worker receives the ids of jobs that it must stop."""
+    """Return the channel on which a worker receives the ids of jobs that it must stop, `QUIET` or `STOP`."""
     return f"{root(queue)}control:{worker}"
 
 
@@ -126,6 +133,11 @@ def status_requests(queue: str) -> str:
 def status_replies(queue: str, asker: str) -> str:
     """Return the channel on which one asker receives the workers' replies."""
     return f"{root(queue)}status:{asker}"
+
+
+def stack_request(channel: str, job_id: str) -> str:
+    """Return the message that asks the workers of a queue for the stack of a run; the reply comes to `channel`."""
+    return f"{channel} {job_id}"
 
 
 def is_status_reply(queue: str, channel: str) -> bool:
@@ -216,21 +228,13 @@ def new_id() -> str:
     return f"{host}-{os.getpid()}-{os.urandom(4).hex()}-{release}"
 
 
-class WorkerName(NamedTuple):
-    """What the id of a process says."""
-
-    host: str
-    pid: int
-    release: str
-
-
-def read_id(name: str) -> WorkerName | None:
-    """Read an id that `new_id` has made; None for one of another form, as before 0.1.0."""
+def read_id(name: str) -> tuple[str, int, str] | None:
+    """Return the host, the pid and the release of an id that `new_id` has made; None for one of another form."""
     found = re.fullmatch(r"(.+)-(\d+)-[0-9a-f]{8}-(.+)", name)
-    return found and WorkerName(found[1], int(found[2]), found[3])
+    return found and (found[1], int(found[2]), found[3])
 
 
 def release_of(worker: str) -> str | None:
     """Return the release of evsched that made an id; None if the id does not say it."""
     found = read_id(worker)
-    return found and found.release
+    return found and found[2]

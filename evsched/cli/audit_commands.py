@@ -42,7 +42,7 @@ def audit(
         str | None,
         Parameter(
             help="Only acts of this name: pause, resume, limit, cancel, reschedule, revive, drop, trigger, backfill, "
-            "remove, prune, mend or move."
+            "remove, prune, again, quiet, stop, mend or move."
         ),
     ] = None,
     id: Annotated[str | None, Parameter(help="Only changes of this job or recurrence.")] = None,  # noqa: A002

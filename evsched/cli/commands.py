@@ -67,7 +67,8 @@ FAMILIES: Final = {
     },
     "Queues and workers": {
         "queues": "queue_commands:app",
-        "workers": "queue_commands:workers",
+        "workers": "worker_commands:app",
+        "stack": "worker_commands:stack",
         "top": "top_commands:top",
         "pause": "policy_commands:pause",
         "resume": "policy_commands:resume",

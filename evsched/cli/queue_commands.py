@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar
 from cyclopts import App, Parameter
 
 import evsched
-from evsched import keys
 from evsched.cli import output
 from evsched.cli.command_client import CommandClient, client, missing, note_unknown, shards_unread
 from evsched.cli.commands import UsageError
@@ -17,11 +16,10 @@ from evsched.cli.output import Column, Moment, listing, table
 from evsched.client import new_shards, reshard, spread
 from evsched.client.client import SyncClient
 from evsched.client.new_shards import Gates
-from evsched.client.operations import Operation, find_queues_once, send
+from evsched.client.operations import Operation, find_queues_once
 from evsched.client.reshard import CALM, Reshard, stray_shards
-from evsched.display import format_duration
 from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
-from evsched.keys import check_queue, release_of
+from evsched.keys import check_queue
 from evsched.shards import Shards, check_count
 from evsched.store import server
 from evsched.store.gate_limits import Limits, merged
@@ -360,64 +358,6 @@ def _count_workers(workers: int, parents: int) -> str:
 def _count_limits(limits: int, changed: int) -> str:
     """Return the cell of the column limits, such as "2, 1 changed by hand"."""
     return f"{limits or ''}" + (f"{', ' if limits else ''}{changed} changed by hand" if changed else "")
-
-
-_WORKER_COLUMNS = (
-    Column("worker"),
-    Column("queue", 1),
-    Column("release", 4),
-    Column("holds", 2),
-    Column("lease left", 3),
-)
-
-
-def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
-    """List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.
-
-    A parent that stands by has no worker process, and starts one when a job waits (`evsched worker --processes 0:8`).
-
-    Exit code 1: a queue cannot be read or does not exist.
-
-    Example: evsched workers --queue mail
-    """
-    rows = list[dict[str, Any]]()
-    with client(url) as redis:
-        read, down = each(redis, queue, _serving)
-        for one in read:
-            rows += [
-                {"worker": worker, "queue": one.queue, "release": release_of(worker), **values}
-                for worker, values in one.found or ()
-            ]
-        unknown = note_unknown(redis, queue or ())
-    shown = (
-        (
-            row["worker"],
-            row["queue"],
-            row["release"],
-            "stands by" if row["stands_by"] else row["held"],
-            format_duration(row["lease_left"]),
-        )
-        for row in rows
-    )
-    listing(json, rows, _WORKER_COLUMNS, shown, "no workers")
-    return report((one.problem for one in read), down) or unknown
-
-
-def _serving(stores: Sequence[Store]) -> Operation[list[tuple[str, dict[str, Any]]]]:
-    """Return the workers of a queue and the parents that stand by, with the values of their rows.
-
-    A worker has a lease on each shard: it holds the jobs of all, and the lease that ends first is shown.
-    """
-    found = dict[tuple[bool, str], dict[str, Any]]()
-    for store in stores:
-        rows = [(lease.worker, lease.held, lease.left, False) for lease in (yield from send(store.survey())).leases]
-        now = yield from send(server.clock(keys.root(store.queue)))
-        rows += [(name, 0, ends - now, True) for name, ends in (yield from send(store.parents())) if ends > now]
-        for name, held, left, stands_by in rows:
-            row = found.setdefault((stands_by, name), {"held": 0, "lease_left": left, "stands_by": stands_by})
-            row["held"] += held
-            row["lease_left"] = min(left, row["lease_left"])
-    return [(name, row) for (_, name), row in sorted(found.items(), key=lambda item: item[0][0])]
 
 
 def report(problems: Iterable[str | None], down: Sequence[Host]) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 from evsched import keys
-from evsched.client import gate, operations, spread, sweep
+from evsched.client import gate, operations, spread, sweep, worker_orders
 from evsched.client import history as job_history
 from evsched.client.gate import LimitOptions
 from evsched.client.history import EVERY_END, HistoryFilter, HistoryPage, TaskCounts
@@ -422,6 +422,21 @@ class Client:
         wanted = ActFilter(since, until, who, act, id)
         return await self.run(operations.read_acts(queue, await self.whole(queue), wanted, limit))
 
+    async def quiet_worker(self, worker: str, queues: Sequence[str] = ()) -> list[str]:
+        """Ask a worker to fetch no more jobs, and to stay; return the queues that it serves.
+
+        The jobs that it runs end. It fetches again only when it is started again. `queues`: where to look for it;
+        none = all queues.
+
+        Raises:
+            EvschedError: no worker of this name serves one of them, or it does not listen.
+        """
+        return await self.run(worker_orders.order(self.shards, self.acting(), worker, keys.QUIET, queues))
+
+    async def stop_worker(self, worker: str, queues: Sequence[str] = ()) -> list[str]:
+        """Ask a worker to end as by SIGTERM; return the queues that it serves. Arguments and errors as above."""
+        return await self.run(worker_orders.order(self.shards, self.acting(), worker, keys.STOP, queues))
+
     async def calendars(self, queue: str) -> dict[str, str]:
         """Return the calendars of a queue, by name, as text: "2026-01-01 2026-04-03..2026-04-06"."""
         return await self.send(self.store(queue).all_calendars())
@@ -598,7 +613,10 @@ class SyncClient:
     limit = _sync(Client.limit)
     revive = _sync(Client.revive)
     drop = _sync(Client.drop)
+    run_again = _sync(Client.run_again)
     audit = _sync(Client.audit)
+    quiet_worker = _sync(Client.quiet_worker)
+    stop_worker = _sync(Client.stop_worker)
     calendars = _sync(Client.calendars)
     set_calendar = _sync(Client.set_calendar)
     remove_calendar = _sync(Client.remove_calendar)

@@ -53,7 +53,7 @@ def _copied(payload: bytes) -> bytes:
         fields = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
         expires = msgspec.json.decode(fields.get("expires", b"null"))
     except (msgspec.MsgspecError, RecursionError):
-        return payload  # the worker says what is wrong with it, as it did for the first
+        return payload  # a worker refuses it, as it did the first
     past = isinstance(expires, int | float) and expires <= time.time()
     dropped = {*_OWN, *(["expires"] if past else [])}
     if dropped.isdisjoint(fields):

@@ -342,6 +342,18 @@ async def _again(acts: Acts, visit: Visit, form: Form) -> str:
     return acts.note(visit, f"This is a copy of job {job:.200}, which is due now.", "/job", queue=queue, id=copy)
 
 
+async def _quiet_worker(acts: Acts, visit: Visit, form: Form) -> str:
+    worker = form.get("worker")
+    await client_of(visit).quiet_worker(worker, visit.console.config.queues)
+    return acts.note(visit, f"{worker:.200} was asked to fetch no more jobs.", "/workers")
+
+
+async def _stop_worker(acts: Acts, visit: Visit, form: Form) -> str:
+    worker = form.get("worker")
+    await client_of(visit).stop_worker(worker, visit.console.config.queues)
+    return acts.note(visit, f"{worker:.200} was asked to stop.", "/workers")
+
+
 def matching_of(wanted: Search) -> Filter:
     """Return the filter of an act on all jobs that match a search.
 
@@ -425,6 +437,8 @@ ACTS: Final[dict[str, tuple[Role, Perform]]] = {
     "release": ("operator", _release),
     "backfill": ("operator", _backfill),
     "again": ("operator", _again),
+    "quiet-worker": ("operator", _quiet_worker),
+    "stop-worker": ("operator", _stop_worker),
     "stop": ("operator", _stop),
     "make-token": ("admin", _make_token),
     "remove-token": ("admin", _remove_token),

@@ -38,12 +38,12 @@ _FIRST_STEP: Final = 64
 
 
 class PastPage(Struct, frozen=True):
-    """What was found."""
+    """The ends that a search has found."""
 
     rows: list[PastJob]
-    """Those of the page, the newest first."""
+    """The rows of the page, the newest first."""
     counts: dict[str, int]
-    """How many jobs were found by outcome, also of those that the page does not show."""
+    """How many jobs were found by outcome, with the ones that the page does not show."""
     back_to: float | None
     """All that ended since then was looked at; None = all was."""
     older: tuple[float, int] | None
@@ -64,7 +64,7 @@ class _Part:
         self._count = _FEW if few else 50
         self.before = "+"
         self.at = math.inf
-        """What ended later was read."""
+        """All that ended later was read."""
         self.over = False
         self.problem = ""
         self.jobs = list[PastJob]()

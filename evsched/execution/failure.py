@@ -111,13 +111,17 @@ def where(error: BaseException, module: str = "") -> str:
 
 def stack_of(frame: FrameType, module: str = "") -> Stack:
     """Describe the code that a thread runs for a handler of `module`; `frame` is its innermost. For any thread."""
-    frames = [*walk_stack(frame)][::-1]
+    return stack_of_frames([*walk_stack(frame)][::-1], module)
+
+
+def stack_of_frames(frames: Sequence[_Frame], module: str = "") -> Stack:
+    """Describe the code of frames, the outermost first, as `stack_of`."""
     # The frames before evsched's own belong to the program that started it.
     own = next((n for n, (one, _) in enumerate(frames) if _is_own(one)), 0)
     first = next((n for n, (one, _) in enumerate(frames) if n >= own and _is_users(one, module)), None)
     if first is None:
         return Stack()
-    lines = ("Stack (most recent call last):\n", *_drawn(frames[first:]))
+    lines = ("Stack (most recent call last):\n", *_drawn([*frames[first:]]))
     return Stack(_place(frames[first:], module), _cut("".join(lines)))
 
 

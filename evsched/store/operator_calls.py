@@ -292,6 +292,15 @@ class OperatorCalls(Queue):
         """
         return self._call(("PUBLISH", keys.status_requests(self.queue), keys.status_replies(self.queue, asker)), int)
 
+    def request_stack(self, asker: str, job_id: str) -> Call[int]:
+        """Ask the workers of the queue for the stack of a run; as `request_status`, but only its worker replies."""
+        message = keys.stack_request(keys.status_replies(self.queue, asker), job_id)
+        return self._call(("PUBLISH", keys.status_requests(self.queue), message), int)
+
+    def order_worker(self, worker: str, order: str) -> Call[int]:
+        """Send `keys.QUIET` or `keys.STOP` to a worker; the reply is how many received it, at one node of a cluster."""
+        return self._call(("PUBLISH", keys.control(self.queue, worker), order), int)
+
     def front(
         self, place: Literal["schedule", "backlog", "dead"], limit: int, *, group: str | None = None, last: bool = False
     ) -> Call[list[tuple[str, float]]]:

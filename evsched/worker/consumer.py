@@ -106,7 +106,7 @@ class QueueConsumer:
             await self._sender.close()
 
     async def _exchange_all(self) -> None:
-        while not self.demand.closed or self.held.busy:
+        while not self.demand.closed or self.demand.quiet or self.held.busy:
             await self._work.wait()
             self._work.clear()
             async with self._reconnect:
@@ -340,13 +340,19 @@ class QueueConsumer:
 
     def fetch_no_more(self) -> None:
         """Begin no other fetch. For any thread; `stop_fetching` ends the one that waits."""
-        self.demand.closed = True
+        self.demand.closed, self.demand.quiet = True, False
         self.fetcher.fetch_no_more()
 
     async def stop_fetching(self) -> None:
         """Fetch no more; a BLMOVE that waits ends without a job, or hands its job back."""
         self.fetch_no_more()
         self._work.set()
+        await self.fetcher.stop()
+
+    async def go_quiet(self) -> None:
+        """Fetch no more, and go on: jobs that run end, and a job that a lost reply left in the worker's list starts."""
+        self.fetch_no_more()
+        self.demand.quiet = True
         await self.fetcher.stop()
 
     async def finish(self) -> None:

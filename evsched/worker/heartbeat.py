@@ -4,7 +4,7 @@
 no lease: the other jobs keep theirs, and nothing starts twice. A process whose loop is blocked by a job past its
 timeout and kill grace is ended from there.
 
-`Control` subscribes to the worker's control channels, which bring cancellations and status requests at once. The
+`Control` subscribes to the worker's control channels, which bring cancellations, orders and status requests. The
 subscription costs nothing while it is silent, so it is not health-checked; heartbeats are the fallback. They report
 cancellations too, later. When a heartbeat brings one that was not received here, the connection is dead and is rebuilt.
 """
@@ -42,11 +42,14 @@ class Control:
         worker: str,
         consumers: Mapping[str, QueueConsumer],
         status: StatusReporter,
+        obey: Callable[[str], None],
     ) -> None:
         self._runtime = runtime
         self._worker = worker
         self._consumers = consumers
         self._status = status
+        self._obey = obey
+        """Called with `QUIET` or `STOP`."""
         self._receivers = dict[bytes, Callable[[str], object]]()
         """By channel."""
         self._reconnect = Reconnect("worker, control channel", runtime.emit)
@@ -56,9 +59,15 @@ class Control:
     def add(self, queues: Iterable[str]) -> None:
         """Receive the messages of more queues."""
         for queue in queues:
-            self._receivers[keys.control(queue, self._worker).encode()] = self._consumers[queue].held.cancel
+            self._receivers[keys.control(queue, self._worker).encode()] = partial(self._on_control, queue)
             self._receivers[keys.status_requests(queue).encode()] = partial(self._status.requested, queue)
         self.rebuild()
+
+    def _on_control(self, queue: str, message: str) -> None:
+        if message in (keys.QUIET, keys.STOP):
+            self._obey(message)
+        else:
+            self._consumers[queue].held.cancel(message)
 
     async def run(self) -> None:
         """Receive until cancelled."""

@@ -271,9 +271,9 @@ WIDEST: Final = 999
 _WORTH_A_CALL: Final = 64
 """Jobs for which a call is worth its own cost: a start that has slots for fewer takes all of them."""
 
-FetchPause = Literal["no process", "lone run", "busy loop", "stopping"]
+FetchPause = Literal["no process", "lone run", "busy loop", "quiet", "stopping"]
 """Why a consumer fetches nothing, however many slots are free: all processes of the pool are busy, a suspect runs alone
-in this worker, handlers keep its event loop busy, or the worker stops."""
+in this worker, handlers keep its event loop busy, or the worker was asked to fetch no more, or to stop."""
 
 
 class Demand:
@@ -288,6 +288,8 @@ class Demand:
         """Ready may hold more: ask without blocking. At the start it may."""
         self.closed = False
         """No more jobs are fetched. Set from any thread."""
+        self.quiet = False
+        """The worker goes on without fetching. Only if it is closed."""
         self._waits = False
         """No process of the pool was free: nothing is fetched until one is."""
         self.begin_limit = BeginLimit()
@@ -317,7 +319,7 @@ class Demand:
     @property
     def _closed_by(self) -> FetchPause | None:
         if self.closed:
-            return "stopping"
+            return "quiet" if self.quiet else "stopping"
         if self._waits:
             return "no process"
         return "lone run" if self._executor.lock.closed else None

@@ -21,6 +21,7 @@ from evsched import events, keys
 from evsched.errors import StoreError
 from evsched.events import Event
 from evsched.execution.run import Run
+from evsched.execution.stacks import stack_of_run
 from evsched.runtime.loops import Runtime
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
@@ -71,6 +72,18 @@ class WorkerStatus(Struct, frozen=True):
     """Why it fetches nothing from this queue now, however many slots are free; None = it fetches when it has a slot."""
 
 
+class RunStack(Struct, frozen=True):
+    """Where the handler of a run is now."""
+
+    worker: str
+    queue: str
+    id: str
+    attempt: Count
+    seconds: float
+    stack: str
+    """As of a traceback, at most 4 KiB; empty if only evsched's own code is seen, as for a handler in a process."""
+
+
 class _Tally:
     """Counts of the runs of one queue."""
 
@@ -90,7 +103,8 @@ class StatusReporter:
         self._sender = runtime.sender
         self._consumers = consumers
         self._tallies = defaultdict[str, _Tally](_Tally)
-        self._requests = set[tuple[str, str]]()
+        self._requests = set[tuple[str, str, str]]()
+        """Queue, channel, and the id of the job whose stack is asked for; empty = the status is."""
         self._replying: asyncio.Task[None] | None = None
 
     def on_event(self, event: Event) -> None:
@@ -104,11 +118,15 @@ class StatusReporter:
         elif isinstance(event, events.Retrying | events.JobBuried):
             self._tallies[event.queue].failed += 1
 
-    def requested(self, queue: str, channel: str) -> None:
-        """Report to a channel, if it is one for reports. Requests that come together are served together."""
+    def requested(self, queue: str, message: str) -> None:
+        """Report to a channel, if it is one for reports. Requests that come together are served together.
+
+        A message with the id of a job asks for the stack of its run: the worker replies that runs it.
+        """
+        channel, _, job_id = message.partition(" ")
         if not keys.is_status_reply(queue, channel):
             return
-        self._requests.add((queue, channel))
+        self._requests.add((queue, channel, job_id))
         if self._replying is None or self._replying.done():
             self._replying = asyncio.get_running_loop().create_task(self._reply())
 
@@ -116,9 +134,16 @@ class StatusReporter:
         # While Redis is down nothing can be reported; `evsched top` asks again.
         with contextlib.suppress(StoreError):
             while self._requests:
-                requests, self._requests = self._requests, set[tuple[str, str]]()
-                reports = [(queue, channel, msgspec.json.encode(self.status(queue))) for queue, channel in requests]
-                calls = [Store(queue).reply_status(channel, report) for queue, channel, report in reports]
+                requests, self._requests = self._requests, set[tuple[str, str, str]]()
+                reports = [
+                    (queue, channel, self.stack(queue, job_id) if job_id else self.status(queue))
+                    for queue, channel, job_id in requests
+                ]
+                calls = [
+                    Store(queue).reply_status(channel, msgspec.json.encode(report))
+                    for queue, channel, report in reports
+                    if report is not None
+                ]
                 await self._sender.send_all(calls)
 
     def status(self, queue: str) -> WorkerStatus:
@@ -142,6 +167,14 @@ class StatusReporter:
             ],
             not_fetching=self._consumers[queue].demand.not_fetching,
         )
+
+    def stack(self, queue: str, job_id: str) -> RunStack | None:
+        """Return where the run of a job is; None if this worker does not run it."""
+        run = next((run for run in self._running(queue) if run.job.id == job_id), None)
+        if run is None:
+            return None
+        seconds = round(time.monotonic() - run.delivery.sent, 3)
+        return RunStack(self._worker, queue, job_id, run.job.attempt, seconds, stack_of_run(run).traceback)
 
     def _running(self, queue: str) -> list[Run]:
         return [run for run in self._consumers[queue].held.runs.values() if run.work is not None]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +16,7 @@ from msgspec import structs
 
 from evsched import keys
 from evsched.errors import CannotStart
-from evsched.events import Events, WorkerStarted
+from evsched.events import Events, WorkerQuiet, WorkerStarted
 from evsched.execution.deferral import RedisRunStore
 from evsched.execution.executor import Executor
 from evsched.execution.precautions import AppSource
@@ -67,10 +69,12 @@ class Worker:
         self._status = StatusReporter(runtime, self.id, self.consumers)
         self._counted = structs.replace(runtime, emit=Events(self._status.on_event, runtime.emit).emit)
         """The runtime of the consumers, whose events are counted."""
-        self._control = Control(runtime, self.id, self.consumers, self._status)
+        self._control = Control(runtime, self.id, self.consumers, self._status, self._obey)
         self._drain = Drain(runtime, self.id, self.consumers, self._executor.handlers.running)
         self._notices = Notices(runtime, len(queues))
         self._heartbeat = Heartbeat(runtime, self.id, self.consumers, self._setup, self._control, self._drain)
+        self._quieting = set[asyncio.Future[None]]()
+        """The ends of fetches, since the worker was asked to fetch no more."""
         self._add(queues)
         self._serving = dict[str, asyncio.Future[Any]]()
         """The loops of the consumers, by queue."""
@@ -86,6 +90,8 @@ class Worker:
                 self._counted, queue, self.id, self._executor, self._slots, self._heartbeat.attend, notices
             )
             self._heartbeat.add(Store(queue))
+            if self._quieting:
+                self._go_quiet(queue)
         self._control.add(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
@@ -217,6 +223,18 @@ class Worker:
         if self._starting is not None and not self._end.is_set():
             self._starting.reschedule(0.0)
         self._end.set()
+
+    def _obey(self, order: str) -> None:
+        """Do what an operator asks for: fetch no more and stay, or end as by SIGTERM."""
+        if order == keys.STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif not self._quieting and not self._end.is_set():
+            for queue in list(self.consumers):
+                self._go_quiet(queue)
+            self._runtime.emit(WorkerQuiet(worker=self.id, running=len(self._executor.handlers.running)))
+
+    def _go_quiet(self, queue: str) -> None:
+        self._quieting.add(asyncio.ensure_future(self.consumers[queue].go_quiet()))
 
     def fetch_no_more(self) -> None:
         """Begin no other fetch. For any thread, before `stop`."""

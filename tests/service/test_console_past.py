@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from evsched.client.client import Client
 from evsched.client.history import EVERY_END
-from evsched.config import Config
-from evsched.console.application import Console, create
 from evsched.console.ends_search import search_ends
 from evsched.jobs.job import Buried, Done
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.browsing import Browser, browsing, words
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -28,36 +28,10 @@ INFINITE = float("-inf"), float("inf")
 Ended = Callable[..., Awaitable[None]]
 
 
-class Browser:
-    """Loads pages and sends their forms."""
-
-    def __init__(self, console: Console, client: httpx.AsyncClient) -> None:
-        self.console, self._client = console, client
-
-    async def page(self, path: str) -> str:
-        found = await self._client.get(path)
-        assert found.status_code == 200, found.text
-        return found.text
-
-    async def data(self, path: str) -> Any:
-        found = await self._client.get(path)
-        assert found.headers["content-type"] == "application/json"
-        return found.json()
-
-    async def act(self, page: str, name: str, **fields: str) -> httpx.Response:
-        """Send a form with the proof of a page."""
-        proof = re.search(r'name="proof" value="(\w+)"', await self.page(page))
-        assert proof is not None
-        return await self._client.post(f"/act/{name}", data={"proof": proof[1], **fields})
-
-
 @pytest.fixture
 async def browser(server: EmbeddedRedis) -> AsyncGenerator[Browser]:
-    app = create(Config(url=server.url), alone=True)
-    transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        yield Browser(app.state.console, client)
-    await app.state.console.close()
+    async with browsing(server.url) as found:
+        yield found
 
 
 @pytest.fixture
@@ -129,9 +103,7 @@ async def test_pages_of_the_history_have_each_job_once(browser: Browser, ended: 
     assert [one[0] for one in seen] == sorted((one[0] for one in seen), reverse=True)
 
 
-async def test_search_begins_at_its_moment_without_reading_what_is_newer(
-    browser: Browser, ended: Ended, queue: str
-) -> None:
+async def test_search_begins_at_its_moment_and_skips_newer_ends(browser: Browser, ended: Ended, queue: str) -> None:
     client = browser.console.client.metered()
     for n in range(400):
         await ended(f"j{n}")
@@ -163,6 +135,22 @@ async def test_week_is_counted_by_task(browser: Browser, ended: Ended, queue: st
     cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[dh][^>]*>.*?</t[dh]>", row[0])]
     assert cells[:7] == [queue, "pay", "2", "50.00 %", "1", "0", "0"]
     assert all(cell.endswith("s") for cell in cells[7:])
+
+
+@pytest.mark.extra
+async def test_week_of_many_queues_is_added_up_once_for_all_readers(browser: Browser, queue: str, raw: Any) -> None:
+    names = [f"{queue}.{n}" for n in range(21)]
+    hours = [f"evsched:{{{name}}}:hour:{raw.time()[0] // 3600}" for name in names]
+    for hour in hours:
+        raw.hset(hour, "done 2 5 pay", 3)
+    page = f"/history?queue={','.join(names)}"
+    async with asyncio.timeout(PATIENCE):
+        while "still being counted" in (first := words(await browser.page(page))):
+            pass
+    assert "24 h: 63 ended" in first
+    raw.delete(*hours)
+    assert "24 h: 63 ended" in words(await browser.page(page))
+    assert "24 h: 0 ended" in words(await browser.page(f"/history?queue={names[0]}"))
 
 
 async def test_job_runs_again_as_a_copy_with_its_redacted_values(browser: Browser, ended: Ended, queue: str) -> None:
@@ -200,25 +188,16 @@ async def test_job_that_waits_does_not_run_again(browser: Browser, queue: str) -
 
 
 @pytest.mark.extra
-async def test_copy_has_no_expiry_that_has_passed(browser: Browser, ended: Ended, queue: str) -> None:
+async def test_copy_has_no_expiry_that_has_passed(browser: Browser, ended: Ended, queue: str, raw: Any) -> None:
     await ended("good")
     client = browser.console.client
     old = PAYLOAD[:-1] + b',"expires":5,"priority":9}'
-    await client.run(_write(queue, "good", old))
+    raw.hset(f"evsched:{{{queue}}}:job:good", "payload", old)
     copy = await client.run_again(queue, "good")
     assert await client.send(Store(queue).payload(copy)) == PAYLOAD
 
 
-def _write(queue: str, job: str, payload: bytes) -> Any:
-    from evsched import keys
-    from evsched.client.operations import send
-    from evsched.transport.call import Call, raw
-
-    key = keys.job(queue, job)
-    return send(Call(("HSET", key, "payload", payload), raw, near=key))
-
-
-async def test_audit_says_what_was_done_as_sentences(browser: Browser, queue: str) -> None:
+async def test_audit_trail_is_shown_as_sentences(browser: Browser, queue: str) -> None:
     client: Client = browser.console.client.as_operator("ann", "cli")
     await client.enqueue(queue, [New(f"j{n}", PAYLOAD, due=2e9) for n in range(5)])
     await client.pause(queue, until=4e9, why="the provider is down")
@@ -226,7 +205,7 @@ async def test_audit_says_what_was_done_as_sentences(browser: Browser, queue: st
     await client.cancel(queue, "j0")
     await client.as_operator("bob", "console").cancel(queue, "j1")
     page = await browser.page(f"/audit?queue={queue}")
-    text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    text = words(page)
     assert f"4 acts by 2 operators in {queue}. The last: bob cancelled j1" in text
     assert "ann command line cancelled j0" in text
     assert f"limited {queue} : concurrency 20, rate none" in text
@@ -263,6 +242,6 @@ async def test_pages_of_the_audit_trail_have_each_act_once(browser: Browser, que
 @pytest.mark.extra
 @pytest.mark.parametrize("page", ["/history?outcome=odd", "/history?since=soon", "/audit?until=soon"])
 async def test_wrong_condition_is_named(browser: Browser, page: str) -> None:
-    found = await browser._client.get(page)  # pyright: ignore[reportPrivateUsage]
+    found = await browser.client.get(page)
     assert found.status_code == 400
     assert "soon" in found.text or "one of done" in found.text

@@ -39,6 +39,7 @@ NOT_COUNTED = {
         process_events.SubscriptionLost,
         events.TaskUnknown,
         events.WorkerDraining,
+        events.WorkerQuiet,
         events.WorkerStopped,
     },
     "the process ends, or another one does: whatever starts processes counts restarts": {

@@ -25,6 +25,7 @@ from evsched.jobs.record import Place
 from evsched.jobs.redaction import redacted_member
 from evsched.keys import check_queue
 from evsched.store.operator_calls import Match
+from evsched.top.stack import ask_stack
 
 _ROWS: Final = 50
 """Jobs of a page."""
@@ -65,6 +66,8 @@ class Row(Struct, frozen=True):
     state: tuple[str, str]
     id: str
     """As it is shown: an inline job is its own id, and may have redacted values."""
+    key: str | None
+    """Its id for links and forms; None = it has redacted values, which do not go to a page."""
 
 
 class Found(Struct, frozen=True):
@@ -105,7 +108,8 @@ class _Going:
 
 
 def as_row(queue: str, job: Match) -> Row:
-    return Row(queue, job, _WORDS[_place(job)], redacted_member(job.id))
+    shown = redacted_member(job.id)
+    return Row(queue, job, _WORDS[_place(job)], shown, job.id if shown == job.id else None)
 
 
 def _place(job: Match) -> Place:
@@ -220,7 +224,14 @@ async def _job(visit: Visit) -> dict[str, Any]:
             "waited, or ended and its retention is over. The history may have its end."
         )
     explained = await client.explain(queue, job)
+    stack, asked = None, bool(visit.get("stack")) and status.place == "processing"
+    if asked:
+        parts = [store.queue for store in client.stores(client.shards.whole(queue))]
+        stack = await ask_stack(visit.console.config.url, parts, job)
+        client.commands += len(parts) + 3  # with its connections
     return {
+        "stack": stack,
+        "stack_asked": asked,
         "job": replace(status, id=redacted_member(status.id)),
         "key": job,
         "queue": queue,

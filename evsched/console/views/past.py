@@ -1,10 +1,11 @@
-"""The page of what has ended: a search in the history, and the counts of a week."""
+"""The page of the history: a search among the ends of jobs, and the counts of a week."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final
@@ -29,8 +30,12 @@ ROWS: Final = 50
 _FIELDS: Final = ("task", "group", "tag", "error", "id", "queue", "since", "until", "outcome")
 """What the address of the page may have, as the options of `evsched history`."""
 
-_COUNTING: Final = 0.1
+_COUNTING: Final = 0.05
 """Seconds for which the page waits for the counts of hours; the rest is counted for the next one."""
+
+_MANY: Final = 20
+_SAME: Final = 15.0
+"""Adding up the weeks of more than `_MANY` queues takes some 0.1 s, so the sums of all readers are that old at most."""
 
 _DAY: Final = 24
 """Hours that are drawn."""
@@ -133,7 +138,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
         limit=ROWS,
     )
     kept = await asyncio.gather(*(client.send(client.store(job.queue).traces(job.id)[0]) for job in ends.rows))
-    weeks, unread = await _weeks(visit, queues, int(now // HOUR))
+    counts, unread = await _counts(visit, queues, now)
     return {
         "given": given,
         "link": query.link,
@@ -149,7 +154,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
         "command": query.command("history"),
         "now": now,
         "data": {"jobs": ends.rows, "counts": ends.counts, "back_to": ends.back_to},
-        **_charted(weeks, queues, now, visit.console.pages.clock.zone),
+        **counts,
     }
 
 
@@ -178,14 +183,20 @@ def _sentence(given: Mapping[str, str], ends: PastPage) -> tuple[str, str]:
 # Counts.
 
 
-async def _weeks(
-    visit: Visit, queues: Sequence[str], hour: int
-) -> tuple[dict[str, list[list[EndCount]]], dict[str, str]]:
-    """Return the counts of the queues of a page by hour, and why those of some cannot be read."""
+async def _counts(visit: Visit, queues: Sequence[str], now: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of the charts and of the table, and why the counts cannot be read."""
+    memory, key = visit.console.memory, ("week", *queues)
+    at, kept = memory.get("week", (0.0, {}))
+    if kept.get("key") == key and time.monotonic() - at < _SAME:
+        return kept["values"], {}
     try:
-        return await hour_counts(visit).week(visit.client, queues, hour, _COUNTING), {}
+        weeks = await hour_counts(visit).week(visit.client, queues, int(now // HOUR), _COUNTING)
     except StoreError as error:
-        return {}, {"the counts": str(error)}
+        return _charted({}, queues, now, visit.console.pages.clock.zone), {"the counts": str(error)}
+    values = _charted(weeks, queues, now, visit.console.pages.clock.zone)
+    if len(queues) > _MANY and not values["uncounted"]:
+        memory["week"] = time.monotonic(), {"key": key, "values": values}
+    return values, {}
 
 
 def _charted(

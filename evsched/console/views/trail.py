@@ -127,7 +127,7 @@ def _sentence(given: Mapping[str, str], shown: Sequence[AuditedAct], *, cut: boo
     who = {act.who for act in shown}
     by = next(iter(who)) if len(who) == 1 else f"{len(who)} operators"
     count = f"{len(shown)} {'act' if len(shown) == 1 else 'acts'}"
-    return f"{f'The last {count}' if cut else count}{which} by {by}{where}{spoken_span(given)}"
+    return f"{f'The last {count}' if cut else count}{which}{',' if cut else ''} by {by}{where}{spoken_span(given)}"
 
 
 def _why(act: AuditedAct) -> str:

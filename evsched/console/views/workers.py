@@ -14,6 +14,7 @@ from evsched import keys
 from evsched.client.explain import PAUSES
 from evsched.client.operations import Operation, nodes, send
 from evsched.console.page import View, Visit
+from evsched.errors import StoreRefused
 from evsched.jobs.redaction import redacted_member
 from evsched.store import server
 from evsched.top.collector import Top
@@ -99,18 +100,21 @@ async def _workers(visit: Visit) -> dict[str, Any]:
         ],
         "runs": [(redacted_member(run.id), run, worker) for run, worker in runs[:_LONGEST]],
         "running": len(runs),
-        "dispatchers": [(name, keys.read_id(name)) for name in dispatchers],
+        "dispatchers": dispatchers,
         "refused": look.refused,
         "asked": visit.get("worker"),
         "data": page.workers,
     }
 
 
-def _dispatchers() -> Operation[list[str]]:
-    """Return the ids of the dispatchers that are connected, in a cluster to any node."""
+def _dispatchers() -> Operation[list[str] | None]:
+    """Return the ids of the dispatchers that are connected, in a cluster to any node; None if a right is missing."""
     found = set[str]()
-    for node in (yield from nodes()):
-        found.update((yield from send(server.dispatcher_names().at(node))))
+    try:
+        for node in (yield from nodes()):
+            found.update((yield from send(server.dispatcher_names().at(node))))
+    except StoreRefused:
+        return None
     return sorted(found)
 
 
@@ -138,8 +142,7 @@ def described(look: Look, rows: Sequence[WorkerRow]) -> list[Worker]:
 def _worker(row: WorkerRow, queues: list[str], left: float | None, pause: str | None) -> Worker:
     known = keys.read_id(row.worker)
     state, note = _state(row, left, pause)
-    host, pid, release = known or (row.worker, None, "")
-    return Worker(row, state, note, queues, host, pid, release)
+    return Worker(row, state, note, queues, *(known or (row.worker, None, "")))
 
 
 def _state(row: WorkerRow, left: float | None, pause: str | None) -> tuple[tuple[str, str], str]:
