@@ -55,6 +55,13 @@ STATES: Final = ("cannot run", "late", "failing", "paused", "on time", "after it
 """Those that need a look first."""
 
 
+Key = tuple[str, str, str]
+"""What recurrences share that run at the same times: rule, zone, and whether it is spread; or queue, name, `ALONE`."""
+
+ALONE: Final = "alone"
+"""It shares its times with none: it has a window, an end or the like."""
+
+
 class Row(Struct, frozen=True):
     """A recurrence, as lists show it. Times in Unix seconds."""
 
@@ -72,6 +79,7 @@ class Row(Struct, frozen=True):
     """Why it makes no jobs."""
     words: str
     """Its rule in words."""
+    key: Key
 
     def text(self, field: str) -> str:
         return text_of(self.fields, field)
@@ -105,7 +113,13 @@ def as_row(queue: str, name: str, score: float, fields: dict[str, bytes], now: f
         next_ = None
     reason = text_of(fields, "reason") if fields else "it has no record"
     state = _state(score, fields, now, next_, reason, under_way)
-    return Row(queue, name, score, fields, now, next_, state, reason, words_of(fields))
+    return Row(queue, name, score, fields, now, next_, state, reason, words_of(fields), _key(queue, name, fields))
+
+
+def _key(queue: str, name: str, fields: dict[str, bytes]) -> Key:
+    if any(fields.get(field) for field in ("skip", "window", "count", "after", "start", "end", "paused_until")):
+        return queue, name, ALONE
+    return text_of(fields, "rule"), text_of(fields, "zone") or "UTC", "spread" if fields.get("spread") else ""
 
 
 def _state(

@@ -1,7 +1,15 @@
 """The pages, a file for each group of them. Each has functions that read the values of a template, and its `VIEWS`."""
 
 from evsched.console.page import View
-from evsched.console.views import act, failures, jobs, now, queue, recurrences
+from evsched.console.views import act, agenda, failures, jobs, now, queue, recurrences
 
-VIEWS: tuple[View, ...] = (*now.VIEWS, *queue.VIEWS, *jobs.VIEWS, *failures.VIEWS, *recurrences.VIEWS, *act.VIEWS)
+VIEWS: tuple[View, ...] = (
+    *now.VIEWS,
+    *queue.VIEWS,
+    *jobs.VIEWS,
+    *failures.VIEWS,
+    *recurrences.VIEWS,
+    *agenda.VIEWS,
+    *act.VIEWS,
+)
 """All pages."""
