@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, tzinfo
 from itertools import islice
-from math import floor, inf
+from math import ceil, floor, inf
 from typing import Final
 
 from msgspec import Struct
@@ -47,9 +47,6 @@ _MOST: Final = 1000
 
 _MOST_ALONE: Final = 300
 """The same for a recurrence with a window or the like, whose times take longer."""
-
-_ALIGNED: Final = 60.0
-"""Seconds: a chart begins with a whole minute."""
 
 _PARTS: Final = 60
 """Into how many parts the fullest span is divided, to find the fullest second."""
@@ -110,7 +107,7 @@ class Simulation:
 
     def __init__(self, span: Span, now: float) -> None:
         self.span = span
-        self.start = floor(now / _ALIGNED) * _ALIGNED
+        self.start = float(ceil(now))
         self.now = now
         self.planned = dict[Key, Planned]()
         self.over = False
@@ -140,10 +137,10 @@ class Simulation:
         if key[2] == ALONE:
             recurrence = await self._parse(client, row)
             standing = read_standing(row.score, row.fields, bool(counted_from(row.fields)))
-            ahead = runs_ahead(recurrence, standing, self.now, self.now)
+            ahead = runs_ahead(recurrence, standing, self.now, self.start)
             return self._count((one.due for one in ahead if one.runs and one.due is not None), 0.0, _MOST_ALONE)
         rule = parse_rule(row.text("rule"), row.zone)
-        found = self._count(rule.walk(just_before(self.now)), rule.every, _MOST)
+        found = self._count(rule.walk(just_before(self.start)), rule.every, _MOST)
         return replace(found, exact=not key[2])
 
     def _count(self, times: Iterator[float], every: float, most: int) -> Planned:
@@ -212,7 +209,7 @@ class _QueueForecast:
         return [sum(counts) for counts in zip(*parts, strict=True)]
 
     async def _read_all(self, client: MeteredClient) -> None:
-        self.start = floor((await client.send(clock(keys.root(self.queue)))) / _ALIGNED) * _ALIGNED
+        self.start = float(ceil(await client.send(clock(keys.root(self.queue)))))
         self.counts = await self._counts(client, self.start, self.span.step, self.span.steps)
         most = max(self.counts)
         self.peak = (0, 0.0)
