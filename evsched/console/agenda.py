@@ -20,7 +20,6 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evsched import keys
 from evsched.console.page import MeteredClient
 from evsched.console.rosters import ALONE, Key, Row
 from evsched.console.turns import Turns
@@ -31,13 +30,15 @@ from evsched.recurrence.cron import parse_rule
 from evsched.recurrence.look_ahead import counted_from, put_ahead, read_standing, runs_ahead
 from evsched.recurrence.recurrence import Recurrence, read_declared, read_recurrence
 from evsched.recurrence.windows import read_window
-from evsched.store.server import clock
 
 _KEPT: Final = 60.0
 """Seconds for which times and counts are kept."""
 
-_WORK: Final = 0.12
+_WORK: Final = 0.08
 """Seconds for which one reading of the page computes times."""
+
+_LOOK: Final = 0.08
+"""Seconds for which it counts single jobs."""
 
 _BREATH: Final = 0.01
 """Seconds of computing after which other requests have their turn."""
@@ -187,43 +188,40 @@ class _QueueForecast:
         self.start = 0.0
         self.counts = list[int]()
         """In each step; those of recurrences, which are on the schedule already, too."""
-        self.peak: tuple[int, float] = (0, 0.0)
-        """How many are due in the fullest second, and when."""
-        self._inner: tuple[float, float] | None = None
-        """Where to look for that second: the begin of a span, and its length."""
+        self.peak: tuple[int, float] | None = None
+        """How many are due in the fullest second of the fullest step, and when; None = not known."""
+
+    @property
+    def most(self) -> int:
+        return max(self.counts, default=0)
 
     def is_due(self) -> bool:
-        return self._inner is not None or time.monotonic() - self.ended > _KEPT
+        return time.monotonic() - self.ended > _KEPT
 
     async def step(self, client: MeteredClient) -> None:
         try:
-            await (self._read_all(client) if self._inner is None else self._look_into(client, *self._inner))
+            self.start, self.counts = await self._counts(client, None, self.span.step, self.span.steps)
         except StoreRefused:  # this queue only
-            self.counts, self._inner = [], None
-        if self._inner is None:
-            self.ended = time.monotonic()
+            self.counts = []
+        self.peak, self.ended = None, time.monotonic()
 
-    async def _counts(self, client: MeteredClient, start: float, step: float, steps: int) -> list[int]:
+    async def _counts(
+        self, client: MeteredClient, start: float | None, step: float, steps: int
+    ) -> tuple[float, list[int]]:
         stores = client.stores(self.queue)
         parts = await asyncio.gather(*(client.send(store.forecast(start, step, steps)) for store in stores))
-        return [sum(counts) for counts in zip(*parts, strict=True)]
+        return parts[0][0], [sum(counts) for counts in zip(*(part[1] for part in parts), strict=True)]
 
-    async def _read_all(self, client: MeteredClient) -> None:
-        self.start = float(ceil(await client.send(clock(keys.root(self.queue)))))
-        self.counts = await self._counts(client, self.start, self.span.step, self.span.steps)
-        most = max(self.counts)
-        self.peak = (0, 0.0)
-        if most > 1:
-            self._inner = self.start + self.counts.index(most) * self.span.step, self.span.step
-
-    async def _look_into(self, client: MeteredClient, start: float, length: float) -> None:
-        steps = min(_PARTS, round(length))
-        counts, step = await self._counts(client, start, length / steps, steps), length / steps
-        at = counts.index(max(counts))
-        if step > 1:
-            self._inner = start + at * step, step
-        else:
-            self.peak, self._inner = (counts[at], start + at * step), None
+    async def find_peak(self, client: MeteredClient) -> None:
+        """Find the fullest second, in two calls for each shard at most."""
+        start, step, jobs = self.start + self.counts.index(self.most) * self.span.step, self.span.step, self.most
+        while step > 1 and jobs > 1:
+            steps = min(_PARTS, round(step))
+            step = step / steps
+            _, counts = await self._counts(client, start, step, steps)
+            jobs = max(counts)
+            start += counts.index(jobs) * step
+        self.peak = jobs, start
 
 
 class Moment(Struct, frozen=True):
@@ -267,7 +265,10 @@ class Agenda:
     async def forecast(self, client: MeteredClient, span: Span, queues: Sequence[str]) -> list[_QueueForecast]:
         """Count single jobs for a short time, and return the counts of the queues."""
         wanted = [self._forecasts.setdefault((queue, span.name), _QueueForecast(queue, span)) for queue in queues]
-        await self._turns.look(client, wanted)
+        await self._turns.look(client, wanted, _LOOK)
+        fullest = max(wanted, key=lambda one: one.most, default=None)
+        if fullest is not None and fullest.counts and fullest.peak is None:
+            await fullest.find_peak(client)
         return wanted
 
 
@@ -310,7 +311,9 @@ def moments(
             jobs[int(at)] += len(alike)
     singles, put = Counter[int](), on_schedule(rows)
     for one in forecasts:
-        singles[int(one.peak[1])] += max(0, one.peak[0] - put[one.queue, int(one.peak[1])])
+        if one.peak is not None:
+            peak, at = one.peak
+            singles[int(at)] += max(0, peak - put[one.queue, int(at)])
     full = sorted(jobs | singles, key=lambda at: (-jobs[at] - singles[at], at))[:limit]
     found = list[Moment]()
     for at in full:

@@ -31,6 +31,9 @@ _FILTERS: Final = {"dead": condition(), "schedule": condition(failed=True)}
 _AGAIN: Final = 5.0
 """Seconds after which a queue is counted again."""
 
+_LOOK: Final = 0.2
+"""Seconds for which one reading of the page examines jobs."""
+
 _KINDS: Final = 500
 """Kinds of failures that are told apart in a queue."""
 
@@ -220,7 +223,7 @@ class FailureCounts:
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[QueueCount]:
         """Examine jobs for a short time, and return the counts of the queues."""
         counts = [self._queues.setdefault(queue, QueueCount(queue)) for queue in queues]
-        await self._turns.look(client, counts)
+        await self._turns.look(client, counts, _LOOK)
         return counts
 
     async def newest_of(self, client: MeteredClient, shown: Sequence[Failures]) -> dict[Kind, JobStatus]:

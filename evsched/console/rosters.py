@@ -28,6 +28,10 @@ from evsched.store.history_calls import PastJob
 _SLICE: Final = 250
 """Recurrences that a call reads: 3 ms."""
 
+_LOOK: Final = 0.12
+_LOOK_BACK: Final = 0.05
+"""Seconds for which one reading of a page reads recurrences, and the history."""
+
 _AGAIN: Final = 5.0
 """Seconds after which a queue is read again."""
 
@@ -240,7 +244,7 @@ class Rosters:
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[Row]:
         """Read for a short time, and return the recurrences of some queues."""
         rosters = [self._rosters.setdefault(queue, _QueueRoster(queue)) for queue in queues]
-        await self._turns.look(client, rosters)
+        await self._turns.look(client, rosters, _LOOK)
         return [row for one in rosters for row in one.rows]
 
     def unread(self, queues: Sequence[str]) -> list[tuple[str, str]]:
@@ -253,7 +257,9 @@ class Rosters:
 
     async def look_back(self, client: MeteredClient, queues: Sequence[str]) -> None:
         """Read the history for a short time."""
-        await self._run_turns.look(client, [self._runs.setdefault(queue, _QueueRuns(queue)) for queue in queues])
+        await self._run_turns.look(
+            client, [self._runs.setdefault(queue, _QueueRuns(queue)) for queue in queues], _LOOK_BACK
+        )
 
     def runs_of(self, queue: str, name: str) -> list[PastJob]:
         """Return the last runs of a recurrence that are known, the newest first."""

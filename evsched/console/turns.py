@@ -1,7 +1,7 @@
 """Reading of much data a slice at a time: what is read longest ago comes first, within what a page may cost.
 
-All viewers share what was read. A reading of a page takes at most 0.2 s, and as many calls as an open page may send in
-the time since the last one. The first may take as many as fit.
+All viewers share what was read. A reading of a page takes at most a fraction of a second, and as many calls as an open
+page may send in the time since the last one. The first may take as many as fit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from typing import Final, Protocol
 
 from evsched.console.live import PAGE_RATE
 from evsched.console.page import MeteredClient
-
-LOOK: Final = 0.2
-"""Seconds."""
 
 _AT_ONCE: Final = 8
 """Slices that are read at the same time."""
@@ -44,14 +41,14 @@ class Turns:
         self._looked = -inf
         self._lock = asyncio.Lock()
 
-    async def look(self, client: MeteredClient, parts: Sequence[Part]) -> None:
+    async def look(self, client: MeteredClient, parts: Sequence[Part], seconds: float) -> None:
         """Read for a short time."""
         if self._lock.locked():
             return
         async with self._lock:
             begun = time.monotonic()
             steps = max(2.0, (begun - self._looked) * PAGE_RATE)
-            while steps > 0 and time.monotonic() < begun + LOOK:
+            while steps > 0 and time.monotonic() < begun + seconds:
                 due = sorted((one for one in parts if one.is_due()), key=lambda one: one.ended)[:_AT_ONCE]
                 if not due:
                     break
