@@ -23,7 +23,7 @@ from evsched.jobs.record import JobStatus
 from evsched.store.operator_calls import Match, condition
 from evsched.store.store import Store
 
-_SLICES: Final = {"dead": 250, "schedule": 500}
+_SLICES: Final = {"dead": 200, "schedule": 500}
 """Jobs that a call examines, by place: 3 ms. Few of those on the schedule have failed, and the others cost less."""
 
 _FILTERS: Final = {"dead": condition(), "schedule": condition(failed=True)}

@@ -174,6 +174,8 @@ async def _failures(visit: Visit) -> dict[str, Any]:
         "total": sum(count.shown.total for count in counts),
         "unread": [(count.queue, count.problem) for count in counts if count.problem],
         "now": now,
+        "oldest": min((count.shown.at for count in counts if count.shown.at), default=now),
+        "as_of": time.time(),
         "queue": visit.get("queue"),
         "known": known,
         "order": order if order in _ORDERS else "growing",
