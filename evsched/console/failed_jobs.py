@@ -1,8 +1,8 @@
-"""The failures of queues: dead jobs and jobs that wait for a retry, counted by what failed.
+"""The failures of queues: dead jobs and jobs that wait for a retry, counted by kind.
 
-The jobs are examined in slices, as a search does, and each slice is a call of some milliseconds. All viewers share what
-was counted. A queue is counted again from its beginning every few seconds while somebody looks; what was counted before
-is shown until then.
+The jobs are examined in slices, as a search does, and each slice is a call of some milliseconds. All viewers share the
+counts. A queue is counted again from its beginning every few seconds while somebody looks; the last counts
+are shown until then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOOK: Final = 0.2
 """Seconds for which one reading of the page examines jobs."""
 
 _KINDS: Final = 500
-"""Kinds of failures that are told apart in a queue."""
+"""Kinds of failures of a queue that are counted apart."""
 
 _GROUPS: Final = 500
 """Groups that are counted for a kind."""
@@ -114,7 +114,7 @@ class Failures:
         return self.recent - (sum(self.hours.values()) - self.recent) / (HOURS - 1)
 
 
-class Count:
+class FailurePass:
     """One pass over a queue and its shards."""
 
     def __init__(self) -> None:
@@ -147,16 +147,16 @@ class QueueCount:
         """When the last pass ended, on the clock of this process."""
         self.problem = ""
         """Why Redis refused to read the queue."""
-        self._whole: Count | None = None
-        self._going: Count | None = None
+        self._whole: FailurePass | None = None
+        self._going: FailurePass | None = None
         self._left = list[tuple[Store, str]]()
         self._cursor = "0"
         self._ids = list[bytes]()
 
     @property
-    def shown(self) -> Count:
+    def shown(self) -> FailurePass:
         """The last pass that has ended, or the first one as far as it is."""
-        return self._whole or self._going or Count()
+        return self._whole or self._going or FailurePass()
 
     @property
     def over(self) -> bool:
@@ -185,7 +185,7 @@ class QueueCount:
             self.ended = time.monotonic()
 
     async def _begin(self, client: MeteredClient) -> None:
-        going, left = Count(), list[tuple[Store, str]]()
+        going, left = FailurePass(), list[tuple[Store, str]]()
         stores = client.stores(self.queue)
         for store, stats in zip(
             stores, await asyncio.gather(*(client.send(store.queue_stats()) for store in stores)), strict=True
@@ -199,7 +199,7 @@ class QueueCount:
         left.sort(key=lambda part: part[1])  # the dead ones first
         self._going, self._left, self._cursor, self._ids = going, left, "0", []
 
-    async def _examine(self, client: MeteredClient, going: Count) -> None:
+    async def _examine(self, client: MeteredClient, going: FailurePass) -> None:
         store, place = self._left[0]
         ids, self._ids = self._ids, []
         part = await client.send(store.find(place, _FILTERS[place], self._cursor, limit=_SLICES[place], ids=ids))

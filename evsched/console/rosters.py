@@ -60,13 +60,13 @@ STATES: Final = ("cannot run", "late", "failing", "paused", "on time", "after it
 
 
 Key = tuple[str, str, str]
-"""What recurrences share that run at the same times: rule, zone, and whether it is spread; or queue, name, `ALONE`."""
+"""The same for recurrences that run at the same times: rule, zone, and if it is spread; or queue, name and `ALONE`."""
 
 ALONE: Final = "alone"
 """It shares its times with none: it has a window, an end or the like."""
 
 
-class Row(Struct, frozen=True):
+class RosterRow(Struct, frozen=True):
     """A recurrence, as lists show it. Times in Unix seconds."""
 
     queue: str
@@ -109,7 +109,7 @@ def text_of(fields: dict[str, bytes], field: str) -> str:
     return fields.get(field, b"").decode(errors="backslashreplace")
 
 
-def as_row(queue: str, name: str, score: float, fields: dict[str, bytes], now: float) -> Row:
+def as_row(queue: str, name: str, score: float, fields: dict[str, bytes], now: float) -> RosterRow:
     """Return a recurrence. Occurrences that were cancelled on the schedule are taken for planned."""
     under_way = bool(counted_from(fields))
     next_ = next_time(read_standing(score, fields, under_way), now)
@@ -117,7 +117,7 @@ def as_row(queue: str, name: str, score: float, fields: dict[str, bytes], now: f
         next_ = None
     reason = text_of(fields, "reason") if fields else "it has no record"
     state = _state(score, fields, now, next_, reason, under_way)
-    return Row(queue, name, score, fields, now, next_, state, reason, words_of(fields), _key(queue, name, fields))
+    return RosterRow(queue, name, score, fields, now, next_, state, reason, words_of(fields), _key(queue, name, fields))
 
 
 def _key(queue: str, name: str, fields: dict[str, bytes]) -> Key:
@@ -165,10 +165,10 @@ class _QueueRoster:
     def __init__(self, queue: str) -> None:
         self.queue = queue
         self.ended = -inf
-        self.rows = list[Row]()
+        self.rows = list[RosterRow]()
         self.problem = ""
         """Why Redis refused to read them."""
-        self._going = dict[str, Row]()
+        self._going = dict[str, RosterRow]()
 
     def is_due(self) -> bool:
         return bool(self._going) or time.monotonic() - self.ended > _AGAIN
@@ -241,7 +241,7 @@ class Rosters:
         self._runs = dict[str, _QueueRuns]()
         self._turns, self._run_turns = Turns(), Turns()
 
-    async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[Row]:
+    async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[RosterRow]:
         """Read for a short time, and return the recurrences of some queues."""
         rosters = [self._rosters.setdefault(queue, _QueueRoster(queue)) for queue in queues]
         await self._turns.look(client, rosters, _LOOK)

@@ -1,6 +1,6 @@
-"""Reading of much data a slice at a time: what is read longest ago comes first, within what a page may cost.
+"""Reading of much data a slice at a time, within the limits of a page. The part comes first that was read longest ago.
 
-All viewers share what was read. A reading of a page takes at most a fraction of a second, and as many calls as an open
+All viewers share it. A reading of a page takes at most a fraction of a second, and as many calls as an open
 page may send in the time since the last one. The first may take as many as fit.
 """
 
@@ -19,7 +19,7 @@ _AT_ONCE: Final = 8
 """Slices that are read at the same time."""
 
 
-class Part(Protocol):
+class ReadPart(Protocol):
     """A part of the data, such as that of one queue."""
 
     ended: float
@@ -41,7 +41,7 @@ class Turns:
         self._looked = -inf
         self._lock = asyncio.Lock()
 
-    async def look(self, client: MeteredClient, parts: Sequence[Part], seconds: float) -> None:
+    async def look(self, client: MeteredClient, parts: Sequence[ReadPart], seconds: float) -> None:
         """Read for a short time."""
         if self._lock.locked():
             return

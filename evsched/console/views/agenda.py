@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evsched.console.agenda import SPANS, Agenda, Planned, Simulation, axis, moments, runs, single_jobs
+from evsched.console.look_forward import SPANS, LookForward, Planned, Simulation, axis, moments, runs, single_jobs
 from evsched.console.page import View, Visit
-from evsched.console.rosters import Row
+from evsched.console.rosters import RosterRow
 from evsched.console.views.recurrences import rosters_of
 from evsched.keys import check_queue
 
@@ -26,13 +26,13 @@ _TICKS: Final = 96
 """Runs up to which a strip shows each. More are a band."""
 
 WIDTH: Final = 240.0
-"""Of a strip."""
+"""The width of a strip."""
 
 
 class StripRow(Struct, frozen=True):
     """A recurrence with its runs along the span."""
 
-    row: Row
+    row: RosterRow
     runs: int
     next: float | None
     path: str
@@ -56,9 +56,9 @@ def strip(planned: Planned, simulation: Simulation) -> str:
     return "".join(path)
 
 
-def _strips(simulation: Simulation, rows: list[Row]) -> tuple[list[StripRow], int, int]:
+def _strips(simulation: Simulation, rows: list[RosterRow]) -> tuple[list[StripRow], int, int]:
     """Return the rows of the list, how many recurrences run in the span, and how many are paused that would."""
-    found, held = list[tuple[float, Row, Planned]](), list[tuple[float, Row, Planned]]()
+    found, held = list[tuple[float, RosterRow, Planned]](), list[tuple[float, RosterRow, Planned]]()
     for row in rows:
         planned = simulation.planned.get(row.key)
         if planned is not None and planned.times:
@@ -77,7 +77,7 @@ async def _agenda(visit: Visit) -> dict[str, Any]:
     client, known = visit.client, await visit.console.queues(visit.client)
     only, span = visit.get("queue"), SPANS.get(visit.get("span"), SPANS["24h"])
     queues = [check_queue(only)] if only else known
-    rosters, agenda = rosters_of(visit), visit.console.memory.setdefault("agenda", Agenda())
+    rosters, agenda = rosters_of(visit), visit.console.memory.setdefault("agenda", LookForward())
     rows = await rosters.look(client, queues)
     now = max((row.now for row in rows), default=time.time())
     simulation = await agenda.simulate(client, span, rows, now)

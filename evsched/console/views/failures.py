@@ -59,7 +59,7 @@ class FailureRow(Struct, frozen=True):
     exact: bool
     """Whether it finds no others."""
     traceback: tuple[str, str, str] | None
-    """Of the newest job: before the line of the user's code, that line, after it."""
+    """The newest job's: before the line of the user's code, that line, after it."""
     newest: tuple[str, str]
     """Queue and id."""
 

@@ -21,7 +21,7 @@ from evsched.client import recurrence_operations
 from evsched.client.recurrence_operations import find_standing, read_record, read_stored
 from evsched.client.time_texts import parse_time
 from evsched.console.page import View, Visit
-from evsched.console.rosters import STATES, Rosters, Row, as_row, text_of
+from evsched.console.rosters import STATES, RosterRow, Rosters, as_row, text_of
 from evsched.console.words import Clock
 from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.record import number
@@ -55,7 +55,7 @@ _FILTERS: Final = ("paused", "failing", "late", "cannot run")
 class ListedRow(Struct, frozen=True):
     """A recurrence on the page, with its last runs."""
 
-    row: Row
+    row: RosterRow
     next: Markup | str
     """In the zone of the rule."""
     zone: str
@@ -87,7 +87,7 @@ def runs_words(outcomes: Sequence[str]) -> str:
     return f"{last}: {total - failed} done, {failed} failed"
 
 
-def _clock(visit: Visit, row: Row) -> Clock:
+def _clock(visit: Visit, row: RosterRow) -> Clock:
     """Return what writes the planned times of a recurrence: in the zone of its rule, if that matters."""
     if row.zoned and row.zone != visit.console.config.console_zone:
         with suppress(ConfigError):
@@ -95,13 +95,13 @@ def _clock(visit: Visit, row: Row) -> Clock:
     return visit.console.pages.clock
 
 
-def _zoned(visit: Visit, moment: float | None, row: Row) -> tuple[Markup | str, str]:
+def _zoned(visit: Visit, moment: float | None, row: RosterRow) -> tuple[Markup | str, str]:
     """Return a time in the zone of a rule if it matters, and then the name of the zone if it is not the console's."""
     clock_of_rule = _clock(visit, row)
     return clock_of_rule.moment(moment), "" if clock_of_rule is visit.console.pages.clock else row.zone
 
 
-def _wanted(row: Row, state: str) -> bool:
+def _wanted(row: RosterRow, state: str) -> bool:
     return not state or row.state[1] == state or (state == "failing" and row.count("failing") > 0)
 
 
@@ -209,7 +209,7 @@ class Backfill(Struct, frozen=True):
     problem: str = ""
 
 
-async def _dry_run(visit: Visit, row: Row, now: float) -> Backfill | None:
+async def _dry_run(visit: Visit, row: RosterRow, now: float) -> Backfill | None:
     """Return what a backfill would do, if the form asks for one. Its times are in the zone of the rule."""
     if not visit.get("from"):
         return None
@@ -303,7 +303,7 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
     }
 
 
-def _planned(visit: Visit, run: PastJob, row: Row) -> tuple[Markup | str, bool]:
+def _planned(visit: Visit, run: PastJob, row: RosterRow) -> tuple[Markup | str, bool]:
     """Return the planned time of a run, and whether it was requested: then it has microseconds."""
     text = run.id.rpartition("@")[2]
     return _zoned(visit, number(text.encode()), row)[0], len(text.partition(".")[2]) == 6

@@ -1,4 +1,4 @@
-"""What will run in a span of time: the planned times of recurrences, and the single jobs on the schedule.
+"""The jobs that will run in a span of time: the planned times of recurrences, and the single jobs on the schedule.
 
 The times are computed here, as if each run ended at once, and are kept for a minute. Recurrences with the same rule
 share them. Times of very dense rules are computed up to a number, and counted on evenly from there. Single jobs are
@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched.console.page import MeteredClient
-from evsched.console.rosters import ALONE, Key, Row
+from evsched.console.rosters import ALONE, Key, RosterRow
 from evsched.console.turns import Turns
 from evsched.errors import ConfigError, StoreRefused
 from evsched.jobs.record import number
@@ -53,7 +53,7 @@ _PARTS: Final = 60
 """Into how many parts the fullest span is divided, to find the fullest second."""
 
 
-class Span(Struct, frozen=True):
+class ChartSpan(Struct, frozen=True):
     """A span of time that the page can show. Lengths in seconds."""
 
     name: str
@@ -71,10 +71,10 @@ class Span(Struct, frozen=True):
 SPANS: Final = {
     span.name: span
     for span in (
-        Span("1h", "1 h", "hour", 60.0, 60),
-        Span("6h", "6 h", "6 hours", 300.0, 72),
-        Span("24h", "24 h", "24 hours", 900.0, 96),
-        Span("7d", "7 days", "7 days", 3600.0, 168),
+        ChartSpan("1h", "1 h", "hour", 60.0, 60),
+        ChartSpan("6h", "6 h", "6 hours", 300.0, 72),
+        ChartSpan("24h", "24 h", "24 hours", 900.0, 96),
+        ChartSpan("7d", "7 days", "7 days", 3600.0, 168),
     )
 }
 
@@ -97,7 +97,7 @@ class Planned(Struct, frozen=True):
 _NOTHING: Final = Planned([], [])
 
 
-def runs(row: Row) -> bool:
+def runs(row: RosterRow) -> bool:
     """Return whether a recurrence makes jobs, now or after its pause."""
     held = "paused" in row.fields and row.paused_until is None
     return not row.reason and not held and row.state[1] not in ("stopped", "over")
@@ -106,7 +106,7 @@ def runs(row: Row) -> bool:
 class Simulation:
     """The times of all recurrences within a span, computed little by little."""
 
-    def __init__(self, span: Span, now: float) -> None:
+    def __init__(self, span: ChartSpan, now: float) -> None:
         self.span = span
         self.start = float(ceil(now))
         self.now = now
@@ -116,7 +116,7 @@ class Simulation:
         self.begun = time.monotonic()
         self._stored = dict[str, tuple[dict[str, str], dict[str, str]]]()
 
-    async def work(self, client: MeteredClient, rows: Sequence[Row]) -> None:
+    async def work(self, client: MeteredClient, rows: Sequence[RosterRow]) -> None:
         """Compute for a short time."""
         until, breath = time.monotonic() + _WORK, time.monotonic() + _BREATH
         for row in rows:
@@ -134,7 +134,7 @@ class Simulation:
                 self.planned[key] = _NOTHING
         self.over = True
 
-    async def _of(self, client: MeteredClient, row: Row, key: Key) -> Planned:
+    async def _of(self, client: MeteredClient, row: RosterRow, key: Key) -> Planned:
         if key[2] == ALONE:
             recurrence = await self._parse(client, row)
             standing = read_standing(row.score, row.fields, bool(counted_from(row.fields)))
@@ -164,7 +164,7 @@ class Simulation:
             counts[min(int((at - self.start) // self.span.step), self.span.steps - 1)] += 1
         return Planned(first, counts)
 
-    async def _parse(self, client: MeteredClient, row: Row) -> Recurrence:
+    async def _parse(self, client: MeteredClient, row: RosterRow) -> Recurrence:
         """Parse a recurrence, with the calendars and windows of its queue, which are read once.
 
         Raises:
@@ -182,7 +182,7 @@ class Simulation:
 class _QueueForecast:
     """How many single jobs of a queue are due when."""
 
-    def __init__(self, queue: str, span: Span) -> None:
+    def __init__(self, queue: str, span: ChartSpan) -> None:
         self.queue, self.span = queue, span
         self.ended = -inf
         self.start = 0.0
@@ -224,7 +224,7 @@ class _QueueForecast:
         self.peak = jobs, start
 
 
-class Moment(Struct, frozen=True):
+class BusyMoment(Struct, frozen=True):
     """A second in which much is due."""
 
     at: float
@@ -235,8 +235,8 @@ class Moment(Struct, frozen=True):
     recurrences: int
 
 
-class Agenda:
-    """What will run, for all viewers of a console."""
+class LookForward:
+    """The planned times and the counts of single jobs, for all viewers of a console."""
 
     def __init__(self) -> None:
         self._shown = dict[str, Simulation]()
@@ -245,7 +245,9 @@ class Agenda:
         self._turns = Turns()
         self._lock = asyncio.Lock()
 
-    async def simulate(self, client: MeteredClient, span: Span, rows: Sequence[Row], now: float) -> Simulation:
+    async def simulate(
+        self, client: MeteredClient, span: ChartSpan, rows: Sequence[RosterRow], now: float
+    ) -> Simulation:
         """Compute for a short time, and return the times that are kept, or as many as are computed so far."""
         wanted = [row for row in rows if runs(row) or "paused" in row.fields]
         if not self._lock.locked():
@@ -262,7 +264,7 @@ class Agenda:
                     self._next.pop(span.name, None)
         return self._shown.get(span.name) or Simulation(span, now)
 
-    async def forecast(self, client: MeteredClient, span: Span, queues: Sequence[str]) -> list[_QueueForecast]:
+    async def forecast(self, client: MeteredClient, span: ChartSpan, queues: Sequence[str]) -> list[_QueueForecast]:
         """Count single jobs for a short time, and return the counts of the queues."""
         wanted = [self._forecasts.setdefault((queue, span.name), _QueueForecast(queue, span)) for queue in queues]
         await self._turns.look(client, wanted, _LOOK)
@@ -272,8 +274,10 @@ class Agenda:
         return wanted
 
 
-def single_jobs(forecasts: Sequence[_QueueForecast], rows: Sequence[Row], start: float, span: Span) -> list[int]:
-    """Return how many single jobs are due in each step: occurrences that are on the schedule already are none."""
+def single_jobs(
+    forecasts: Sequence[_QueueForecast], rows: Sequence[RosterRow], start: float, span: ChartSpan
+) -> list[int]:
+    """Return how many single jobs are due in each step: without the occurrences that are on the schedule already."""
     found = [0] * span.steps
     for one in forecasts:
         shift = round((one.start - start) / span.step) if one.counts else 0
@@ -287,7 +291,7 @@ def single_jobs(forecasts: Sequence[_QueueForecast], rows: Sequence[Row], start:
     return found
 
 
-def on_schedule(rows: Sequence[Row]) -> Counter[tuple[str, int]]:
+def on_schedule(rows: Sequence[RosterRow]) -> Counter[tuple[str, int]]:
     """Count the occurrences that were put on the schedule, by queue and second."""
     found = Counter[tuple[str, int]]()
     for row in rows:
@@ -298,10 +302,10 @@ def on_schedule(rows: Sequence[Row]) -> Counter[tuple[str, int]]:
 
 
 def moments(
-    simulation: Simulation, rows: Sequence[Row], forecasts: Sequence[_QueueForecast], limit: int
-) -> list[Moment]:
+    simulation: Simulation, rows: Sequence[RosterRow], forecasts: Sequence[_QueueForecast], limit: int
+) -> list[BusyMoment]:
     """Return the seconds in which most is due at once, the fullest first."""
-    sharing = dict[Key, list[Row]]()
+    sharing = dict[Key, list[RosterRow]]()
     for row in rows:
         sharing.setdefault(row.key, []).append(row)
     jobs = Counter[int]()
@@ -315,11 +319,11 @@ def moments(
             peak, at = one.peak
             singles[int(at)] += max(0, peak - put[one.queue, int(at)])
     full = sorted(jobs | singles, key=lambda at: (-jobs[at] - singles[at], at))[:limit]
-    found = list[Moment]()
+    found = list[BusyMoment]()
     for at in full:
         keys = (key for key in sharing if _has(simulation.planned.get(key, _NOTHING), at))
         named = [(row.queue, row.name) for key in islice(keys, 3) for row in sharing[key][:3]][:3]
-        found.append(Moment(float(at), jobs[at] + singles[at], singles[at], named, jobs[at]))
+        found.append(BusyMoment(float(at), jobs[at] + singles[at], singles[at], named, jobs[at]))
     return [one for one in found if one.jobs > 1]
 
 
