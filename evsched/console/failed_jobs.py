@@ -166,6 +166,9 @@ class QueueCount:
     def is_due(self) -> bool:
         return self._going is not None or time.monotonic() - self.ended > _AGAIN
 
+    def is_begun(self) -> bool:
+        return self._going is not None
+
     async def step(self, client: MeteredClient) -> None:
         """Examine one slice."""
         try:

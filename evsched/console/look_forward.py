@@ -198,6 +198,9 @@ class _QueueForecast:
     def is_due(self) -> bool:
         return time.monotonic() - self.ended > _KEPT
 
+    def is_begun(self) -> bool:
+        return False
+
     async def step(self, client: MeteredClient) -> None:
         try:
             self.start, self.counts = await self._counts(client, None, self.span.step, self.span.steps)

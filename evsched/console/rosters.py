@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from evsched.console.glances import QueueGlances
 from evsched.console.page import MeteredClient
 from evsched.console.rule_words import rule_words
 from evsched.console.turns import Turns
@@ -173,6 +174,9 @@ class _QueueRoster:
     def is_due(self) -> bool:
         return bool(self._going) or time.monotonic() - self.ended > _AGAIN
 
+    def is_begun(self) -> bool:
+        return bool(self._going)
+
     async def step(self, client: MeteredClient) -> None:
         try:
             part = await client.send(client.store(self.queue).roster(len(self._going), _SLICE, FIELDS))
@@ -203,6 +207,9 @@ class _QueueRuns:
 
     def is_due(self) -> bool:
         return self._entry is not None or time.monotonic() - self.ended > _AGAIN
+
+    def is_begun(self) -> bool:
+        return self._entry not in (None, "+")
 
     async def step(self, client: MeteredClient) -> None:
         newest = time.monotonic() - self.ended > _AGAIN
@@ -240,10 +247,13 @@ class Rosters:
         self._rosters = dict[str, _QueueRoster]()
         self._runs = dict[str, _QueueRuns]()
         self._turns, self._run_turns = Turns(), Turns()
+        self.glances = QueueGlances()
 
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[RosterRow]:
         """Read for a short time, and return the recurrences of some queues."""
-        rosters = [self._rosters.setdefault(queue, _QueueRoster(queue)) for queue in queues]
+        await self.glances.look(client, queues)
+        recurring = self.glances.recurring(queues)
+        rosters = [self._rosters.setdefault(queue, _QueueRoster(queue)) for queue in recurring]
         await self._turns.look(client, rosters, _LOOK)
         return [row for one in rosters for row in one.rows]
 
@@ -251,7 +261,7 @@ class Rosters:
         """Return the queues that were not read to their end yet, or that Redis refused to read; and why."""
         return [
             (one.queue, one.problem)
-            for queue in queues
+            for queue in self.glances.recurring(queues)
             if (one := self._rosters.get(queue)) is not None and (one.problem or one.ended == -inf)
         ]
 

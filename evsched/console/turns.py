@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 from typing import Final, Protocol
 
 from evsched.console.live import PAGE_RATE
@@ -29,6 +29,10 @@ class ReadPart(Protocol):
         """Return whether there is something to read."""
         ...
 
+    def is_begun(self) -> bool:
+        """Return whether it is read in part."""
+        ...
+
     async def step(self, client: MeteredClient) -> None:
         """Read one slice."""
         ...
@@ -40,6 +44,8 @@ class Turns:
     def __init__(self) -> None:
         self._looked = -inf
         self._lock = asyncio.Lock()
+        self._spent = {True: 0, False: 0}
+        """Slices of parts that were begun, and of others: a long part gets half, however many others there are."""
 
     async def look(self, client: MeteredClient, parts: Sequence[ReadPart], seconds: float) -> None:
         """Read for a short time."""
@@ -49,9 +55,22 @@ class Turns:
             begun = time.monotonic()
             steps = max(2.0, (begun - self._looked) * PAGE_RATE)
             while steps > 0 and time.monotonic() < begun + seconds:
-                due = sorted((one for one in parts if one.is_due()), key=lambda one: one.ended)[:_AT_ONCE]
-                if not due:
+                some = self._next(parts, min(_AT_ONCE, ceil(min(steps, _AT_ONCE))))
+                if not some:
                     break
-                await asyncio.gather(*(one.step(client) for one in due))
-                steps -= len(due)
+                await asyncio.gather(*(one.step(client) for one in some))
+                steps -= len(some)
             self._looked = time.monotonic()
+
+    def _next(self, parts: Sequence[ReadPart], most: int) -> list[ReadPart]:
+        """Return the parts to read now, those first that were read longest ago."""
+        due = dict[bool, list[ReadPart]]({True: [], False: []})
+        for one in parts:
+            if one.is_due():
+                due[one.is_begun()].append(one)
+        begun = bool(due[True]) and (not due[False] or self._spent[True] <= self._spent[False])
+        some = sorted(due[begun], key=lambda one: one.ended)[:most]
+        self._spent[begun] += len(some)
+        if not due[not begun]:  # the others have missed nothing
+            self._spent = {True: 0, False: 0}
+        return some

@@ -14,7 +14,7 @@ from evsched.console.rosters import RosterRow
 from evsched.console.views.recurrences import rosters_of
 from evsched.keys import check_queue
 
-_ROWS: Final = 50
+_ROWS: Final = 25
 """Recurrences of the page, the next to run first."""
 
 _HELD: Final = 10
@@ -81,7 +81,7 @@ async def _agenda(visit: Visit) -> dict[str, Any]:
     rows = await rosters.look(client, queues)
     now = max((row.now for row in rows), default=time.time())
     simulation = await agenda.simulate(client, span, rows, now)
-    forecasts = await agenda.forecast(client, span, queues)
+    forecasts = await agenda.forecast(client, span, rosters.glances.scheduled(client, queues))
     going = [row for row in rows if runs(row)]
     planned = [0] * span.steps
     for row in going:
@@ -102,6 +102,7 @@ async def _agenda(visit: Visit) -> dict[str, Any]:
         "strips": strips,
         "running": running,
         "held": held,
+        "shown": _ROWS,
         "recurrences": len(rows),
         "busy": busy,
         "axis": axis(simulation, visit.console.pages.clock.zone),

@@ -126,6 +126,7 @@ async def _recurrences(visit: Visit) -> dict[str, Any]:
         next_, zone = _zoned(visit, row.next, row)
         listed.append(ListedRow(row, next_, zone, outcomes, runs_words(outcomes)))
     by_queue = Counter(row.queue for row in rows)
+    unread = rosters.unread(queues)
     zones = sorted({row.zone for row in rows if row.zoned})
     return {
         "rows": listed,
@@ -143,7 +144,8 @@ async def _recurrences(visit: Visit) -> dict[str, Any]:
         "by_queue": by_queue.most_common(12),
         "queue": only,
         "state": state,
-        "unread": rosters.unread(queues),
+        "pending": sum(not problem for _, problem in unread),
+        "refused": [(where, problem) for where, problem in unread if problem],
         "now": max((row.now for row in rows), default=time.time()),
         "command": f"evsched recurrences --queue {only or (by_queue.most_common(1) or [('default', 0)])[0][0]}",
     }
