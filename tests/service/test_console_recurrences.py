@@ -185,3 +185,26 @@ async def test_a_recurrence_that_cannot_run_says_why(
         assert (await browser.client.get("/recurrence", params={"queue": queue, "name": "gone"})).status_code == 200
         missing = await browser.client.get("/recurrence", params={"queue": queue, "name": "never"})
         assert missing.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/recurrences", {"say", "filter", "recurrences"}),
+        ("/recurrence", {"say", "acts", "runs", "next"}),
+        ("/agenda", {"say", "chart", "busy", "list"}),
+        ("/failures", {"say", "groups"}),
+    ],
+)
+async def test_an_open_page_gets_its_regions(
+    server: EmbeddedRedis, queue: str, client: Client, path: str, names: set[str]
+) -> None:
+    await declare(client, queue, "nightly")
+    query = {"queue": queue, "name": "nightly"} if path == "/recurrence" else {}
+    async with browsing(server.url) as browser:
+        regions = await browser.regions(path, **query)
+        page = await browser.page(path, **query)
+    assert regions.keys() == names
+    for name, html in regions.items():
+        assert f'data-live="{name}"' in html
+        assert f'data-live="{name}"' in page
