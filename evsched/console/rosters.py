@@ -56,9 +56,8 @@ FIELDS: Final = (
 )
 """The fields of a record that lists need. Payloads may be long."""
 
-STATES: Final = ("cannot run", "late", "failing", "paused", "on time", "after its run", "over", "stopped")
-"""Those that need a look first."""
-
+URGENT: Final = (("bad", "cannot run"), ("bad", "late"), ("warn", "paused"), ("bad", "failing"), ("hold", "paused"))
+"""The states that need a look, the most urgent first: the class that draws it, and its word. `warn`: after failures."""
 
 Key = tuple[str, str, str]
 """The same for recurrences that run at the same times: rule, zone, and if it is spread; or queue, name and `ALONE`."""

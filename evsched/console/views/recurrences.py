@@ -21,7 +21,7 @@ from evsched.client import recurrence_operations
 from evsched.client.recurrence_operations import find_standing, read_record, read_stored
 from evsched.client.time_texts import parse_time
 from evsched.console.page import View, Visit
-from evsched.console.rosters import STATES, RosterRow, Rosters, as_row, text_of
+from evsched.console.rosters import URGENT, RosterRow, Rosters, as_row, text_of
 from evsched.console.words import Clock
 from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.record import number
@@ -105,6 +105,11 @@ def _wanted(row: RosterRow, state: str) -> bool:
     return not state or row.state[1] == state or (state == "failing" and row.count("failing") > 0)
 
 
+def _urgency(row: RosterRow) -> int:
+    """Return the place of a row: first those that need a look, last those that run on."""
+    return URGENT.index(row.state) if row.state in URGENT else len(URGENT)
+
+
 def _page_of(text: str, rows: int) -> int:
     last = max(0, (rows - 1) // _ROWS)
     return min(int(text), last) if text.isdecimal() and len(text) < 6 else 0
@@ -116,7 +121,7 @@ async def _recurrences(visit: Visit) -> dict[str, Any]:
     queues = [check_queue(only)] if only else known
     rows = await rosters.look(client, queues)
     wanted = [row for row in rows if _wanted(row, state)]
-    wanted.sort(key=lambda row: (min(STATES.index(row.state[1]), STATES.index("on time")), row.next or inf, row.name))
+    wanted.sort(key=lambda row: (_urgency(row), row.next or inf, row.name))
     page = _page_of(visit.get("page"), len(wanted))
     shown = wanted[page * _ROWS : (page + 1) * _ROWS]
     await rosters.look_back(client, sorted({row.queue for row in shown}))
@@ -285,7 +290,7 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
         "recurrence": name,
         "row": row,
         "zone_name": _zoned(visit, now, row)[1],
-        "explained": explained,
+        "sentence": explained.sentence.partition("; resume it with")[0],
         "paused": number(fields.get("paused")),
         "times": times,
         "problem": problem,
