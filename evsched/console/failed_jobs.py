@@ -229,13 +229,13 @@ class FailureCounts:
         await self._turns.look(client, counts, _LOOK)
         return counts
 
-    async def newest_of(self, client: MeteredClient, shown: Sequence[Failures]) -> dict[Kind, JobStatus]:
-        """Return the newest job of each kind, if it still exists; it is read again when another one is the newest."""
+    async def newest_of(self, client: MeteredClient, shown: Sequence[Failures], again: bool) -> dict[Kind, JobStatus]:
+        """Return the newest job of each kind, if it still exists. `again`: read another one that is the newest now."""
         now = time.monotonic()
         wanted = dict[Kind, tuple[str, str]]()
         for one in shown:
             read, known, _ = self._tracebacks.get(one.kind, (-inf, "", None))
-            if known != one.newest[3] and now - read > _AGAIN:
+            if known != one.newest[3] and now - read > _AGAIN and (again or not known):
                 wanted[one.kind] = one.newest[2:4]
         found = await asyncio.gather(*(self._read(client, *one) for one in wanted.values()))
         for kind, status in zip(wanted, found, strict=True):

@@ -1,7 +1,7 @@
 """Reading of much data a slice at a time, within the limits of a page. The part comes first that was read longest ago.
 
-All viewers share it. A reading of a page takes at most a fraction of a second, and as many calls as an open
-page may send in the time since the last one. The first may take as many as fit.
+All viewers share it. A reading of a page takes at most a fraction of a second, and as many calls as an open page may
+send in the time since the last one. The first may take as many as fit, and so may one after nobody has looked.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from typing import Final, Protocol
 
 from evsched.console.live import PAGE_RATE
 from evsched.console.page import MeteredClient
+
+_LEAST: Final = 2.0
+_MOST: Final = 10.0
+"""Slices of one reading. The page then rests for some seconds, since it may send 2 commands a second."""
+
+_UNWATCHED: Final = 60.0
+"""Seconds after which nobody has looked."""
 
 _AT_ONCE: Final = 8
 """Slices that are read at the same time."""
@@ -53,7 +60,8 @@ class Turns:
             return
         async with self._lock:
             begun = time.monotonic()
-            steps = max(2.0, (begun - self._looked) * PAGE_RATE)
+            passed = begun - self._looked
+            steps = inf if passed > _UNWATCHED else min(max(_LEAST, passed * PAGE_RATE), _MOST)
             while steps > 0 and time.monotonic() < begun + seconds:
                 some = self._next(parts, min(_AT_ONCE, ceil(min(steps, _AT_ONCE))))
                 if not some:

@@ -160,8 +160,8 @@ async def _failures(visit: Visit) -> dict[str, Any]:
     found = merge(counts)
     found.sort(key=lambda one: (-_ORDERS.get(order, _ORDERS["growing"])[1](one), -one.dead, -one.retried, one.kind))
     shown, others = found[:_SHOWN], Counter((one.task, one.error) for one in found)
-    newest = await counted.newest_of(client, shown[:_READ])
     over = all(count.over for count in counts)
+    newest = await counted.newest_of(client, shown[:_READ], over)
     return {
         "rows": [_row(one, others, over, newest.get(one.kind), now) for one in shown],
         "growing": [_row(one, others, over, None, now) for one in found if one.grows(now)][:2],
