@@ -13,7 +13,7 @@ from evsched.client.client import Client
 from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import New
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.console_pages import Browser, browsing
+from tests.support.console_pages import browsing
 
 PAYLOAD = b'{"task":"report"}'
 
@@ -29,13 +29,6 @@ async def declare(client: Client, queue: str, name: str, rule: str, **options: A
     await client.declare(queue, Declared(name=name, payload=PAYLOAD, rule=rule, **options))
 
 
-async def agenda(browser: Browser, **query: str) -> str:
-    """Return what the page says once all is computed."""
-    while "being computed" in (words := await browser.words("/agenda", **query)):
-        pass
-    return words
-
-
 async def test_the_agenda_counts_runs_and_single_jobs_and_the_busiest_moment(
     server: EmbeddedRedis, queue: str, client: Client
 ) -> None:
@@ -45,9 +38,9 @@ async def test_the_agenda_counts_runs_and_single_jobs_and_the_busiest_moment(
     await client.enqueue(queue, [New(f"j{n}", PAYLOAD, due=due) for n in range(5)])
     await client.enqueue(queue, [New("late", PAYLOAD, due=time.time() - 5), New("far", PAYLOAD, due=due + 9 * 86400)])
     async with browsing(server.url) as browser:
-        page, words = "", await agenda(browser)
-        page = await browser.page("/agenda")
-        hour = await agenda(browser, span="1h")
+        page, words = "", await browser.words("/agenda")
+        page = await browser.settled("/agenda")
+        hour = await browser.words("/agenda", span="1h")
     assert re.search(
         r"In the next 24 hours, \d\d jobs are planned: 4[68] runs of 2 recurrences, and 5 single jobs", words
     )
@@ -64,8 +57,8 @@ async def test_paused_recurrences_are_shown_and_not_counted(server: EmbeddedRedi
     await declare(client, queue, "held", "every 3600")
     await client.send(client.store(queue).hold("held", True))
     async with browsing(server.url) as browser:
-        words = await agenda(browser)
-        page = await browser.page("/agenda")
+        words = await browser.words("/agenda")
+        page = await browser.settled("/agenda")
     assert "0 jobs are planned: 0 runs of 0 recurrences" in words
     assert f"held {queue}, paused none" in words
     assert 'class="f-none"' in page
@@ -79,17 +72,17 @@ async def test_an_occurrence_on_the_schedule_is_no_single_job(
     raw.hset(f"evsched:{{{queue}}}:recurrence:a", "ahead", f"a@{planned}")
     await client.enqueue(queue, [New(f"a@{planned}", PAYLOAD, due=planned), New("single", PAYLOAD, due=planned)])
     async with browsing(server.url) as browser:
-        words = await agenda(browser)
+        words = await browser.words("/agenda")
     assert "and 1 single job." in words
 
 
 async def test_dense_rules_and_windows_are_counted(server: EmbeddedRedis, queue: str, client: Client) -> None:
     await declare(client, queue, "dense", "* * * * *")
     async with browsing(server.url) as browser:
-        words = await agenda(browser, span="7d")
+        words = await browser.words("/agenda", span="7d")
         await declare(client, queue, "night", "0 * * * *", window="02:00-03:00 UTC")
         browser.console.memory.clear()
-        both = await agenda(browser, span="7d")
+        both = await browser.words("/agenda", span="7d")
     found = re.search(r"planned: ([\d,]+) runs", words)
     assert found
     assert abs(int(found[1].replace(",", "")) - 7 * 1440) <= 10

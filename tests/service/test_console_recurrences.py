@@ -61,7 +61,7 @@ async def test_recurrences_that_need_a_look_are_first(
         await run(sender, store, "fails", end)
     await sender.send(store.hold("held", True, why="the warehouse moves"))
     async with browsing(server.url) as browser:
-        page, words = await browser.page("/recurrences"), await browser.words("/recurrences")
+        page, words = await browser.settled("/recurrences"), await browser.words("/recurrences")
         assert await browser.words("/recurrences", state="failing") != words
         paused = await browser.words("/recurrences", state="paused")
     assert "3 recurrences, in 2 time zones." in words
@@ -103,7 +103,7 @@ async def test_many_recurrences_are_read_in_slices_and_shown_on_pages(
             pass
         assert (len(rows), visited.commands) == (130, 5), "four slices, and a glance"
         browser.console.memory["rosters"] = found
-        first, second = await browser.page("/recurrences"), await browser.page("/recurrences", page="1")
+        first, second = await browser.settled("/recurrences"), await browser.settled("/recurrences", page="1")
     assert "1 to 100 of 130" in words_of(first)
     assert "101 to 130 of 130" in words_of(second)
     names = [re.findall(r"/recurrence\?[^\"]*name=(r\d+)", page) for page in (first, second)]

@@ -30,9 +30,15 @@ class Browser:
         assert response.status_code == 200, response.text
         return response.text
 
+    async def settled(self, path: str, **query: str) -> str:
+        """Return the HTML of a page that is read little by little, once all is read."""
+        while re.search("Counted so far|more follow", page := await self.page(path, **query)):
+            pass
+        return page
+
     async def words(self, path: str, **query: str) -> str:
-        """Return what a page says, without its tags, each gap one space."""
-        return words_of(await self.page(path, **query))
+        """Return what a page says once all is read, without its tags, each gap one space."""
+        return words_of(await self.settled(path, **query))
 
     async def regions(self, path: str, **query: str) -> dict[str, str]:
         """Return what an open page gets: the HTML of its live regions by their names."""
