@@ -25,7 +25,7 @@ _UNKNOWN: Final = Seen(nearest=0.0, gated=True, workers=True, recurs=True)
 
 
 class QueueGlances:
-    """What the last glance at each queue saw."""
+    """The results of the last glance at each queue."""
 
     def __init__(self) -> None:
         self._at = -inf
@@ -50,11 +50,11 @@ class QueueGlances:
         self._at, self._asked, self._seen = time.monotonic(), frozenset(queues), seen
 
     def recurring(self, queues: Sequence[str]) -> list[str]:
-        """Return those of the queues that have recurrences."""
+        """Return the queues that have recurrences."""
         return [queue for queue in queues if (seen := self._seen.get(queue)) is not None and seen.recurs]
 
     def scheduled(self, client: MeteredClient, queues: Sequence[str]) -> list[str]:
-        """Return those that have jobs on the schedule, and those that have shards, where the jobs may be."""
+        """Return the queues that have jobs on the schedule, or shards, where the jobs may be."""
         return [
             queue
             for queue in queues

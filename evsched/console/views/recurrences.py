@@ -106,7 +106,7 @@ def _wanted(row: RosterRow, state: str) -> bool:
 
 
 def _urgency(row: RosterRow) -> int:
-    """Return the place of a row: first those that need a look, last those that run on."""
+    """Return the place of a row: the ones that need a look come first."""
     return URGENT.index(row.state) if row.state in URGENT else len(URGENT)
 
 
