@@ -1,8 +1,8 @@
-"""The failures of queues: dead jobs and jobs that wait for a retry, counted by what failed.
+"""The failures of queues: dead jobs and jobs that wait for a retry, counted by kind.
 
-The jobs are examined in slices, as a search does, and each slice is a call of some milliseconds. All viewers share what
-was counted. A queue is counted again from its beginning every few seconds while somebody looks; what was counted before
-is shown until then.
+The jobs are examined in slices, as a search does, and each slice is a call of some milliseconds. All viewers share the
+counts. A queue is counted again from its beginning every few seconds while somebody looks; the last counts
+are shown until then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evsched.jobs.record import JobStatus
 from evsched.store.operator_calls import Match, condition
 from evsched.store.store import Store
 
-_SLICES: Final = {"dead": 250, "schedule": 500}
+_SLICES: Final = {"dead": 200, "schedule": 500}
 """Jobs that a call examines, by place: 3 ms. Few of those on the schedule have failed, and the others cost less."""
 
 _FILTERS: Final = {"dead": condition(), "schedule": condition(failed=True)}
@@ -31,8 +31,11 @@ _FILTERS: Final = {"dead": condition(), "schedule": condition(failed=True)}
 _AGAIN: Final = 5.0
 """Seconds after which a queue is counted again."""
 
+_LOOK: Final = 0.2
+"""Seconds for which one reading of the page examines jobs."""
+
 _KINDS: Final = 500
-"""Kinds of failures that are told apart in a queue."""
+"""Kinds of failures of a queue that are counted apart."""
 
 _GROUPS: Final = 500
 """Groups that are counted for a kind."""
@@ -111,7 +114,7 @@ class Failures:
         return self.recent - (sum(self.hours.values()) - self.recent) / (HOURS - 1)
 
 
-class Count:
+class FailurePass:
     """One pass over a queue and its shards."""
 
     def __init__(self) -> None:
@@ -144,16 +147,16 @@ class QueueCount:
         """When the last pass ended, on the clock of this process."""
         self.problem = ""
         """Why Redis refused to read the queue."""
-        self._whole: Count | None = None
-        self._going: Count | None = None
+        self._whole: FailurePass | None = None
+        self._going: FailurePass | None = None
         self._left = list[tuple[Store, str]]()
         self._cursor = "0"
         self._ids = list[bytes]()
 
     @property
-    def shown(self) -> Count:
+    def shown(self) -> FailurePass:
         """The last pass that has ended, or the first one as far as it is."""
-        return self._whole or self._going or Count()
+        return self._whole or self._going or FailurePass()
 
     @property
     def over(self) -> bool:
@@ -162,6 +165,9 @@ class QueueCount:
 
     def is_due(self) -> bool:
         return self._going is not None or time.monotonic() - self.ended > _AGAIN
+
+    def is_begun(self) -> bool:
+        return self._going is not None
 
     async def step(self, client: MeteredClient) -> None:
         """Examine one slice."""
@@ -182,7 +188,7 @@ class QueueCount:
             self.ended = time.monotonic()
 
     async def _begin(self, client: MeteredClient) -> None:
-        going, left = Count(), list[tuple[Store, str]]()
+        going, left = FailurePass(), list[tuple[Store, str]]()
         stores = client.stores(self.queue)
         for store, stats in zip(
             stores, await asyncio.gather(*(client.send(store.queue_stats()) for store in stores)), strict=True
@@ -196,7 +202,7 @@ class QueueCount:
         left.sort(key=lambda part: part[1])  # the dead ones first
         self._going, self._left, self._cursor, self._ids = going, left, "0", []
 
-    async def _examine(self, client: MeteredClient, going: Count) -> None:
+    async def _examine(self, client: MeteredClient, going: FailurePass) -> None:
         store, place = self._left[0]
         ids, self._ids = self._ids, []
         part = await client.send(store.find(place, _FILTERS[place], self._cursor, limit=_SLICES[place], ids=ids))
@@ -220,16 +226,16 @@ class FailureCounts:
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[QueueCount]:
         """Examine jobs for a short time, and return the counts of the queues."""
         counts = [self._queues.setdefault(queue, QueueCount(queue)) for queue in queues]
-        await self._turns.look(client, counts)
+        await self._turns.look(client, counts, _LOOK)
         return counts
 
-    async def newest_of(self, client: MeteredClient, shown: Sequence[Failures]) -> dict[Kind, JobStatus]:
-        """Return the newest job of each kind, if it still exists; it is read again when another one is the newest."""
+    async def newest_of(self, client: MeteredClient, shown: Sequence[Failures], again: bool) -> dict[Kind, JobStatus]:
+        """Return the newest job of each kind, if it still exists. `again`: read another one that is the newest now."""
         now = time.monotonic()
         wanted = dict[Kind, tuple[str, str]]()
         for one in shown:
             read, known, _ = self._tracebacks.get(one.kind, (-inf, "", None))
-            if known != one.newest[3] and now - read > _AGAIN:
+            if known != one.newest[3] and now - read > _AGAIN and (again or not known):
                 wanted[one.kind] = one.newest[2:4]
         found = await asyncio.gather(*(self._read(client, *one) for one in wanted.values()))
         for kind, status in zip(wanted, found, strict=True):

@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from evsched.console.glances import QueueGlances
 from evsched.console.page import MeteredClient
 from evsched.console.rule_words import rule_words
 from evsched.console.turns import Turns
@@ -27,6 +28,10 @@ from evsched.store.history_calls import PastJob
 
 _SLICE: Final = 250
 """Recurrences that a call reads: 3 ms."""
+
+_LOOK: Final = 0.12
+_LOOK_BACK: Final = 0.05
+"""Seconds for which one reading of a page reads recurrences, and the history."""
 
 _AGAIN: Final = 5.0
 """Seconds after which a queue is read again."""
@@ -51,11 +56,17 @@ FIELDS: Final = (
 )
 """The fields of a record that lists need. Payloads may be long."""
 
-STATES: Final = ("cannot run", "late", "failing", "paused", "on time", "after its run", "over", "stopped")
-"""Those that need a look first."""
+URGENT: Final = (("bad", "cannot run"), ("bad", "late"), ("warn", "paused"), ("bad", "failing"), ("hold", "paused"))
+"""The states that need a look, the most urgent first: the class that draws it, and its word. `warn`: after failures."""
+
+Key = tuple[str, str, str]
+"""The same for recurrences that run at the same times: rule, zone, and if it is spread; or queue, name and `ALONE`."""
+
+ALONE: Final = "alone"
+"""It shares its times with none: it has a window, an end or the like."""
 
 
-class Row(Struct, frozen=True):
+class RosterRow(Struct, frozen=True):
     """A recurrence, as lists show it. Times in Unix seconds."""
 
     queue: str
@@ -72,6 +83,7 @@ class Row(Struct, frozen=True):
     """Why it makes no jobs."""
     words: str
     """Its rule in words."""
+    key: Key
 
     def text(self, field: str) -> str:
         return text_of(self.fields, field)
@@ -97,7 +109,7 @@ def text_of(fields: dict[str, bytes], field: str) -> str:
     return fields.get(field, b"").decode(errors="backslashreplace")
 
 
-def as_row(queue: str, name: str, score: float, fields: dict[str, bytes], now: float) -> Row:
+def as_row(queue: str, name: str, score: float, fields: dict[str, bytes], now: float) -> RosterRow:
     """Return a recurrence. Occurrences that were cancelled on the schedule are taken for planned."""
     under_way = bool(counted_from(fields))
     next_ = next_time(read_standing(score, fields, under_way), now)
@@ -105,7 +117,13 @@ def as_row(queue: str, name: str, score: float, fields: dict[str, bytes], now: f
         next_ = None
     reason = text_of(fields, "reason") if fields else "it has no record"
     state = _state(score, fields, now, next_, reason, under_way)
-    return Row(queue, name, score, fields, now, next_, state, reason, words_of(fields))
+    return RosterRow(queue, name, score, fields, now, next_, state, reason, words_of(fields), _key(queue, name, fields))
+
+
+def _key(queue: str, name: str, fields: dict[str, bytes]) -> Key:
+    if any(fields.get(field) for field in ("skip", "window", "count", "after", "start", "end", "paused_until")):
+        return queue, name, ALONE
+    return text_of(fields, "rule"), text_of(fields, "zone") or "UTC", "spread" if fields.get("spread") else ""
 
 
 def _state(
@@ -147,13 +165,16 @@ class _QueueRoster:
     def __init__(self, queue: str) -> None:
         self.queue = queue
         self.ended = -inf
-        self.rows = list[Row]()
+        self.rows = list[RosterRow]()
         self.problem = ""
         """Why Redis refused to read them."""
-        self._going = dict[str, Row]()
+        self._going = dict[str, RosterRow]()
 
     def is_due(self) -> bool:
         return bool(self._going) or time.monotonic() - self.ended > _AGAIN
+
+    def is_begun(self) -> bool:
+        return bool(self._going)
 
     async def step(self, client: MeteredClient) -> None:
         try:
@@ -185,6 +206,9 @@ class _QueueRuns:
 
     def is_due(self) -> bool:
         return self._before is not None or time.monotonic() - self.ended > _AGAIN
+
+    def is_begun(self) -> bool:
+        return self._entry not in (None, "+")
 
     async def step(self, client: MeteredClient) -> None:
         newest = time.monotonic() - self.ended > _AGAIN
@@ -222,24 +246,29 @@ class Rosters:
         self._rosters = dict[str, _QueueRoster]()
         self._runs = dict[str, _QueueRuns]()
         self._turns, self._run_turns = Turns(), Turns()
+        self.glances = QueueGlances()
 
-    async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[Row]:
+    async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[RosterRow]:
         """Read for a short time, and return the recurrences of some queues."""
-        rosters = [self._rosters.setdefault(queue, _QueueRoster(queue)) for queue in queues]
-        await self._turns.look(client, rosters)
+        await self.glances.look(client, queues)
+        recurring = self.glances.recurring(queues)
+        rosters = [self._rosters.setdefault(queue, _QueueRoster(queue)) for queue in recurring]
+        await self._turns.look(client, rosters, _LOOK)
         return [row for one in rosters for row in one.rows]
 
     def unread(self, queues: Sequence[str]) -> list[tuple[str, str]]:
         """Return the queues that were not read to their end yet, or that Redis refused to read; and why."""
         return [
             (one.queue, one.problem)
-            for queue in queues
+            for queue in self.glances.recurring(queues)
             if (one := self._rosters.get(queue)) is not None and (one.problem or one.ended == -inf)
         ]
 
     async def look_back(self, client: MeteredClient, queues: Sequence[str]) -> None:
         """Read the history for a short time."""
-        await self._run_turns.look(client, [self._runs.setdefault(queue, _QueueRuns(queue)) for queue in queues])
+        await self._run_turns.look(
+            client, [self._runs.setdefault(queue, _QueueRuns(queue)) for queue in queues], _LOOK_BACK
+        )
 
     def runs_of(self, queue: str, name: str) -> list[PastJob]:
         """Return the last runs of a recurrence that are known, the newest first."""

@@ -281,9 +281,13 @@ class OperatorCalls(Queue):
 
         return self._verb("queue_stats", read, self._now())
 
-    def forecast(self, first: float, length: float, spans: int) -> Call[list[int]]:
-        """Count the jobs on the schedule that are due in each of some spans of time, in seconds; under 1,000 spans."""
-        return self._verb("forecast", raw, f"{first:.6f}", f"{length:.6f}", spans)
+    def forecast(self, first: float | None, length: float, spans: int) -> Call[tuple[float, list[int]]]:
+        """Count the jobs on the schedule that are due in each of some spans of time, in seconds; under 1,000 spans.
+
+        `first`: when the first one begins; None = with the next second. The reply begins with it.
+        """
+        begin = "" if first is None else f"{first:.6f}"
+        return self._verb("forecast", as_tuple(float, raw), begin, f"{length:.6f}", spans)
 
     def request_status(self, asker: str) -> Call[int]:
         """Ask the queue's workers to publish their status to `asker`'s channel; the reply is how many were asked.

@@ -13,7 +13,9 @@ from tests.scripts.conftest import NOW, Send
 def test_a_job_counts_in_the_span_in_which_it_is_due(send: Send, store: Store) -> None:
     dues = (NOW - 1, NOW, NOW + 59.9, NOW + 60, NOW + 179, NOW + 180)
     send(store.enqueue([New(f"j{n}", b"{}", due=due) for n, due in enumerate(dues)]))
-    assert send(store.forecast(NOW, 60.0, 3)) == [2, 1, 1]
+    assert send(store.forecast(NOW, 60.0, 3)) == (NOW, [2, 1, 1])
+    first, counts = send(store.forecast(None, 60.0, 2))
+    assert (first % 1, first < NOW, counts) == (0, True, [0, 0])
 
 
 def test_recurrences_are_listed_in_slices_with_the_fields_that_they_have(send: Send, store: Store, raw: Any) -> None:

@@ -57,6 +57,7 @@ def test_jobs_lists_matching_jobs_next_to_run_first(cli: Cli, queue: str) -> Non
         "by": "billing",
         "reason": None,
         "error": None,
+        "location": None,
         "tags": [],
     }
     some = cli.run("jobs", *of, "--limit", "2")

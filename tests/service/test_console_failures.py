@@ -67,7 +67,7 @@ async def test_failures_are_grouped_by_task_exception_and_line(
     await fail(sender, store, ["f"], Buried("expired 12 s before it could start", False, "expired"))
     await fail(sender, store, ["g"], Buried("expired 250 s before it could start", False, "expired"))
     async with browsing(server.url) as browser:
-        page, words = await browser.page("/failures"), await browser.words("/failures")
+        page, words = await browser.settled("/failures"), await browser.words("/failures")
     assert "6 jobs are dead, 1 will be retried, in 3 groups." in words
     assert "One group grows" not in words
     assert "3 groups grow: ConnectTimeout in hook since" not in words, "one death is no growth"
@@ -87,7 +87,7 @@ async def test_the_links_of_a_group_are_about_its_jobs(
     await fail(sender, store, ["a", "b"], TIMEOUT)
     await fail(sender, store, ["c"], Buried("expired 12 s before it could start", False, "expired"))
     async with browsing(server.url) as browser:
-        page = await browser.page("/failures", sort="dead")
+        page = await browser.settled("/failures", sort="dead")
         links = [unescape(link) for link in re.findall(r'href="(/(?:jobs|bulk)\?[^"]+)"', page) if "place" in link]
         revive, drop = (next(link for link in links if f"verb={verb}" in link) for verb in ("revive", "drop"))
         query = parse_qs(urlsplit(revive).query)["q"]
@@ -143,7 +143,7 @@ async def test_a_viewer_sees_failures_and_no_acts(
     await fail(sender, store, ["a", "b"], TIMEOUT)
     async with browsing(server.url, console_proxies=("127.0.0.1",), console_users=("*=viewer",)) as browser:
         browser.client.headers[browser.console.config.console_header] = "ana"
-        page = await browser.page("/failures")
+        page = await browser.settled("/failures")
     assert "2 jobs are dead" in page
     assert "/bulk" not in page
 

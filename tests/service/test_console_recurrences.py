@@ -61,7 +61,7 @@ async def test_recurrences_that_need_a_look_are_first(
         await run(sender, store, "fails", end)
     await sender.send(store.hold("held", True, why="the warehouse moves"))
     async with browsing(server.url) as browser:
-        page, words = await browser.page("/recurrences"), await browser.words("/recurrences")
+        page, words = await browser.settled("/recurrences"), await browser.words("/recurrences")
         assert await browser.words("/recurrences", state="failing") != words
         paused = await browser.words("/recurrences", state="paused")
     assert "3 recurrences, in 2 time zones." in words
@@ -101,9 +101,9 @@ async def test_many_recurrences_are_read_in_slices_and_shown_on_pages(
         visited = browser.console.client.metered()
         while not (rows := await found.look(visited, [queue])) or found.unread([queue]):
             pass
-        assert (len(rows), visited.commands) == (130, 4)
+        assert (len(rows), visited.commands) == (130, 5), "four slices, and a glance"
         browser.console.memory["rosters"] = found
-        first, second = await browser.page("/recurrences"), await browser.page("/recurrences", page="1")
+        first, second = await browser.settled("/recurrences"), await browser.settled("/recurrences", page="1")
     assert "1 to 100 of 130" in words_of(first)
     assert "101 to 130 of 130" in words_of(second)
     names = [re.findall(r"/recurrence\?[^\"]*name=(r\d+)", page) for page in (first, second)]
@@ -185,3 +185,26 @@ async def test_a_recurrence_that_cannot_run_says_why(
         assert (await browser.client.get("/recurrence", params={"queue": queue, "name": "gone"})).status_code == 200
         missing = await browser.client.get("/recurrence", params={"queue": queue, "name": "never"})
         assert missing.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/recurrences", {"say", "filter", "recurrences"}),
+        ("/recurrence", {"say", "acts", "runs", "next"}),
+        ("/agenda", {"say", "chart", "busy", "list"}),
+        ("/failures", {"say", "groups"}),
+    ],
+)
+async def test_an_open_page_gets_its_regions(
+    server: EmbeddedRedis, queue: str, client: Client, path: str, names: set[str]
+) -> None:
+    await declare(client, queue, "nightly")
+    query = {"queue": queue, "name": "nightly"} if path == "/recurrence" else {}
+    async with browsing(server.url) as browser:
+        regions = await browser.regions(path, **query)
+        page = await browser.page(path, **query)
+    assert regions.keys() == names
+    for name, html in regions.items():
+        assert f'data-live="{name}"' in html
+        assert f'data-live="{name}"' in page

@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import httpx
+import pytest
 
 from evsched.config import Config
 from evsched.console.application import Console, create
+from evsched.console.live import Reread
 
 _TAG: Final = re.compile(r"<[^>]*>")
 
@@ -28,9 +30,28 @@ class Browser:
         assert response.status_code == 200, response.text
         return response.text
 
+    async def settled(self, path: str, **query: str) -> str:
+        """Return the HTML of a page that is read little by little, once all is read."""
+        while re.search("Counted so far|more follow", page := await self.page(path, **query)):
+            pass
+        return page
+
     async def words(self, path: str, **query: str) -> str:
-        """Return what a page says, without its tags, each gap one space."""
-        return words_of(await self.page(path, **query))
+        """Return what a page says once all is read, without its tags, each gap one space."""
+        return words_of(await self.settled(path, **query))
+
+    async def regions(self, path: str, **query: str) -> dict[str, str]:
+        """Return what an open page gets: the HTML of its live regions by their names."""
+        caught = list[Reread]()
+
+        async def stream(_key: str, reread: Reread, *_: Any) -> AsyncGenerator[bytes]:
+            caught.append(reread)
+            yield b""
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.console.hub, "stream", stream)
+            await self.client.get(f"/live{path}", params=query or None)
+        return (await caught[0]()).regions
 
     async def send(self, page: str, act: str, **fields: str) -> str:
         """Send a form with the proof of a page; return what the page says to which it leads."""

@@ -1,7 +1,7 @@
 """The pages, a file for each group of them. Each has functions that read the values of a template, and its `VIEWS`."""
 
 from evsched.console.page import View
-from evsched.console.views import act, failures, jobs, now, past, queue, recurrences, trail, workers
+from evsched.console.views import act, agenda, failures, jobs, now, past, queue, recurrences, trail, workers
 
 VIEWS: tuple[View, ...] = (
     *now.VIEWS,
@@ -9,6 +9,7 @@ VIEWS: tuple[View, ...] = (
     *jobs.VIEWS,
     *failures.VIEWS,
     *recurrences.VIEWS,
+    *agenda.VIEWS,
     *workers.VIEWS,
     *past.VIEWS,
     *trail.VIEWS,

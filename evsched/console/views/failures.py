@@ -59,7 +59,7 @@ class FailureRow(Struct, frozen=True):
     exact: bool
     """Whether it finds no others."""
     traceback: tuple[str, str, str] | None
-    """Of the newest job: before the line of the user's code, that line, after it."""
+    """The newest job's: before the line of the user's code, that line, after it."""
     newest: tuple[str, str]
     """Queue and id."""
 
@@ -160,8 +160,8 @@ async def _failures(visit: Visit) -> dict[str, Any]:
     found = merge(counts)
     found.sort(key=lambda one: (-_ORDERS.get(order, _ORDERS["growing"])[1](one), -one.dead, -one.retried, one.kind))
     shown, others = found[:_SHOWN], Counter((one.task, one.error) for one in found)
-    newest = await counted.newest_of(client, shown[:_READ])
     over = all(count.over for count in counts)
+    newest = await counted.newest_of(client, shown[:_READ], over)
     return {
         "rows": [_row(one, others, over, newest.get(one.kind), now) for one in shown],
         "growing": [_row(one, others, over, None, now) for one in found if one.grows(now)][:2],
@@ -174,6 +174,8 @@ async def _failures(visit: Visit) -> dict[str, Any]:
         "total": sum(count.shown.total for count in counts),
         "unread": [(count.queue, count.problem) for count in counts if count.problem],
         "now": now,
+        "oldest": min((count.shown.at for count in counts if count.shown.at), default=now),
+        "as_of": time.time(),
         "queue": visit.get("queue"),
         "known": known,
         "order": order if order in _ORDERS else "growing",

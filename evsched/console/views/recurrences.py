@@ -21,7 +21,7 @@ from evsched.client import recurrence_operations
 from evsched.client.recurrence_operations import find_standing, read_record, read_stored
 from evsched.client.time_texts import parse_time
 from evsched.console.page import View, Visit
-from evsched.console.rosters import STATES, Rosters, Row, as_row, text_of
+from evsched.console.rosters import URGENT, RosterRow, Rosters, as_row, text_of
 from evsched.console.words import Clock
 from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.record import number
@@ -55,7 +55,7 @@ _FILTERS: Final = ("paused", "failing", "late", "cannot run")
 class ListedRow(Struct, frozen=True):
     """A recurrence on the page, with its last runs."""
 
-    row: Row
+    row: RosterRow
     next: Markup | str
     """In the zone of the rule."""
     zone: str
@@ -87,7 +87,7 @@ def runs_words(outcomes: Sequence[str]) -> str:
     return f"{last}: {total - failed} done, {failed} failed"
 
 
-def _clock(visit: Visit, row: Row) -> Clock:
+def _clock(visit: Visit, row: RosterRow) -> Clock:
     """Return what writes the planned times of a recurrence: in the zone of its rule, if that matters."""
     if row.zoned and row.zone != visit.console.config.console_zone:
         with suppress(ConfigError):
@@ -95,14 +95,19 @@ def _clock(visit: Visit, row: Row) -> Clock:
     return visit.console.pages.clock
 
 
-def _zoned(visit: Visit, moment: float | None, row: Row) -> tuple[Markup | str, str]:
+def _zoned(visit: Visit, moment: float | None, row: RosterRow) -> tuple[Markup | str, str]:
     """Return a time in the zone of a rule if it matters, and then the name of the zone if it is not the console's."""
     clock_of_rule = _clock(visit, row)
     return clock_of_rule.moment(moment), "" if clock_of_rule is visit.console.pages.clock else row.zone
 
 
-def _wanted(row: Row, state: str) -> bool:
+def _wanted(row: RosterRow, state: str) -> bool:
     return not state or row.state[1] == state or (state == "failing" and row.count("failing") > 0)
+
+
+def _urgency(row: RosterRow) -> int:
+    """Return the place of a row: the ones that need a look come first."""
+    return URGENT.index(row.state) if row.state in URGENT else len(URGENT)
 
 
 def _page_of(text: str, rows: int) -> int:
@@ -116,7 +121,7 @@ async def _recurrences(visit: Visit) -> dict[str, Any]:
     queues = [check_queue(only)] if only else known
     rows = await rosters.look(client, queues)
     wanted = [row for row in rows if _wanted(row, state)]
-    wanted.sort(key=lambda row: (min(STATES.index(row.state[1]), STATES.index("on time")), row.next or inf, row.name))
+    wanted.sort(key=lambda row: (_urgency(row), row.next or inf, row.name))
     page = _page_of(visit.get("page"), len(wanted))
     shown = wanted[page * _ROWS : (page + 1) * _ROWS]
     await rosters.look_back(client, sorted({row.queue for row in shown}))
@@ -126,6 +131,7 @@ async def _recurrences(visit: Visit) -> dict[str, Any]:
         next_, zone = _zoned(visit, row.next, row)
         listed.append(ListedRow(row, next_, zone, outcomes, runs_words(outcomes)))
     by_queue = Counter(row.queue for row in rows)
+    unread = rosters.unread(queues)
     zones = sorted({row.zone for row in rows if row.zoned})
     return {
         "rows": listed,
@@ -143,7 +149,8 @@ async def _recurrences(visit: Visit) -> dict[str, Any]:
         "by_queue": by_queue.most_common(12),
         "queue": only,
         "state": state,
-        "unread": rosters.unread(queues),
+        "pending": sum(not problem for _, problem in unread),
+        "refused": [(where, problem) for where, problem in unread if problem],
         "now": max((row.now for row in rows), default=time.time()),
         "command": f"evsched recurrences --queue {only or (by_queue.most_common(1) or [('default', 0)])[0][0]}",
     }
@@ -209,7 +216,7 @@ class Backfill(Struct, frozen=True):
     problem: str = ""
 
 
-async def _dry_run(visit: Visit, row: Row, now: float) -> Backfill | None:
+async def _dry_run(visit: Visit, row: RosterRow, now: float) -> Backfill | None:
     """Return what a backfill would do, if the form asks for one. Its times are in the zone of the rule."""
     if not visit.get("from"):
         return None
@@ -283,7 +290,7 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
         "recurrence": name,
         "row": row,
         "zone_name": _zoned(visit, now, row)[1],
-        "explained": explained,
+        "sentence": explained.sentence.partition("; resume it with")[0],
         "paused": number(fields.get("paused")),
         "times": times,
         "problem": problem,
@@ -303,7 +310,7 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
     }
 
 
-def _planned(visit: Visit, run: PastJob, row: Row) -> tuple[Markup | str, bool]:
+def _planned(visit: Visit, run: PastJob, row: RosterRow) -> tuple[Markup | str, bool]:
     """Return the planned time of a run, and whether it was requested: then it has microseconds."""
     text = run.id.rpartition("@")[2]
     return _zoned(visit, number(text.encode()), row)[0], len(text.partition(".")[2]) == 6
