@@ -184,10 +184,14 @@ class Acts:
         task.add_done_callback(self._tasks.discard)
         return address("", "/act", id=run.id)
 
+    async def wait(self) -> None:
+        """Wait until all acts have ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.wait()
 
 
 def client_of(visit: Visit) -> Client:

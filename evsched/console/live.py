@@ -50,6 +50,12 @@ class _Reader:
         self.task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
+        try:
+            await self._read_on()
+        finally:  # it was cancelled, or has a bug: its lookers must not wait for it
+            self.changed.set()
+
+    async def _read_on(self) -> None:
         while True:
             begun = time.monotonic()
             try:
@@ -94,7 +100,7 @@ class Hub:
             changed = reader.changed
             if not reader.latest.regions and not reader.latest.problem:
                 await changed.wait()
-            while not self._stopped:
+            while not self._stopped and not reader.task.done():
                 changed = reader.changed
                 yield _events(reader.latest, sent)
                 try:
