@@ -321,7 +321,10 @@ def _on_jobs(name: str) -> Perform:
         if len(chosen) == 1:
             ((queue, job),) = chosen
             await act.one(client, check_queue(queue), job, due)
-            return acts.note(visit, f"Job {job:.200} was {act.done}.", "/job", queue=queue, id=job)
+            sentence = f"Job {job:.200} was {act.done}."
+            if name in ("cancel", "drop"):  # its record is gone
+                return acts.note(visit, sentence, "/queue", name=queue)
+            return acts.note(visit, sentence, "/job", queue=queue, id=job)
         if chosen:
             return acts.begin(
                 f"{act.label} {len(chosen)} jobs",

@@ -139,12 +139,12 @@ def consoles(url: str) -> Generator[Consoles]:
 
 
 def seed(raw: Any, queue: str) -> None:
-    """Make a queue with a job that waits, a dead one, and a recurrence."""
+    """Make a queue with a job that waits, dead ones, one of them to be dropped, and a recurrence."""
     raw.sadd(keys.QUEUES, queue)
-    for job in ("waits", "dead"):
-        raw.hset(keys.job(queue, job), "payload", '{"task":"noop"}')
+    for job, task in (("waits", "noop"), ("dead", "noop"), ("spare", "spare")):
+        raw.hset(keys.job(queue, job), "payload", f'{{"task":"{task}"}}')
     raw.zadd(keys.schedule(queue), {"waits": LATER})
-    raw.zadd(f"{keys.root(queue)}dead", {"dead": 1.7e9})
+    raw.zadd(f"{keys.root(queue)}dead", {"dead": 1.7e9, "spare": 1.6e9})
     raw.hset(f"{keys.root(queue)}recurrence:r", mapping={"rule": "@daily", "task": "noop"})
     raw.zadd(keys.recurrences(queue), {"r": LATER})
 
@@ -152,7 +152,7 @@ def seed(raw: Any, queue: str) -> None:
 QUERIES: Final[dict[str, str]] = {
     "/queue": "?name={queue}",
     "/job": "?queue={queue}&id=waits",
-    "/bulk": "?verb=cancel&q=queue:{queue}",
+    "/bulk": "?verb=cancel&q=queue:{queue}+place:schedule",
     "/recurrence": "?queue={queue}&name=r",
     "/act": "?id={run}",
 }
