@@ -14,8 +14,8 @@ from starlette.routing import Mount
 
 from evsched import keys
 from evsched.config import Config
-from evsched.console import access, create
-from evsched.console.access import COOKIE, ROLES, Role
+from evsched.console import create
+from evsched.console.access import COOKIE, LENGTH, ROLES, Role, Visitor
 from evsched.console.acts import ACTS
 from evsched.console.page import Pages
 from evsched.console.views import VIEWS
@@ -257,7 +257,7 @@ async def test_redis_has_only_digests_and_no_log_a_secret(
         stored += str(raw.hgetall(keys.CONSOLE_TOKENS))
         assert sha256(ann.session.encode()).hexdigest() in stored
         assert sha256(token.encode()).hexdigest() in stored
-        assert 0 < raw.ttl(raw.keys(f"{keys.CONSOLE_SESSION}*")[0]) <= access.LENGTH
+        assert 0 < raw.ttl(raw.keys(f"{keys.CONSOLE_SESSION}*")[0]) <= LENGTH
         for secret in (token, ann.session, proof):
             assert secret not in stored
             assert secret not in caplog.text
@@ -524,7 +524,7 @@ async def test_strangers_do_not_learn_where_redis_is(users: Consoles) -> None:
 
 def test_roles_include_each_other() -> None:
     roles: dict[Role, list[Role]] = {
-        one: [other for other in ROLES if access.Visitor("x", one).may(other)] for one in ROLES
+        one: [other for other in ROLES if Visitor("x", one).may(other)] for one in ROLES
     }
     assert roles == {
         "viewer": ["viewer"],
