@@ -245,7 +245,7 @@ class Sweep:
         Raises:
             ConfigError: none is.
         """
-        left = [place for place in places if place in self._places]
+        left: list[Place] = [place for place in places if place in self._places]
         if not left:
             raise ConfigError(
                 f"it is about jobs in {' or '.join(self._places)}, and the filter about jobs in {' or '.join(places)}"

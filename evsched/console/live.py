@@ -28,7 +28,7 @@ _BEAT: Final = 15.0
 """Seconds after which a stream sends a comment, if nothing has changed, so that proxies keep it open."""
 
 
-class Reading(Struct, frozen=True):
+class PageReading(Struct, frozen=True):
     """The result of one reading: the HTML of each region, or why it failed; and how many commands it took."""
 
     regions: dict[str, str]
@@ -36,15 +36,15 @@ class Reading(Struct, frozen=True):
     commands: int = 0
 
 
-Reread = Callable[[], Awaitable[Reading]]
+Reread = Callable[[], Awaitable[PageReading]]
 
 
-class _Reader:
+class _PageReader:
     """Reads one page again and again, for all who look at it."""
 
     def __init__(self, hub: Hub, reread: Reread, every: float) -> None:
         self._hub, self._reread, self._every = hub, reread, every
-        self.latest = Reading({})
+        self.latest = PageReading({})
         self.changed = asyncio.Event()
         self.lookers = 0
         self.task = asyncio.ensure_future(self._run())
@@ -61,9 +61,9 @@ class _Reader:
             try:
                 reading = await self._reread()
             except StoreError as error:
-                reading = Reading({}, str(error))
+                reading = PageReading({}, str(error))
             except EvschedError as error:
-                reading = Reading({}, str(error))
+                reading = PageReading({}, str(error))
             self.latest = reading
             self.changed.set()
             self.changed = asyncio.Event()
@@ -76,7 +76,7 @@ class Hub:
     """The readers of all open pages of a console."""
 
     def __init__(self) -> None:
-        self._readers = dict[str, _Reader]()
+        self._readers = dict[str, _PageReader]()
         self._stopped = False
 
     @property
@@ -93,7 +93,7 @@ class Hub:
         """
         reader = self._readers.get(key)
         if reader is None:
-            reader = self._readers[key] = _Reader(self, reread, every)
+            reader = self._readers[key] = _PageReader(self, reread, every)
         reader.lookers += 1
         sent, asked = dict[str, str](), time.monotonic()
         try:
@@ -127,7 +127,7 @@ class Hub:
             reader.changed.set()
 
 
-def _events(reading: Reading, sent: dict[str, str]) -> bytes:
+def _events(reading: PageReading, sent: dict[str, str]) -> bytes:
     """Return the events of the regions that have changed, and note them in `sent` by their digests."""
     if reading.problem:
         return _event("problem", "", reading.problem)

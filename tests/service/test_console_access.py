@@ -15,9 +15,9 @@ from starlette.routing import Mount
 from evsched import keys
 from evsched.config import Config
 from evsched.console import create
-from evsched.console.access import COOKIE, LENGTH, ROLES, Role, Visitor
-from evsched.console.acts import ACTS
 from evsched.console.page import Pages
+from evsched.console.user_acts import ACTS
+from evsched.console.users import COOKIE, LENGTH, ROLES, Role, Visitor
 from evsched.console.views import VIEWS
 from evsched.errors import ConfigError
 from evsched.transport.embedded import EmbeddedRedis
@@ -523,9 +523,7 @@ async def test_strangers_do_not_learn_where_redis_is(users: Consoles) -> None:
 
 
 def test_roles_include_each_other() -> None:
-    roles: dict[Role, list[Role]] = {
-        one: [other for other in ROLES if Visitor("x", one).may(other)] for one in ROLES
-    }
+    roles: dict[Role, list[Role]] = {one: [other for other in ROLES if Visitor("x", one).may(other)] for one in ROLES}
     assert roles == {
         "viewer": ["viewer"],
         "operator": ["viewer", "operator"],

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from evsched.console import live
-from evsched.console.access import COOKIE
 from evsched.console.page import View
+from evsched.console.users import COOKIE
 from evsched.console.views import VIEWS
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
@@ -76,8 +76,8 @@ async def test_reader_rests_for_what_it_has_cost(users: Consoles, app: Any, queu
     seed(raw, queue)
     hub, rests = hub_of(app), list[float]()
 
-    async def reread() -> live.Reading:
-        return live.Reading({}, "", 8)
+    async def reread() -> live.PageReading:
+        return live.PageReading({}, "", 8)
 
     async def still() -> bool:
         return True
@@ -243,7 +243,7 @@ async def test_page_that_fails_says_so_and_ends_when_it_has_a_bug(
         async with Stream(app, "/live/act?id=gone", viewer.session) as stream:
             assert "does not know the act any more" in (await stream.chunk() or "")
 
-    async def fail() -> live.Reading:
+    async def fail() -> live.PageReading:
         raise RuntimeError("a bug")
 
     async def still() -> bool:
@@ -268,7 +268,7 @@ async def test_streams_are_not_for_pages_of_other_sites(users: Consoles, app: An
 async def test_number_of_different_open_pages_is_limited(
     users: Consoles, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evsched.console.application._OPEN_MOST", 1)
+    monkeypatch.setattr("evsched.console.console_app._OPEN_MOST", 1)
     async with users.signed_in(app, "viewer") as viewer, Stream(app, "/live/?a", viewer.session) as first:
         await first.regions()
         async with Stream(app, "/live/?b", viewer.session) as second:

@@ -18,7 +18,7 @@ from evsched import keys
 from evsched.client.client import SyncClient
 from evsched.config import Config
 from evsched.console import create
-from evsched.console.access import COOKIE, Role, make_token
+from evsched.console.users import COOKIE, Role, make_token
 from tests.support.patience import PATIENCE
 
 LATER: Final = 4e9

@@ -30,7 +30,7 @@ _CHARTED: Final = 20
 """Queues whose last day is shown: the most urgent ones."""
 
 
-class QueueRow(Struct, frozen=True):
+class QueueLine(Struct, frozen=True):
     """A queue on the page. `state`: its class and its word, see console.css."""
 
     name: str
@@ -92,7 +92,7 @@ def state_of(stats: QueueStats) -> tuple[str, str]:
     return ("ok", "on time") if stats.workers or stats.parents else ("wait", "idle")
 
 
-async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueRow:
+async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueLine:
     hour, counted = int(stats.now // HOUR), hour_counts(visit)
     hours = await asyncio.gather(
         *(counted.read(visit.client, name, hour - back, hour) for back in reversed(range(_HOURS)))
@@ -101,7 +101,7 @@ async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueRow:
     for one in [*hours[-1], *(hours[-2] if stats.now % HOUR < HOUR / 4 else ())]:
         if one.late is not None:
             late[one.late] = late.get(one.late, 0) + one.jobs
-    return QueueRow(
+    return QueueLine(
         name=name,
         state=state_of(stats),
         stats=stats,
@@ -113,7 +113,7 @@ async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueRow:
     )
 
 
-class Examination:
+class DoctorPass:
     """The findings of the doctor, without the audit of all jobs. It is asked in the background, every 5 minutes."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ async def _now(visit: Visit) -> dict[str, Any]:
     known = {name: stats for name, stats in read if not isinstance(stats, StoreError)}
     first = sorted(known, key=lambda name: (_URGENCY[state_of(known[name])[1]], name))
     rows = await asyncio.gather(*(_row(visit, name, known[name]) for name in first[:_CHARTED]))
-    examined: Examination = visit.console.memory.setdefault("examined", Examination())
+    examined: DoctorPass = visit.console.memory.setdefault("examined", DoctorPass())
     examined.refresh(visit, names)
     hours = range(_HOURS)
     ended = [sum(row.ended[at] for row in rows) for at in hours]
@@ -161,7 +161,7 @@ async def _now(visit: Visit) -> dict[str, Any]:
     }
 
 
-def _findings(rows: Sequence[QueueRow]) -> list[Finding]:
+def _findings(rows: Sequence[QueueLine]) -> list[Finding]:
     """Return what the counts show, as sentences with their remedy."""
     found = list[Finding]()
     for row in rows:
