@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # The tests start Python some hundred times: each would compile all the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-cluster lua-coverage check chaos bench bench-scaling lock format clean
+.PHONY: demo test test-all test-cluster lua-coverage check chaos bench bench-scaling screenshots lock format clean
 
 demo: $(READY)
 	@$(BIN)/evsched demo
@@ -63,6 +63,10 @@ bench: $(READY)
 bench-scaling: $(READY)
 	@$(BIN)/python -m bench scaling --save scaling $(ARGS)
 	@$(BIN)/python -m bench production --save production $(ARGS)
+
+# Pictures of the console for the documentation, from a run of some minutes. Less: ARGS="--minutes 1 console-now"
+screenshots: $(READY)
+	@$(BIN)/python -m bench.screenshots $(ARGS)
 
 format: $(READY)
 	@$(BIN)/ruff format .

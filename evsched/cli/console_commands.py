@@ -59,7 +59,7 @@ def token(
     """
     if delete == (role is not None):
         raise UsageError("console token: give --role viewer, operator or admin; or --delete")
-    from evsched.console.access import make_token, remove_token
+    from evsched.console.users import make_token, remove_token
 
     with client(url) as redis:
         if role is not None:
@@ -76,7 +76,7 @@ def tokens(*, json: Json = False, url: Url = None) -> None:
 
     Example: evsched console tokens
     """
-    from evsched.console.access import read_tokens
+    from evsched.console.users import read_tokens
 
     with client(url) as redis:
         found = sorted(redis.send(read_tokens()).items())

@@ -6,8 +6,8 @@
 
 It reads the settings of `evsched console` from the environment, unless it is given a `Config`. Everything goes through
 client/; this folder has no logic of jobs. Start with `views/`, a file for each group of pages: each reads what its
-template in templates/ shows. `application.py` serves them, `live.py` keeps open pages up to date, `access.py` knows
-the users, `acts.py` performs what they ask for. It may import client/ and the layers below it, and diagnostics/.
+template in templates/ shows. `console_app.py` serves them, `live.py` keeps open pages up to date, `users.py` knows
+the users, `user_acts.py` performs what they ask for. It may import client/ and the layers below it, and diagnostics/.
 """
 
 from evsched.errors import ConfigError
@@ -21,7 +21,7 @@ def missing() -> ConfigError:
 
 
 try:
-    from evsched.console.application import create
+    from evsched.console.console_app import create
 except ImportError as error:
     raise missing() from error
 

@@ -28,7 +28,7 @@ _BEAT: Final = 15.0
 """Seconds after which a stream sends a comment, if nothing has changed, so that proxies keep it open."""
 
 
-class Reading(Struct, frozen=True):
+class PageReading(Struct, frozen=True):
     """The result of one reading: the HTML of each region, or why it failed; and how many commands it took."""
 
     regions: dict[str, str]
@@ -36,28 +36,34 @@ class Reading(Struct, frozen=True):
     commands: int = 0
 
 
-Reread = Callable[[], Awaitable[Reading]]
+Reread = Callable[[], Awaitable[PageReading]]
 
 
-class _Reader:
+class _PageReader:
     """Reads one page again and again, for all who look at it."""
 
     def __init__(self, hub: Hub, reread: Reread, every: float) -> None:
         self._hub, self._reread, self._every = hub, reread, every
-        self.latest = Reading({})
+        self.latest = PageReading({})
         self.changed = asyncio.Event()
         self.lookers = 0
         self.task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
+        try:
+            await self._read_on()
+        finally:  # it was cancelled, or has a bug: its lookers must not wait for it
+            self.changed.set()
+
+    async def _read_on(self) -> None:
         while True:
             begun = time.monotonic()
             try:
                 reading = await self._reread()
             except StoreError as error:
-                reading = Reading({}, str(error))
+                reading = PageReading({}, str(error))
             except EvschedError as error:
-                reading = Reading({}, str(error))
+                reading = PageReading({}, str(error))
             self.latest = reading
             self.changed.set()
             self.changed = asyncio.Event()
@@ -70,7 +76,7 @@ class Hub:
     """The readers of all open pages of a console."""
 
     def __init__(self) -> None:
-        self._readers = dict[str, _Reader]()
+        self._readers = dict[str, _PageReader]()
         self._stopped = False
 
     @property
@@ -87,14 +93,14 @@ class Hub:
         """
         reader = self._readers.get(key)
         if reader is None:
-            reader = self._readers[key] = _Reader(self, reread, every)
+            reader = self._readers[key] = _PageReader(self, reread, every)
         reader.lookers += 1
         sent, asked = dict[str, str](), time.monotonic()
         try:
             changed = reader.changed
             if not reader.latest.regions and not reader.latest.problem:
                 await changed.wait()
-            while not self._stopped:
+            while not self._stopped and not reader.task.done():
                 changed = reader.changed
                 yield _events(reader.latest, sent)
                 try:
@@ -121,7 +127,7 @@ class Hub:
             reader.changed.set()
 
 
-def _events(reading: Reading, sent: dict[str, str]) -> bytes:
+def _events(reading: PageReading, sent: dict[str, str]) -> bytes:
     """Return the events of the regions that have changed, and note them in `sent` by their digests."""
     if reading.problem:
         return _event("problem", "", reading.problem)

@@ -23,7 +23,7 @@ from evsched.client.client import Client
 from evsched.client.operations import Send, Step, Wait
 from evsched.config import Config
 from evsched.console import charts, words
-from evsched.console.access import Role, Visitor
+from evsched.console.users import Role, Visitor
 from evsched.recurrence.cron import find_zone
 from evsched.transport.senders import BatchingSender
 
@@ -133,7 +133,7 @@ class Pages:
     """Draws pages. `prefix`: the path below which the console is mounted is that of each request."""
 
     def __init__(self, config: Config) -> None:
-        self.clock = words.Clock(find_zone(config.console_zone))
+        self.clock = words.PageClock(find_zone(config.console_zone))
         self._environment = Environment(
             loader=PackageLoader("evsched.console"),
             autoescape=True,

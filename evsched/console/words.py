@@ -63,7 +63,7 @@ def as_json(value: Any) -> str:
     return msgspec.json.format(text, indent=2).decode()
 
 
-class Clock:
+class PageClock:
     """Writes times in one zone."""
 
     def __init__(self, zone: tzinfo) -> None:

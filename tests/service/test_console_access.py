@@ -14,19 +14,17 @@ from starlette.routing import Mount
 
 from evsched import keys
 from evsched.config import Config
-from evsched.console import access, create
-from evsched.console.access import COOKIE, ROLES, Role
-from evsched.console.acts import ACTS
+from evsched.console import create
 from evsched.console.page import Pages
+from evsched.console.user_acts import ACTS
+from evsched.console.users import COOKIE, LENGTH, ROLES, Role, Visitor
 from evsched.console.views import VIEWS
 from evsched.errors import ConfigError
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
-from tests.support.console import BASE, Consoles, Found, Stream, consoles
+from tests.support.console import BASE, Consoles, Found, Stream, consoles, query_of, seed
 
 pytestmark = pytest.mark.one_server
-
-LATER = 4e9
 
 
 @pytest.fixture
@@ -41,15 +39,6 @@ async def app(users: Consoles) -> AsyncGenerator[Any]:
     users.token("root", "admin")
     async with users.app() as app:
         yield app
-
-
-def seed(raw: Any, queue: str) -> None:
-    """Make a queue with a job that waits and a dead one."""
-    raw.sadd("evsched:{}:queues", queue)
-    for job in ("waits", "dead"):
-        raw.hset(keys.job(queue, job), "payload", '{"task":"noop"}')
-    raw.zadd(keys.schedule(queue), {"waits": LATER})
-    raw.zadd(f"{keys.root(queue)}dead", {"dead": 1.7e9})
 
 
 def everything(raw: Any) -> dict[bytes, bytes]:
@@ -110,15 +99,12 @@ async def test_an_operator_acts_and_is_named_in_the_audit_trail(
     assert users.audited(queue) == [("ann", "console", "pause")]
 
 
-PLACES = {"/queue": "?name={queue}", "/job": "?queue={queue}&id=waits"}
-
-
 async def test_pages_of_a_viewer_only_search_and_sign_out(users: Consoles, app: Any, queue: str, raw: Any) -> None:
     seed(raw, queue)
     searched = {"", *(view.path for view in VIEWS)}
     async with users.signed_in(app, "viewer") as viewer:
         for view in VIEWS:
-            answer = await viewer.get(view.path + PLACES.get(view.path, "").format(queue=queue))
+            answer = await viewer.get(view.path + await query_of(view.path, queue, app, users))
             forms = Found(answer.text).forms
             if view.needs != "viewer":
                 assert (answer.status_code, forms) == (403, []), view.path
@@ -271,7 +257,7 @@ async def test_redis_has_only_digests_and_no_log_a_secret(
         stored += str(raw.hgetall(keys.CONSOLE_TOKENS))
         assert sha256(ann.session.encode()).hexdigest() in stored
         assert sha256(token.encode()).hexdigest() in stored
-        assert 0 < raw.ttl(raw.keys(f"{keys.CONSOLE_SESSION}*")[0]) <= access.LENGTH
+        assert 0 < raw.ttl(raw.keys(f"{keys.CONSOLE_SESSION}*")[0]) <= LENGTH
         for secret in (token, ann.session, proof):
             assert secret not in stored
             assert secret not in caplog.text
@@ -537,9 +523,7 @@ async def test_strangers_do_not_learn_where_redis_is(users: Consoles) -> None:
 
 
 def test_roles_include_each_other() -> None:
-    roles: dict[Role, list[Role]] = {
-        one: [other for other in ROLES if access.Visitor("x", one).may(other)] for one in ROLES
-    }
+    roles: dict[Role, list[Role]] = {one: [other for other in ROLES if Visitor("x", one).may(other)] for one in ROLES}
     assert roles == {
         "viewer": ["viewer"],
         "operator": ["viewer", "operator"],

@@ -14,11 +14,15 @@ from urllib.parse import urlencode
 import httpx
 from starlette.types import ASGIApp, Message
 
+from evsched import keys
 from evsched.client.client import SyncClient
 from evsched.config import Config
 from evsched.console import create
-from evsched.console.access import COOKIE, Role, make_token
+from evsched.console.users import COOKIE, Role, make_token
 from tests.support.patience import PATIENCE
+
+LATER: Final = 4e9
+"""A moment at which nothing is due yet."""
 
 BASE: Final = "http://console"
 """Browsers send no Sec-Fetch-Site there, so this support does not, either."""
@@ -54,14 +58,16 @@ class Browser:
         query = "" if back is None else f"?{urlencode({'back': back})}"
         return await self.http.post(f"{self.prefix}/sign-in{query}", data={"token": token}, **options)
 
-    async def proof(self, path: str = "/") -> str:
+    async def proof(self, path: str = "/jobs") -> str:
         """Return what the forms of this user's pages prove themselves with; empty if the page has no form."""
         return Found((await self.get(path)).text).fields.get("proof", "")
 
     async def send(self, path: str, /, *, proof: str | None = None, **fields: str) -> httpx.Response:
         """Send a form as a page of the console does."""
         given = await self.proof() if proof is None else proof
-        return await self.http.post(self.prefix + path, data={"proof": given, **fields}, headers={"Origin": BASE})
+        return await self.http.post(
+            self.prefix + path, data={"proof": given, **fields}, headers={"Origin": str(self.http.base_url).rstrip("/")}
+        )
 
     @property
     def session(self) -> str:
@@ -108,6 +114,12 @@ class Consoles:
             yield Browser(http, prefix)
 
     @asynccontextmanager
+    async def browser_of(self, url: str, prefix: str = "") -> AsyncGenerator[Browser]:
+        """Yield a browser at a console that is a process."""
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
+            yield Browser(http, prefix)
+
+    @asynccontextmanager
     async def signed_in(
         self, app: ASGIApp, role: Role, *, name: str = "ann", **options: Any
     ) -> AsyncGenerator[Browser]:
@@ -124,6 +136,39 @@ def consoles(url: str) -> Generator[Consoles]:
         yield found
     finally:
         found.close()
+
+
+def seed(raw: Any, queue: str) -> None:
+    """Make a queue with a job that waits, dead ones, one of them to be dropped, and a recurrence."""
+    raw.sadd(keys.QUEUES, queue)
+    for job, task in (("waits", "noop"), ("dead", "noop"), ("spare", "spare")):
+        raw.hset(keys.job(queue, job), "payload", f'{{"task":"{task}"}}')
+    raw.zadd(keys.schedule(queue), {"waits": LATER})
+    raw.zadd(f"{keys.root(queue)}dead", {"dead": 1.7e9, "spare": 1.6e9})
+    raw.hset(f"{keys.root(queue)}recurrence:r", mapping={"rule": "@daily", "task": "noop"})
+    raw.zadd(keys.recurrences(queue), {"r": LATER})
+
+
+QUERIES: Final[dict[str, str]] = {
+    "/queue": "?name={queue}",
+    "/job": "?queue={queue}&id=waits",
+    "/bulk": "?verb=cancel&q=queue:{queue}+place:schedule",
+    "/recurrence": "?queue={queue}&name=r",
+    "/act": "?id={run}",
+}
+"""The parameters that pages need, about a queue of `seed`. Tests of all pages fail for one that is missing here."""
+
+
+async def query_of(path: str, queue: str, app: Any, users: Consoles) -> str:
+    """Return the parameters of a page."""
+    query, run = QUERIES.get(path, ""), ""
+    if "{run}" in query:
+        async with users.signed_in(app, "operator", name="actor") as actor:
+            run = (
+                (await actor.send("/act/revive", q=f"queue:{queue} task:none")).headers["location"].partition("id=")[2]
+            )
+        await app.state.console.acts.wait()
+    return query.format(queue=queue, run=run)
 
 
 class Stream:

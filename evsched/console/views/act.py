@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from evsched.console.access import ROLES, read_tokens
 from evsched.console.page import View, Visit
+from evsched.console.users import ROLES, read_tokens
 
 
 async def _act(visit: Visit) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 
 from evsched.client import spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
-from evsched.console.acts import JOB_ACTS, planned
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.search import QUALIFIERS, Search, quoted, read_search
+from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
 from evsched.errors import JobMissing, StoreError
 from evsched.jobs.record import Place
@@ -58,7 +58,7 @@ _WORDS: Final[dict[Place, tuple[str, str]]] = {
 """The class that draws a place, and its word."""
 
 
-class Row(Struct, frozen=True):
+class FoundJob(Struct, frozen=True):
     """A job of the list."""
 
     queue: str
@@ -73,7 +73,7 @@ class Row(Struct, frozen=True):
 class Found(Struct, frozen=True):
     """The result of a search, or of its part so far."""
 
-    rows: list[Row]
+    rows: list[FoundJob]
     examined: int = 0
     total: int = 0
     over: bool = True
@@ -103,13 +103,13 @@ class _Going:
         examined, total = (sum(getattr(one, name) for _, one in self.parts) for name in ("examined", "total"))
         return Found(rows[:enough], examined, total, not self.left, len(rows))
 
-    def _matching(self, wanted: Search) -> list[Row]:
+    def _matching(self, wanted: Search) -> list[FoundJob]:
         return [as_row(queue, job) for queue, one in self.parts for job in one.found if wanted.takes(job)]
 
 
-def as_row(queue: str, job: Match) -> Row:
+def as_row(queue: str, job: Match) -> FoundJob:
     shown = redacted_member(job.id)
-    return Row(queue, job, _WORDS[_place(job)], shown, job.id if shown == job.id else None)
+    return FoundJob(queue, job, _WORDS[_place(job)], shown, job.id if shown == job.id else None)
 
 
 def _place(job: Match) -> Place:

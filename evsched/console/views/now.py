@@ -37,7 +37,7 @@ _CHARTED: Final = 20
 """Queues whose last day is shown: the most urgent ones."""
 
 
-class QueueRow(Struct, frozen=True):
+class QueueLine(Struct, frozen=True):
     """A queue on the page. `state`: its class and its word, see console.css."""
 
     name: str
@@ -76,7 +76,7 @@ def state_of(stats: QueueStats) -> tuple[str, str]:
     return ("ok", "on time") if stats.workers or stats.parents else ("wait", "idle")
 
 
-async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueRow:
+async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueLine:
     hour, counted = int(stats.now // HOUR), hour_counts(visit)
     hours = await asyncio.gather(
         *(counted.read(visit.client, name, hour - back, hour) for back in reversed(range(_HOURS)))
@@ -85,8 +85,8 @@ async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueRow:
     for one in [*hours[-1], *(hours[-2] if stats.now % HOUR < HOUR / 4 else ())]:
         if one.late is not None:
             late[one.late] = late.get(one.late, 0) + one.jobs
-    rates: Rates = visit.console.memory.setdefault("rates", Rates())
-    return QueueRow(
+    rates: EndRates = visit.console.memory.setdefault("rates", EndRates())
+    return QueueLine(
         name=name,
         rate=rates.note(name, hour, stats.now, sum(one.jobs for one in hours[-1])),
         state=state_of(stats),
@@ -99,7 +99,7 @@ async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueRow:
     )
 
 
-class Rates:
+class EndRates:
     """How many jobs end in a minute, from the counts that readings of open pages have seen in the last minute."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Rates:
         return None if length < _SHORTEST or first < now - 2 * _MINUTE else (ended - before) / length * _MINUTE
 
 
-class Examination:
+class DoctorPass:
     """The findings of the doctor, without the audit of all jobs. It is asked in the background, every 5 minutes."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ async def _now(visit: Visit) -> dict[str, Any]:
     known = {name: stats for name, stats in read if not isinstance(stats, StoreError)}
     first = sorted(known, key=lambda name: (_URGENCY[state_of(known[name])[1]], name))
     rows = await asyncio.gather(*(_row(visit, name, known[name]) for name in first[:_CHARTED]))
-    examined: Examination = visit.console.memory.setdefault("examined", Examination())
+    examined: DoctorPass = visit.console.memory.setdefault("examined", DoctorPass())
     examined.refresh(visit, names)
     dispatchers, hours = await _dispatchers(visit, names), range(_HOURS)
     ended = [sum(row.ended[at] for row in rows) for at in hours]
@@ -182,7 +182,7 @@ def _alone(dispatchers: int | None) -> list[Finding]:
     return [Finding("no-dispatcher", "fault", what, "Redis", "evsched dispatcher")]
 
 
-def _findings(rows: Sequence[QueueRow]) -> list[Finding]:
+def _findings(rows: Sequence[QueueLine]) -> list[Finding]:
     """Return what the counts show, as sentences with their remedy."""
     found = list[Finding]()
     for row in rows:

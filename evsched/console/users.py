@@ -116,7 +116,7 @@ class Refused(HTTPException):
     """The request is not allowed; the page says why."""
 
 
-class Access:
+class Users:
     """Decides who a visitor is. Any console of the same Redis decides alike.
 
     `open_without_tokens`: as long as there is no token, everybody on this machine is an admin.

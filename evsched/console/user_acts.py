@@ -20,9 +20,9 @@ from evsched.client import recurrence_operations
 from evsched.client.client import Client
 from evsched.client.sweep import Filter, Sweep, cancelling, dropping, rescheduling, reviving
 from evsched.client.time_texts import parse_future
-from evsched.console.access import Refused, Role, make_token, remove_token
 from evsched.console.page import Visit, address
 from evsched.console.search import Search, read_search
+from evsched.console.users import Refused, Role, make_token, remove_token
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.keys import check_queue
 from evsched.store.store import Store
@@ -36,7 +36,7 @@ _FAILURES: Final = 20
 Fields = Sequence[tuple[str, str]]
 
 
-class Run:
+class ActRun:
     """An act on many jobs, or the end of a short one."""
 
     def __init__(self, title: str, by: str, back: str) -> None:
@@ -110,21 +110,21 @@ class Form:
         return found if found is None or isinstance(found, int | float) else now + found.total_seconds()
 
 
-Perform = Callable[["Acts", Visit, Form], Awaitable[str]]
+Perform = Callable[["UserActs", Visit, Form], Awaitable[str]]
 """Does what a form asks for, and returns the path of the page that shows it."""
 
 
-class Acts:
+class UserActs:
     """The acts of one console that run, and the last ones that have ended."""
 
     def __init__(self) -> None:
-        self._runs = dict[str, Run]()
+        self._runs = dict[str, ActRun]()
         self._tasks = set[asyncio.Task[None]]()
 
-    def find(self, run_id: str) -> Run | None:
+    def find(self, run_id: str) -> ActRun | None:
         return self._runs.get(run_id)
 
-    def notice(self, run_id: str) -> Run | None:
+    def notice(self, run_id: str) -> ActRun | None:
         """Return the short act whose end a page shows; None = none."""
         found = self._runs.get(run_id)
         return found if found is not None and found.sentence and found.ended is not None else None
@@ -157,8 +157,8 @@ class Acts:
         run.sentence, run.ended = sentence, time.time()
         return address("", path, **parameters, act=run.id)
 
-    def _new(self, title: str, visit: Visit, back: str) -> Run:
-        run = Run(title, visit.visitor.name, back)
+    def _new(self, title: str, visit: Visit, back: str) -> ActRun:
+        run = ActRun(title, visit.visitor.name, back)
         while len(self._runs) >= _KEPT:
             ended = next((known for known, one in self._runs.items() if one.ended is not None), None)
             if ended is None:
@@ -167,7 +167,7 @@ class Acts:
         self._runs[run.id] = run
         return run
 
-    def begin(self, title: str, visit: Visit, back: str, work: Callable[[Run], Awaitable[None]]) -> str:
+    def begin(self, title: str, visit: Visit, back: str, work: Callable[[ActRun], Awaitable[None]]) -> str:
         """Begin an act that goes on by itself, and return the path of its page."""
         run = self._new(title, visit, back)
 
@@ -184,10 +184,14 @@ class Acts:
         task.add_done_callback(self._tasks.discard)
         return address("", "/act", id=run.id)
 
+    async def wait(self) -> None:
+        """Wait until all acts have ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.wait()
 
 
 def client_of(visit: Visit) -> Client:
@@ -198,20 +202,20 @@ def client_of(visit: Visit) -> Client:
 # Queues.
 
 
-async def _pause(acts: Acts, visit: Visit, form: Form) -> str:
+async def _pause(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, until = form.queue(), form.moment("until", time.time())
     await client_of(visit).pause(queue, until=until, why=form.get("why"))
     return acts.note(visit, f"Queue {queue} is paused. Jobs that run now finish.", "/queue", name=queue)
 
 
-async def _resume(acts: Acts, visit: Visit, form: Form) -> str:
+async def _resume(acts: UserActs, visit: Visit, form: Form) -> str:
     queue = form.queue()
     since = await client_of(visit).resume(queue)
     sentence = f"Queue {queue} goes on." if since is not None else f"Queue {queue} was not paused."
     return acts.note(visit, sentence, "/queue", name=queue)
 
 
-async def _limit(acts: Acts, visit: Visit, form: Form) -> str:
+async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, group, task = form.queue(), form.get("group") or None, form.get("task") or None
     limits: dict[str, Any] = {
         name: form.number(name) for name in ("concurrency", "rate", "burst", "weight") if form.all(name)
@@ -224,26 +228,26 @@ async def _limit(acts: Acts, visit: Visit, form: Form) -> str:
 # Recurrences.
 
 
-async def _trigger(acts: Acts, visit: Visit, form: Form) -> str:
+async def _trigger(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, name, client = form.queue(), form.get("name"), client_of(visit)
     job = await client.trigger(queue, name)
     return acts.note(visit, f"{name} was triggered: the run is job {job}.", "/recurrence", queue=queue, name=name)
 
 
-async def _hold(acts: Acts, visit: Visit, form: Form) -> str:
+async def _hold(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, name, client = form.queue(), form.get("name"), client_of(visit)
     until = form.moment("until", time.time())
     await client.run(recurrence_operations.pause(client.store(queue), name, until, form.get("why")))
     return acts.note(visit, f"{name} is paused.", "/recurrence", queue=queue, name=name)
 
 
-async def _release(acts: Acts, visit: Visit, form: Form) -> str:
+async def _release(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, name, client = form.queue(), form.get("name"), client_of(visit)
     await client.send(client.store(queue).hold(name, False))
     return acts.note(visit, f"{name} goes on from now.", "/recurrence", queue=queue, name=name)
 
 
-async def _backfill(acts: Acts, visit: Visit, form: Form) -> str:
+async def _backfill(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, name, client = form.queue(), form.get("name"), client_of(visit)
     since, until = form.number("from"), form.number("to")
     if since is None or until is None:
@@ -311,14 +315,17 @@ JOB_ACTS: Final = {
 def _on_jobs(name: str) -> Perform:
     act = JOB_ACTS[name]
 
-    async def perform(acts: Acts, visit: Visit, form: Form) -> str:
+    async def perform(acts: UserActs, visit: Visit, form: Form) -> str:
         due = form.moment("due", time.time()) if act.takes_time else None
         chosen = [tuple(one.split(" ", 1)) for one in form.all("job")]
         client = client_of(visit)
         if len(chosen) == 1:
             ((queue, job),) = chosen
             await act.one(client, check_queue(queue), job, due)
-            return acts.note(visit, f"Job {job:.200} was {act.done}.", "/job", queue=queue, id=job)
+            sentence = f"Job {job:.200} was {act.done}."
+            if name in ("cancel", "drop"):  # its record is gone
+                return acts.note(visit, sentence, "/queue", name=queue)
+            return acts.note(visit, sentence, "/job", queue=queue, id=job)
         if chosen:
             return acts.begin(
                 f"{act.label} {len(chosen)} jobs",
@@ -336,19 +343,19 @@ def _on_jobs(name: str) -> Perform:
     return perform
 
 
-async def _again(acts: Acts, visit: Visit, form: Form) -> str:
+async def _again(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, _, job = form.get("job").partition(" ")
     copy = await client_of(visit).run_again(check_queue(queue), job)
     return acts.note(visit, f"This is a copy of job {job:.200}, which is due now.", "/job", queue=queue, id=copy)
 
 
-async def _quiet_worker(acts: Acts, visit: Visit, form: Form) -> str:
+async def _quiet_worker(acts: UserActs, visit: Visit, form: Form) -> str:
     worker = form.get("worker")
     await client_of(visit).quiet_worker(worker, visit.console.config.queues)
     return acts.note(visit, f"{worker:.200} was asked to fetch no more jobs.", "/workers")
 
 
-async def _stop_worker(acts: Acts, visit: Visit, form: Form) -> str:
+async def _stop_worker(acts: UserActs, visit: Visit, form: Form) -> str:
     worker = form.get("worker")
     await client_of(visit).stop_worker(worker, visit.console.config.queues)
     return acts.note(visit, f"{worker:.200} was asked to stop.", "/workers")
@@ -376,7 +383,7 @@ def planned(act: JobAct, stores: Sequence[Store], wanted: Search, due: float | N
 
 
 async def _change_each(
-    run: Run, act: JobAct, client: Client, chosen: Sequence[tuple[str, ...]], due: float | None
+    run: ActRun, act: JobAct, client: Client, chosen: Sequence[tuple[str, ...]], due: float | None
 ) -> None:
     run.total = len(chosen)
     for queue, job in chosen:
@@ -393,7 +400,7 @@ async def _change_each(
 
 
 async def _change_all(
-    run: Run, act: JobAct, client: Client, queues: Sequence[str], wanted: Search, due: float | None
+    run: ActRun, act: JobAct, client: Client, queues: Sequence[str], wanted: Search, due: float | None
 ) -> None:
     for queue in queues:
         sweep, more = planned(act, await client.whole(queue), wanted, due), True
@@ -404,7 +411,7 @@ async def _change_all(
             run.examined, run.total = examined + sweep.examined, max(run.total, examined + sweep.total)
 
 
-async def _stop(acts: Acts, visit: Visit, form: Form) -> str:
+async def _stop(acts: UserActs, visit: Visit, form: Form) -> str:
     run = acts.find(form.get("id"))
     if run is None:
         raise ConfigError("this act is not known here any more: look at the audit trail")
@@ -415,14 +422,14 @@ async def _stop(acts: Acts, visit: Visit, form: Form) -> str:
 # Users.
 
 
-async def _make_token(acts: Acts, visit: Visit, form: Form) -> str:
+async def _make_token(acts: UserActs, visit: Visit, form: Form) -> str:
     role: Any = form.get("role")
     name = form.get("name")
     secret = await visit.client.run(make_token(name, role, time.time(), visit.visitor.name))
     return acts.note(visit, f"{name} has a new token, as {role}.", "/tokens", secret=secret)
 
 
-async def _remove_token(acts: Acts, visit: Visit, form: Form) -> str:
+async def _remove_token(acts: UserActs, visit: Visit, form: Form) -> str:
     name = form.get("name")
     found = await visit.client.run(remove_token(name))
     return acts.note(visit, f"{name} {'has no token any more' if found else 'had no token'}.", "/tokens")

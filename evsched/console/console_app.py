@@ -27,10 +27,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evsched import environment
 from evsched.client import operations, spread
 from evsched.config import Config
-from evsched.console.access import COOKIE, LENGTH, Access, Refused, Visitor, check_origin
-from evsched.console.acts import Acts
-from evsched.console.live import Hub, Reading
+from evsched.console.live import Hub, PageReading
 from evsched.console.page import STATIC, MeteredClient, Pages, View, Visit, address
+from evsched.console.user_acts import UserActs
+from evsched.console.users import COOKIE, LENGTH, Refused, Users, Visitor, check_origin
 from evsched.console.views import VIEWS
 from evsched.console.views.jobs import complete
 from evsched.errors import ConfigError, EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
@@ -100,10 +100,10 @@ class Console:
         self.config = config
         self._alone = alone
         self.client = MeteredClient(config.url)
-        self.access = Access(config, self.client, open_without_tokens=alone)
+        self.access = Users(config, self.client, open_without_tokens=alone)
         self.pages = Pages(config)
         self.hub = Hub()
-        self.acts = Acts()
+        self.acts = UserActs()
         self.memory = dict[str, Any]()
         """What views keep between two readings, by their names. What has a method `close` is closed at the end."""
         self._queues = list[str]()
@@ -166,13 +166,13 @@ class Console:
         common = self.common(request, view, anyone)
         key = repr((prefix, view.path, sorted(query.multi_items()), visitor.role))
 
-        async def reread() -> Reading:
+        async def reread() -> PageReading:
             visit = Visit(self, self.client.metered(), anyone, query, prefix)
             try:
                 values = await view.read(visit)
             except HTTPException as error:
-                return Reading({}, str(error.detail), visit.client.commands)
-            return Reading(self.pages.regions(view.name, {**common, **values}), "", visit.client.commands)
+                return PageReading({}, str(error.detail), visit.client.commands)
+            return PageReading(self.pages.regions(view.name, {**common, **values}), "", visit.client.commands)
 
         async def still() -> bool:
             try:

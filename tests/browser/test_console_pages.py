@@ -1,0 +1,233 @@
+"""The pages of the console in a real Chromium: how they look, keys, live pages, no script, and hostile jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from evsched import keys
+from evsched.client.client import SyncClient
+from evsched.console.page import NAVIGATION
+from evsched.console.views import VIEWS
+from tests.support.cli import Cli
+from tests.support.console import LATER, QUERIES, seed
+
+pytestmark = pytest.mark.one_server
+
+Tabs = Callable[..., Any]
+
+HOSTILE = (
+    "</pre></textarea></title><img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
+    "<svg onload='window.hacked=1'><a href='javascript:window.hacked=1'>\"'{{7*7}}\u202egnp.exe\u2066\x00\x1b[31m\ud7ff"
+)
+MARK = "onerror='window.hacked=1'"
+"""A part of it that a page shows as text."""
+
+APP = f"""
+import asyncio, json
+from evsched import App, Retry
+app = App(queue="QUEUE")
+HOSTILE = {HOSTILE!r}
+
+@app.task
+async def works(*args, **kwargs):
+    return {{"result": HOSTILE, HOSTILE: args}}
+
+@app.task(retry=Retry(attempts=1))
+async def fails(*args, **kwargs):
+    raise type("Hostile<b>", (ValueError,), {{}})(HOSTILE)
+"""
+
+
+def run_hostile_jobs(cli: Cli, queue: str, raw: Any) -> None:
+    """Fill a queue, by a worker of a hostile app, by a hostile producer, and by an operator whose name is hostile."""
+    (cli.folder / "tasks.py").write_text(APP.replace("QUEUE", queue))
+    for task in ("works", "fails"):
+        words = ("--queue", queue, "--group", f"<img src=x {MARK}>", "--tag", "t<i>", "--arg", "key=1")
+        done = cli.run("enqueue", task, json.dumps(HOSTILE), json.dumps("x" * 250_000), *words, "--id", f"{task}-1")
+        assert done.returncode == 0, done.stderr
+    assert cli.run("worker", "tasks:app", "--burst").returncode == 0
+    seed(raw, queue)
+    payload = {
+        "task": HOSTILE,
+        "args": [HOSTILE, "javascript:window.hacked=1"],
+        "tags": [HOSTILE],
+        "meta": {HOSTILE: 1},
+    }
+    named = json.dumps({**payload, "group": HOSTILE})
+    texts = ("reason", "traceback", "error", "location", "worker", "by", "runs", "outcome", "recurrence", "progress")
+    for job in ("waits", "dead"):
+        record = {"payload": named, "group": HOSTILE, "attempt": "1", "result": json.dumps(HOSTILE)}
+        raw.hset(keys.job(queue, job), mapping=record | dict.fromkeys(texts, HOSTILE))
+    raw.zadd(keys.schedule(queue), {named: LATER})
+    raw.hset(f"{keys.root(queue)}recurrence:r", mapping={"rule": "@daily", "task": HOSTILE, "why": HOSTILE})
+    raw.hset(f"{keys.root(queue)}limits", f"concurrency:{HOSTILE}", 3)
+    with closing(SyncClient(cli.environment["EVSCHED_URL"])) as client:
+        client.as_operator("<script>window.hacked=1</script>").pause(queue, why=MARK)
+
+
+def paths(tab: Any, queue: str) -> list[str]:
+    """Return the address of each page. The page of an act needs one."""
+    found = list[str]()
+    for view in VIEWS:
+        query = QUERIES.get(view.path, "")
+        if "{run}" in query:
+            tab.open(f"/bulk?verb=drop&q=queue:{queue}+place:dead+task:spare")
+            tab.page.get_by_role("button", name="Drop").click()
+            tab.page.wait_for_url("**/act?id=*")
+            query = "?" + tab.page.url.partition("?")[2]
+        found.append(view.path + query.format(queue=queue, run=""))
+    return found
+
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 400, "height": 800}, "color_scheme": "light", "has_touch": True},
+}
+
+
+@pytest.mark.parametrize("look", ["light", pytest.param("dark", marks=pytest.mark.extra), "phone"])
+def test_each_page_fits_hinders_nobody_and_obeys_its_policy(
+    tab: Tabs, cli: Cli, queue: str, raw: Any, look: str
+) -> None:
+    (cli.folder / "tasks.py").write_text(APP.replace("QUEUE", queue).replace(repr(HOSTILE), "'text'"))
+    for task in ("works", "fails"):
+        assert cli.run("enqueue", task, '"text"', "--queue", queue, "--tag", "patient:42").returncode == 0
+    assert cli.run("worker", "tasks:app", "--burst").returncode == 0
+    seed(raw, queue)
+    one, problems = tab(**LOOKS[look]), dict[str, Any]()
+    for path in paths(one, queue):
+        found = [f"status {status}"] if (status := one.open(path)) != 200 else []
+        found += one.hindrances()
+        if over := one.overflow():
+            found.append(f"{over} px too wide")
+        if found + one.problems:
+            problems[path] = found + one.problems
+        one.problems.clear()
+    assert problems == {}
+
+
+def test_hostile_job_is_text_on_each_page(tab: Tabs, cli: Cli, queue: str, raw: Any) -> None:
+    run_hostile_jobs(cli, queue, raw)
+    one, problems, shown = tab(), dict[str, Any](), 0
+    more = [f"/job?queue={queue}&id={job}" for job in ("works-1", "fails-1", "dead")]
+    more += [f"/jobs?q=queue:{queue}+place:{place}" for place in ("schedule", "dead", "ended")]
+    hostile_id = raw.zrevrange(keys.schedule(queue), 0, -1)
+    more += [
+        one.page.evaluate("([q, id]) => `/job?${new URLSearchParams({queue: q, id})}`", [queue, job.decode()])
+        for job in hostile_id
+    ]
+    for path in (*paths(one, queue), *more):
+        status = one.open(path)
+        found = [] if status == 200 else [f"status {status}"]
+        if one.page.evaluate("window.hacked") is not None:
+            found.append("a script ran")
+        injected = "img, iframe, object, embed, base, script:not([src^='/static/']), [style], svg[onload]"
+        found += one.page.eval_on_selector_all(injected, "all => all.map((one) => one.outerHTML)")
+        found += one.page.eval_on_selector_all(
+            "[href], [src], [action], [formaction]",
+            "all => all.flatMap((one) => [one.href, one.src, one.action, one.formAction])"
+            ".filter((url) => typeof url === 'string' && url !== '' && !url.startsWith(location.origin))",
+        )
+        text = one.page.inner_text("body")
+        shown += MARK in text
+        found += re.findall(r"[\u202a-\u202e\u2066-\u2069\x00\x1b]", text)
+        if found + one.problems:
+            problems[path] = found + one.problems
+        one.problems.clear()
+    assert problems == {}
+    assert shown >= 5, "it is shown, not hidden"
+
+
+def test_console_is_used_with_keys_alone(tab: Tabs, queue: str, raw: Any) -> None:
+    seed(raw, queue)
+    one = tab()
+    page, press = one.page, one.page.keyboard.press
+    one.open("/")
+    press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    press("Enter")
+    assert page.url.endswith("#main")
+    press("/")
+    focused = "document.activeElement.name ?? ''"
+    assert page.evaluate(focused) == "q"
+    page.keyboard.type("njx?/")
+    assert (page.input_value("[name=q]"), page.url.endswith("#main")) == ("njx?/", True), "letters are text in a field"
+    press("Escape")
+    assert page.evaluate(focused) == ""
+    press("?")
+    assert page.is_visible("dialog#keys")
+    page.uncheck("#letters")
+    press("Escape")
+    assert not page.is_visible("dialog#keys")
+    press("j")
+    assert page.url.endswith("#main"), "letters are switched off"
+    page.evaluate("localStorage.clear()")
+    for name, _, key in NAVIGATION:
+        if name in {view.name for view in VIEWS}:
+            one.open(f"/queue?name={queue}")
+            press(key)
+            page.wait_for_url("**/" if name == "now" else f"**/{name}")
+    one.open(f"/jobs?q=queue:{queue}+place:schedule")
+    press("ArrowDown")
+    assert page.evaluate("document.activeElement.textContent") == "waits"
+    press("x")
+    assert page.is_checked("tr:has(:focus) input[name=job]")
+    assert page.inner_text("#chosen") == "1 chosen,"
+    press("Enter")
+    page.wait_for_url(f"**/job?queue={queue}&id=waits")
+    press("n")
+    page.wait_for_url("**/")
+    assert one.problems == []
+
+
+def test_open_page_follows_without_a_reload_until_it_is_frozen(tab: Tabs, console: Any, queue: str, raw: Any) -> None:
+    seed(raw, queue)
+    one = tab()
+    one.open(f"/job?queue={queue}&id=waits")
+    one.page.evaluate("window.same = true")
+    raw.zadd(keys.schedule(queue), {"waits": 1_900_000_000})
+    one.page.wait_for_selector("[data-live=life] time[datetime^='2030-03-17']")
+    assert one.page.evaluate("window.same") is True
+    assert one.page.inner_text("#live") == "Live"
+    assert console.open_pages == 1
+    one.page.click("#freeze")
+    assert one.page.inner_text("#live") == "Frozen"
+    while console.open_pages:
+        one.page.evaluate("1")
+    one.page.click("#freeze")
+    while not console.open_pages:
+        one.page.evaluate("1")
+    one.open("/sign-in")
+    while console.open_pages:
+        one.page.evaluate("1")
+    assert one.problems == []
+
+
+def test_console_works_without_javascript(tab: Tabs, queue: str, raw: Any) -> None:
+    seed(raw, queue)
+    one = tab(java_script_enabled=False)
+    page = one.page
+    for path in paths(one, queue):
+        assert one.open(path) == 200, path
+        assert page.inner_text("h1"), path
+    page.fill("[name=q]", f"queue:{queue} place:schedule")
+    page.press("[name=q]", "Enter")
+    assert "waits" in page.inner_text("tbody")
+    one.open(f"/queue?name={queue}")
+    page.fill("[name=why]", "a release")
+    page.get_by_role("button", name="Pause").click()
+    assert f"Queue {queue} is paused" in page.inner_text("[role=status]")
+    one.open(f"/jobs?q=queue:{queue}+place:schedule")
+    page.check("[name=job]")
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel 1 job").click()
+    assert "was cancelled" in page.inner_text("[role=status]")
+    assert raw.zcard(keys.schedule(queue)) == 0
+    assert one.problems == []
