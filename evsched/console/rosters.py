@@ -208,7 +208,7 @@ class _QueueRuns:
         return self._before is not None or time.monotonic() - self.ended > _AGAIN
 
     def is_begun(self) -> bool:
-        return self._entry not in (None, "+")
+        return self._before not in (None, "+")
 
     async def step(self, client: MeteredClient) -> None:
         newest = time.monotonic() - self.ended > _AGAIN

@@ -61,7 +61,7 @@ class Roster(Struct, frozen=True):
 
     now: float
     rows: list[tuple[str, float, dict[str, bytes]]]
-    """Of each recurrence: its name, its next planned time, and those of the fields that it has."""
+    """For each recurrence: its name, its next planned time, and the fields that it has."""
 
 
 class RecurrenceStats(Struct, frozen=True):

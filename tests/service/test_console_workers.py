@@ -12,8 +12,8 @@ from starlette.datastructures import QueryParams
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.console.access import Visitor, make_token
 from evsched.console.page import Visit
+from evsched.console.users import Visitor, make_token
 from evsched.console.views.workers import Collector, described
 from evsched.store.client_calls import New
 from evsched.top.snapshot import History, Look, compose

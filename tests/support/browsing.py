@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from evsched.config import Config
-from evsched.console.application import Console, create
+from evsched.console.console_app import Console, create
 
 
 class Browser:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from evsched.console.application import Console, create
 
 from evsched.config import Config
+from evsched.console.console_app import Console, create
 from evsched.console.live import Reread
 
 _TAG: Final = re.compile(r"<[^>]*>")

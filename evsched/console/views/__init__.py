@@ -1,11 +1,11 @@
 """The pages, a file for each group of them. Each has functions that read the values of a template, and its `VIEWS`."""
 
 from evsched.console.page import View
-from evsched.console.views import act, agenda, failures, jobs, now, past, queue, recurrences, trail, workers
+from evsched.console.views import act, agenda, failures, jobs, now, one_queue, past, recurrences, trail, workers
 
 VIEWS: tuple[View, ...] = (
     *now.VIEWS,
-    *queue.VIEWS,
+    *one_queue.VIEWS,
     *jobs.VIEWS,
     *failures.VIEWS,
     *recurrences.VIEWS,

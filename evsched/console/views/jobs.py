@@ -91,7 +91,7 @@ class _Going:
         self.left = [*parts]
 
     async def look(self, client: MeteredClient, enough: int, wanted: Search) -> Found:
-        """Look on for a short time; return the first rows of what was found so far."""
+        """Look on for a short time; return the first rows found so far."""
         until = time.monotonic() + _TIME
         while self.left and time.monotonic() < until and sum(len(one.found) for _, one in self.parts) < _KEPT:
             more = await client.run(self.left[0][1].step())
@@ -119,7 +119,7 @@ def _place(job: Match) -> Place:
 async def _by_order(
     client: MeteredClient, queues: Sequence[str], place: Literal["schedule", "dead"], limit: int
 ) -> Found:
-    """Return the first jobs of a place without a search: those that died last, or are due next."""
+    """Return the first jobs of a place without a search: the last to die, or the next to be due."""
     last, stores = place == "dead", [(queue, store) for queue in queues for store in client.stores(queue)]
     read = await asyncio.gather(*(client.send(store.front(place, limit, last=last)) for _, store in stores))
     first = [(at, job, where) for where, jobs in zip(stores, read, strict=True) for job, at in jobs]

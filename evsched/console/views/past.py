@@ -28,7 +28,7 @@ ROWS: Final = 50
 """Rows of a page, here and in the audit trail."""
 
 _FIELDS: Final = ("task", "group", "tag", "error", "id", "queue", "since", "until", "outcome")
-"""What the address of the page may have, as the options of `evsched history`."""
+"""Parameters of the page's address: the options of `evsched history`."""
 
 _COUNTING: Final = 0.05
 """Seconds for which the page waits for the counts of hours; the rest is counted for the next one."""

@@ -22,7 +22,7 @@ from evsched.client.recurrence_operations import find_standing, read_record, rea
 from evsched.client.time_texts import parse_time
 from evsched.console.page import View, Visit
 from evsched.console.rosters import URGENT, RosterRow, Rosters, as_row, text_of
-from evsched.console.words import Clock
+from evsched.console.words import PageClock
 from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.record import number
 from evsched.jobs.redaction import redacted
@@ -87,11 +87,11 @@ def runs_words(outcomes: Sequence[str]) -> str:
     return f"{last}: {total - failed} done, {failed} failed"
 
 
-def _clock(visit: Visit, row: RosterRow) -> Clock:
+def _clock(visit: Visit, row: RosterRow) -> PageClock:
     """Return what writes the planned times of a recurrence: in the zone of its rule, if that matters."""
     if row.zoned and row.zone != visit.console.config.console_zone:
         with suppress(ConfigError):
-            return Clock(find_zone(row.zone))
+            return PageClock(find_zone(row.zone))
     return visit.console.pages.clock
 
 
@@ -185,7 +185,7 @@ def next_change(zone: ZoneInfo, now: float) -> datetime | None:
     return next((day + timedelta(days=n) for n in range(_YEAR) if _shift(day + timedelta(days=n))), None)
 
 
-def _next_times(recurrence: Recurrence, standing: Standing, now: float, local: Clock) -> list[NextTime]:
+def _next_times(recurrence: Recurrence, standing: Standing, now: float, local: PageClock) -> list[NextTime]:
     """Return the next times, and that on the next day on which the clocks are set."""
     zone = recurrence.rule.zone
     found = list[NextTime]()

@@ -136,7 +136,7 @@ def _why(act: AuditedAct) -> str:
 
 
 def did(visit: Visit, act: AuditedAct) -> list[Piece]:
-    """Return what was done, as a sentence without its subject."""
+    """Return the act as a sentence without its subject."""
     what, verb = act.what, Piece(_ACTS.get(act.act, act.act))
     if act.act == "limit":
         return [verb, Piece(act.queue, visit.url("/queue", name=act.queue)), Piece(_limits(what.get("limits")))]

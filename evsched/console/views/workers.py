@@ -35,7 +35,7 @@ _NAMED: Final = 200
 _ORDER: Final = ("no answer", "busy loop", "no process", "lone run", "quiet", "stops", "alive", "idle")
 
 
-class Worker(Struct, frozen=True):
+class WorkerLine(Struct, frozen=True):
     """A worker on the page. `state`: its class and its word."""
 
     row: WorkerRow
@@ -118,7 +118,7 @@ def _dispatchers() -> Operation[list[str] | None]:
     return sorted(found)
 
 
-def described(look: Look, rows: Sequence[WorkerRow]) -> list[Worker]:
+def described(look: Look, rows: Sequence[WorkerRow]) -> list[WorkerLine]:
     """Return the workers, those with a problem first."""
     wholes = {part: queue for queue, parts in look.parts().items() for part in parts}
     served, left, pauses = dict[str, set[str]](), dict[str, float](), dict[str, str]()
@@ -133,16 +133,18 @@ def described(look: Look, rows: Sequence[WorkerRow]) -> list[Worker]:
     found = [_worker(row, sorted(served[row.worker]), left.get(row.worker), pauses.get(row.worker)) for row in rows]
     newest = max((_order(worker.release) for worker in found), default=())
     found = [
-        Worker(one.row, one.state, one.note, one.queues, one.host, one.pid, one.release, _order(one.release) < newest)
+        WorkerLine(
+            one.row, one.state, one.note, one.queues, one.host, one.pid, one.release, _order(one.release) < newest
+        )
         for one in found
     ]
     return sorted(found, key=lambda one: (_ORDER.index(one.state[1]), not one.older, -one.row.busy, one.row.worker))
 
 
-def _worker(row: WorkerRow, queues: list[str], left: float | None, pause: str | None) -> Worker:
+def _worker(row: WorkerRow, queues: list[str], left: float | None, pause: str | None) -> WorkerLine:
     known = keys.read_id(row.worker)
     state, note = _state(row, left, pause)
-    return Worker(row, state, note, queues, *(known or (row.worker, None, "")))
+    return WorkerLine(row, state, note, queues, *(known or (row.worker, None, "")))
 
 
 def _state(row: WorkerRow, left: float | None, pause: str | None) -> tuple[tuple[str, str], str]:
@@ -172,7 +174,7 @@ _SAID: Final = {
 }
 
 
-def _problems(workers: Sequence[Worker]) -> str:
+def _problems(workers: Sequence[WorkerLine]) -> str:
     """Return in words how many workers have which problem."""
     parts = list[str]()
     for word, (one, many) in _SAID.items():
