@@ -105,7 +105,7 @@ class Console:
         self.hub = Hub()
         self.acts = UserActs()
         self.memory = dict[str, Any]()
-        """Values that views keep between two readings, by their names. One with a method `close` is closed at the end."""
+        """Values that views keep between two readings, by their names. One with `close` is closed at the end."""
         self._queues = list[str]()
         self._again = 0.0
         """When the names of the queues are read again, on the monotonic clock."""
