@@ -25,7 +25,7 @@ def test_a_share_is_whole_or_nothing_only_if_it_is(part: int, whole: int, shown:
 
 
 def test_a_time_has_its_date_unless_that_is_today_and_the_exact_time_for_the_browser() -> None:
-    clock = words.Clock(UTC)
+    clock = words.PageClock(UTC)
     at = datetime(2020, 2, 3, 4, 5, 6, 789000, UTC).timestamp()
     assert clock.moment(at) == (
         '<time datetime="2020-02-03T04:05:06.789Z" title="2020-02-03 04:05:06 UTC">3 Feb 2020 04:05:06</time>'
