@@ -145,7 +145,7 @@ class Enqueuer(Generic[P, R]):
         task, unique = self._task, options.get("unique")
         if task.redact:
             options = {**options, "redact": (*task.redact, *(options.get("redact") or ()))}
-        make = job_maker(task.name, options, self._app.payload_cap, task.signature.order)
+        make = job_maker(task.name, options, self._app.payload_cap, task.signature)
 
         def checked(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
             job = make(args, kwargs)
@@ -161,7 +161,8 @@ class Enqueuer(Generic[P, R]):
             args, kwargs = (call.args, call.kwargs) if isinstance(call, Arguments) else (call, {})
             try:
                 if not issubclass(type(args), _SEQUENCES):  # a forgotten comma
-                    shown = REDACTED if self._task.redact else repr(args)[:200]
+                    hides = self._task.redact or self._options.get("redact")
+                    shown = REDACTED if hides else repr(args)[:200]
                     raise BadArguments(f"task {self._task.name}: {shown} is not a tuple of arguments")
                 jobs.append(make(args, kwargs))
             except BadArguments as error:
@@ -189,7 +190,8 @@ class TaskHandle(Enqueuer[P, R]):
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> Arguments[P]:
         """Return the arguments of one call, for `enqueue_many`."""
-        return Arguments(args, kwargs)
+        redact = self.task.redact
+        return Arguments(args, kwargs, self.task.signature.redacted(redact, len(args), kwargs) if redact else ())
 
     def using(self, **options: Unpack[JobOptions]) -> Enqueuer[P, R]:
         """Return this task with options for its jobs.
@@ -205,6 +207,7 @@ class TaskHandle(Enqueuer[P, R]):
             ConfigError: an option is not valid.
         """
         check_job_options(options)
+        self._task.signature.check_redact(options.get("redact") or ())
         return Enqueuer(self._app, self._task, options)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from evsched.errors import ConfigError
 from evsched.jobs.job import TAG, TAGS_MOST
+from evsched.jobs.redaction import is_entry
 from evsched.jobs.retry import Retry
 from evsched.keys import NAME
 
@@ -134,8 +135,8 @@ tags: Final = check_of(
 argument_names: Final = check_of(
     lambda value: (
         isinstance(value, (tuple, list))
-        and all(isinstance(name, str) and name and _is_unicode(name) for name in cast("list[Any]", value))
+        and all(isinstance(name, str) and is_entry(name) and _is_unicode(name) for name in cast("list[Any]", value))
     ),
-    'a tuple of names of arguments, such as ("card",)',
+    'a tuple of names of arguments, or of positions from "1", such as ("card",)',
 )
 in_order: Final = check_of(lambda value: isinstance(value, (tuple, list)), "a tuple or a list")

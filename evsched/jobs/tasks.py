@@ -231,10 +231,7 @@ def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
 
 
 def _redact(of: Signature, redact: Sequence[str]) -> tuple[str, ...]:
-    for name in redact:
-        if name not in of.order and name not in of.named and not of.var_named:
-            known = ", ".join(dict.fromkeys((*of.order, *of.named))) or "none"
-            raise ConfigError(f"task {of.task}: redact names {name!r}, which is not one of its parameters: {known}")
+    of.check_redact(redact)
     return names_of(redact, of.order)
 
 
