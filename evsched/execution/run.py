@@ -38,6 +38,7 @@ from evsched.jobs.job import (
     shorten,
 )
 from evsched.jobs.record import DEFAULT_RETENTION
+from evsched.jobs.redaction import REDACTED
 from evsched.jobs.retry import Retry, least_delay
 from evsched.jobs.steering import GiveUp
 from evsched.jobs.tasks import Hooks, Task, Tasks
@@ -323,8 +324,9 @@ def judge(
         why = f"the {'message' if message else 'result'} has {size} bytes, more than {RESULT_MOST}: return a reference"
         return _judge_failure(job, prepared, Failed(why, given_up=True))
     if message:
-        otherwise = _judge_failure(job, prepared, Failed(f"Redis refused the message to {result.name[:200]}"))
         payload = prepared.payload
+        name = REDACTED if payload.redact else result.name[:200]
+        otherwise = _judge_failure(job, prepared, Failed(f"Redis refused the message to {name}"))
         return Forwarded(
             b"null", prepared.retention, payload.reply, message=result, otherwise=otherwise, label=label_of(payload)
         )

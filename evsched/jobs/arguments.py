@@ -101,16 +101,14 @@ class Signature(Struct, frozen=True):
         )
         by_name = ((name, name if name in self.named else self.var_named) for name in named)
         return tuple(
-            passed
-            for passed, parameter in (*by_position, *by_name)
-            if hidden is None or passed in hidden or parameter in hidden
+            passed for passed, parameter in (*by_position, *by_name) if passed in hidden or parameter in hidden
         )
 
-    def hidden_parameters(self, redact: Collection[str]) -> frozenset[str] | None:
-        """Return the names of redacted parameters, and their positions; None = an entry may mean any of them."""
-        if not all(map(self._is_parameter, redact)):
-            return None
-        return frozenset((*redact, *(name for at, name in enumerate(self.order, 1) if str(at) in redact)))
+    def hidden_parameters(self, redact: Collection[str]) -> frozenset[str]:
+        """Return the names of redacted parameters, and what else `redact` has. An entry that is none hides all."""
+        if all(map(self._is_parameter, redact)):
+            return frozenset((*redact, *(name for at, name in enumerate(self.order, 1) if str(at) in redact)))
+        return frozenset((*redact, *self.order, *self.named, self.var_positional, self.var_named))
 
     def _is_parameter(self, entry: str) -> bool:
         at = position_of(entry)
@@ -215,9 +213,14 @@ _WHOLE: Final = range(-(2**63), 2**63)
 _PATH: Final = re.compile(r" - at `\$\.(args|kwargs)(?:\[(\d+)\]|\.([^.\[`]+))?(.*?)`$", re.DOTALL)
 
 
+OwnCheck = Callable[[Sequence[Any], Mapping[str, Any], Collection[str]], None]
+"""Gets the arguments of a new job, whose types are right, and the names of redacted parameters. Raises GiveUp if no
+worker can use them."""
+
+
 def check(
     signature: Signature,
-    own_check: Callable[..., None] | None,
+    own_check: OwnCheck | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     payload: bytes,
@@ -240,7 +243,7 @@ def check(
         values, named = signature.bind(found.args, found.kwargs, found.redact)
         _refuse_bytes(signature, args, kwargs, values, named)
         if own_check is not None:
-            own_check(*values, **named)
+            own_check(values, named, signature.hidden_parameters(found.redact))
     except msgspec.ValidationError as error:
         raise BadArguments(f"task {signature.task}: {_explain(signature, str(error))}") from None
     except GiveUp as error:

@@ -160,6 +160,16 @@ def test_redacted_arguments_are_not_shown(cli: Cli, queue: str, raw: Any) -> Non
     assert cli.json("jobs", "--arg", 'b="4111"', *of) == cli.json("jobs", "--arg", 'a="4111"', *of) == []
 
 
+def test_argument_redacted_by_name_is_hidden_though_it_is_passed_by_position(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    assert cli.run("enqueue", "add", "0", '"4111"', "--redact", "b", "--id", "a", "--in", "1h", *of).returncode == 0
+    assert cli.json("show", "a", *of)["payload"]["args"] == ["[redacted]", "[redacted]"]
+    assert cli.json("jobs", "--arg", '2="4111"', *of) == []
+    refused = cli.run("enqueue", "add", "--arg", 'b="4111"', "--redact", "B", *of)
+    assert refused.returncode != 0
+    assert "task add: redact names 'B', and the job has no such argument: its arguments are 'b'" in refused.stderr
+
+
 def test_cancel_reports_its_effect_on_the_current_and_next_run(cli: Cli, queue: str, raw: Any) -> None:
     root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
     raw.hset(f"{root}job:a", mapping={"payload": '{"task":"add","args":[1]}', "due": 1, "worker": "w", "attempt": 1})
