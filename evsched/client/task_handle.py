@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -83,7 +83,7 @@ class Enqueuer(Generic[P, R]):
 
     async def put_many(self, client: Client, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[str]:
         """Put many jobs on the schedule through a client, as `enqueue_many`; return their ids."""
-        every = list(calls)
+        every = self._all(calls)
         with self._sending(len(every)) as options:
             jobs = self._new_many(every, options)
             await client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
@@ -123,7 +123,7 @@ class Enqueuer(Generic[P, R]):
         If one of the calls is wrong, nothing is sent. If one of the ids is taken, JobExists is raised and none of the
         jobs is inserted; but if another transaction inserts such an id at the same moment, the others are: roll back.
         """
-        every = list(calls)
+        every = self._all(calls)
         with self._sending(len(every)) as options:
             return await self._insert(connection, self._new_many(every, options), options)
 
@@ -168,6 +168,14 @@ class Enqueuer(Generic[P, R]):
             except BadArguments as error:
                 raise BadArguments(f"call {len(jobs)}: {error}") from None
         return jobs
+
+    def _all(self, calls: Any) -> list[Any]:
+        if not isinstance(calls, Iterable):
+            kind = type(calls).__name__
+            raise BadArguments(
+                f"task {self._task.name}: the calls are of type {kind}: give a list of tuples of arguments"
+            )
+        return list(cast("Iterable[Any]", calls))
 
     def _sending(self, many: int | None = None) -> AbstractContextManager[JobOptions]:
         around = self._app.sending

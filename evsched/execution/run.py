@@ -89,10 +89,13 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
     try:
         policy = task.policy(payload)
         args, kwargs = task.bind(payload)
-        if payload.tags:
-            check.tags("tags", payload.tags)
     except (msgspec.ValidationError, ConfigError, RecursionError) as error:
         return Buried(shorten(f"the arguments do not fit: {error}: correct the payload"), payload.reply)
+    if payload.tags:
+        try:
+            check.tags("tags", payload.tags)
+        except ConfigError as error:
+            return Buried(shorten(f"the payload's {error}: correct the payload"), payload.reply)
     if payload.timeout is not None and payload.timeout <= 0:
         wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: correct the payload"
         return Buried(wrong, payload.reply)

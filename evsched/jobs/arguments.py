@@ -105,7 +105,7 @@ class Signature(Struct, frozen=True):
         )
 
     def hidden_parameters(self, redact: Collection[str]) -> frozenset[str]:
-        """Return the names of redacted parameters, and what else `redact` has. An entry that is none hides all."""
+        """Return the names of redacted parameters, and what else `redact` has. An entry that names no parameter hides all."""
         if all(map(self._is_parameter, redact)):
             return frozenset((*redact, *(name for at, name in enumerate(self.order, 1) if str(at) in redact)))
         return frozenset((*redact, *self.order, *self.named, self.var_positional, self.var_named))

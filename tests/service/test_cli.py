@@ -141,7 +141,7 @@ def test_jobs_are_found_by_their_arguments_wherever_they_are(cli: Cli, queue: st
     assert cli.json("jobs", "--arg", "b=three", *of) == []
     assert [job["id"] for job in cli.json("jobs", "--place", "processing", *of)] == ["runs"]
     assert cli.run("cancel", "--arg", "a=1", *of).stdout == "1 cancelled\n"
-    for wrong, words in (("b", "write NAME=JSON"), ("b=9007199254740993", "numbers below 2**53")):
+    for wrong, words in (("b", "write NAME=JSON"), ("b=9007199254740993", "--arg b is 9007199254740993: give numbers")):
         refused = cli.run("jobs", "--arg", wrong, *of)
         assert (refused.returncode, words in refused.stderr) == (2, True)
 
