@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Final, Generic, ParamSpec
 
@@ -89,12 +89,16 @@ class Signature(Struct, frozen=True):
                 f"task {self.task}: redact names {entry!r}, which is not one of its parameters: {known}{hint}"
             )
 
-    def redacted(self, redact: Collection[str], many: int, named: Iterable[str]) -> tuple[str, ...]:
+    def redacted(self, redact: Collection[str], many: int, named: Collection[str]) -> tuple[str, ...]:
         """Return which arguments of a call are redacted, each as it is passed: by position from "1", or by name.
 
         `redact`: names and positions of parameters; the name of `*args` or `**kwargs` stands for all of it. If one is
-        not a parameter, it may mean any. `many`: arguments that are passed by position. `named`: names of the others.
+        not a parameter, it may mean any; so may a name for `**kwargs` that is not passed, since it may be misspelt.
+        `many`: arguments that are passed by position. `named`: names of the others.
         """
+        own = {*self.order, *self.named, self.var_positional, self.var_named, *named}
+        if any(position_of(entry) is None and entry not in own for entry in redact):
+            return (*(str(at) for at in range(1, many + 1)), *named)
         hidden = self.hidden_parameters(redact)
         by_position = (
             (str(at), self.order[at - 1] if at <= len(self.order) else self.var_positional) for at in range(1, many + 1)
@@ -105,7 +109,7 @@ class Signature(Struct, frozen=True):
         )
 
     def hidden_parameters(self, redact: Collection[str]) -> frozenset[str]:
-        """Return the names of redacted parameters, and what else `redact` has. An entry that names no parameter hides all."""
+        """Return the names of redacted parameters, and what else `redact` has; if that names no parameter, all."""
         if all(map(self._is_parameter, redact)):
             return frozenset((*redact, *(name for at, name in enumerate(self.order, 1) if str(at) in redact)))
         return frozenset((*redact, *self.order, *self.named, self.var_positional, self.var_named))
