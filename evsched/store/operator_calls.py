@@ -12,7 +12,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.jobs.record import number
 from evsched.shards import Share
-from evsched.store.acts import AuditEntry, read_entry, stream_position
+from evsched.store.acts import ActName, AuditEntry, read_entry, stream_position
 from evsched.store.gate_limits import (
     DeclaredLimit,
     Limits,
@@ -342,7 +342,7 @@ class OperatorCalls(Queue):
         """Delete jobs that are dead and match."""
         return self._verb("drop", _count, matching, self._act_matching("drop", matching), *ids)
 
-    def _act_matching(self, name: str, matching: bytes, **what: Any) -> str:
+    def _act_matching(self, name: ActName, matching: bytes, **what: Any) -> str:
         return self._act_text(name, filter=msgspec.Raw(matching), **what)
 
     def acts(self, before: str, since: float | None, limit: int) -> Call[StreamPart[AuditEntry | None]]:
