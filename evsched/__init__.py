@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from evsched.jobs.steering import GiveUp, RetryLater, Snooze
     from evsched.jobs.tasks import EndedJob
     from evsched.recurrence.recurrence import Declared
+    from evsched.store.acts import AuditedAct
     from evsched.store.history_calls import PastJob
 
 
@@ -61,6 +62,7 @@ __all__ = [
     "App",
     "Arguments",
     "AsyncTask",
+    "AuditedAct",
     "BadArguments",
     "BadResult",
     "ConfigError",
@@ -115,6 +117,7 @@ _WHERE: Final = {
     "jobs.steering": ["GiveUp", "RetryLater", "Snooze"],
     "jobs.tasks": ["EndedJob"],
     "recurrence.recurrence": ["Declared"],
+    "store.acts": ["AuditedAct"],
     "store.history_calls": ["PastJob"],
 }
 """The modules that define these names. Each is imported at its first use: all of them take half a second, and a

@@ -178,6 +178,8 @@ class App:
         Raises:
             ConfigError: a value is not valid, or is declared twice.
         """
+        if queue is not None and not isinstance(queue, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"history: queue is {queue!r}: give the name of a queue, and the number as most=")
         if most is None and age is None:
             raise ConfigError("history() declares nothing: give it most or age")
         self._declare(

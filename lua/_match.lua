@@ -132,13 +132,26 @@ local function are_equal(one, other)
   return true
 end
 
--- Does a payload's `redact` name an argument? If it is not a list of names, it may.
-local function is_redacted(names, name, position)
-  if type(names) ~= 'table' then
-    return names and names ~= cjson.null
+-- May a payload's `redact` mean an argument? It should be a list of names and positions. A name that is not in kwargs
+-- may be that of any argument in args; a position beyond args, that of any in kwargs. jobs/redaction.py has this rule.
+local function is_redacted(payload, name, position)
+  local redact = payload.redact
+  if type(redact) ~= 'table' then
+    return redact and redact ~= cjson.null
   end
-  for key, one in pairs(names) do
-    if type(key) ~= 'number' or type(one) ~= 'string' or one == name or one == position then
+  local named = type(payload.kwargs) == 'table' and payload.kwargs or {}
+  local many = type(payload.args) == 'table' and #payload.args or 0
+  local by_name = named[name] ~= nil
+  for key, one in pairs(redact) do
+    if type(key) ~= 'number' or type(one) ~= 'string' or one == name or one == tostring(position) then
+      return true
+    end
+    local is_position = #one < 10 and one:find('^[1-9]%d*$')
+    if one == '' or (one:find('^%d+$') and not is_position) then
+      return true
+    elseif is_position and by_name and tonumber(one) > many then
+      return true
+    elseif not is_position and not by_name and named[one] == nil then
       return true
     end
   end
@@ -148,15 +161,20 @@ end
 -- The redacted arguments that workers have declared, by task, as far as they were read.
 local redacted_in = {}
 
--- Does a worker declare that an argument of a task is redacted?
--- USES redactions, redacted_in, is_redacted
+-- Does a worker declare that an argument of a task is redacted? '0' stands for all.
+-- USES redactions, redacted_in
 local function is_declared_redacted(task, name, position)
   if redacted_in[task] == nil then
     local text = redis.pcall('HGET', redactions, task)
     local good, names = pcall(cjson.decode, type(text) == 'string' and text or '[]')
-    redacted_in[task] = good and names or false
+    redacted_in[task] = good and type(names) == 'table' and names or {}
   end
-  return is_redacted(redacted_in[task], name, position)
+  for _, one in pairs(redacted_in[task]) do
+    if one == name or one == position or one == '0' then
+      return true
+    end
+  end
+  return false
 end
 
 -- Does a payload have an argument of this value? The values of redacted arguments cannot be searched for.
@@ -164,7 +182,7 @@ end
 local function has_argument(payload, wanted)
   local named, listed = payload.kwargs, payload.args
   local position = wanted.position or (wanted.positions or {})[payload.task]
-  if is_redacted(payload.redact, wanted.name, tostring(position)) then
+  if is_redacted(payload, wanted.name, position) then
     return false
   elseif is_declared_redacted(text_or(payload.task, ''), wanted.name, tostring(position)) then
     return false

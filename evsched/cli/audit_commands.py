@@ -6,15 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
+import msgspec
 from cyclopts import Parameter
 
 from evsched.cli import output
 from evsched.cli.command_client import client, note_unknown
+from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, whole
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, report
 from evsched.client.operations import ActFilter, Operation, read_acts
 from evsched.client.time_texts import parse_past
+from evsched.errors import ConfigError
 from evsched.store.acts import AuditedAct
 from evsched.store.store import Store
 
@@ -35,7 +38,9 @@ _NAMED: Final = 3
 def audit(
     *,
     queue: Queues = None,
-    since: Annotated[str | None, Parameter(help="Only acts since then: 2h ago, 14:00, or 2030-01-31T09:00.")] = None,
+    since: Annotated[
+        str | None, Parameter(help="Only acts since then: 2h for two hours ago, 14:00, or 2030-01-31T09:00.")
+    ] = None,
     until: Annotated[str | None, Parameter(help="Only acts until then, as --since.")] = None,
     who: Annotated[str | None, Parameter(help="Only those of this operator.")] = None,
     act: Annotated[
@@ -59,7 +64,10 @@ def audit(
     check_limit(limit)
     check_queues(queue)
     start, end = (None if moment is None else parse_past(moment) for moment in (since, until))
-    wanted = ActFilter(start, end, who, act, id)
+    try:
+        wanted = ActFilter(start, end, who, act, id)
+    except ConfigError as error:
+        raise UsageError(f"--{error}") from None
     with client(url) as redis:
 
         def read(stores: Sequence[Store]) -> Operation[list[AuditedAct]]:
@@ -90,4 +98,9 @@ def _value(name: str, value: Any) -> str:
         value = math.inf
     if isinstance(value, int | float) and name in ("due", "until", "after", "before"):
         return output.moment(value, short=True)
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else _json(value)
+
+
+def _json(value: Any) -> str:
+    """Return a text as it is, and anything else as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

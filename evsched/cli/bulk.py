@@ -98,7 +98,7 @@ def read(flags: FilterFlags | None) -> Filter:
     try:
         return Filter(**names, tags=given.tag or (), arguments=arguments, older=older, since=since, until=until)
     except ConfigError as error:
-        raise UsageError(f"--{error}") from None
+        raise UsageError(f"--{str(error).replace('arguments: ', 'arg ', 1)}") from None
 
 
 def pairs(texts: Iterable[str]) -> list[tuple[str, str]]:

@@ -76,7 +76,10 @@ def history(
     task: Task = None,
     group: Annotated[str | None, Parameter(help="Only jobs of this group.")] = None,
     outcome: Annotated[str | None, Parameter(help="done, dead, expired or cancelled.")] = None,
-    tag: Annotated[str | None, Parameter(help="Only jobs that have this tag.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="Only jobs that have this tag; repeat the flag for jobs that have all of several."),
+    ] = None,
     error: Annotated[
         str | None,
         Parameter(help="Only jobs whose handler raised this class last: Timeout, or requests.exceptions.Timeout."),
@@ -90,8 +93,8 @@ def history(
 ) -> int:
     """List the jobs that have ended, the newest first.
 
-    A queue keeps its last 10,000 ends, until a day after the last one, unless `evsched limit Q --history` or the code
-    says otherwise. A job that was revived has ended more than once.
+    A queue keeps about its last 10,000 ends, until a day after the last one, unless `evsched limit Q --history` or the
+    code says otherwise. A job that was revived has ended more than once.
 
     Examples: evsched history --outcome dead --since 2h; evsched history --id report-17
     """
@@ -100,7 +103,14 @@ def history(
     first, last = _past(since), _past(until)
     try:
         matching = HistoryFilter(
-            id=id, task=task, group=group, outcome=outcome, tag=tag, error=error, since=first, until=last
+            id=id,
+            task=task,
+            group=group,
+            outcome=outcome,
+            tag=tuple(tag or ()),
+            error=error,
+            since=first,
+            until=last,
         )
     except ConfigError as wrong:
         raise UsageError(f"--{wrong}") from None
@@ -139,8 +149,9 @@ def counts(
 ) -> int:
     """Count the jobs that ended, by task and outcome; how late they started, and how long they ran. Default: 7 days.
 
-    Whole hours are counted, and kept for 8 days. p50 and p99: half of the jobs, and 99 %, were at most as late, or took
-    at most as long. Both are kept by powers of two, so each may be up to twice the true value.
+    Whole hours are counted: --since 5m counts the whole hour of that moment. They are kept for 8 days. p50 and p99:
+    half of the jobs, and 99 %, were at most as late, or took at most as long. Both are kept by powers of two, so each
+    may be up to twice the true value.
 
     Example: evsched history counts --task remind --since 7d
     """

@@ -7,6 +7,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any, Final, get_args
 
 import msgspec
@@ -335,6 +336,9 @@ def show(
     if runs:
         print()
         output.table(_RUNS, map(_run, status.runs), "")
+        attempts = [run.attempt for run in status.runs]
+        if left_out := sum(max(0, after - before - 1) for before, after in pairwise(attempts)):
+            print(f"the runs of {left_out} attempts in between are left out")
     if traceback:
         print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
 

@@ -206,7 +206,7 @@ def acting(command: Callable[..., R]) -> Callable[..., R]:
 
     @wraps(command)
     def with_name(*args: object, as_: str | None = None, **given: Any) -> R:
-        before = _named.set(as_)
+        before = _named.set(as_ or "")
         try:
             return command(*args, **given)
         finally:
@@ -219,7 +219,11 @@ def acting(command: Callable[..., R]) -> Callable[..., R]:
 
 def who_acts(url: str) -> str:
     """Return the name of who gives this command."""
-    return _named.get() or os.environ.get(environment.OPERATOR) or address.user(url)[:NAME_MOST] or "default"
+    given = _named.get()
+    name = given or os.environ.get(environment.OPERATOR) or ""
+    if given is None:  # it changes nothing, so it must not fail because of a name that is not valid
+        name = name.encode(errors="replace").decode()[:NAME_MOST].strip()
+    return name or address.user(url)[:NAME_MOST] or "default"
 
 
 def parse_due(at: str | None, after: str | None) -> tuple[float | None, float | None]:

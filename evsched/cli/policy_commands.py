@@ -181,8 +181,8 @@ def limit(
     group: Annotated[
         str | None,
         Parameter(
-            help="Limit this group instead of the whole queue. '*': each group that has no such limit of its own. "
-            "origin:https://api.example.com: the requests to one origin; 'origin:*': each origin."
+            help=r"Limit this group instead of the whole queue. '\*': each group that has no such limit of its own. "
+            r"origin:https://api.example.com: the requests to one origin; 'origin:\*': each origin."
         ),
     ] = None,
     task: Annotated[str | None, Parameter(help="Limit the jobs of this task, whatever their groups.")] = None,
@@ -200,7 +200,8 @@ def limit(
         str | None, Parameter(help=f"The share of the group; 2 is twice that of other groups. Default: 1. {_LIFT}")
     ] = None,
     history: Annotated[
-        str | None, Parameter(help=f"How many ended jobs `evsched history` lists; 0 = none. Default: 10000. {_LIFT}")
+        str | None,
+        Parameter(help=f"About how many ended jobs `evsched history` lists; 0 = none. Default: 10000. {_LIFT}"),
     ] = None,
     history_age: Annotated[
         str | None,
@@ -246,7 +247,13 @@ def _fields(group: str | None, task: str | None, asked: Mapping[str, str | None]
         UsageError, ConfigError: a value is not valid.
     """
     given = {name: _number(name, text) for name, text in asked.items() if text is not None}
-    return gate.limit_fields(group, task, given)
+    try:
+        return gate.limit_fields(group, task, given)
+    except ConfigError as error:
+        name, _, rest = str(error).partition(" is ")
+        if name not in given:
+            raise
+        raise UsageError(f"--{name.replace('_', '-')} is {rest}") from None
 
 
 def _number(name: str, text: str) -> float | None:

@@ -272,7 +272,7 @@ def each(redis: SyncClient, named: list[str] | None, read: Read[T]) -> tuple[lis
     """
     down = set[Host]()
     if named:
-        return [_read(redis, name, read, down) for name in named], []
+        return [_read(redis, name, read, down) for name in dict.fromkeys(named)], []
     if topology(redis.url) is None:
         return [_read(redis, name, read, down) for name in redis.run(spread.listed(redis.shards, redis.store))], []
     known = find_queues_once(redis.url)

@@ -17,7 +17,7 @@ from evsched.cli import output
 from evsched.cli.command_client import client, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.deploy_commands import prune, rollback
-from evsched.cli.job_commands import Group, Priority, Tag, Window, argument
+from evsched.cli.job_commands import Group, Priority, Redact, Tag, Window, argument
 from evsched.cli.options import Json, Queue, RecurrenceName, Url, acting, whole
 from evsched.cli.output import Column, Moment, listing, sentence, table
 from evsched.cli.policy_commands import Until, Why, end_of_pause
@@ -483,6 +483,7 @@ def add(
     priority: Priority = None,
     group: Group = None,
     tag: Tag = None,
+    redact: Redact = None,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
@@ -490,7 +491,7 @@ def add(
 
     Example: evsched recurrences add nightly report '"sales"' --rule '0 2 * * *' --zone Europe/Berlin
     """
-    options = JobOptions(priority=priority, group=group, window=window, tags=tag)
+    options = JobOptions(priority=priority, group=group, window=window, tags=tag, redact=redact)
     check_job_options(options)
     declared = Declared(
         name=name,

@@ -366,7 +366,7 @@ class Client:
         Raises:
             ConfigError: a value is not valid, or cannot be divided among the shards of the queue.
         """
-        fields = gate.limit_fields(group, task, cast("dict[str, float | None]", limits))
+        fields = gate.limit_fields(group, task, cast("dict[str, timedelta | float | None]", limits))
         return merged(await self.run(gate.set_limits(await self.whole(queue), fields)))
 
     async def revive(self, queue: str, ids: Sequence[str]) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, TypedDict
 
 from msgspec import structs
 
 from evsched import keys
 from evsched.client.operations import Operation, Send, send
-from evsched.client.option_values import unix
+from evsched.client.option_values import seconds, unix
 from evsched.client.spread import change
 from evsched.errors import ConfigError, StoreError
 from evsched.jobs import groups
@@ -38,8 +38,8 @@ class LimitOptions(TypedDict, total=False):
     """A group's share of the queue."""
     history: float | None
     """How many ended jobs the queue lists."""
-    history_age: float | None
-    """For how many seconds after the last one it lists them."""
+    history_age: timedelta | float | None
+    """For how long after the last one it lists them: a timedelta, or seconds."""
 
 
 def pause(stores: Sequence[Store], until: datetime | float | None, why: str) -> Operation[tuple[float, int]]:
@@ -89,7 +89,9 @@ def resume(stores: Sequence[Store]) -> Operation[float | None]:
     return max((since for since in pauses if since is not None), default=None)
 
 
-def limit_fields(group: str | None, task: str | None, given: Mapping[str, float | None]) -> dict[str, float | None]:
+def limit_fields(
+    group: str | None, task: str | None, given: Mapping[str, timedelta | float | None]
+) -> dict[str, float | None]:
     """Return limits by the fields that `set_limits` takes.
 
     Raises:
@@ -99,7 +101,14 @@ def limit_fields(group: str | None, task: str | None, given: Mapping[str, float 
         if group is not None:
             raise ConfigError("give either a group or a task: a limit holds for one of them")
         group = groups.of_task(task)
-    return {field(name, group, value): value for name, value in given.items()}
+    found = dict[str, float | None]()
+    for name, value in given.items():
+        if isinstance(value, timedelta):
+            value = seconds(name, value) if name == "history_age" else None
+            if value is None:
+                raise invalid(name, given[name], "a number")
+        found[field(name, group, value)] = value
+    return found
 
 
 def note_setting(store: Store) -> Operation[None]:

@@ -45,25 +45,32 @@ class HistoryFilter(Struct, frozen=True, kw_only=True):
     task: str | None = None
     group: str | None = None
     outcome: str | None = None
-    tag: str | None = None
+    tag: str | Sequence[str] | None = None
+    """The tag, or all tags, that the job has."""
     error: str | None = None
     """The class of the exception, such as requests.exceptions.Timeout, or Timeout for each class of that name."""
     since: Past | None = None
     until: Past | None = None
 
     def __post_init__(self) -> None:
-        for name in ("id", "task", "group", "outcome", "tag", "error"):
+        for name in ("id", "task", "group", "outcome", "error"):
             if (value := getattr(self, name)) is not None:
                 check.text(name, value)
+        if self.tag is not None:
+            check.tags("tag", self._tags)
         if self.outcome is not None and self.outcome not in OUTCOMES:
             raise check.invalid("outcome", self.outcome, f"one of {', '.join(OUTCOMES)}")
+
+    @property
+    def _tags(self) -> Sequence[str]:
+        return (self.tag,) if isinstance(self.tag, str) else self.tag or ()
 
     def matches(self, job: PastJob) -> bool:
         """Return whether all conditions hold but those about the time."""
         wanted = ((self.id, job.id), (self.task, job.task), (self.group, job.group), (self.outcome, job.outcome))
         if any(value is not None and value != found for value, found in wanted):
             return False
-        if self.tag is not None and self.tag not in job.tags:
+        if not set(self._tags).issubset(job.tags):
             return False
         return self.error is None or self.error in (job.error, job.error.rpartition(".")[2])
 
@@ -127,8 +134,11 @@ def search(
     examined; a page may have fewer jobs for that, or none, and a cursor all the same.
 
     Raises:
-        ConfigError: a time or the cursor is not valid.
+        ConfigError: a time, the cursor or the limit is not valid.
     """
+    if not isinstance(matching, HistoryFilter):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise check.invalid("matching", matching, "a HistoryFilter, such as HistoryFilter(task='mail')")
+    check.count("limit", limit)
     now = yield from send(clock(keys.root(stores[-1].queue)))
     since = -math.inf if matching.since is None else past_moment("since", matching.since, now)
     until = math.inf if matching.until is None else past_moment("until", matching.until, now)
@@ -205,7 +215,13 @@ def _read_cursor(cursor: str) -> dict[str, _Position]:
 def counts(
     stores: Sequence[Store], since: Past = WEEK, until: Past | None = None, task: str | None = None
 ) -> Operation[list[TaskCounts]]:
-    """Return how many jobs ended within a span of whole hours, by task. `stores`: as above."""
+    """Return how many jobs ended within a span of whole hours, by task. `stores`: as above.
+
+    Raises:
+        ConfigError: a time or the task is not valid.
+    """
+    if task is not None:
+        check.text("task", task)
     now = yield from send(clock(keys.root(stores[-1].queue)))
     first, last = past_moment("since", since, now), now if until is None else past_moment("until", until, now)
     found = dict[str, list[EndCount]]()

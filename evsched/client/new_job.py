@@ -12,12 +12,14 @@ from typing import Any, Final, TypedDict, get_args
 import msgspec
 
 from evsched.client.option_values import Unique, due_and_delay, finite_seconds, unix
-from evsched.client.target_tasks import check_target
+from evsched.client.target_tasks import check_target, definition, is_target
 from evsched.config import PAYLOAD_CAP
 from evsched.errors import BadArguments, ConfigError
 from evsched.jobs import option_checks as check
+from evsched.jobs.arguments import Signature
 from evsched.jobs.job import OnConflict, Payload, RetryFields, encode, is_not_finite
 from evsched.jobs.option_checks import Check
+from evsched.jobs.redaction import hidden_arguments
 from evsched.jobs.retry import Retry, override
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.client_calls import New
@@ -142,41 +144,45 @@ def new_job(
     """Build a job from a task's name, its arguments and options, which `check_job_options` has checked.
 
     Raises:
-        ConfigError: both `due` and `delay` are given; the arguments are not JSON, or too large.
+        ConfigError: both `due` and `delay` are given; the arguments are not JSON, or too large; or `redact` names none
+            of them.
         BadArguments: no worker can use the arguments, since the task is one of evsched.targets.
     """
-    job = job_maker(task, options, payload_cap)(args, kwargs)
+    signature = definition(task).signature if is_target(task) else None
+    if signature is not None:
+        signature.check_redact(options.get("redact") or ())
+    job = job_maker(task, options, payload_cap, signature)(args, kwargs)
     check_target(task, args, kwargs, job.payload)
     return job
 
 
 def job_maker(
-    task: str, options: JobOptions, payload_cap: int, names: Sequence[str] = ()
+    task: str, options: JobOptions, payload_cap: int, signature: Signature | None = None
 ) -> Callable[[Sequence[Any], dict[str, Any]], New]:
     """Return a function that builds a job from its arguments. The options that many jobs share are read only once.
 
-    `names`: of the arguments that are passed by position, for messages.
+    `signature`: of the task, if it is known. Then the payload names redacted arguments as they are passed.
 
     Raises:
         ConfigError: both `due` and `delay` are given. The function raises it when the arguments are not JSON, or too
-            large; and BadArguments, when JSON cannot hold a number in one.
+            large, or `redact` names none of them; and BadArguments, when JSON cannot hold a number in one.
     """
     if not task:
         raise ConfigError("a job needs the name of a task: it is empty")
     due, delay = due_and_delay(options.get("due"), options.get("delay"))
     job_id, priority, group = options.get("id"), options.get("priority"), options.get("group")
     shared = _shared(options)
+    redact = shared.pop("redact", ())
 
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
-        try:
-            text = encode(Payload(task, list(args), kwargs, **shared))
-        except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-            raise ConfigError(f"task {task}: its arguments and meta must be JSON: {error}") from None
+        hidden = _redacted(task, signature, redact, args, kwargs) if redact else ()
+        text = _encode(Payload(task, list(args), kwargs, redact=hidden, **shared))
         # Most payloads have no null and are short, and their arguments are not looked at.
         if (b"null" in text or (len(text) > _LONG and _HUGE.search(text))) and is_not_finite((args, kwargs)):
+            wrong = _not_finite(args, kwargs, signature)
             raise BadArguments(
-                f"task {task}: argument {_not_finite(args, kwargs, names)} has a number that JSON cannot hold, NaN, "
-                "infinite or beyond 1.8e308: pass None or a string for it"
+                f"task {task}: argument {wrong} has a number that JSON cannot hold, NaN, infinite or beyond 1.8e308: "
+                "pass None or a string for it"
             )
         if len(text) > payload_cap:
             raise ConfigError(
@@ -188,8 +194,42 @@ def job_maker(
     return make
 
 
-def _not_finite(args: Sequence[Any], kwargs: dict[str, Any], names: Sequence[str]) -> str:
+def _encode(payload: Payload) -> bytes:
+    """Return a payload as JSON.
+
+    Raises:
+        ConfigError: it has something that is not JSON.
+    """
+    try:
+        return encode(payload)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        why = f"{error}"
+    # Not where it was caught: as the context of the new error, it would keep the arguments.
+    raise ConfigError(f"task {payload.task}: its arguments and meta must be JSON: {why}")
+
+
+def _redacted(
+    task: str, signature: Signature | None, redact: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """Return the redacted arguments of a call, as its payload names them.
+
+    Raises:
+        ConfigError: the task is not known, and none of the arguments can be one that `redact` names.
+    """
+    if signature is not None:
+        return signature.redacted(redact, len(args), kwargs)
+    for name in redact:
+        if not any(hidden_arguments((name,), (), len(args), kwargs)):
+            raise ConfigError(
+                f"task {task}: redact names {name!r}, and the job has no such argument: its arguments are "
+                f"{', '.join((*(str(at) for at in range(1, len(args) + 1)), *map(repr, kwargs))) or 'none'}"
+            )
+    return tuple(redact)
+
+
+def _not_finite(args: Sequence[Any], kwargs: dict[str, Any], signature: Signature | None) -> str:
     """Return the first argument with a number that JSON cannot hold: by its name, or by its place from 1."""
+    names = () if signature is None else signature.order
     by_position = ((repr(names[at]) if at < len(names) else str(at + 1), value) for at, value in enumerate(args))
     by_name = ((repr(name), value) for name, value in kwargs.items())
     return next(name for name, value in (*by_position, *by_name) if is_not_finite(value))

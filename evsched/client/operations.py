@@ -23,9 +23,10 @@ from msgspec.structs import replace
 from evsched import keys
 from evsched.client.option_values import Past, Unique, due_and_delay, past_moment, seconds
 from evsched.errors import BadResult, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
+from evsched.jobs import option_checks as check
 from evsched.jobs.job import OnConflict, decode
 from evsched.store import server
-from evsched.store.acts import AuditedAct, AuditEntry, as_acts, stream_position
+from evsched.store.acts import ACTS, AuditedAct, AuditEntry, as_acts, stream_position
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.address import Host
@@ -322,6 +323,13 @@ class ActFilter(Struct, frozen=True):
     id: str | None = None
     """The id of a job, or the name of a recurrence, that was changed."""
 
+    def __post_init__(self) -> None:
+        for name, value in (("who", self.who), ("id", self.id)):
+            if value is not None:
+                check.text(name, value)
+        if self.act is not None:
+            check.one_of(*ACTS)("act", self.act)
+
     def takes(self, entry: AuditEntry) -> bool:
         """Return whether an entry is of such an act, whatever it changed."""
         return self.who in (None, entry.known.who) and self.act in (None, entry.known.act)
@@ -338,8 +346,9 @@ def read_acts(queue: str, stores: Sequence[Store], wanted: ActFilter, limit: int
     """Return what operators did to a queue and its shards, the latest first. `stores`: theirs.
 
     Raises:
-        ConfigError: a time is not valid.
+        ConfigError: a time or the limit is not valid.
     """
+    check.count("limit", limit)
     found, now = list[AuditEntry](), 0.0
     if isinstance(wanted.since, timedelta) or isinstance(wanted.until, timedelta):
         now = yield from send(server.clock(keys.root(stores[-1].queue)))

@@ -18,7 +18,7 @@ from msgspec.structs import astuple, replace
 
 from evsched import keys
 from evsched.client.gate import check_pause
-from evsched.client.new_job import JobOptions, new_job
+from evsched.client.new_job import JobOptions, job_maker
 from evsched.client.operations import Operation, send
 from evsched.client.option_values import finite_seconds, seconds, unix
 from evsched.errors import ConfigError, JobMissing, StoreRefused
@@ -459,6 +459,6 @@ def _payload(task: Task, options: RecurringOptions, payload_cap: int) -> bytes:
     args, kwargs = options.get("args", ()), options.get("kwargs") or {}
     names: tuple[Literal["priority", "group", "window", "tags"], ...] = ("priority", "group", "window", "tags")
     of_each = JobOptions(**{name: options.get(name) for name in names}, redact=task.redact)
-    payload = new_job(task.name, args, kwargs, of_each, payload_cap).payload
+    payload = job_maker(task.name, of_each, payload_cap, task.signature)(args, kwargs).payload
     arguments.check(task.signature, task.check, args, kwargs, payload)
     return payload

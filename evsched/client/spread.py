@@ -28,6 +28,7 @@ from evsched.client.option_values import Unique
 from evsched.client.sweep import Waiting
 from evsched.errors import JobMissing, ShardsDown, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import OnConflict
+from evsched.jobs.option_checks import ids as check_ids
 from evsched.jobs.option_checks import invalid
 from evsched.jobs.record import JobStatus
 from evsched.jobs.redaction import is_member
@@ -297,8 +298,10 @@ def change_dead(
     """Revive or drop dead jobs by their ids, wherever they are; return how many. `parts_of`: as above, by the id.
 
     Raises:
+        ConfigError: the ids are not a list.
         JobMissing: one of the ids is not dead; then none was changed.
     """
+    check_ids("ids", ids)
     if ids and len((first := parts_of(ids[0])).stores) == 1:
         try:
             return len((yield from send(change(first.stores[0], ids))))

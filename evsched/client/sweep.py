@@ -217,6 +217,7 @@ class Sweep:
     def __init__(
         self, stores: Sequence[Store], matching: Filter, places: Sequence[Place], change: Change | None = None
     ) -> None:
+        _check_type(matching)
         if change is not None:
             _check(matching)
         self.changed = 0
@@ -397,9 +398,12 @@ def describe(store: Store, place: str, jobs: Sequence[tuple[str, float | None]])
     return [known.get(job) or Match(name, job, score, None, None, None, None, None, None) for job, score in jobs]
 
 
-def _check(matching: Any) -> None:
+def _check_type(matching: Any) -> None:
     if not isinstance(matching, Filter):
         raise check.invalid("matching", matching, "a Filter, such as Filter(task='mail')")
+
+
+def _check(matching: Filter) -> None:
     if matching.is_empty:
         raise ConfigError(
             "the filter has no condition, so every job would match: give it a task, group, reason, error, tag, "

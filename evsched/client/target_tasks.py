@@ -12,7 +12,7 @@ message is written as follows, in payloads and settings:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar, cast, get_args
@@ -22,6 +22,8 @@ from msgspec import UNSET, Meta, Struct
 from msgspec.structs import asdict, replace
 
 from evsched.jobs.arguments import check
+from evsched.jobs.current_job import current_job
+from evsched.jobs.redaction import REDACTED
 from evsched.jobs.retry import Retry
 from evsched.jobs.steering import GiveUp
 from evsched.jobs.tasks import Task, define
@@ -46,6 +48,8 @@ class Target(Struct, frozen=True):
     port: int
     path: str
     """With the query, as it is sent."""
+    hidden: bool = False
+    """No message has a part of it: the job redacts it."""
 
     @property
     def default_port(self) -> int:
@@ -59,15 +63,26 @@ class Target(Struct, frozen=True):
 
     @property
     def origin(self) -> str:
-        """The URL as it may be shown: without path and query, which may contain secrets."""
+        """The URL without path and query, which may contain secrets."""
         return f"{self.scheme}://{self.authority}"
 
+    @property
+    def shown(self) -> str:
+        """The origin as messages have it."""
+        return REDACTED if self.hidden else self.origin
 
-def read_url(text: str) -> Target:
+    @property
+    def shown_host(self) -> str:
+        """The host as messages have it."""
+        return REDACTED if self.hidden else self.host
+
+
+def read_url(text: str, *, hidden: bool = False) -> Target:
     """Read the URL of a payload, or of a redirect.
 
     Raises:
-        GiveUp: it is not valid; the reason quotes nothing but the host, since a URL may contain secrets.
+        GiveUp: it is not valid; the reason quotes nothing but the host, since a URL may contain secrets, and nothing if
+            it is hidden.
     """
     if not text:
         raise GiveUp("the url is empty: write the whole URL, with http:// or https://")
@@ -85,8 +100,10 @@ def read_url(text: str) -> Target:
     try:
         host, port = read_authority(authority)
     except ValueError as error:
-        raise GiveUp(f"the url has {error}") from None
-    return Target(scheme, host, _PORTS[scheme] if port is None else port, path if path[:1] == "/" else f"/{path}")
+        why = "a host or a port that is not valid: write HOST or HOST:PORT" if hidden else error
+        raise GiveUp(f"the url has {why}") from None
+    port = _PORTS[scheme] if port is None else port
+    return Target(scheme, host, port, path if path[:1] == "/" else f"/{path}", hidden)
 
 
 def read_authority(text: str) -> tuple[str, int | None]:
@@ -176,8 +193,8 @@ def read_destination(text: str) -> Destination:
     return Destination(kind, server, name)
 
 
-def destination_of(text: str) -> Destination:
-    """Return the destination that a payload names.
+def destination_of(text: str, *, hidden: bool = False) -> Destination:
+    """Return the destination that a payload names. `hidden`: no message has a part of it.
 
     Raises:
         GiveUp: it is not valid.
@@ -186,10 +203,11 @@ def destination_of(text: str) -> Destination:
         found = read_destination(text)
     except ValueError as error:
         # It is not quoted: it may be a URL with a password.
-        raise GiveUp(f"`to` is not a destination: {error}") from None
+        raise GiveUp(f"`to` is not a destination: {_HOW if hidden else error}") from None
     if found.kind == "exchange" and not _EXCHANGE.fullmatch(found.name):
+        shown = REDACTED if hidden else repr(found.name)[:200]
         raise GiveUp(
-            f"messages cannot be sent to exchange {found.name!r:.200}: its name must have 1 to 127 characters of "
+            f"messages cannot be sent to exchange {shown}: its name must have 1 to 127 characters of "
             "A-Z a-z 0-9 _ . : @ # , / + - and the space"
         )
     return found
@@ -251,14 +269,19 @@ class TargetRequest(Struct, frozen=True):
 
 
 def read_request(
-    url: str, method: HttpMethod, headers: Mapping[str, str], body: str | None, json: Any = UNSET
+    url: str,
+    method: HttpMethod,
+    headers: Mapping[str, str],
+    body: str | None,
+    json: Any = UNSET,
+    hidden: Collection[str] = (),
 ) -> TargetRequest:
-    """Make a request of a payload's arguments. `json` UNSET: no JSON body.
+    """Make a request of a payload's arguments. `json` UNSET: no JSON body. `hidden`: the names of redacted arguments.
 
     Raises:
         GiveUp: they are not valid. The reason quotes no value, since any may be secret.
     """
-    target, found = read_url(url), _read_headers(headers)
+    target, found = read_url(url, hidden="url" in hidden), _read_headers(headers, hidden="headers" in hidden)
     if body is not None and json is not UNSET:
         raise GiveUp("the request has a body and json: give one of them")
     if body is not None:
@@ -268,19 +291,20 @@ def read_request(
     return TargetRequest(method, target, found, b"")
 
 
-def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def _read_headers(headers: Mapping[str, str], *, hidden: bool) -> dict[str, str]:
     found = dict[str, str]()
     for n, (given, value) in enumerate(headers.items(), start=1):
         name = given.lower()
+        shown = f"number {n}" if hidden else name
         if not _NAME.fullmatch(given):
             raise GiveUp(f"the name of header {n} is not valid: it may have letters, digits and !#$%&'*+-.^_`|~")
         if name in _FRAMING or name.startswith(_RESERVED):
-            raise GiveUp(f"a payload may not set the header {name}: leave it out; it is sent where it is needed")
+            raise GiveUp(f"a payload may not set the header {shown}: leave it out; it is sent where it is needed")
         if name in found:
-            raise GiveUp(f"the header {name} is there twice: join its values with a comma")
+            raise GiveUp(f"the header {shown} is there twice: join its values with a comma")
         if not _VALUE.fullmatch(value):
             raise GiveUp(
-                f"the value of the header {name} is not valid: it may have visible ASCII characters, with blanks and "
+                f"the value of the header {shown} is not valid: it may have visible ASCII characters, with blanks and "
                 "tabs between them"
             )
         found[name] = value
@@ -320,11 +344,11 @@ class HttpResponse(Struct, frozen=True):
 class TargetJob(Struct, Generic[R], frozen=True):
     """The arguments of a task of evsched.targets, whose result is an R."""
 
-    def check(self) -> None:
-        """Refuse arguments that no worker can use.
+    def check(self, hidden: Collection[str] = ()) -> None:
+        """Refuse arguments that no worker can use. `hidden`: the names of redacted arguments.
 
         Raises:
-            GiveUp: the reason names the argument.
+            GiveUp: the reason names the argument, and quotes nothing of a redacted one.
         """
 
 
@@ -344,12 +368,12 @@ class HttpJob(TargetJob[HttpResponse | None], frozen=True):
     response: bool = False
     """Return the answer."""
 
-    def request(self) -> TargetRequest:
+    def request(self, hidden: Collection[str] = ()) -> TargetRequest:
         """Return the request. Raises as `check`."""
-        return read_request(self.url, self.method, self.headers or {}, self.body, self.json)
+        return read_request(self.url, self.method, self.headers or {}, self.body, self.json, hidden)
 
-    def check(self) -> None:
-        self.request()
+    def check(self, hidden: Collection[str] = ()) -> None:
+        self.request(hidden)
         if self.sign is not None and not SECRET_NAME.fullmatch(self.sign):
             raise GiveUp("sign is not the name of a secret: it has A-Z, 0-9 and _ alone, as ORDERS")
 
@@ -368,8 +392,8 @@ class ForwardJob(TargetJob[None], frozen=True):
     routing_key: str | None = None
     """For an exchange."""
 
-    def check(self) -> None:
-        check_options(destination_of(self.to), asdict(self))
+    def check(self, hidden: Collection[str] = ()) -> None:
+        check_options(destination_of(self.to, hidden="to" in hidden), asdict(self))
 
 
 _ARGUMENTS: Final[dict[str, type[TargetJob[Any]]]] = {"evsched.http": HttpJob, "evsched.forward": ForwardJob}
@@ -380,8 +404,8 @@ def definition(name: str) -> Task:
     """Return one of these tasks as programs see it: with its arguments and its result, and without its code."""
     arguments = _ARGUMENTS[name]
 
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        arguments(*args, **kwargs).check()
+    def refuse(args: Sequence[Any], kwargs: Mapping[str, Any], hidden: Collection[str]) -> None:
+        arguments(*args, **kwargs).check(hidden)
 
     task = define(arguments, name=name, queue=QUEUE)
     (returns,) = get_args(vars(arguments)["__orig_bases__"][0])
@@ -404,11 +428,15 @@ def check_target(name: str, args: Sequence[Any], kwargs: dict[str, Any], payload
 
 
 def target_task(
-    name: str, arguments: Callable[..., A], run: Callable[[A], Coroutine[Any, Any, Any]], retry: Retry | None = None
+    name: str,
+    arguments: Callable[..., A],
+    run: Callable[[A, Collection[str]], Coroutine[Any, Any, Any]],
+    retry: Retry | None = None,
 ) -> Task:
-    """Return one of these tasks for a worker. `run` gets the arguments of a job."""
+    """Return one of these tasks for a worker. `run` gets the arguments of a job, and the names of redacted ones."""
+    task = define(arguments, name=name, retry=retry)
 
     async def handler(*args: Any, **kwargs: Any) -> Any:
-        return await run(arguments(*args, **kwargs))
+        return await run(arguments(*args, **kwargs), task.signature.hidden_parameters(current_job().redact))
 
-    return replace(define(arguments, name=name, retry=retry), on="loop", handler=handler)
+    return replace(task, on="loop", handler=handler)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -83,7 +83,7 @@ class Enqueuer(Generic[P, R]):
 
     async def put_many(self, client: Client, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[str]:
         """Put many jobs on the schedule through a client, as `enqueue_many`; return their ids."""
-        every = list(calls)
+        every = self._all(calls)
         with self._sending(len(every)) as options:
             jobs = self._new_many(every, options)
             await client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
@@ -123,7 +123,7 @@ class Enqueuer(Generic[P, R]):
         If one of the calls is wrong, nothing is sent. If one of the ids is taken, JobExists is raised and none of the
         jobs is inserted; but if another transaction inserts such an id at the same moment, the others are: roll back.
         """
-        every = list(calls)
+        every = self._all(calls)
         with self._sending(len(every)) as options:
             return await self._insert(connection, self._new_many(every, options), options)
 
@@ -145,7 +145,7 @@ class Enqueuer(Generic[P, R]):
         task, unique = self._task, options.get("unique")
         if task.redact:
             options = {**options, "redact": (*task.redact, *(options.get("redact") or ()))}
-        make = job_maker(task.name, options, self._app.payload_cap, task.signature.order)
+        make = job_maker(task.name, options, self._app.payload_cap, task.signature)
 
         def checked(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
             job = make(args, kwargs)
@@ -161,12 +161,21 @@ class Enqueuer(Generic[P, R]):
             args, kwargs = (call.args, call.kwargs) if isinstance(call, Arguments) else (call, {})
             try:
                 if not issubclass(type(args), _SEQUENCES):  # a forgotten comma
-                    shown = REDACTED if self._task.redact else repr(args)[:200]
+                    hides = self._task.redact or self._options.get("redact")
+                    shown = REDACTED if hides else repr(args)[:200]
                     raise BadArguments(f"task {self._task.name}: {shown} is not a tuple of arguments")
                 jobs.append(make(args, kwargs))
             except BadArguments as error:
                 raise BadArguments(f"call {len(jobs)}: {error}") from None
         return jobs
+
+    def _all(self, calls: Any) -> list[Any]:
+        if not isinstance(calls, Iterable):
+            kind = type(calls).__name__
+            raise BadArguments(
+                f"task {self._task.name}: the calls are of type {kind}: give a list of tuples of arguments"
+            )
+        return list(cast("Iterable[Any]", calls))
 
     def _sending(self, many: int | None = None) -> AbstractContextManager[JobOptions]:
         around = self._app.sending
@@ -189,7 +198,8 @@ class TaskHandle(Enqueuer[P, R]):
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> Arguments[P]:
         """Return the arguments of one call, for `enqueue_many`."""
-        return Arguments(args, kwargs)
+        redact = self.task.redact
+        return Arguments(args, kwargs, self.task.signature.redacted(redact, len(args), kwargs) if redact else ())
 
     def using(self, **options: Unpack[JobOptions]) -> Enqueuer[P, R]:
         """Return this task with options for its jobs.
@@ -205,6 +215,7 @@ class TaskHandle(Enqueuer[P, R]):
             ConfigError: an option is not valid.
         """
         check_job_options(options)
+        self._task.signature.check_redact(options.get("redact") or ())
         return Enqueuer(self._app, self._task, options)
 
 

@@ -11,9 +11,10 @@ from evsched.client.operations import Operation, find_queues, send
 from evsched.client.spread import MakeStore
 from evsched.errors import EvschedError
 from evsched.shards import Shards
+from evsched.store.acts import ActName
 from evsched.store.store import Store
 
-_NAMES: Final = {keys.QUIET: "quiet", keys.STOP: "stop"}
+_NAMES: Final[dict[str, ActName]] = {keys.QUIET: "quiet", keys.STOP: "stop"}
 """The names of the acts in the audit trail."""
 
 

@@ -179,6 +179,7 @@ class Handlers:
             self.state,
             run.report_progress,
             tags=prepared.payload.tags,
+            redact=prepared.payload.redact,
         )
         set_current_job(run.current)
 

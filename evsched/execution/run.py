@@ -38,6 +38,7 @@ from evsched.jobs.job import (
     shorten,
 )
 from evsched.jobs.record import DEFAULT_RETENTION
+from evsched.jobs.redaction import REDACTED
 from evsched.jobs.retry import Retry, least_delay
 from evsched.jobs.steering import GiveUp
 from evsched.jobs.tasks import Hooks, Task, Tasks
@@ -88,10 +89,13 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
     try:
         policy = task.policy(payload)
         args, kwargs = task.bind(payload)
-        if payload.tags:
-            check.tags("tags", payload.tags)
     except (msgspec.ValidationError, ConfigError, RecursionError) as error:
         return Buried(shorten(f"the arguments do not fit: {error}: correct the payload"), payload.reply)
+    if payload.tags:
+        try:
+            check.tags("tags", payload.tags)
+        except ConfigError as error:
+            return Buried(shorten(f"the payload's {error}: correct the payload"), payload.reply)
     if payload.timeout is not None and payload.timeout <= 0:
         wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: correct the payload"
         return Buried(wrong, payload.reply)
@@ -323,8 +327,9 @@ def judge(
         why = f"the {'message' if message else 'result'} has {size} bytes, more than {RESULT_MOST}: return a reference"
         return _judge_failure(job, prepared, Failed(why, given_up=True))
     if message:
-        otherwise = _judge_failure(job, prepared, Failed(f"Redis refused the message to {result.name[:200]}"))
         payload = prepared.payload
+        name = REDACTED if payload.redact else result.name[:200]
+        otherwise = _judge_failure(job, prepared, Failed(f"Redis refused the message to {name}"))
         return Forwarded(
             b"null", prepared.retention, payload.reply, message=result, otherwise=otherwise, label=label_of(payload)
         )

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from evsched.errors import BadArguments, ConfigError
 from evsched.jobs.job import decode_payload
+from evsched.jobs.redaction import REDACTED, is_entry, position_of
 from evsched.jobs.steering import GiveUp
 
 _ANY: Final = (Parameter.empty, Any, object)
@@ -31,18 +32,18 @@ class Signature(Struct, frozen=True):
     named: dict[str, Any]
     """Types of the parameters that may be passed by name."""
     required: frozenset[str]
-    var_positional: bool
-    """The handler has `*args`, of the type `rest`."""
+    var_positional: str
+    """The name of the handler's `*args`, of the type `rest`; "" = it has none."""
     rest: Any
-    var_named: bool
-    """The handler has `**kwargs`, of the type `rest_named`."""
+    var_named: str
+    """The name of the handler's `**kwargs`, of the type `rest_named`; "" = it has none."""
     rest_named: Any
     returns: Any
 
     def bind(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], redact: Collection[str] = ()
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Convert arguments to the handler's annotations. No message has a value that `redact` names.
+        """Convert arguments to the handler's annotations. No message has a value that `redact` may mean.
 
         Raises:
             msgspec.ValidationError: they do not fit; the message has the path of the wrong value.
@@ -52,9 +53,10 @@ class Signature(Struct, frozen=True):
             takes = f"{most} argument{'' if most == 1 else 's'}"
             raise msgspec.ValidationError(f"{self.task} takes {takes}, got {len(args)} - at `$.args`")
         values: list[Any] = []
+        secret = self.redacted(redact, len(args), kwargs) if redact else ()
         for i, value in enumerate(args):
             wanted = self.positional[i] if i < len(self.positional) else self.rest
-            hidden = str(i + 1) in redact
+            hidden = str(i + 1) in secret
             values.append(value if wanted is None else _convert(value, wanted, f"$.args[{i}]", hidden=hidden))
         taken = self.order[: len(args)]
         by_name = [name for name in kwargs if name in self.named] if kwargs else ()
@@ -65,8 +67,60 @@ class Signature(Struct, frozen=True):
         if not kwargs:
             return values, {}
         return values, {
-            name: self._bind_named(name, value, taken, hidden=name in redact) for name, value in kwargs.items()
+            name: self._bind_named(name, value, taken, hidden=name in secret) for name, value in kwargs.items()
         }
+
+    def check_redact(self, redact: Collection[str]) -> None:
+        """Check that each entry is the name or the position of a parameter.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        known = ", ".join(dict.fromkeys((*self.order, *self.named))) or "none"
+        for entry in redact:
+            if self._is_parameter(entry):
+                continue
+            if (at := position_of(entry)) is not None:
+                most = len(self.order)
+                raise ConfigError(f"task {self.task}: redact has position {at}, and the task takes {most}: {known}")
+            near = difflib.get_close_matches(entry, {*self.order, *self.named}, n=1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"task {self.task}: redact names {entry!r}, which is not one of its parameters: {known}{hint}"
+            )
+
+    def redacted(self, redact: Collection[str], many: int, named: Collection[str]) -> tuple[str, ...]:
+        """Return which arguments of a call are redacted, each as it is passed: by position from "1", or by name.
+
+        `redact`: names and positions of parameters; the name of `*args` or `**kwargs` stands for all of it. If one is
+        not a parameter, it may mean any; so may a name for `**kwargs` that is not passed, since it may be misspelt.
+        `many`: arguments that are passed by position. `named`: names of the others.
+        """
+        own = {*self.order, *self.named, self.var_positional, self.var_named, *named}
+        if any(position_of(entry) is None and entry not in own for entry in redact):
+            return (*(str(at) for at in range(1, many + 1)), *named)
+        hidden = self.hidden_parameters(redact)
+        by_position = (
+            (str(at), self.order[at - 1] if at <= len(self.order) else self.var_positional) for at in range(1, many + 1)
+        )
+        by_name = ((name, name if name in self.named else self.var_named) for name in named)
+        return tuple(
+            passed for passed, parameter in (*by_position, *by_name) if passed in hidden or parameter in hidden
+        )
+
+    def hidden_parameters(self, redact: Collection[str]) -> frozenset[str]:
+        """Return the names of redacted parameters, and what else `redact` has; if that names no parameter, all."""
+        if all(map(self._is_parameter, redact)):
+            return frozenset((*redact, *(name for at, name in enumerate(self.order, 1) if str(at) in redact)))
+        return frozenset((*redact, *self.order, *self.named, self.var_positional, self.var_named))
+
+    def _is_parameter(self, entry: str) -> bool:
+        at = position_of(entry)
+        if at is not None and at > len(self.order):
+            return bool(self.var_positional)
+        if at is not None or entry in self.order or entry in self.named:
+            return True
+        return is_entry(entry) and bool(self.var_named or entry == self.var_positional)
 
     def by_position(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the same call with as many arguments as possible passed by position, none of them converted."""
@@ -114,9 +168,9 @@ def read_signature(task: str, handler: Callable[..., Any]) -> Signature:
         required=frozenset(
             name for name in (*positional, *named) if signature.parameters[name].default is Parameter.empty
         ),
-        var_positional=bool(rest),
+        var_positional=rest[0] if rest else "",
         rest=types[rest[0]] if rest else None,
-        var_named=bool(rest_named),
+        var_named=rest_named[0] if rest_named else "",
         rest_named=types[rest_named[0]] if rest_named else None,
         returns=_type(signature.return_annotation),
     )
@@ -130,11 +184,11 @@ def _convert(value: Any, wanted: Any, path: str, *, hidden: bool) -> Any:
     try:
         return msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
-        if hidden:  # the message may have the value, or a part of it
-            raise msgspec.ValidationError(f"Invalid value of a redacted argument - at `{path}`") from None
         # The path in msgspec's message begins at the value: `$...`.
         message, at, inner = str(error).partition(" - at `$")
-        raise msgspec.ValidationError(f"{message} - at `{path}{inner if at else '`'}") from None
+    if hidden:  # the message may have the value, or a part of it, and must not be the context of the new error
+        raise msgspec.ValidationError(f"Invalid value of a redacted argument - at `{path}`")
+    raise msgspec.ValidationError(f"{message} - at `{path}{inner if at else '`'}")
 
 
 P = ParamSpec("P")
@@ -145,6 +199,13 @@ class Arguments(Struct, Generic[P], frozen=True):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    redacted: tuple[str, ...] = ()
+    """Those that `repr` hides, as they are passed: by position from "1", or by name."""
+
+    def __repr__(self) -> str:
+        args = (REDACTED if str(at) in self.redacted else repr(value) for at, value in enumerate(self.args, 1))
+        kwargs = (f"{name}={REDACTED if name in self.redacted else repr(value)}" for name, value in self.kwargs.items())
+        return f"Arguments({', '.join((*args, *kwargs))})"
 
 
 _UNCHANGED: Final = frozenset((str, bool))
@@ -156,9 +217,14 @@ _WHOLE: Final = range(-(2**63), 2**63)
 _PATH: Final = re.compile(r" - at `\$\.(args|kwargs)(?:\[(\d+)\]|\.([^.\[`]+))?(.*?)`$", re.DOTALL)
 
 
+OwnCheck = Callable[[Sequence[Any], Mapping[str, Any], Collection[str]], None]
+"""Gets the arguments of a new job, whose types are right, and the names of redacted parameters. Raises GiveUp if no
+worker can use them."""
+
+
 def check(
     signature: Signature,
-    own_check: Callable[..., None] | None,
+    own_check: OwnCheck | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     payload: bytes,
@@ -181,7 +247,7 @@ def check(
         values, named = signature.bind(found.args, found.kwargs, found.redact)
         _refuse_bytes(signature, args, kwargs, values, named)
         if own_check is not None:
-            own_check(*values, **named)
+            own_check(values, named, signature.hidden_parameters(found.redact))
     except msgspec.ValidationError as error:
         raise BadArguments(f"task {signature.task}: {_explain(signature, str(error))}") from None
     except GiveUp as error:

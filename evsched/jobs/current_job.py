@@ -52,6 +52,8 @@ class CurrentJob(Struct, eq=False):
     """Why the run must stop. "lost": the worker shuts down, or its lease of the job is gone."""
     tags: tuple[str, ...] = ()
     """The payload's `tags`."""
+    redact: tuple[str, ...] = ()
+    """The payload's `redact`: the arguments whose values messages must not have."""
 
     @property
     def cancelled(self) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 from evsched.errors import ConfigError
 from evsched.jobs.job import TAG, TAGS_MOST
+from evsched.jobs.redaction import is_entry
 from evsched.jobs.retry import Retry
 from evsched.keys import NAME
 
@@ -40,7 +41,7 @@ def invalid(name: str, value: Any, give: str) -> ConfigError:
     return ConfigError(f"{name} is {repr(value)[:200]}: give {give}")
 
 
-def _is_unicode(value: str) -> bool:
+def is_unicode(value: str) -> bool:
     """Return whether a string can be sent: half of a surrogate pair cannot."""
     try:
         value.encode()
@@ -72,7 +73,7 @@ def check_of(is_valid: Callable[[Any], bool], give: str) -> Check:
 def text(name: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise invalid(name, value, "a string that is not empty")
-    if not _is_unicode(value):
+    if not is_unicode(value):
         raise invalid(name, value, "text that can be encoded in UTF-8: it has half of a surrogate pair")
 
 
@@ -95,7 +96,7 @@ identifier: Final = check_of(
 """Checks the name of a queue, or the id of a job: one that the API can address, so not `.` or `..`."""
 
 group: Final = check_of(
-    lambda value: isinstance(value, str) and _is_unicode(value) and 0 < len(value.encode()) <= 200 and "}" not in value,
+    lambda value: isinstance(value, str) and is_unicode(value) and 0 < len(value.encode()) <= 200 and "}" not in value,
     "a string of 1 to 200 bytes, without `}`",
 )
 flag: Final = check_of(lambda value: isinstance(value, bool), "True or False")
@@ -134,8 +135,16 @@ tags: Final = check_of(
 argument_names: Final = check_of(
     lambda value: (
         isinstance(value, (tuple, list))
-        and all(isinstance(name, str) and name and _is_unicode(name) for name in cast("list[Any]", value))
+        and all(isinstance(name, str) and is_entry(name) and is_unicode(name) for name in cast("list[Any]", value))
     ),
-    'a tuple of names of arguments, such as ("card",)',
+    'a tuple of names of arguments, or of positions from "1", such as ("card",)',
+)
+ids: Final = check_of(
+    lambda value: (
+        isinstance(value, Sequence)
+        and not isinstance(value, (str, bytes))
+        and all(isinstance(one, str) for one in cast("Sequence[Any]", value))
+    ),
+    'a list of ids, such as ["a-1"]',
 )
 in_order: Final = check_of(lambda value: isinstance(value, (tuple, list)), "a tuple or a list")

@@ -3,11 +3,16 @@
 A payload names its redacted arguments in `redact`, so that a reader needs no code of the app: by name, or by position
 from "1". Workers also declare those of their tasks in Redis, for payloads that do not name them. Only handlers get the
 values.
+
+A client that knows the task names each argument as it is passed. Others may not, and then a reader hides all that may
+be meant: a name that is not among the named arguments may be that of any one that is passed by position, and a position
+beyond these may be that of any named one. `lua/_match.lua` has the same rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -15,9 +20,16 @@ import msgspec
 REDACTED: Final = "[redacted]"
 
 Redactions = Mapping[str, Sequence[str]]
-"""The redacted arguments that workers have declared, by task."""
+"""The redacted arguments that workers have declared, by task: the names and positions of parameters, or `EVERY`."""
 
 NONE_DECLARED: Final[Redactions] = {}
+
+EVERY: Final = "0"
+"""A declaration of all arguments: of a task that hides `*args` or `**kwargs`."""
+
+_POSITION: Final = re.compile("[1-9][0-9]{0,8}")
+
+_DIGITS: Final = re.compile("[0-9]+")
 
 
 def write_names(names: Sequence[str]) -> str:
@@ -33,9 +45,45 @@ def read_names(declared: bytes) -> tuple[str, ...]:
         return ()
 
 
+def position_of(name: str) -> int | None:
+    """Return the position, from 1, that an entry of `redact` is; None if it is a name."""
+    return int(name) if _POSITION.fullmatch(name) else None
+
+
+def is_entry(name: str) -> bool:
+    """Return whether a text may be an entry of `redact`: "0" and "02" are neither names nor positions."""
+    return bool(name) and (_POSITION.fullmatch(name) is not None or _DIGITS.fullmatch(name) is None)
+
+
 def names_of(redact: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
     """Return the names of redacted parameters as a payload has them. `order`: the parameters by position."""
     return (*redact, *(str(at) for at, name in enumerate(order, 1) if name in redact))
+
+
+def hidden_arguments(
+    redact: Collection[str], declared: Collection[str], many: int, named: Collection[str]
+) -> tuple[set[int], set[str]]:
+    """Return the arguments that `redact` may mean, and the declared ones: positions from 1, and names.
+
+    `many`: arguments that are passed by position. `named`: the names of the others.
+    """
+    positions, names = set[int](), set[str]()
+    for entry in (*redact, *declared):
+        at = position_of(entry)
+        if at is not None and at <= many:
+            positions.add(at)
+        if entry in named:
+            names.add(entry)
+        if not is_entry(entry):
+            positions.update(range(1, many + 1))
+            names.update(named)
+    for entry in redact:
+        at = position_of(entry)
+        if at is None and entry not in named:
+            positions.update(range(1, many + 1))
+        if at is not None and at > many:
+            names.update(named)
+    return positions, names
 
 
 def redacted(payload: Any, declared: Redactions = NONE_DECLARED) -> Any:
@@ -46,22 +94,21 @@ def redacted(payload: Any, declared: Redactions = NONE_DECLARED) -> Any:
     if not isinstance(payload, dict):
         return payload
     fields = cast("dict[str, Any]", payload)
-    task, given, args, kwargs = (fields.get(name) for name in ("task", "redact", "args", "kwargs"))
+    task, given = fields.get("task"), fields.get("redact")
     of_task = declared.get(task, ()) if isinstance(task, str) else ()
-    if not given and of_task:
-        given = []
-    elif not given:
+    if not given and not of_task:
         return fields
-    names = [*cast("list[Any]", given), *of_task] if isinstance(given, list) else []
-    hidden = {name for name in names if isinstance(name, str)}
-    if len(hidden) < len(names) or not isinstance(given, list):
+    # Another client may write `{}` for `[]`, and the reverse.
+    values, named = cast("list[Any]", fields.get("args") or []), cast("dict[str, Any]", fields.get("kwargs") or {})
+    entries: list[Any] = cast("list[Any]", given or []) if isinstance(given or [], list) else [None]
+    is_valid = type(values) is list and type(named) is dict and all(isinstance(name, str) for name in entries)
+    if not is_valid:
         return {**fields, "args": REDACTED, "kwargs": REDACTED}  # a job that no worker runs, and may mean any argument
+    positions, hidden = hidden_arguments(entries, of_task, len(values), named)
     found = dict(fields)
-    if isinstance(args, list):
-        values = cast("list[Any]", args)
-        found["args"] = [REDACTED if str(at) in hidden else value for at, value in enumerate(values, 1)]
-    if isinstance(kwargs, dict):
-        named = cast("dict[str, Any]", kwargs)
+    if positions:
+        found["args"] = [REDACTED if at in positions else value for at, value in enumerate(values, 1)]
+    if hidden:
         found["kwargs"] = {name: REDACTED if name in hidden else value for name, value in named.items()}
     return found
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 from evsched.errors import ConfigError, UnknownTask
 from evsched.jobs import groups
 from evsched.jobs import option_checks as check
-from evsched.jobs.arguments import Signature, read_signature
+from evsched.jobs.arguments import OwnCheck, Signature, read_signature
 from evsched.jobs.job import Buried, Done, Outcome, Payload
 from evsched.jobs.option_checks import Check
 from evsched.jobs.record import DEFAULT_RETENTION
@@ -96,8 +96,7 @@ class Task(Struct, frozen=True):
     """How many of its jobs may be in flight in a queue, over all workers; None = no limit."""
     redact: tuple[str, ...] = ()
     """Arguments whose values readers do not get, as a payload names them."""
-    check: Callable[..., None] | None = None
-    """Called with the arguments of a new job, whose types are right; raises GiveUp if no worker can use them."""
+    check: OwnCheck | None = None
 
     @property
     def module(self) -> str:
@@ -231,10 +230,7 @@ def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
 
 
 def _redact(of: Signature, redact: Sequence[str]) -> tuple[str, ...]:
-    for name in redact:
-        if name not in of.order and name not in of.named and not of.var_named:
-            known = ", ".join(dict.fromkeys((*of.order, *of.named))) or "none"
-            raise ConfigError(f"task {of.task}: redact names {name!r}, which is not one of its parameters: {known}")
+    of.check_redact(redact)
     return names_of(redact, of.order)
 
 

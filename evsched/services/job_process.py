@@ -179,7 +179,7 @@ def _call(link: WorkerLink, order: process_pool.CallHandler) -> process_pool.Rep
         # The worker found that they fit the code that it runs.
         raise HandlerMissing(f"the code on disk cannot run it: the arguments do not fit: {error}") from None
     known = job.id, order.queue, payload.task, job.attempt, job.due, job.planned, order.lateness, payload.meta
-    set_current_job(CurrentJob(*known, report=reports.add, tags=payload.tags))
+    set_current_job(CurrentJob(*known, report=reports.add, tags=payload.tags, redact=payload.redact))
     link.send(process_pool.Begun())
     try:
         return process_pool.Returned(encode_result(handler(*args, **kwargs)))

@@ -9,13 +9,35 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Struct
 
 from evsched.errors import ConfigError
+from evsched.jobs.option_checks import is_unicode
 from evsched.transport.call import text
+
+ActName = Literal[
+    "pause",
+    "resume",
+    "limit",
+    "cancel",
+    "reschedule",
+    "revive",
+    "drop",
+    "trigger",
+    "backfill",
+    "remove",
+    "prune",
+    "mend",
+    "move",
+    "again",
+    "quiet",
+    "stop",
+]
+
+ACTS: Final = get_args(ActName)
 
 NAME_MOST: Final = 200
 """Characters of an operator's name."""
@@ -37,7 +59,7 @@ def named_operator(who: Any, source: str) -> Operator:
     Raises:
         ConfigError: the name is not valid.
     """
-    if not isinstance(who, str) or not 1 <= len(who.strip()) <= NAME_MOST:
+    if not isinstance(who, str) or not 1 <= len(who.strip()) <= NAME_MOST or not is_unicode(who):
         raise ConfigError(f"an operator's name is a text of 1 to {NAME_MOST} characters, and not {who!r:.60}")
     return Operator(who.strip(), source)
 
@@ -50,7 +72,7 @@ class Act:
         self._id = os.urandom(8).hex()
         self._calls = count()
 
-    def as_text(self, name: str, what: Mapping[str, Any]) -> str:
+    def as_text(self, name: ActName, what: Mapping[str, Any]) -> str:
         """Return the argument `act` of a call. The same `what` in all calls to a queue makes one entry of them."""
         known = ActText(self._id, self._operator.who, self._operator.source, name, {**what})
         return f"{next(self._calls)} {msgspec.json.encode(known).decode()}"

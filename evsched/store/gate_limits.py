@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, structs
 
+from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs import groups
 from evsched.jobs import option_checks as check_option
@@ -176,9 +177,10 @@ def field(name: str, group: str | None, value: float | None) -> str:
         check_option.number(name, value)
     least, most = RANGES[name]
     if value is not None and not least <= value <= most:
-        raise ConfigError(f"{name} is {value:g}: must be from {least:,g} to {most:,.0f}")
+        unit = " s" if name == "history_age" else ""
+        raise ConfigError(f"{name} is {value:,.12g}{unit}: must be from {least:,g} to {most:,.0f}{unit}")
     if value is not None and name in _WHOLE and value != int(value):
-        raise ConfigError(f"{name} is {value:g}: must be a whole number")
+        raise ConfigError(f"{name} is {value:,.12g}: must be a whole number")
     return name if group is None else f"{name}:{group}"
 
 
@@ -308,7 +310,8 @@ def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:
 
 def shown(name: str, value: float) -> str:
     """Return a limit as a person reads it."""
-    return f"{value:g}/s" if name == "rate" else f"{value:g}"
+    kind = name.partition(":")[0]
+    return f"{value:.9g}/s" if kind == "rate" else format_duration(value) if kind == "history_age" else f"{value:.9g}"
 
 
 def as_limit(value: float) -> str:

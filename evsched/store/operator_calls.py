@@ -12,7 +12,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.jobs.record import number
 from evsched.shards import Share
-from evsched.store.acts import ACTS_MOST, AuditEntry, read_entry, stream_position
+from evsched.store.acts import ACTS_MOST, ActName, AuditEntry, read_entry, stream_position
 from evsched.store.gate_limits import (
     DeclaredLimit,
     Limits,
@@ -366,7 +366,7 @@ class OperatorCalls(Queue):
         """Delete jobs that are dead and match."""
         return self._verb("drop", _count, matching, self._act_matching("drop", matching), *ids)
 
-    def _act_matching(self, name: str, matching: bytes, **what: Any) -> str:
+    def _act_matching(self, name: ActName, matching: bytes, **what: Any) -> str:
         return self._act_text(name, filter=msgspec.Raw(matching), **what)
 
     def acts(self, before: str, since: float | None, limit: int) -> Call[StreamPart[AuditEntry | None]]:
@@ -375,7 +375,7 @@ class OperatorCalls(Queue):
         read = partial(read_entry, self.queue)
         return self._newest(keys.audit(self.queue), before, first, limit, read)
 
-    def note_act(self, name: str, ids: Sequence[str] = (), **what: Any) -> Call[Any] | None:
+    def note_act(self, name: ActName, ids: Sequence[str] = (), **what: Any) -> Call[Any] | None:
         """Note an act that no script does, in a form that its readers know; None if no operator acts.
 
         `ids`: the jobs that it made or changed; none = it is not about jobs.

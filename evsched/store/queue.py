@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.redaction import read_names
-from evsched.store.acts import Act
+from evsched.store.acts import Act, ActName
 from evsched.transport.call import Call, T, Word, script, text
 
 
@@ -99,7 +99,7 @@ class Queue:
     def _now(self) -> str:
         return "" if self._clock is None else as_moment(self._clock())
 
-    def _act_text(self, name: str, **what: Any) -> str:
+    def _act_text(self, name: ActName, **what: Any) -> str:
         """Return the argument `act` of a script: what an operator does with this call. None values are left out."""
         given = {key: value for key, value in what.items() if value is not None}
         return "" if self._act is None else self._act.as_text(name, given)

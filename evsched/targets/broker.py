@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import Any, Final, TypeVar
@@ -34,6 +34,7 @@ from msgspec import Struct
 from pamqp.exceptions import PAMQPException
 from yarl import URL
 
+from evsched.jobs.redaction import REDACTED
 from evsched.jobs.steering import RetryLater, Snooze
 from evsched.transport.redis_errors import PutOff
 
@@ -300,11 +301,13 @@ class Broker:
         """The messages under way, by the ids of their jobs: the next run of a job finds the message of the last."""
         self._put_off = PutOff()
 
-    async def publish(self, exchange: str, routing_key: str, job: str, key: str, body: bytes) -> None:
+    async def publish(
+        self, exchange: str, routing_key: str, job: str, key: str, body: bytes, hidden: Collection[str] = ()
+    ) -> None:
         """Publish the message of a job, and return when the broker has it on a queue.
 
         `exchange`: "" = to the queue of that routing key. `key`: the same for all attempts of the job, and for no other
-        job.
+        job. `hidden`: the names of redacted arguments.
 
         Raises:
             RetryLater: the broker cannot be reached, does not confirm in time, or does not take the message.
@@ -331,7 +334,9 @@ class Broker:
                 raise
             raise self._failed(NOT_CONFIRMED) from None
         except ERRORS as error:
-            raise self._failed(of_publishing(error, exchange, routing_key, len(body))) from None
+            shown = REDACTED if exchange and "to" in hidden else exchange
+            shown_key = REDACTED if ("routing_key" if exchange else "to") in hidden else routing_key
+            raise self._failed(of_publishing(error, shown, shown_key, len(body))) from None
         finally:
             if leaves:
                 self._leave(sending)

@@ -10,7 +10,7 @@ each destination, and only they have the URLs. `client/target_tasks.py` has how 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ from evsched.environment import FORWARD_URL
 from evsched.errors import FULL, ConfigError, StoreError
 from evsched.jobs.current_job import current_job
 from evsched.jobs.job import Into, Message, encode
+from evsched.jobs.redaction import REDACTED
 from evsched.jobs.retry import Retry
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.transport import address
@@ -43,16 +44,17 @@ class Destinations(Struct, frozen=True):
     urls: Mapping[str, str]
     """The URLs of the servers, by name."""
 
-    def find(self, text: str) -> Destination:
-        """Return the destination that a payload names.
+    def find(self, text: str, *, hidden: bool = False) -> Destination:
+        """Return the destination that a payload names. `hidden`: no message has a part of it.
 
         Raises:
             GiveUp: it is not valid, or not allowed.
         """
-        found = destination_of(text)
+        found = destination_of(text, hidden=hidden)
         if not any(_allows(one, found) for one in self.allowed):
+            shown = REDACTED if hidden else repr(text)[:200]
             raise GiveUp(
-                f"messages to {text!r:.200} are not allowed here: name the destination with --forward-destination at "
+                f"messages to {shown} are not allowed here: name the destination with --forward-destination at "
                 "all workers of the queue, and then bring the job back with `evsched dead revive`"
             )
         return found
@@ -151,8 +153,8 @@ class Forwarder:
         for broker in self._brokers.values():
             await broker.close()
 
-    async def forward(self, given: ForwardJob) -> Message | None:
-        """Forward a message to a destination.
+    async def forward(self, given: ForwardJob, hidden: Collection[str] = ()) -> Message | None:
+        """Forward a message to a destination. `hidden`: the names of redacted arguments.
 
         Raises:
             RetryLater: the server cannot be reached, or refuses the message.
@@ -160,8 +162,9 @@ class Forwarder:
             GiveUp: the destination is not valid or not allowed, or in another slot of the cluster than the queue; or
                 an option does not belong to it.
         """
-        found = self._destinations.find(given.to)
-        given.check()
+        found = self._destinations.find(given.to, hidden="to" in hidden)
+        given.check(hidden)
+        shown = REDACTED if "to" in hidden else repr(found.name)[:200]
         job = current_job()
         text = encode(given.message)
         if found.kind in ("list", "channel") and not given.bare:
@@ -170,23 +173,26 @@ class Forwarder:
             exchange, key = (found.name, given.routing_key or "") if found.kind == "exchange" else ("", found.name)
             check_length("the id of the job", job.id)
             all_attempts = f"{job.queue}:{job.idempotency_key}"
-            await self._brokers[found.server].publish(exchange, key, job.id, all_attempts, text)
+            await self._brokers[found.server].publish(
+                exchange, key, job.id, all_attempts, text, hidden={"to", "routing_key"}.intersection(hidden)
+            )
             return None
         into: Into = found.kind if found.kind in ("stream", "channel") else given.end or "right"
         sent = Message(into, found.name, text, given.most)
         if not found.server:
             if self._cluster:
-                _check_slot(found, job.queue)
+                _check_slot(found, shown, job.queue)
             return sent
-        await self._send(found, sent, job.id)
+        await self._send(found, shown, sent, job.id)
         return None
 
-    async def _send(self, to: Destination, message: Message, job_id: str) -> None:
+    async def _send(self, to: Destination, shown: str, message: Message, job_id: str) -> None:
+        """Send a message to another Redis. `shown`: the name of the destination, as messages have it."""
         put_off = self._put_off[to.server]
         try:
             await self._servers[to.server].send(Call(_command(message, job_id), raw, near=message.name))
         except StoreError as error:
-            what = f"the message to {to.kind} {to.name!r:.200} of {to.server}"
+            what = f"the message to {to.kind} {shown} of {to.server}"
             if error.kind == FULL:
                 raise Snooze(put_off.refused(), f"{what}: its memory is full: raise `maxmemory`") from None
             why = "the key has another type" if error.kind == "wrongtype" else error
@@ -204,7 +210,7 @@ def _broker(name: str, url: str) -> Broker:
     return Broker(name, url)
 
 
-def _check_slot(to: Destination, queue: str) -> None:
+def _check_slot(to: Destination, shown: str, queue: str) -> None:
     """Refuse a key that the script that ends the run cannot reach: a script reaches one slot.
 
     Raises:
@@ -212,7 +218,7 @@ def _check_slot(to: Destination, queue: str) -> None:
     """
     if to.kind != "channel" and slot_of(to.name) != slot_of(keys.root(queue)):
         raise GiveUp(
-            f"{to.kind} {to.name!r:.200} is in another slot of the Redis Cluster than queue {queue}: give its name the "
+            f"{to.kind} {shown} is in another slot of the Redis Cluster than queue {queue}: give its name the "
             f"hash tag of the queue, such as {to.kind}:{{{queue}}}:NAME"
         )
 

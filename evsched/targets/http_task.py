@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
@@ -26,6 +26,7 @@ from evsched.client.target_tasks import SECRET_NAME, HttpJob, HttpResponse, Targ
 from evsched.environment import SECRET
 from evsched.errors import ConfigError
 from evsched.jobs.current_job import CurrentJob, current_job
+from evsched.jobs.redaction import REDACTED
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed_hosts import Allowed
 from evsched.targets.intake import Answer, Transfer, as_result, judge
@@ -66,8 +67,8 @@ def _read(variable: str, secret: str) -> Webhook:
     return Webhook(key)
 
 
-def signature(secrets: Secrets, name: str, job: CurrentJob, content: bytes) -> dict[str, str]:
-    """Return the headers that sign a body for a receiver with that secret.
+def signature(secrets: Secrets, name: str, job: CurrentJob, content: bytes, *, hidden: bool = False) -> dict[str, str]:
+    """Return the headers that sign a body for a receiver with that secret. `hidden`: no message has its name.
 
     Raises:
         GiveUp: this worker has no such secret.
@@ -75,7 +76,9 @@ def signature(secrets: Secrets, name: str, job: CurrentJob, content: bytes) -> d
     webhooks = secrets.get(name)
     if not webhooks:
         known = (
-            f"set {SECRET}{name} for the workers" if SECRET_NAME.fullmatch(name) else "a name has A-Z, 0-9 and _ alone"
+            f"set {SECRET}{REDACTED if hidden else name} for the workers"
+            if SECRET_NAME.fullmatch(name)
+            else "a name has A-Z, 0-9 and _ alone"
         )
         raise GiveUp(f"the request is to be signed with a secret that this worker does not have: {known}")
     # The same for all attempts. By the specification it must not have a full stop, which ids of jobs may have.
@@ -94,8 +97,8 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f
 _TRACESTATE: Final = re.compile(r"[!-~][ -~]{0,511}")
 
 
-async def http(given: HttpJob) -> HttpResponse | None:
-    """Send a request; return the answer if the job asks for it.
+async def http(given: HttpJob, hidden: Collection[str] = ()) -> HttpResponse | None:
+    """Send a request; return the answer if the job asks for it. `hidden`: the names of redacted arguments.
 
     Raises:
         RetryLater: no answer came, or one that asks for another attempt.
@@ -103,11 +106,12 @@ async def http(given: HttpJob) -> HttpResponse | None:
     """
     job = current_job()
     sender = cast("Sender", job.state)
-    request = given.request()
-    signed = None if given.sign is None else partial(signature, sender.secrets, given.sign, job)
+    request, signed = given.request(hidden), None
+    if given.sign is not None:
+        signed = partial(signature, sender.secrets, given.sign, job, hidden="sign" in hidden)
     began = time.monotonic()
     answer, target = await sender.send(request, _headers(job), signed, given.timeout)
-    judge(answer, target.origin, job.due + job.lateness + time.monotonic() - began)  # by Redis's clock
+    judge(answer, target.shown, job.due + job.lateness + time.monotonic() - began)  # by Redis's clock
     return as_result(answer) if given.response else None
 
 
@@ -165,7 +169,7 @@ class Sender:
             if answer.status not in _REDIRECTS or not location:
                 return answer, target
             request = redirected(request, answer.status, location)
-            redirects = f"{target.origin} redirects to {request.target.origin}"
+            redirects = f"{target.shown} redirects to {request.target.shown}"
             if followed == self._allowed.redirects:
                 raise GiveUp(_too_far(followed, redirects))
             followed, redirects = followed + 1, f"{redirects}: "
@@ -179,9 +183,10 @@ class Sender:
         """
         target = request.target
         if not self._allowed.allows(target):
+            host = REDACTED if target.hidden else target.authority
             raise GiveUp(
-                f"requests to {target.origin} are not allowed: to send them, start all workers of the queue with "
-                f"--http-host {target.authority}, then run evsched dead revive"
+                f"requests to {target.shown} are not allowed: to send them, start all workers of the queue with "
+                f"--http-host {host}, then run evsched dead revive"
             )
         if asyncio.get_running_loop().time() >= until:  # a redirect took all of it
             raise _NotInTime("no time was left for it")
@@ -215,11 +220,14 @@ def redirected(request: TargetRequest, status: int, location: str) -> TargetRequ
     """
     before = request.target
     try:
-        target = read_url(urljoin(f"{before.origin}{before.path}", location))
-    except (GiveUp, ValueError) as error:
-        raise GiveUp(f"{before.origin} redirects to a URL that is not valid: {error}") from None
+        target = read_url(urljoin(f"{before.origin}{before.path}", location), hidden=before.hidden)
+    except GiveUp as error:
+        raise GiveUp(f"{before.shown} redirects to a URL that is not valid: {error}") from None
+    except ValueError as error:
+        why = "" if before.hidden else f": {error}"
+        raise GiveUp(f"{before.shown} redirects to a URL that is not valid{why}") from None
     if before.scheme == "https" and target.scheme == "http":
-        raise GiveUp(f"{before.origin} redirects to {target.origin}, without TLS: name the final URL in the payload")
+        raise GiveUp(f"{before.shown} redirects to {target.shown}, without TLS: name the final URL in the payload")
     headers = request.headers
     if target.origin != before.origin:
         headers = {name: value for name, value in headers.items() if name == "content-type"}

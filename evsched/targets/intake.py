@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from evsched.client.target_tasks import HttpResponse, Target
+from evsched.jobs.redaction import REDACTED
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed_hosts import Address, is_teredo
 
@@ -152,7 +153,9 @@ class Transfer(Struct, eq=False):
 
     def refusal(self) -> GiveUp:
         """Return the error of a host that has no address which may be connected to."""
-        host, shown = self.target.host, ", ".join(map(str, dict.fromkeys(self.refused)))
+        host, shown = self.target.shown_host, ", ".join(map(str, dict.fromkeys(self.refused)))
+        if self.target.hidden:  # the host may be the address itself
+            shown = REDACTED
         if all(map(is_teredo, self.refused)):
             return GiveUp(
                 f"{host} has the Teredo address {shown}: requests are never sent there; give the host another address"

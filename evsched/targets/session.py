@@ -132,7 +132,7 @@ class Connector(TCPConnector):
             transfer.refused.append(address)
             raise PermissionError("the address is not allowed")
         transfer.tried = True
-        transfer.missing = f"{transfer.target.origin} did not accept a connection"
+        transfer.missing = f"{transfer.target.shown} did not accept a connection"
         return socket.socket(family, kind, socket.IPPROTO_TCP)
 
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
@@ -157,7 +157,7 @@ class Connector(TCPConnector):
             connection.close()
         intake.begin()
         transfer.intake = intake
-        transfer.missing = f"{transfer.target.origin} did not answer"
+        transfer.missing = f"{transfer.target.shown} did not answer"
         return connection
 
     def _note_lost(self) -> None:
@@ -301,7 +301,7 @@ class Session:
 
     async def _send(self, request: TargetRequest, headers: Mapping[str, str], transfer: Transfer) -> Answer:
         target = request.target
-        transfer.missing = f"the address of {target.host} was not found"
+        transfer.missing = f"the address of {target.shown_host} was not found"
         token = current.set(transfer)
         try:
             response = await self._http.request(
@@ -377,16 +377,22 @@ def _keep_headers(response: ClientResponse, transfer: Transfer) -> bool:
 def _failed(transfer: Transfer, reason: str) -> RetryLater:
     """Return the error of a request without an answer. It may have taken effect."""
     fault = transfer.intake.fault if transfer.intake is not None else ""
-    return RetryLater(None, f"{transfer.target.origin} {fault or reason}")
+    return RetryLater(None, f"{transfer.target.shown} {fault or reason}")
 
 
 def _not_connected(transfer: Transfer, error: ClientConnectorError) -> GiveUp | RetryLater:
     """Return the error of a request for which there is no connection."""
     target, cause = transfer.target, error.os_error
     if isinstance(error, ClientConnectorDNSError):
-        return RetryLater(None, f"the address of {target.host} cannot be found: {cause.strerror}")
+        return RetryLater(None, f"the address of {target.shown_host} cannot be found: {cause.strerror}")
     if transfer.refused and not transfer.tried:
         return transfer.refusal()
     in_handshake = isinstance(cause, ssl.SSLError | ConnectionResetError | ConnectionAbortedError | BrokenPipeError)
     by_tls = " by TLS" if target.scheme == "https" and in_handshake else ""
-    return RetryLater(None, f"{target.origin} cannot be connected to{by_tls}{why(cause)}")
+    reason = ": its certificate is not valid" if target.hidden and _names_host(cause) else why(cause)
+    return RetryLater(None, f"{target.shown} cannot be connected to{by_tls}{reason}")
+
+
+def _names_host(error: BaseException) -> bool:
+    """Return whether the text of an error may have the name of the host, as that of a certificate has."""
+    return isinstance(error, ssl.SSLCertVerificationError)

@@ -18,8 +18,9 @@ from typing import Any, Final
 from evsched import events, process_events, shard_map
 from evsched.errors import WRONG_TYPE, ConfigError, StoreError, StoreRefused
 from evsched.execution.program import Program
-from evsched.jobs.redaction import write_names
+from evsched.jobs.redaction import EVERY, write_names
 from evsched.jobs.retry import write_policy
+from evsched.jobs.tasks import Task
 from evsched.recurrence.calendars import names_of
 from evsched.recurrence.recurrence import Declared, describe_revision, read_recurrence, window_names
 from evsched.runtime.loops import Runtime, background, first_of
@@ -147,6 +148,12 @@ _SELDOM: Final = 10
 """Safety caps between two writes of the set of all queues: an idle worker sends few commands."""
 
 
+def _declared(task: Task) -> tuple[str, ...]:
+    """Return the redacted parameters of a task, for readers that do not know its signature."""
+    several = {task.signature.var_positional, task.signature.var_named} - {""}
+    return (*task.redact, EVERY) if several & {*task.redact} else task.redact
+
+
 class QueueSetup:
     """Sets up queues for one worker, and waits while Redis is down."""
 
@@ -157,7 +164,7 @@ class QueueSetup:
         self._declarations = Declarations(runtime, program, before)
         self._worker = worker
         self._policies = {name: write_policy(task.retry, task.signature.order) for name, task in program.tasks.items()}
-        self._redactions = {name: write_names(task.redact) for name, task in program.tasks.items() if task.redact}
+        self._redactions = {name: write_names(_declared(task)) for name, task in program.tasks.items() if task.redact}
         self._digest = program.digest
         self._reconnects = Reconnects("worker", runtime.emit)
         self._done = set[str]()

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from evsched import App, Retry, current_job, events
+from evsched import App, Filter, Retry, current_job, events
 from evsched.client.option_values import id_of_arguments, id_of_key
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
@@ -411,6 +411,35 @@ async def test_reader_without_the_app_does_not_get_what_a_worker_redacts(
     assert secret in (await api.ask("GET", f"{jobs}/a")).text
     await app.close()
     await known.close()
+
+
+@pytest.mark.parametrize("redact", ["card", "2"])
+async def test_argument_is_redacted_however_it_is_passed(
+    server: EmbeddedRedis, api: Caller, jobs: str, queue: str, redact: str
+) -> None:
+    app = App(server.url, queue=queue)
+
+    @app.task
+    async def charge(order: int, card: str) -> None: ...
+
+    using, secret = charge.using(delay=600, redact=(redact,)), "4111-1111"
+    await using.enqueue_many([(1, secret), charge.arguments(1, card=secret)])
+    for args, kwargs in (([1, secret], {}), ([1], {"card": secret})):
+        made = await api.ask("POST", jobs, {"task": "charge", "args": args, "kwargs": kwargs, "redact": [redact]})
+        assert made.status_code == 201
+    shown = [repr(await app.job(job.id).status()) for job in await app.client.find(queue, Filter())]
+    assert [secret in text for text in shown] == [False] * 4
+    for name in ("2", "card"):
+        assert await app.client.find(queue, Filter(arguments={name: secret})) == []
+    await app.close()
+
+
+async def test_name_that_redacts_nothing_is_refused(api: Caller, jobs: str) -> None:
+    refused = await api.ask("POST", jobs, {"task": "charge", "kwargs": {"card": "4111"}, "redact": ["Card"]})
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == (
+        "task charge: redact names 'Card', and the job has no such argument: its arguments are 'card'"
+    )
 
 
 async def test_handler_receives_id_meta_and_tags_of_the_request(

@@ -243,6 +243,25 @@ async def test_forbidden_or_invalid_destination_is_buried_at_once(
         assert not running.recorder.of(events.Retrying)
 
 
+@pytest.mark.parametrize(
+    ("to", "reason"),
+    [
+        ("stream:sekret", r"messages to \[redacted\] are not allowed"),
+        ("queue:sekret", "is not a destination: write stream:NAME"),
+        ("exchange@rabbit:sekr\u00e9t", r"messages cannot be sent to exchange \[redacted\]"),
+        ("list:orders:sekret", r"Redis refused the message to \[redacted\]"),
+    ],
+)
+async def test_redacted_destination_is_in_no_reason(config: Config, raw: Any, queue: str, to: str, reason: str) -> None:
+    raw.set("orders:sekret", "no list")
+    app, forward = forward_to(queue, "list:orders:*", "exchange@rabbit:*", rabbit="amqp://127.0.0.1:1")
+    async with system(config, app):
+        job = await forward.using(redact=("to",), retry=Retry(attempts=1)).enqueue(to, 1)
+        with pytest.raises(JobDead, match=reason) as dead:
+            await job.result(PATIENCE)
+    assert "sekr" not in str(dead.value)
+
+
 async def test_a_payload_without_a_message_is_refused(config: Config, raw: Any, queue: str) -> None:
     app, _ = forward_to(queue, "stream:orders")
     async with system(config, app) as running:

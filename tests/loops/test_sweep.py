@@ -195,6 +195,43 @@ def test_a_condition_that_cannot_be_sent_is_refused(name: str) -> None:
         Filter(**conditions)
 
 
+@pytest.mark.parametrize(
+    ("method", "args", "options", "words"),
+    [
+        ("find", (None,), {}, "matching is None: give a Filter"),
+        ("history", (Filter(task="a"),), {}, "matching is Filter.*: give a HistoryFilter"),
+        ("history", ("a",), {}, "matching is 'a': give a HistoryFilter"),
+        ("history", (), {"limit": "5"}, "limit is '5': give a whole number, 1 or more"),
+        ("history", (), {"limit": 0}, "limit is 0"),
+        ("history_page", (), {"limit": None}, "limit is None"),
+        ("history_counts", (), {"task": 5}, "task is 5: give a string"),
+        ("audit", (), {"limit": "a"}, "limit is 'a'"),
+        ("audit", (), {"act": "reviv"}, "act is 'reviv', did you mean 'revive'"),
+        ("audit", (), {"who": 5}, "who is 5: give a string"),
+        ("audit", (), {"id": ""}, "id is ''"),
+        ("revive", ("abc",), {}, "ids is 'abc': give a list of ids"),
+        ("revive", (None,), {}, "ids is None: give a list of ids"),
+        ("drop", ([5],), {}, r"ids is \[5\]: give a list of ids"),
+        ("limit", (), {"history_age": timedelta(days=1000)}, "history_age is 86,400,000 s: must be from 60 to"),
+        ("limit", (), {"rate": timedelta(1)}, "rate is datetime.timedelta"),
+    ],
+)
+async def test_argument_of_another_type_is_refused_by_its_name(
+    client: Client, queue: str, method: str, args: tuple[Any, ...], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        await getattr(client, method)(queue, *args, **options)
+
+
+async def test_name_of_an_operator_that_cannot_be_sent_is_refused(client: Client) -> None:
+    with pytest.raises(ConfigError, match="an operator's name is a text"):
+        client.as_operator("\ud800")
+
+
+async def test_age_of_the_history_may_be_a_timedelta(client: Client, queue: str) -> None:
+    assert (await client.limit(queue, history_age=timedelta(days=1))).queue == {"history_age": 86400.0}
+
+
 async def test_jobs_are_found_in_places_that_exist(client: Client, queue: str) -> None:
     place: Any = "procesing"
     with pytest.raises(ConfigError, match="place is 'procesing', did you mean 'processing'"):

@@ -312,6 +312,41 @@ async def test_a_request_that_is_not_valid_ends_the_job(run: Run, kwargs: dict[s
         assert shop.endpoint.connections == 0
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"url": "http://sekret.example.com/x"}, "requests to [redacted] are not allowed"),
+        ({"url": "http://sekret:x/"}, "a host or a port that is not valid: write HOST or HOST:PORT"),
+        ({"url": "http://sekret.test:{port}/missing"}, "[redacted] answered 404"),
+        ({"url": "http://sekret.test:{port}/moved"}, "[redacted] redirects to [redacted]"),
+        ({"sign": "SEKRET"}, "set EVSCHED_SECRET_[redacted] for the workers"),
+        ({"headers": {"webhook-sekret": "x"}}, "a payload may not set the header number 1"),
+    ],
+)
+async def test_no_part_of_a_redacted_argument_is_in_a_reason(run: Run, kwargs: dict[str, Any], words: str) -> None:
+    async def answer(received: Received) -> Reply:
+        return Reply(301, {"location": "http://sekret.test/"}) if received.path == "/moved" else Reply(404)
+
+    async with run(answer) as shop:
+        given = {"url": shop.url, **kwargs}
+        given["url"] = given["url"].replace("{port}", str(shop.endpoint.port))
+        options = {"redact": [*kwargs], "retry": {"attempts": 1}}
+        why = await shop.requests.reason(payload=options, **given)
+    assert words in why
+    assert "sekret" not in why.lower()
+
+
+async def test_refused_call_does_not_quote_a_redacted_argument() -> None:
+    app = App("redis://127.0.0.1:1")
+    for url in ("http://sekret:x/", "http://sekret..test/", "http://[sekret]/"):
+        with pytest.raises(BadArguments) as refused:
+            await app.http.using(redact=("url",)).enqueue(url)
+        assert "sekret" not in str(refused.value)
+    with pytest.raises(BadArguments) as refused:
+        await app.forward.using(redact=("to",)).enqueue("queue:sekret", 1)
+    assert "sekret" not in str(refused.value)
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_redirect_is_not_followed_unless_that_is_allowed(run: Run, status: int) -> None:
     async with run(always(Reply(status, {"location": "/other"}))) as shop:

@@ -9,6 +9,7 @@ import pytest
 
 from evsched.client.sweep import Filter
 from evsched.jobs.job import Buried
+from evsched.jobs.redaction import REDACTED, redacted
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import condition
 from evsched.store.store import Store
@@ -206,6 +207,32 @@ def test_arguments_that_workers_declare_redacted_cannot_be_searched_for(
     status = send(store.look("a"))
     assert status is not None
     assert status.payload["args"] == [42]
+
+
+@pytest.mark.parametrize(
+    ("redact", "found_by"),
+    [
+        (["card"], {"order"}),
+        (["order"], {"2"}),
+        (["krad"], {"order"}),
+        (["1", "krad"], {"order"}),
+        (["3"], {"2"}),
+        (["02"], set[str]()),
+        (["2", "order"], set[str]()),
+    ],
+)
+def test_argument_that_redact_may_mean_cannot_be_searched_for(
+    send: Send, store: Store, redact: list[str], found_by: set[str]
+) -> None:
+    """The payload passes `card` by position, without the name, and `order` by name."""
+    payload = {"task": "t", "args": [0, 42], "kwargs": {"order": 42}, "redact": redact}
+    send(store.enqueue([New("a", json.dumps(payload).encode(), due=NOW)]))
+    matched = {
+        name for name in ("2", "order") if found(send, store, Filter(arguments={name: 42}).condition(NOW)) == {"a"}
+    }
+    assert matched == found_by
+    assert redacted(payload)["args"][1] == (42 if "2" in found_by else REDACTED)
+    assert redacted(payload)["kwargs"]["order"] == (42 if "order" in found_by else REDACTED)
 
 
 def test_finished_jobs_are_found_among_all_keys(send: Send, store: Store, queue: str, raw: Any, root: str) -> None:

@@ -141,7 +141,7 @@ def test_jobs_are_found_by_their_arguments_wherever_they_are(cli: Cli, queue: st
     assert cli.json("jobs", "--arg", "b=three", *of) == []
     assert [job["id"] for job in cli.json("jobs", "--place", "processing", *of)] == ["runs"]
     assert cli.run("cancel", "--arg", "a=1", *of).stdout == "1 cancelled\n"
-    for wrong, words in (("b", "write NAME=JSON"), ("b=9007199254740993", "numbers below 2**53")):
+    for wrong, words in (("b", "write NAME=JSON"), ("b=9007199254740993", "--arg b is 9007199254740993: give numbers")):
         refused = cli.run("jobs", "--arg", wrong, *of)
         assert (refused.returncode, words in refused.stderr) == (2, True)
 
@@ -158,6 +158,16 @@ def test_redacted_arguments_are_not_shown(cli: Cli, queue: str, raw: Any) -> Non
     assert [text for text in shown if "4111" in text] == []
     assert cli.json("show", "dead", *of)["payload"]["args"] == ["[redacted]"]
     assert cli.json("jobs", "--arg", 'b="4111"', *of) == cli.json("jobs", "--arg", 'a="4111"', *of) == []
+
+
+def test_argument_redacted_by_name_is_hidden_though_it_is_passed_by_position(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    assert cli.run("enqueue", "add", "0", '"4111"', "--redact", "b", "--id", "a", "--in", "1h", *of).returncode == 0
+    assert cli.json("show", "a", *of)["payload"]["args"] == ["[redacted]", "[redacted]"]
+    assert cli.json("jobs", "--arg", '2="4111"', *of) == []
+    refused = cli.run("enqueue", "add", "--arg", 'b="4111"', "--redact", "B", *of)
+    assert refused.returncode != 0
+    assert "task add: redact names 'B', and the job has no such argument: its arguments are 'b'" in refused.stderr
 
 
 def test_cancel_reports_its_effect_on_the_current_and_next_run(cli: Cli, queue: str, raw: Any) -> None:

@@ -101,6 +101,22 @@ def test_conditions_and_limit_of_the_list(cli: Cli, queue: str, enqueue: Callabl
     assert one.stderr == "evsched: the latest 1 acts: --limit lists more\n"
     assert cli.run("audit", *of, "--act", "drop").returncode == 0
     assert cli.run("audit", "--queue", "no-such-queue").returncode == 1
+    for wrong in (("--act", "pausee"), ("--who", ""), ("--id", "")):
+        refused = cli.run("audit", *of, *wrong)
+        assert (refused.returncode, wrong[0] in refused.stderr) == (2, True)
+
+
+def test_filter_of_an_act_is_listed_as_json(cli: Cli, queue: str) -> None:
+    cli.run("enqueue", "pay", "--arg", "a=[true,null]", "--in", "1h", "--queue", queue)
+    assert cli.run("cancel", "--arg", "a=[true,null]", "--queue", queue).stdout == "1 cancelled\n"
+    assert '"value":[true,null]' in cli.run("audit", "--queue", queue).stdout
+
+
+def test_command_that_changes_nothing_needs_no_valid_name(cli: Cli, queue: str, enqueue: Callable[[int], None]) -> None:
+    enqueue(1)
+    cli.environment["EVSCHED_AS"] = "a" * 201
+    assert cli.run("jobs", "--queue", queue).returncode == 0
+    assert "an operator's name" in cli.run("cancel", "j0", "--queue", queue).stderr
 
 
 def test_acts_on_recurrences_are_listed(cli: Cli, queue: str, server: EmbeddedRedis) -> None:

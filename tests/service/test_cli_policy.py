@@ -318,6 +318,7 @@ def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> N
         ("write it as 5, or none", ("--burst", "3/s")),
         ("weight is the share of a group", ("--weight", "2")),
         ("from 0.001 to 1,000", ("--weight", "5000", "--group", "a")),
+        ("--history-age is 86,400,000 s: must be from 60 to 31,622,400 s", ("--history-age", "1000d")),
     ],
 )
 def test_a_limit_that_is_not_valid_is_refused(cli: Cli, words: str, command: tuple[str, ...]) -> None:
@@ -346,3 +347,9 @@ def test_due_beyond_the_calendar_is_explained(
 def test_a_due_of_inf_is_shown_as_never(cli: Cli, queue: str, raw: Any) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"add"}': "+inf"})
     assert cli.run("jobs", "--queue", queue).stdout.splitlines()[1].split("\t")[2] == "never"
+
+
+def test_help_of_limits_has_the_stars_of_groups(cli: Cli) -> None:
+    text = " ".join(cli.run("limit", "--help").stdout.split())
+    assert "'*': each" in text
+    assert "'origin:*'" in text

@@ -62,6 +62,18 @@ def test_a_recurrence_is_added_listed_paused_resumed_and_removed(cli: Cli, queue
     assert (gone.returncode, gone.stderr) == (1, f"evsched: t is not a recurrence of queue {queue}\n")
 
 
+def test_jobs_of_a_recurrence_have_redacted_arguments(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    cli.run("recurrences", "add", "t", "tick", '"4111"', "--redact", "1", "--rule", "@daily", *of)
+    cli.run("recurrences", "trigger", "t", *of)
+    found = next(job for job in cli.json("jobs", *of) if job["id"].startswith("t@"))
+    shown = [
+        cli.run(*words, *of).stdout for words in (("show", found["id"]), ("recurrences",), ("recurrences", "--json"))
+    ]
+    assert "[redacted]" in shown[0]
+    assert [text for text in shown if "4111" in text] == []
+
+
 def test_next_lists_the_times_to_come(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     window = "mon-thu 08:00-18:00 Europe/Berlin"

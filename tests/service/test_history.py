@@ -26,7 +26,7 @@ def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
         return job
 
     sender.send(store.enqueue([New("good", b'{"task":"t"}', group="g")]))
-    sender.send(store.complete("w", [(start(), Done(b"1", 300.0, False, label=b'["t"]'))]))
+    sender.send(store.complete("w", [(start(), Done(b"1", 300.0, False, label=b'["t","vip","night"]'))]))
     sender.send(store.enqueue([New("bad", b'{"task":"t"}')]))
     sender.send(store.retry("w", [(start(), Retried(0.0, "attempt 1 of 2: Timeout", error="lib.Timeout"))]))
     buried = Buried("attempt 2 of 2: Timeout", False, error="lib.Timeout", location="/t.py:1 in f")
@@ -47,6 +47,9 @@ def test_history_lists_ends_newest_first_and_by_conditions(cli: Cli, queue: str)
         (("--id", "good", "--since", "1h"), ["good"]),
         (("--until", "1h"), []),
         (("--limit", "1"), ["bad"]),
+        (("--queue", queue), ["bad", "good"]),
+        (("--tag", "vip", "--tag", "night"), ["good"]),
+        (("--tag", "vip", "--tag", "day"), []),
     ):
         found = cli.json("history", "--queue", queue, *condition)
         assert [job["id"] for job in found] == ids, condition
@@ -65,6 +68,12 @@ def test_show_has_each_run(cli: Cli, queue: str) -> None:
     assert "attempt 1 of 2: Timeout" in text
     runs = cli.json("show", "bad", "--queue", queue)["runs"]
     assert [(run[0], run[4]) for run in runs] == [(1, "failed"), (2, "dead")]
+
+
+def test_show_says_how_many_attempts_it_leaves_out(cli: Cli, queue: str, raw: Any) -> None:
+    run = '[{},"w",1,2,"failed","","",""]'
+    raw.hset(f"evsched:{{{queue}}}:job:bad", "runs", "\n".join(run.format(attempt) for attempt in (1, 2, 9)))
+    assert "the runs of 6 attempts in between are left out\n" in cli.run("show", "bad", "--queue", queue).stdout
 
 
 def test_show_says_when_the_next_run_is_due(cli: Cli, queue: str, server: EmbeddedRedis) -> None:
@@ -93,4 +102,9 @@ def test_a_wrong_condition_is_named(cli: Cli, queue: str, flags: tuple[str, ...]
 def test_the_limit_of_the_history_is_set_and_listed(cli: Cli, queue: str) -> None:
     limits = cli.json("limit", queue, "--history", "5", "--history-age", "2h")
     assert limits["queue"] == {"history": 5.0, "history_age": 7200.0}
+    text = cli.run("limit", queue, "--history", "1234567").stdout
+    assert [line.split("\t")[1:3] for line in text.splitlines()[1:]] == [
+        ["history", "1234567"],
+        ["history_age", "2h 00m"],
+    ]
     assert cli.run("limit", queue, "--history", "2", "--group", "g").returncode in (1, 2)

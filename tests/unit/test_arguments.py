@@ -214,3 +214,18 @@ async def test_a_payload_that_is_too_large_is_refused_with_its_size(app: App, mo
     small = App("redis://127.0.0.1:1/0")
     with pytest.raises(ConfigError, match="the payload has 131 bytes, more than 100"):
         await small.task(anything).enqueue("x" * 100)
+
+
+async def test_calls_that_are_no_list_are_refused() -> None:
+    @App("redis://127.0.0.1:1").task
+    async def task(a: int) -> None: ...
+
+    nothing: Any = None
+    with pytest.raises(BadArguments, match="the calls are of type NoneType: give a list of tuples of arguments"):
+        await task.enqueue_many(nothing)
+
+
+def test_number_that_is_passed_as_the_queue_of_a_history_is_refused() -> None:
+    number: Any = 10
+    with pytest.raises(ConfigError, match="history: queue is 10: give the name of a queue, and the number as most="):
+        App("redis://127.0.0.1:1").history(number)

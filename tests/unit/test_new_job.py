@@ -56,6 +56,8 @@ A_TIME = "give an aware datetime, or Unix seconds"
         ({"redact": "card"}, "redact is 'card': give a tuple of names of arguments"),
         ({"redact": ("",)}, "give a tuple of names"),
         ({"redact": (1,)}, "give a tuple of names"),
+        ({"redact": ("0",)}, 'or of positions from "1"'),
+        ({"redact": ("card", "02")}, 'or of positions from "1"'),
         ({"tags": "patient:42"}, "tags is 'patient:42': give a tuple of at most 5 tags"),
         ({"tags": ("a b",)}, "without spaces, commas and control characters"),
         ({"tags": ("a,b",)}, "give a tuple of at most 5 tags"),
@@ -166,3 +168,9 @@ def test_invalid_revision_is_refused_with_the_valid_range(revision: Any) -> None
 def test_the_revision_of_an_app_is_part_of_its_program() -> None:
     assert App("redis://localhost:1/0").program.revision is None
     assert App("redis://localhost:1/0", revision=2**53).program.revision == 2**53
+
+
+def test_error_of_arguments_that_are_not_json_does_not_keep_them() -> None:
+    with pytest.raises(ConfigError, match="its arguments and meta must be JSON: 'utf-8' codec") as caught:
+        new_job("pay", ["4111\ud800"], {}, JobOptions())
+    assert caught.value.__context__ is None

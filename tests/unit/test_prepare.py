@@ -44,7 +44,12 @@ def test_the_payload_overrides_the_task() -> None:
         (b'{"task":"pay","args":["\\\\ud800 \\ud83d\\ude00', 1, 0, "invalid payload: Input data was truncated"),
         (b'{"task":"pay","args":["x"]}', 1, 0, "the arguments do not fit: "),
         (b'{"task":"pay","args":[5],"timeout":0}', 1, 0, "the payload's timeout is 0, must be over 0 s"),
-        (b'{"task":"pay","args":[5],"tags":["a b"]}', 1, 0, "tags is ('a b',): give a tuple of at most 5 tags"),
+        (
+            b'{"task":"pay","args":[5],"tags":["a b"]}',
+            1,
+            0,
+            "the payload's tags is ('a b',): give a tuple of at most 5 tags",
+        ),
         (b'{"task":"pay","args":[5],"tags":"a"}', 1, 0, "invalid payload: Expected `array`, got `str` - at `$.tags`"),
         (b'{"task":"pay","args":[5]}', 3, 0, "the last of its 2 attempts began and never ended"),
         (b'{"task":"pay","args":[5]}', 9, 0, "8 attempts began, 2 are allowed: "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from evsched import App, EndedJob
+from evsched.client.task_handle import TaskHandle
 from evsched.errors import ConfigError, UnknownTask
 from evsched.jobs.job import Payload, RetryFields, decode_payload
 from evsched.jobs.record import DEFAULT_RETENTION
@@ -265,6 +267,58 @@ def test_redacted_parameters_are_named_by_position_too() -> None:
         define(charge, redact=("crad",))
 
 
+def pay(order: int, card: str, *notes: str, pin: str = "", **more: str) -> None: ...
+
+
+def lookup(key: str, /, **more: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("redact", "args", "kwargs", "expected"),
+    [
+        (["card"], (1, "4111"), {}, ("2",)),
+        (["card"], (1,), {"card": "4111"}, ("card",)),
+        (["2"], (1, "4111"), {}, ("2",)),
+        (["2"], (1,), {"card": "4111", "pin": "0"}, ("card",)),
+        (["1", "card"], (1, "4111"), {}, ("1", "2")),
+        (["pin"], (1, "4111"), {}, ()),
+        (["notes"], (1, "4111", "a", "b"), {}, ("3", "4")),
+        (["4"], (1, "4111", "a", "b"), {}, ("4",)),
+        (["more"], (1,), {"card": "4111", "pin": "0", "other": "1", "more": "2"}, ("other", "more")),
+        (["other"], (1,), {"card": "4111", "other": "1", "third": "1"}, ("other",)),
+        (["krad"], (1,), {"card": "4111"}, ("1", "card")),
+        (["02"], (1,), {"card": "4111"}, ("1", "card")),
+    ],
+)
+def test_redacted_arguments_of_a_call_are_named_as_they_are_passed(
+    redact: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    assert define(pay).signature.redacted(redact, len(args), kwargs) == expected
+
+
+def test_argument_that_only_looks_like_a_redacted_one_is_hidden_too() -> None:
+    assert define(lookup).signature.redacted(["key"], 1, {"key": "a"}) == ("1", "key")
+
+
+@pytest.mark.parametrize(
+    ("handler", "redact", "words"),
+    [
+        (charge, ("crad",), "which is not one of its parameters: amount, card, note, did you mean 'card'"),
+        (charge, ("99",), "redact has position 99, and the task takes 2: amount, card, note"),
+        (charge, ("notes",), "redact names 'notes', which is not one of its parameters"),
+        (lookup, ("2",), "redact has position 2, and the task takes 1: key"),
+    ],
+)
+def test_redacted_argument_that_the_task_does_not_take_is_refused(
+    handler: Any, redact: tuple[str, ...], words: str
+) -> None:
+    app = App("redis://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        TaskHandle[..., Any](app, define(handler)).using(redact=redact)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        define(handler, redact=redact)
+
+
 @pytest.mark.parametrize("of_task", [True, False])
 @pytest.mark.parametrize(
     ("call", "path"),
@@ -276,6 +330,12 @@ def test_message_about_a_redacted_argument_has_no_value(call: dict[str, Any], pa
     with pytest.raises(msgspec.ValidationError) as caught:
         task.bind(decode_payload(msgspec.json.encode(payload)))
     assert str(caught.value) == f"Invalid value of a redacted argument - at `$.{path}`"
+    assert caught.value.__context__ is None
+
+
+def test_arguments_are_printed_without_redacted_values() -> None:
+    task = TaskHandle[..., Any](App("redis://127.0.0.1:1"), define(charge, redact=("card", "note")))
+    assert repr(task.arguments(1, "4111", note="4222")) == "Arguments(1, [redacted], note=[redacted])"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +349,23 @@ def test_message_about_a_redacted_argument_has_no_value(call: dict[str, Any], pa
         ),
         ({"args": [1], "redact": "card"}, {"args": REDACTED, "kwargs": REDACTED, "redact": "card"}),
         ({"args": [1], "redact": [1]}, {"args": REDACTED, "kwargs": REDACTED, "redact": [1]}),
-        ({"args": "x", "kwargs": 5, "redact": ["1"]}, {"args": "x", "kwargs": 5, "redact": ["1"]}),
+        ({"args": "x", "kwargs": 5, "redact": ["1"]}, {"args": REDACTED, "kwargs": REDACTED, "redact": ["1"]}),
+        # The task is not known: a name may be that of any position, and a position beyond the args of any name.
+        ({"args": [1, 2], "redact": ["card"]}, {"args": [REDACTED, REDACTED], "redact": ["card"]}),
+        ({"args": [1, 2], "redact": ["1", "card"]}, {"args": [REDACTED, REDACTED], "redact": ["1", "card"]}),
+        (
+            {"args": [1], "kwargs": {"a": 2, "b": 3}, "redact": ["2"]},
+            {"args": [1], "kwargs": {"a": REDACTED, "b": REDACTED}, "redact": ["2"]},
+        ),
+        (
+            {"args": [1], "kwargs": {"a": 2, "b": 3}, "redact": ["b", "krad"]},
+            {"args": [REDACTED], "kwargs": {"a": 2, "b": REDACTED}, "redact": ["b", "krad"]},
+        ),
+        (
+            {"args": [1], "kwargs": {"a": 2}, "redact": ["02"]},
+            {"args": [REDACTED], "kwargs": {"a": REDACTED}, "redact": ["02"]},
+        ),
+        ({"args": {}, "kwargs": [], "redact": ["card"]}, {"args": {}, "kwargs": [], "redact": ["card"]}),
         ('{"kwargs":{"card":1},"redact":["card"]', REDACTED),
         ("{no json", "{no json"),
         ([1], [1]),
