@@ -63,7 +63,7 @@ def names_of(redact: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
 def hidden_arguments(
     redact: Collection[str], declared: Collection[str], many: int, named: Collection[str]
 ) -> tuple[set[int], set[str]]:
-    """Return the arguments that `redact` may mean, and those that are declared: positions from 1, and names.
+    """Return the arguments that `redact` may mean, and the declared ones: positions from 1, and names.
 
     `many`: arguments that are passed by position. `named`: the names of the others.
     """
