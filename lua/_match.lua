@@ -207,9 +207,18 @@ local function inline_job(member, score)
 end
 
 -- The properties of a job with a record that filters compare; nil if the record is not a hash. If another client has
--- used the id of a job that has ended, the record has only the payload and the group of the new job.
--- USES fields_of, record, group_of, moment_of, age_from
+-- used the id of a job that has ended, the record has only the payload and the group of the new job. If the id was
+-- replaced while it runs, the schedule has the next job, and the other places have the one that runs.
+-- USES fields_of, record, group_of, moment_of, age_from, is_next
 local function recorded_job(id, place, score)
+  if place == 'schedule' and is_next(id) then
+    local next = fields_of(record(id), 'next_group', 'next_created', 'next_by')
+    local since = age_from(place, score, next[2] or nil)
+    local known =
+      { field = 'next_payload', group = group_of(next[1] or nil) or '', created = moment_of(next[2] or nil) }
+    known.by, known.error, known.reason, known.since = next[3] or '', '', '', since
+    return known
+  end
   local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished', 'error')
   if fields.err then
     return nil
@@ -218,6 +227,7 @@ local function recorded_job(id, place, score)
   local stale = finished and place ~= 'dead' and place ~= 'finished'
   created = not stale and created or nil
   return {
+    field = 'payload',
     group = group_of(group or nil) or '',
     created = moment_of(created),
     by = not stale and by or '',
@@ -253,13 +263,13 @@ local function matching_job(id, place, score, filter)
     return nil
   end
   if filter.reason then
-    job.reason = job.stale and '' or long_field(id, 'reason')
+    job.reason = job.reason or (job.stale and '' or long_field(id, 'reason'))
     if not job.reason:lower():find(filter.reason, 1, true) then
       return nil
     end
   end
   if (filter.task or filter.tags or filter.arguments) and not job.payload then
-    local payload = long_field(id, 'payload')
+    local payload = long_field(id, job.field)
     job.payload = may_name(payload, filter) and decoded(payload) or {}
   end
   if filter.task and job.payload.task ~= filter.task then

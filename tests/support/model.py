@@ -29,6 +29,9 @@ def verb(method: Callable[Concatenate[Model, P], T]) -> Callable[Concatenate[Mod
 class Model(Gate):
     """A queue. Each method is a verb; it returns that part of the reply on which callers act."""
 
+    cancelled = 0
+    """How many jobs have ended as cancelled."""
+
     def holds(self, worker: str | None, job: str) -> bool:
         return worker is not None and job in self.processing.get(worker, [])
 
@@ -238,6 +241,7 @@ class Model(Gate):
             self.schedule[job] = min(again, self.schedule.get(job, again))
 
     def _abort(self, job: str) -> None:
+        self.cancelled += 1
         if self.jobs[job].again is not None or job in self.schedule:
             self._renew(job)
         else:
@@ -252,6 +256,7 @@ class Model(Gate):
         own = self._own(worker, job, run)
         if own:
             self._end(worker, job)
+            self.cancelled += self.jobs[job].stop
             if self.jobs[job].again is not None or job in self.schedule:
                 self._renew(job)
             else:
@@ -406,11 +411,16 @@ class Model(Gate):
     def cancel(self, job: str, now: float) -> str:
         record = self.jobs.get(job)
         place = self.remove_waiting(job) or ""
-        if self.schedule.pop(job, None) is not None:
-            place = "schedule"
-        if record is not None and record.again is not None:
-            record.again, place = None, "schedule"
+        scheduled = self.schedule.pop(job, None) is not None
+        place = "schedule" if scheduled else place
+        follows = record is not None and record.again is not None
         running = record is not None and not record.finished and self.holds(record.worker, job)
+        if running:
+            self.cancelled += scheduled or follows
+        elif place or follows:
+            self.cancelled += 2 if place and follows else 1
+        if record is not None and follows:
+            record.again, place = None, "schedule"
         if record is not None and running:
             record.stop, record.next, place = True, None, "processing"
         if not place:
@@ -420,12 +430,18 @@ class Model(Gate):
         self.admit(0, now)
         return place
 
+    def described(self, job: str) -> Record:
+        """Return the record of the job that waits under an id: the next one, if it is scheduled during a run."""
+        record = self.jobs[job]
+        follows = job in self.schedule and record.next is not None and self.holds(record.worker, job)
+        return record.next if follows and record.next is not None else record
+
     def matching(self, jobs: list[str], group: str) -> list[str]:
         """Return the waiting jobs of a group."""
         return [
             job
             for job in jobs
-            if (job in self.schedule or self.waits(job)) and job in self.jobs and self.jobs[job].group == group
+            if (job in self.schedule or self.waits(job)) and job in self.jobs and self.described(job).group == group
         ]
 
     @verb
@@ -433,11 +449,18 @@ class Model(Gate):
         found = self.matching(jobs, group)
         for job in found:
             self.remove_waiting(job)
-            self.schedule.pop(job, None)
+            scheduled = self.schedule.pop(job, None) is not None
             record = self.jobs[job]
             running = not record.finished and self.holds(record.worker, job)
-            if not running and job not in self.dead:
-                del self.jobs[job]
+            if running and scheduled:
+                record.next, record.again = None, None
+                self.cancelled += 1
+            elif not running and record.again is not None:
+                self._abort(job)
+            elif not running:
+                self.cancelled += 1
+                if job not in self.dead:
+                    del self.jobs[job]
         self.admit(0, now)
         return len(found)
 
