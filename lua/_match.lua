@@ -299,13 +299,15 @@ end
 
 -- The ids of the dead jobs that `revive` and `drop` move, in the rows from `first` on: with a filter, jobs that are
 -- dead and match, and that have a record if `needs_record`. Without one, if rows name jobs that are not dead or lack
--- that record, returns nil and the refusal, which names the first of them.
+-- that record, returns nil and the refusal, which names the first of them. `since`: number or nil: of a call that is
+-- sent again, when it was sent first. Jobs that have died since then died once more after that: it has moved them, and
+-- the third value is their ids.
 -- USES rows, fail, match_dead, record
-local function pick_dead(first, filter, needs_record)
-  local ids, seen, wrong = {}, {}, {}
+local function pick_dead(first, filter, needs_record, since)
+  local ids, seen, wrong, moved = {}, {}, {}, {}
   for id in rows(first, 1) do
-    local unfit
-    if not filter and not redis.call('ZSCORE', dead, id) then
+    local died, unfit = redis.call('ZSCORE', dead, id), nil
+    if not filter and not died then
       unfit = ' is not dead'
     elseif needs_record and redis.call('EXISTS', record(id)) == 0 then
       unfit = ' has no record, so it cannot be revived: drop it'
@@ -313,7 +315,8 @@ local function pick_dead(first, filter, needs_record)
     if not seen[id] and unfit and not filter then
       wrong[#wrong + 1] = id .. unfit
     elseif not seen[id] and not unfit and (not filter or match_dead(id, filter)) then
-      ids[#ids + 1] = id
+      local picked = since and tonumber(died) >= since and moved or ids
+      picked[#picked + 1] = id
     end
     seen[id] = true -- it may be named twice
   end
@@ -324,5 +327,5 @@ local function pick_dead(first, filter, needs_record)
     end
     return nil, fail('MISSING', text .. (#ids > 0 and '; the other jobs were left as they are' or ''))
   end
-  return ids
+  return ids, nil, moved
 end
