@@ -13,7 +13,8 @@
 -- Nothing here may keep a job from ending: a key of another type, or a user without the right, costs the history alone.
 
 -- How many ends are kept, and for how many seconds after the last one, unless the limits `history` and `history_age`
--- say otherwise.
+-- say otherwise. 0 ends: nothing is written, no counts either. The ends of one call are removed together, so there may
+-- be more.
 local HISTORY = { most = 10000, age = 86400 }
 
 -- The ends that this call writes: lists of rows, by outcome and worker; and the parts, each of jobs with the same

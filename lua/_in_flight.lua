@@ -203,6 +203,9 @@ local function set_limit(field, value)
   else
     redis.call('HSET', limits, field, value)
   end
+  if field == 'history' and tonumber(value) == 0 and redis.call('TYPE', root .. 'history').ok == 'stream' then
+    redis.call('DEL', root .. 'history') -- no end would trim it
+  end
   local group = field:match('^%l+:(.*)$')
   if group == '*' or group == ORIGIN_GROUP .. '*' or field == 'reserved' then
     reopen_all()

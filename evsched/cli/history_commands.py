@@ -89,8 +89,8 @@ def history(
 ) -> int:
     """List the jobs that have ended, the newest first.
 
-    A queue keeps its last 10,000 ends, until a day after the last one, unless `evsched limit Q --history` or the code
-    says otherwise. A job that was revived has ended more than once.
+    A queue keeps about its last 10,000 ends, until a day after the last one, unless `evsched limit Q --history` or the
+    code says otherwise. A job that was revived has ended more than once.
 
     Examples: evsched history --outcome dead --since 2h; evsched history --id report-17
     """

@@ -199,7 +199,11 @@ def limit(
         str | None, Parameter(help=f"The share of the group; 2 is twice that of other groups. Default: 1. {_LIFT}")
     ] = None,
     history: Annotated[
-        str | None, Parameter(help=f"How many ended jobs `evsched history` lists; 0 = none. Default: 10000. {_LIFT}")
+        str | None,
+        Parameter(
+            help="About how many ended jobs `evsched history` lists; 0 = none, and it counts none either. Default: "
+            f"10000. {_LIFT}"
+        ),
     ] = None,
     history_age: Annotated[
         str | None,

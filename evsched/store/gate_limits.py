@@ -308,7 +308,8 @@ def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:
 
 def shown(name: str, value: float) -> str:
     """Return a limit as a person reads it."""
-    return f"{value:g}/s" if name == "rate" else f"{value:g}"
+    number = f"{value:.0f}" if value.is_integer() else f"{value:g}"
+    return f"{number}/s" if name == "rate" else number
 
 
 def as_limit(value: float) -> str:

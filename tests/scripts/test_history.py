@@ -159,9 +159,29 @@ def test_no_more_ends_are_kept_than_the_limit_says(
     send(store.limit({"history": 1}))
     end_many(send, store, run, 5, 1, NOW)
     assert [job.id for job in past(send, store)] == ["j5"]
+
+
+@pytest.mark.parametrize("declared", [False, pytest.param(True, marks=pytest.mark.extra)])
+def test_queue_that_is_to_keep_no_history_has_none(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str, declared: bool
+) -> None:
+    end_many(send, store, run, 0, 2, NOW)
+    hour = send(store.hour(int(NOW // 3600)))
+    send(store.declare_limits("app", None, {"history": 0.0}) if declared else store.limit({"history": 0}))
+    assert not raw.exists(f"evsched:{{{queue}}}:history")
+    end_many(send, store, run, 2, 1, NOW)
+    assert past(send, store) == []
+    assert send(store.hour(int(NOW // 3600))) == hour  # nor is it counted
+    send(store.limit({"history": 3}))
+    end_many(send, store, run, 3, 1, NOW)
+    assert [job.id for job in past(send, store)] == ["j3"]
+
+
+@pytest.mark.extra
+def test_key_of_another_program_is_not_deleted_as_the_history(send: SendCall, store: Store, raw: Any) -> None:
+    raw.set(f"evsched:{{{store.queue}}}:history", "x")
     send(store.limit({"history": 0}))
-    end_many(send, store, run, 6, 1, NOW)
-    assert [job.id for job in past(send, store)] == ["j5"]
+    assert raw.get(f"evsched:{{{store.queue}}}:history") == b"x"
 
 
 def test_the_history_is_deleted_some_time_after_the_last_end(
