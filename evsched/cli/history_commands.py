@@ -103,8 +103,8 @@ def history(
     except ConfigError as wrong:
         raise UsageError(f"--{wrong}") from None
     with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: job_history.search(stores, matching, limit))
-        unknown = note_unknown(redis, queue or ())
+        read, down = each(redis, queue, lambda stores: job_history.search(stores, matching, limit), past=True)
+        unknown = note_unknown(redis, [one.queue for one in read if queue and not (one.found and one.found.jobs)])
     ends = (job for one in read if one.found for job in one.found.jobs)
     found = sorted(ends, key=lambda job: -job.ended)[:limit]
     listing(
@@ -145,8 +145,8 @@ def counts(
     check_queues(queue)
     start, end = _past(since) or timedelta(days=7), _past(until)
     with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: job_history.counts(stores, start, end, task))
-        unknown = note_unknown(redis, queue or ())
+        read, down = each(redis, queue, lambda stores: job_history.counts(stores, start, end, task), past=True)
+        unknown = note_unknown(redis, [one.queue for one in read if queue and not one.found])
     found = [row for one in read for row in one.found or ()]
     listing(json, found, _COUNTS, map(_counts, found), "no job has ended in this time")
     return report((one.problem for one in read), down) or unknown

@@ -11,6 +11,7 @@ import contextlib
 import msgspec
 from msgspec import Struct
 
+from evsched import keys
 from evsched.jobs.record import number, whole
 from evsched.store.queue import Queue, StreamPart
 from evsched.transport.call import Call, text
@@ -84,6 +85,10 @@ class EndCount(Struct, frozen=True):
 
 class HistoryCalls(Queue):
     """The calls that read the history."""
+
+    def has_past(self) -> Call[bool]:
+        """Ask whether jobs of the queue have ended, or operators have changed it, as far as Redis still knows."""
+        return self._call(("EXISTS", f"{self._root}history", keys.audit(self.queue)), bool)
 
     def ended(self, before: str = "+", *, count: int = 50) -> Call[StreamPart[HistoryEntry]]:
         """Read `count` entries of the history, the newest first, back from `before`."""
