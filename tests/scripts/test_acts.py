@@ -15,6 +15,7 @@ from evsched.store.operator_calls import condition
 from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
 from evsched.transport.call import Call
+from evsched.transport.embedded import EmbeddedRedis
 from tests.scripts.conftest import NOW, Send, State
 from tests.scripts.test_wrong_types import BY_FILTER, CALLS, WAITING, Seeded, seeded
 
@@ -111,6 +112,16 @@ def test_wrong_type_of_the_audit_trail_does_not_stop_an_act(
     send(ACTS[verb][0](operator, seeded))
     assert state() != before
     assert raw.get(key) == b"wrong"
+
+
+@pytest.mark.usefixtures("seeded")
+def test_act_that_cannot_be_noted_is_in_the_log_of_redis(
+    send: Send, operator: Store, raw: Any, server: EmbeddedRedis
+) -> None:
+    key = f"evsched:{{{operator.queue}}}:audit"
+    raw.set(key, "wrong")
+    send(operator.at(NOW).pause())
+    assert f"evsched: an act is not in the audit trail {key}: WRONGTYPE" in server.log.read_text(errors="replace")
 
 
 @pytest.mark.parametrize("verb", SOME)

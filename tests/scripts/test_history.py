@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from evsched import keys
 from evsched.client import history
 from evsched.client.history import HistoryFilter, TaskCounts
 from evsched.client.operations import Operation, Send, SendMany, Step
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreRefused
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
 from evsched.jobs.record import JobRun
 from evsched.store.client_calls import New
@@ -203,6 +204,14 @@ def test_a_key_of_another_type_keeps_no_job_from_its_end(
     for job_id in ("a", "b"):
         send(store.at(NOW).complete("w", [(run(job_id), Done(b"1", 300.0, False, label=b'["t"]'))]))
     assert state()["job:b"]["outcome"] == "done"
+
+
+@pytest.mark.parametrize("key", ["history", pytest.param("audit", marks=pytest.mark.extra)])
+def test_refusal_names_the_key_of_another_type(send: SendCall, store: Store, raw: Any, key: str) -> None:
+    name = f"evsched:{{{store.queue}}}:{key}"
+    raw.set(name, "x")
+    with pytest.raises(StoreRefused, match=re.escape(f"{name} has the wrong type: `evsched doctor`")):
+        send(store.ended() if key == "history" else store.acts("+", None, 9))
 
 
 def test_entries_that_another_client_wrote_are_left_out(send: SendCall, store: Store, raw: Any, queue: str) -> None:
