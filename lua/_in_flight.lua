@@ -257,6 +257,13 @@ local function count_attempts(id, more)
   redis.call('HSET', record(id), 'attempt', math.max(0, attempt_of(field_of(id, 'attempt')) + more))
 end
 
+-- A run ends that has not begun: it is no attempt, and did not start.
+-- USES count_attempts, record
+local function uncount_run(id)
+  count_attempts(id, -1)
+  redis.call('HDEL', record(id), 'started')
+end
+
 -- Keep why the last attempt failed: the caller writes a reason that is not about an attempt.
 -- USES last_failure, record
 local function keep_failure(id)

@@ -82,7 +82,7 @@ local function cancel(id)
   place = scheduled and 'schedule' or place
   local holder = size > 0 and not run[2] and holder_of(id, run[1])
   local follows = not filter and redis.call('HDEL', key, 'again') == 1
-  -- A job that shares the record of a run, of a job that waits too, or of one that has ended.
+  -- Another job that has the same record: as a run, as a job that waits too, or as a job that has ended.
   local other = place and (follows or run[2])
   if holder then
     other = holder == run[1] and (scheduled or follows)

@@ -90,7 +90,8 @@ def history(
     """List the jobs that have ended, the newest first.
 
     A queue keeps about its last 10,000 ends, until a day after the last one, unless `evsched limit Q --history` or the
-    code says otherwise. A job that was revived has ended more than once.
+    code says otherwise. A job that was revived has ended more than once. late, took: until a worker got the job, and
+    from then on.
 
     Examples: evsched history --outcome dead --since 2h; evsched history --id report-17
     """
@@ -136,6 +137,8 @@ def counts(
     url: Url = None,
 ) -> int:
     """Count the jobs that ended, by task and outcome; how late they started, and how long they ran. Default: 7 days.
+
+    Both lengths count from the moment when a worker got the job.
 
     Whole hours are counted, and kept for 8 days. p50 and p99: half of the jobs, and 99 %, were at most as late, or took
     at most as long. Both are kept by powers of two, so each may be up to twice the true value.

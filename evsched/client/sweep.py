@@ -359,7 +359,7 @@ def dropping(stores: Sequence[Store], matching: Filter) -> Sweep:
 
 
 def _by_now(matching: Filter) -> Filter:
-    """Return a filter of dead jobs without those that die after the sweep has begun.
+    """Return a filter of dead jobs that leaves out jobs which die after the sweep has begun.
 
     Otherwise a sweep that is repeated, because Redis was down, would change a job twice that has died once more.
     """

@@ -29,7 +29,7 @@ class PastJob(Struct, frozen=True):
     due: float | None
     """When its last attempt was due."""
     started: float | None
-    """When its last attempt started; None = it had none, or that had not begun."""
+    """When the worker got it for its last attempt; None = it had none, or that had not begun."""
     ended: float
     attempt: int
     """How many attempts were counted."""

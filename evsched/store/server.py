@@ -32,7 +32,7 @@ class QueueKeys(Struct, frozen=True):
 def scan(cursor: int, *, past: bool = False) -> Call[QueueKeys]:
     """Read a slice of the keys that show that a queue exists: 1,000 keys are about 0.3 ms of Redis's time.
 
-    `past`: also of those that show only that it has existed.
+    `past`: also of the keys that show only that it has existed.
     """
 
     def read(reply: list[Any]) -> QueueKeys:

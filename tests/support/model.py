@@ -194,7 +194,7 @@ class Model(Gate):
                 continue
             if record.stop and not record.finished:
                 if record.worker == worker and record.begun is None:
-                    record.attempt = max(0, record.attempt - 1)
+                    self._uncount(record)
                 self._abort(job)
                 held.remove(job)
                 self.leave(job)
@@ -292,7 +292,7 @@ class Model(Gate):
         own = self._own(worker, job, run)
         if own and self.jobs[job].stop:
             if not began:
-                self.jobs[job].attempt = max(0, self.jobs[job].attempt - 1)
+                self._uncount(self.jobs[job])
             self._abort(job)
             self._end(worker, job)
         elif own:
@@ -360,6 +360,9 @@ class Model(Gate):
         self.admit(0, now)
         return own
 
+    def _uncount(self, record: Record) -> None:
+        record.attempt, record.started = max(0, record.attempt - 1), 0
+
     def _cut_short(self, record: Record, *, died: bool) -> None:
         begun = record.begun in ("1", "alone")
         record.error = None if begun else record.error
@@ -386,7 +389,7 @@ class Model(Gate):
                 pass
             elif record.stop:
                 if holder is not None and record.begun is None:
-                    record.attempt = max(0, record.attempt - 1)
+                    self._uncount(record)
                 self._abort(job)
                 self.leave(job)
             elif job not in self.ready:
