@@ -15,7 +15,7 @@ from evsched.client import history
 from evsched.client.history import HistoryFilter, TaskCounts
 from evsched.client.operations import Operation, Send, SendMany, Step
 from evsched.errors import ConfigError, StoreRefused
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Retried, Snoozed
 from evsched.jobs.record import JobRun
 from evsched.store.client_calls import New
 from evsched.store.history_calls import EndCount, PastJob
@@ -347,7 +347,7 @@ def test_the_runs_of_a_job_are_in_its_record(
     ],
 )
 def test_run_that_was_lost_before_it_began_says_so(
-    send: SendCall, store: Store, raw: Any, queue: str, marks: tuple[str | None, ...], last: JobRun
+    send: SendCall, store: Store, raw: Any, queue: str, marks: tuple[Mark | None, ...], last: JobRun
 ) -> None:
     send(store.at(NOW).enqueue([New("a", PAYLOAD, due=NOW)]))
     send(store.at(NOW).dispatch(limit=10, cap=1000))
