@@ -8,8 +8,8 @@
 --                   `run` is the same of how long they ran. Both are '-' if they did not start
 --
 -- A row is [id, [task, tag, ...], due, started, attempt, group, by, error, location]. `due`: of its last attempt;
--- `started`: when the worker got it; null = it had none, or that had not begun; both Unix seconds. The last four are left
--- out if none is set.
+-- `started`: when the worker got it; null = it had none, or that had not begun; both Unix seconds. The last four are
+-- left out if none is set.
 --
 -- Nothing here may keep a job from ending: a key of another type, or a user without the right, costs the history alone.
 

@@ -16,12 +16,13 @@
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
 --        row_of, report_gone, field_of, wants_reply, REPLY_READ, moving_due, IS_MOVING, report_end, is_earlier,
---        place_of, seconds, note_act, add_end, group_of, is_id, note_history, write_history, label_of, abort, note_next
+--        place_of, seconds, note_act, add_end, group_of, is_id, note_history, write_history, label_of, abort,
+--        note_next
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
--- for a unique job. If a dead job was scheduled again, it is dead as before. With a filter, only the job ends that waits
--- and matches: a run goes on, and a next run that another job of the id keeps waiting. O(workers) a job.
+-- for a unique job. If a dead job was scheduled again, it is dead as before. With a filter, only the job ends that
+-- waits and matches: a run goes on, and a next run that another job of the id keeps waiting. O(workers) a job.
 --
 -- With `row`, a job is cancelled if it is that of this row, or of an earlier use of it. If Redis has none, because no
 -- relay has scheduled it or Redis has lost it, the end is reported all the same, and a short record is left for clients
