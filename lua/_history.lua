@@ -103,24 +103,17 @@ local function note_history(id, outcome, now)
   end
   local run =
     fields_of(record(id), 'worker', 'attempt', 'started', 'due', 'group', 'by', 'error', 'location', 'payload')
-  if not run.err then
-    add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8))
-  end
+  add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8)) -- if it is not a hash, without all this
 end
 
 -- Note that a job was cancelled before it ran, while its id has the record of a run, or of a job that has ended. It is
 -- the next job if the id was replaced; otherwise another client has scheduled the id again, with the same payload.
--- USES policy, record, fields_of, add_end, label_of
+-- USES record, fields_of, add_end, label_of
 local function note_next(id, now)
-  if policy.history == 0 then
-    return
-  end
   local replaced = redis.pcall('HEXISTS', record(id), 'next_payload') == 1
   local prefix = replaced and 'next_' or ''
   local job = fields_of(record(id), prefix .. 'payload', prefix .. 'group', 'next_by')
-  if not job.err then
-    add_end(id, 'cancelled', label_of(job[1] or ''), now, nil, nil, nil, nil, job[2], replaced and job[3])
-  end
+  add_end(id, 'cancelled', label_of(job[1] or ''), now, nil, nil, nil, nil, job[2], replaced and job[3])
 end
 
 -- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.

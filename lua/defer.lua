@@ -39,7 +39,8 @@ local function finish(id, run, scheduled, due, reason, window, text, unknown)
   if run[5] then
     uncount_run(id)
     abort(id, 'cancelled before it ran', RETENTION, '', now)
-  elseif send_back(id, run, scheduled, due, reason, now) then
+  else
+    send_back(id, run, scheduled, due, reason, now)
     refund(id, now)
     redis.call('HDEL', record(id), 'started')
     if unknown ~= '' then

@@ -172,6 +172,8 @@ def test_queue_that_is_to_keep_no_history_has_none(
     send(call)
     assert not raw.exists(f"evsched:{{{queue}}}:history")
     end_many(send, store, run, 2, 1, NOW)
+    send(store.at(NOW).enqueue([New("a", PAYLOAD)]))
+    send(store.at(NOW).cancel("a"))
     assert past(send, store) == []
     assert send(store.hour(int(NOW // 3600))) == hour  # nor is it counted
     send(store.limit({"history": 3}))
@@ -298,6 +300,15 @@ def test_counts_are_read_in_few_round_trips(store: Store) -> None:
 
     assert perform(count, history.counts([store], since=timedelta(days=30))) == []
     assert (sum(sizes), len(sizes)) == (8 * 24 + 1, 4)
+
+
+def test_no_more_names_of_tasks_are_counted_than_an_hour_has_room_for(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    hour = f"evsched:{{{queue}}}:hour:{int(NOW // 3600)}"
+    raw.hset(hour, mapping={f"done 1 1 t{n}": 1 for n in range(4000)})
+    end_many(send, store, run, 0, 1, NOW)
+    assert raw.hlen(hour) == 4000
 
 
 def test_counts_of_a_week_by_task(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:
