@@ -103,7 +103,7 @@ local function note_history(id, outcome, now)
   end
   local run =
     fields_of(record(id), 'worker', 'attempt', 'started', 'due', 'group', 'by', 'error', 'location', 'payload')
-  add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8)) -- if it is not a hash, without all this
+  add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8)) -- a record of another type has no fields
 end
 
 -- Note that a job was cancelled before it ran, while its id has the record of a run, or of a job that has ended. It is

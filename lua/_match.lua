@@ -144,12 +144,28 @@ local function is_redacted(names, name, position)
   return false
 end
 
+-- The redacted arguments that workers have declared, by task, as far as they were read.
+local redacted_in = {}
+
+-- Does a worker declare that an argument of a task is redacted?
+-- USES redactions, redacted_in, is_redacted
+local function is_declared_redacted(task, name, position)
+  if redacted_in[task] == nil then
+    local text = redis.pcall('HGET', redactions, task)
+    local good, names = pcall(cjson.decode, type(text) == 'string' and text or '[]')
+    redacted_in[task] = good and names or false
+  end
+  return is_redacted(redacted_in[task], name, position)
+end
+
 -- Does a payload have an argument of this value? The values of redacted arguments cannot be searched for.
--- USES is_redacted, are_equal
+-- USES is_redacted, is_declared_redacted, text_or, are_equal
 local function has_argument(payload, wanted)
   local named, listed = payload.kwargs, payload.args
   local position = wanted.position or (wanted.positions or {})[payload.task]
   if is_redacted(payload.redact, wanted.name, tostring(position)) then
+    return false
+  elseif is_declared_redacted(text_or(payload.task, ''), wanted.name, tostring(position)) then
     return false
   end
   if type(named) == 'table' and named[wanted.name] ~= nil then

@@ -216,6 +216,15 @@ local function made_of(text)
   return text and #text < 16 and text:find('^%d+$') and tonumber(text) or 0
 end
 
+-- The redacted arguments that workers have declared: task, a list of names as JSON, ...; none if the key is of another
+-- type, or some program has written many.
+-- USES size_of
+local redactions = root .. 'redactions'
+local function declared_redactions()
+  local found = size_of('HLEN', redactions) <= 1000 and redis.pcall('HGETALL', redactions) or {}
+  return found.err and {} or found
+end
+
 -- Bounds on what readers get of one record.
 -- USES moment_of, again_of, worker_of, group_of, priority_of, attempt_of
 local FIELDS_READ, BYTES_READ = 100, 8388608

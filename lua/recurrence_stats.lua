@@ -2,7 +2,7 @@
 -- recurrence_stats: moves nothing. When the latest run of each recurrence was due, and when one last ended well.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   most      the limit: a queue with more recurrences is left out
+-- ARGV   most      count: the limit; a queue with more recurrences is left out
 -- REPLY  for each recurrence: its name; the due of its latest run, '' = it has had none, or is paused or retired; when
 --        a run last ended well, '' = none did. Both in seconds
 -- FAILS  none

@@ -6,7 +6,7 @@
 --        worker    who held the jobs
 --        lease     the lease end that the janitor read; 'none' = it has read that the lease is gone; '' = the worker
 --                  itself hands back
---        limit     count: how many at most, under 1000
+--        limit     count: how many at most, under 1000; one at least
 --        reason    why the runs were interrupted; kept in the records
 --        watch     number or '': of a worker that died: seconds for which its list is watched from now on, '' = it is
 --                  not
@@ -101,7 +101,7 @@ end
 local all = rows(7, 2)() == nil
 if all then
   -- From the end, so that slice by slice the whole list keeps its order.
-  ids = redis.call('LRANGE', list, -tonumber(limit), -1)
+  ids = redis.call('LRANGE', list, -math.max(1, limit), -1)
 end
 
 -- From the last to the first, each to the front: their order stays.

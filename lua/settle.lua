@@ -16,10 +16,15 @@
 
 local group = unpack(ARGV, 1, 1)
 
+-- The parts of an entry's id have 64 bits.
+local function fits(part)
+  return #part < 20 or (#part == 20 and part <= '18446744073709551615')
+end
+
 local reports = {}
 for entry in rows(2, 4) do
   local time, number = entry:match('^(%d+)%-(%d+)$')
-  if not time or #time > 18 or #number > 18 then
+  if not time or not fits(time) or not fits(number) then
     refuse('report', "the id of a stream's entry")
   end
   reports[#reports + 1] = entry

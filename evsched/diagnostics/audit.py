@@ -213,6 +213,7 @@ _TYPES: Final = KEY_TYPES | {
     "parents": "zset",
     "pauses": "zset",
     "programs": "zset",
+    "redactions": "hash",
     "sought": "zset",
     "starting": "string",
     "tasks": "hash",

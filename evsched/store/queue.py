@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Self
 from msgspec import Struct
 
 from evsched import keys
+from evsched.jobs.redaction import read_names
 from evsched.store.acts import Act
 from evsched.transport.call import Call, T, Word, script, text
 
@@ -26,6 +27,11 @@ def as_pairs(flat: list[bytes]) -> list[tuple[str, str]]:
 
 def as_fields(flat: list[bytes]) -> dict[str, bytes]:
     return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
+
+
+def read_redactions(flat: list[bytes]) -> dict[str, tuple[str, ...]]:
+    """Read the redacted arguments that workers have declared, by task."""
+    return {task: names for task, value in as_fields(flat).items() if (names := read_names(value))}
 
 
 def as_texts(flat: list[bytes]) -> dict[str, str]:

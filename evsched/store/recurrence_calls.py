@@ -21,6 +21,7 @@ from evsched.store.queue import (
     as_struct,
     as_texts,
     as_tuple,
+    read_redactions,
 )
 from evsched.transport.call import Call, T, raw, text, texts
 
@@ -238,6 +239,19 @@ class RecurrenceCalls(Queue):
     def set_policies(self, policies: Mapping[str, str]) -> Call[int]:
         """Write retry policies of tasks, one at least, for programs that make recurrences without the tasks' code."""
         return self._call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
+
+    def redactions(self) -> Call[dict[str, tuple[str, ...]]]:
+        """Read the redacted arguments that workers have declared, by task."""
+        return self._call(("HGETALL", f"{self._root}redactions"), read_redactions)
+
+    def set_redactions(self, redactions: Mapping[str, str]) -> Call[int]:
+        """Declare redacted arguments of tasks, one task at least, as `write_names` returns them."""
+        words = [word for pair in redactions.items() for word in pair]
+        return self._call(("HSET", f"{self._root}redactions", *words), int)
+
+    def unset_redactions(self, tasks: Sequence[str]) -> Call[int]:
+        """Declare that tasks, one at least, have no redacted arguments."""
+        return self._call(("HDEL", f"{self._root}redactions", *tasks), int)
 
     def replan(self, name: str) -> Call[bool]:
         """Plan a recurrence again, because its calendar was changed, or its window was set.

@@ -6,6 +6,7 @@ in the stream until `settle`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -102,6 +103,12 @@ def _reports(entries: list[Any]) -> list[Report]:
     return found
 
 
+def _length(retention: str) -> str:
+    """Return the retention in a report as the script takes it. In the stream it may be any text."""
+    found = number(retention.encode())
+    return "" if found is None or math.isinf(found) else repr(found)
+
+
 def read_ends(queues: Sequence[str], relay: str, limit: int, block: float | None) -> Call[dict[str, list[Report]]]:
     """Read at most `limit` reports of each queue: new ones, for which it waits in Redis, or those given before.
 
@@ -165,7 +172,7 @@ class RelayCalls(Queue):
 
     def settle(self, reports: Sequence[Report]) -> Call[int]:
         """Note that the ledger has these ends; the reply is how many reports were deleted."""
-        words = [word for one in reports for word in (one.entry, one.id, one.row, one.retention)]
+        words = [word for one in reports for word in (one.entry, one.id, one.row, _length(one.retention))]
         return self._verb("settle", int, _GROUP, *words)
 
     def withdraw(self, ended: Sequence[tuple[str, int]]) -> Call[int]:

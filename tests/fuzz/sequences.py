@@ -141,7 +141,7 @@ _BY_NAME: Final[dict[str, Values]] = {
     **dict.fromkeys(["result", "progress"], _JSON),
     "run": _RUNS,
     "place": _PLACES,
-    "cursor": ([b"0"], [b"3 r1", b"7"]),
+    "cursor": ([b"0"], [b"7"]),
     "filter": _FILTERS,
     "act": ([b"", b'0 {"id":"1"}', b'1 {"id":"1"}', b'0 {"id":"2"}'], [b"x", b"1", b"0 ", b"9" * 400 + b" x"]),
     "priority": ([b"", b"0", b"5", b"9"], []),
@@ -227,6 +227,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
 GARBAGE: Final = [
     *(b"", b"abc", b"nan", b"-nan", b"inf", b"0x10", b" 1", b"1 ", b"1e", b"1,5", b"-5", b"1e400", b"9" * 400),
     *(b"\xff\xfe", b"\x00", b"{}", b"[]", b"null", b"}:schedule", b"x" * 100_000),
+    b"3 r1",
     *(b'{"task":1}', b'{"before":"x"}', b'{"tags":[1]}', b'{"arguments":[1]}'),
 ]
 

@@ -86,6 +86,8 @@ async def test_foreign_entries_in_the_stream_do_not_block_outcomes(
         insert(ledger_url, queue, "a")
         for row in rows:
             raw.xadd(stream, {"id": "a", "row": row, "outcome": "done", "reason": "\0", "retention": "-inf"})
+        for retention in ("soon", "1_0", "nan", "0x10", " 1"):
+            raw.xadd(stream, {"id": "a", "row": "", "outcome": "done", "retention": retention})
         raw.xadd(stream, {"nonsense": b"\xff"})
         insert(ledger_url, queue, "b")
         await recorder.until(lambda: sum(one.count for one in recorder.of(process_events.EndsWritten)) == 2)

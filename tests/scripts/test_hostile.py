@@ -285,7 +285,7 @@ def test_other_jobs_run_beside_anything_a_producer_may_write(
 
 def _words(verb: str) -> tuple[list[str], list[str]]:
     """Return valid words for the arguments of a script, those that come once and those of a row."""
-    values = {"filter": "{}", "act": "", "now": str(NOW)}
+    values = {"filter": "{}", "act": "", "now": str(NOW), "place": "schedule"}
     once, row = (arguments("\n".join(read_header(verb)[0]), mark) for mark in ("ARGV", "ROWS"))
     return [values.get(name, "1") for name, *_ in once], [values.get(name, "1") for name, *_ in row]
 
@@ -353,6 +353,7 @@ FORMS: dict[tuple[str, str], tuple[Any, ...]] = {
         *("{", "null", '{"task":1}', '{"before":"x"}', '{"tags":[1]}', '{"arguments":[1]}'),
         '{"arguments":[{"positions":1}]}',
     ),
+    ("find", "cursor"): ("", "x", "-1", "3 a", "9" * 20),
     ("settle", "report"): ("x", "1", "1-" + "9" * 19, "9" * 19 + "-1"),
     ("arrive", "content"): (
         b"\xc1",
