@@ -8,12 +8,14 @@
 --                   `run` is the same of how long they ran. Both are '-' if they did not start
 --
 -- A row is [id, [task, tag, ...], due, started, attempt, group, by, error, location]. `due`: of its last attempt;
--- `started`: null = it had none, or that had not begun; both Unix seconds. The last four are left out if none is set.
+-- `started`: when the worker got it; null = it had none, or that had not begun; both Unix seconds. The last four are
+-- left out if none is set.
 --
 -- Nothing here may keep a job from ending: a key of another type, or a user without the right, costs the history alone.
 
 -- How many ends are kept, and for how many seconds after the last one, unless the limits `history` and `history_age`
--- say otherwise.
+-- say otherwise. 0 ends: nothing is written, no counts either. The ends of one call are removed together, so there may
+-- be more.
 local HISTORY = { most = 10000, age = 86400 }
 
 -- The ends that this call writes: lists of rows, by outcome and worker; and the parts, each of jobs with the same
@@ -102,6 +104,16 @@ local function note_history(id, outcome, now)
   local run =
     fields_of(record(id), 'worker', 'attempt', 'started', 'due', 'group', 'by', 'error', 'location', 'payload')
   add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8)) -- a record of another type has no fields
+end
+
+-- Note that a job was cancelled before it ran, while its id has the record of a run, or of a job that has ended. It is
+-- the next job if the id was replaced; otherwise another client has scheduled the id again, with the same payload.
+-- USES record, fields_of, add_end, label_of
+local function note_next(id, now)
+  local replaced = redis.pcall('HEXISTS', record(id), 'next_payload') == 1
+  local prefix = replaced and 'next_' or ''
+  local job = fields_of(record(id), prefix .. 'payload', prefix .. 'group', 'next_by')
+  add_end(id, 'cancelled', label_of(job[1] or ''), now, nil, nil, nil, nil, job[2], replaced and job[3])
 end
 
 -- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.

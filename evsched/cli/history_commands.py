@@ -93,7 +93,8 @@ def history(
     """List the jobs that have ended, the newest first.
 
     A queue keeps about its last 10,000 ends, until a day after the last one, unless `evsched limit Q --history` or the
-    code says otherwise. A job that was revived has ended more than once.
+    code says otherwise. A job that was revived has ended more than once. late, took: until a worker got the job, and
+    from then on.
 
     Examples: evsched history --outcome dead --since 2h; evsched history --id report-17
     """
@@ -113,8 +114,8 @@ def history(
     except ConfigError as wrong:
         raise UsageError(f"--{wrong}") from None
     with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: job_history.search(stores, matching, limit))
-        unknown = note_unknown(redis, queue or ())
+        read, down = each(redis, queue, lambda stores: job_history.search(stores, matching, limit), past=True)
+        unknown = note_unknown(redis, [one.queue for one in read if queue and not (one.found and one.found.jobs)])
     ends = (job for one in read if one.found for job in one.found.jobs)
     found = sorted(ends, key=lambda job: -job.ended)[:limit]
     listing(
@@ -147,17 +148,17 @@ def counts(
 ) -> int:
     """Count the jobs that ended, by task and outcome; how late they started, and how long they ran. Default: 7 days.
 
-    Whole hours are counted: --since 5m counts the whole hour of that moment. They are kept for 8 days. p50 and p99:
-    half of the jobs, and 99 %, were at most as late, or took at most as long. Both are kept by powers of two, so each
-    may be up to twice the true value.
+    Both lengths count from the moment when a worker got the job. Whole hours are counted: --since 5m counts the whole
+    hour of that moment. They are kept for 8 days. p50 and p99: half of the jobs, and 99 %, were at most as late, or
+    took at most as long. Both are kept by powers of two, so each may be up to twice the true value.
 
     Example: evsched history counts --task remind --since 7d
     """
     check_queues(queue)
     start, end = _past(since) or timedelta(days=7), _past(until)
     with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: job_history.counts(stores, start, end, task))
-        unknown = note_unknown(redis, queue or ())
+        read, down = each(redis, queue, lambda stores: job_history.counts(stores, start, end, task), past=True)
+        unknown = note_unknown(redis, [one.queue for one in read if queue and not one.found])
     found = [row for one in read for row in one.found or ()]
     listing(json, found, _COUNTS, map(_counts, found), "no job has ended in this time")
     return report((one.problem for one in read), down) or unknown

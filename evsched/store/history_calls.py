@@ -11,6 +11,7 @@ import contextlib
 import msgspec
 from msgspec import Struct
 
+from evsched import keys
 from evsched.jobs.record import number, whole
 from evsched.store.queue import Queue, StreamPart
 from evsched.transport.call import Call, text
@@ -28,7 +29,7 @@ class PastJob(Struct, frozen=True):
     due: float | None
     """When its last attempt was due."""
     started: float | None
-    """When its last attempt started; None = it had none, or that had not begun."""
+    """When the worker got it for its last attempt; None = it had none, or that had not begun."""
     ended: float
     attempt: int
     """How many attempts were counted."""
@@ -84,6 +85,10 @@ class EndCount(Struct, frozen=True):
 
 class HistoryCalls(Queue):
     """The calls that read the history."""
+
+    def has_past(self) -> Call[bool]:
+        """Ask whether jobs of the queue have ended, or operators have changed it, as far as Redis still knows."""
+        return self._call(("EXISTS", f"{self._root}history", keys.audit(self.queue)), bool)
 
     def ended(self, before: str = "+", *, count: int = 50) -> Call[StreamPart[HistoryEntry]]:
         """Read `count` entries of the history, the newest first, back from `before`."""
