@@ -16,11 +16,12 @@ from evsched.client import gate, operations, spread, sweep
 from evsched.client import history as job_history
 from evsched.client.gate import LimitOptions
 from evsched.client.history import EVERY_END, HistoryFilter, Past, TaskCounts
-from evsched.client.operations import REPLY_TIMEOUT, ActFilter, AskWorkers, Nodes, Operation, Send, Sleep, Step
+from evsched.client.operations import REPLY_TIMEOUT, ActFilter, AskWorkers, Nodes, Operation, Query, Send, Sleep, Step
 from evsched.client.option_values import Unique, unix
 from evsched.client.reshard import finish_moves
 from evsched.client.spread import ChangeDead, MakeStore, Parts
 from evsched.client.sweep import Filter, Sweep, Swept
+from evsched.client.transaction import without_loop
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import JobMissing, StoreDown
 from evsched.jobs.job import OnConflict
@@ -128,6 +129,8 @@ class Client:
                 raise StoreDown(problem, kind="timeout", node=node) from None
         if isinstance(step, Nodes):
             return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()
+        if isinstance(step, Query):
+            return await step.statement.by_any(step.connection)
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, AskWorkers):
@@ -310,15 +313,30 @@ class Client:
         """Resume a queue; return since when it was paused, None if it was not."""
         return await self.run(gate.resume(await self.whole(queue)))
 
-    async def history(self, queue: str, matching: HistoryFilter = EVERY_END, *, limit: int = 50) -> list[PastJob]:
-        """Return the last jobs of a queue that have ended and match, at most `limit`, the newest first."""
-        return await self.run(job_history.search(await self.whole(queue), matching, limit))
+    async def history(
+        self, queue: str, matching: HistoryFilter = EVERY_END, *, limit: int = 50, ledger: Any = None
+    ) -> list[PastJob]:
+        """Return the last jobs of a queue that have ended and match, at most `limit`, the newest first.
+
+        `ledger`: a connection to the ledger's database, as for `enqueue_in`: then all that `evsched ledger history` has
+        written there is searched too.
+        """
+        return await self.run(job_history.search(await self.whole(queue), matching, limit, ledger))
 
     async def history_counts(
-        self, queue: str, *, since: Past = job_history.WEEK, until: Past | None = None, task: str | None = None
+        self,
+        queue: str,
+        *,
+        since: Past = job_history.WEEK,
+        until: Past | None = None,
+        task: str | None = None,
+        ledger: Any = None,
     ) -> list[TaskCounts]:
-        """Return how many jobs of a queue ended within a span of whole hours, at most eight days ago, by task."""
-        return await self.run(job_history.counts(await self.whole(queue), since, until, task))
+        """Return how many jobs of a queue ended within a span of whole hours, by task.
+
+        `ledger`: as for `history`; without it, the span reaches back for at most eight days.
+        """
+        return await self.run(job_history.counts(await self.whole(queue), since, until, task, ledger))
 
     async def limits(self, queue: str) -> Limits:
         """Return the limits of a queue, the limits that the code declares, and its pause."""
@@ -457,6 +475,8 @@ class BlockingClient(Client):
             return send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call, limit=step.limit)
         if isinstance(step, Nodes):
             return [self.sync_sender.node_of(step.near)] if step.near is not None else self.sync_sender.nodes()
+        if isinstance(step, Query):
+            return step.statement.by(without_loop(step.connection))
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
         if isinstance(step, AskWorkers):

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.client.option_values import Unique, due_and_delay, seconds
+from evsched.client.transaction import Statement
 from evsched.errors import BadResult, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
 from evsched.jobs.job import OnConflict, decode
 from evsched.store import server
@@ -87,6 +88,13 @@ class AskWorkers(Struct, frozen=True):
     queue: str
 
 
+class Query(Struct, frozen=True):
+    """Read from the ledger's database, by a connection of the program; returns the first column of each row."""
+
+    statement: Statement
+    connection: Any
+
+
 class Sleep(Struct, frozen=True):
     """Do nothing for a number of seconds."""
 
@@ -94,7 +102,7 @@ class Sleep(Struct, frozen=True):
 
 
 W = TypeVar("W")
-Step = Send | Nodes | Wait | AskWorkers | Sleep
+Step = Send | Nodes | Wait | AskWorkers | Query | Sleep
 Operation = Generator[Step, Any, T]
 
 

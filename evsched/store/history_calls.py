@@ -7,13 +7,16 @@ that are malformed are left out, never an error.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from evsched import keys
 from evsched.jobs.record import number, whole
-from evsched.store.queue import Queue
+from evsched.store.queue import Queue, as_optional
 from evsched.transport.call import Call, text
 
 
@@ -53,6 +56,40 @@ class HistoryPage(Struct, frozen=True):
     """The entry from which the next part follows; None = there is none."""
 
 
+class HistoryEntry(Struct, frozen=True):
+    """An entry of the history: the jobs that one call has ended in the same way, in the order of their ends."""
+
+    id: str
+    digest: str
+    """A hash of its content: after Redis has lost its last moments, another entry may get the same id."""
+    jobs: list[PastJob]
+
+    @property
+    def number(self) -> int:
+        """How many ends the history has had with this entry, counted from its mark."""
+        return int(self.id.partition("-")[0])
+
+    @property
+    def mark(self) -> int:
+        """When the history was made, by which two of them are told apart."""
+        return int(self.id.partition("-")[2])
+
+
+def missed(before: str | None, entries: list[HistoryEntry]) -> int:
+    """Return how many ends are missing before and between these entries, which are in order.
+
+    `before`: the entry behind which the first of these is to follow; None = it is not known.
+    """
+    count, last = 0, before
+    for entry in entries:
+        if last is not None:
+            number, mark = map(int, last.split("-"))
+            begin = number if mark == entry.mark else entry.mark
+            count += max(0, entry.number - len(entry.jobs) - begin)
+        last = entry.id
+    return count
+
+
 class _HistoryRow(Struct, frozen=True, array_like=True):
     """A job in an entry, as lua/_history.lua describes it."""
 
@@ -86,42 +123,24 @@ class EndCount(Struct, frozen=True):
 class HistoryCalls(Queue):
     """The calls that read the history."""
 
-    def ended(self, entry: str = "+", *, count: int = 50) -> Call[HistoryPage]:
-        """Read the jobs of `count` entries of the history, the newest first, from before an entry."""
+    def ended(self, entry: str = "+", after: str | None = None, *, count: int = 50) -> Call[HistoryPage]:
+        """Read the jobs of `count` entries of the history, the newest first, from before an entry.
+
+        `after`: only entries with greater ids; None = all.
+        """
 
         def ends(reply: list[Any]) -> HistoryPage:
-            jobs = [job for _, fields in reply for job in self._jobs(fields)]
+            jobs = [job for found in reply for job in reversed(_entry(self.queue, found).jobs)]
             return HistoryPage(jobs, text(reply[-1][0]) if len(reply) == count else None)
 
-        newest = "+" if entry == "+" else f"({entry}"
-        return self._call(("XREVRANGE", f"{self._root}history", newest, "-", "COUNT", count), ends)
+        newest, oldest = "+" if entry == "+" else f"({entry}", "-" if after is None else f"({after}"
+        return self._call(("XREVRANGE", keys.history(self.queue), newest, oldest, "COUNT", count), ends)
 
-    def _jobs(self, flat: list[bytes]) -> list[PastJob]:
-        fields = {text(flat[at]): flat[at + 1] for at in range(0, len(flat) - 1, 2)}
-        ended, rows = number(fields.get("ended")), list[_HistoryRow]()
-        # Names may be cut within a character, or hold any bytes.
-        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            rows = _decode_rows(fields.get("jobs", b"[]").decode(errors="replace"))
-        outcome, worker = text(fields.get("outcome", b"")), text(fields.get("worker", b""))
-        return [
-            PastJob(
-                queue=self.queue,
-                id=row.id,
-                task=row.label[0] if row.label else "",
-                outcome=outcome,
-                due=row.due,
-                started=row.started,
-                ended=ended or 0.0,
-                attempt=row.attempt,
-                worker=worker,
-                group=row.group,
-                by=row.by,
-                tags=row.label[1:],
-                error=row.error,
-                location=row.location,
-            )
-            for row in reversed(rows)
-        ]
+    def history_entry(self, entry: str) -> Call[HistoryEntry | None]:
+        """Read one entry; None = it is not there."""
+        read = as_optional(lambda found: _entry(self.queue, found))
+        words = "XREVRANGE", keys.history(self.queue), entry, entry
+        return self._call(words, lambda reply: read(reply[0] if reply else None))
 
     def hour(self, hour: int) -> Call[list[EndCount]]:
         """Read how many jobs ended in an hour. `hour`: hours since 1970."""
@@ -134,6 +153,53 @@ class HistoryCalls(Queue):
             return found
 
         return self._call(("HGETALL", f"{self._root}hour:{hour}"), counts)
+
+
+def read_history(last: Mapping[str, str], limit: int, block: float) -> Call[dict[str, list[HistoryEntry]]]:
+    """Read at most `limit` entries of the history of each of these queues, for which Redis waits.
+
+    `last`: queue -> the entry behind which to read. `block`: how many seconds to wait. In a cluster, the queues are of
+    one slot.
+    """
+    streams = {keys.history(queue).encode(): queue for queue in last}
+
+    def read(reply: list[Any] | None) -> dict[str, list[HistoryEntry]]:
+        queues = [(streams[stream], found) for stream, found in reply or ()]
+        return {queue: [_entry(queue, one) for one in found] for queue, found in queues}
+
+    words = "XREAD", "COUNT", limit, "BLOCK", round(block * 1000), "STREAMS", *streams, *last.values()
+    return Call(words, read, near=next(iter(streams)))
+
+
+def _entry(queue: str, found: list[Any]) -> HistoryEntry:
+    flat: list[bytes] = found[1] or []
+    fields = {text(flat[at]): flat[at + 1] for at in range(0, len(flat) - 1, 2)}
+    ended, rows = number(fields.get("ended")), list[_HistoryRow]()
+    # Names may be cut within a character, or hold any bytes.
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+        rows = _decode_rows(fields.get("jobs", b"[]").decode(errors="replace"))
+    outcome, worker = text(fields.get("outcome", b"")), text(fields.get("worker", b""))
+    jobs = [
+        PastJob(
+            queue=queue,
+            id=row.id,
+            task=row.label[0] if row.label else "",
+            outcome=outcome,
+            due=row.due,
+            started=row.started,
+            ended=ended or 0.0,
+            attempt=row.attempt,
+            worker=worker,
+            group=row.group,
+            by=row.by,
+            tags=row.label[1:],
+            error=row.error,
+            location=row.location,
+        )
+        for row in rows
+    ]
+    digest = blake2b(b"\0".join(flat), digest_size=8).hexdigest()
+    return HistoryEntry(text(found[0]), digest, jobs)
 
 
 def _power(text: str) -> int | None:

@@ -151,6 +151,21 @@ def test_no_more_ends_are_kept_than_the_limit_says(
     assert [job.id for job in send(store.ended()).jobs] == ["j5"]
 
 
+def test_a_history_that_is_made_again_goes_on_with_greater_ids(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    def ids() -> list[tuple[int, int]]:
+        found = [entry.decode().split("-") for entry, _ in raw.xrange(f"evsched:{{{queue}}}:history")]
+        return [(int(number) - int(mark), int(mark)) for number, mark in found]
+
+    end_many(send, store, run, 0, 2, NOW)
+    before = ids()
+    raw.delete(f"evsched:{{{queue}}}:history")
+    end_many(send, store, run, 2, 1, NOW + 1)
+    assert before == [(1, NOW * 1e6), (2, NOW * 1e6)]
+    assert ids() == [(1, (NOW + 1) * 1e6)]
+
+
 def test_the_history_is_deleted_some_time_after_the_last_end(
     send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
 ) -> None:
