@@ -1,9 +1,9 @@
 -- The history of a queue: which jobs ended and how, and counts of that by the hour; and the runs of a job so far.
 --
--- history   stream  an entry for each outcome that a call has written. Its id is `<n>-<mark>`: `mark` is when the key was
---                   made, microseconds, and with the entry the queue has had n - mark ends since. So a key that is made
---                   again, as after a loss, goes on with greater ids. `outcome`; `worker`, '' = none; `ended`, Unix
---                   seconds; `jobs`, JSON: a list of rows
+-- history   stream  an entry for each outcome that a call has written. Its id is `<n>-<mark>`. `mark` is the time at
+--                   which the key was made, microseconds, and the queue has had n - mark ends since. So a key that is
+--                   made again, as after a loss, goes on with greater ids. `outcome`; `worker`, '' = none; `ended`,
+--                   Unix seconds; `jobs`, JSON: a list of rows
 -- hour:<n>  hash    of the hour that begins n hours after 1970: `<outcome> <late> <run> <task>` -> how many jobs ended
 --                   so. They started less than 2^late ms after their due, and at least half of that, or late is 0;
 --                   `run` is the same of how long they ran. Both are '-' if they did not start

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from cyclopts import App, Parameter
 
 import evsched
+from evsched.cli import ledger_rows
 from evsched.cli.command_client import client, note_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, parse_past, whole
 from evsched.cli.output import Column, Moment, listing
-from evsched.cli.queue_commands import each, report
+from evsched.cli.queue_commands import Reading, each, report
 from evsched.client import history as job_history
 from evsched.client.history import HistoryFilter, Past, TaskCounts
+from evsched.client.operations import Operation
 from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.store.history_calls import PastJob
+from evsched.store.store import Store
+from evsched.transport.address import Host
+
+T = TypeVar("T")
 
 app = App(name="history", version=evsched.__version__)
 
@@ -89,7 +96,8 @@ def history(
     """List the jobs that have ended, the newest first.
 
     A queue keeps its last 10,000 ends, until a day after the last one, unless `evsched limit Q --history` or the code
-    says otherwise. A job that was revived has ended more than once.
+    says otherwise. If EVSCHED_LEDGER_URL is set and `evsched ledger history` runs, older ends are found in the ledger
+    too. A job that was revived has ended more than once.
 
     Examples: evsched history --outcome dead --since 2h; evsched history --id report-17
     """
@@ -101,14 +109,27 @@ def history(
         )
     except ConfigError as wrong:
         raise UsageError(f"--{wrong}") from None
-    with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: job_history.search(stores, matching, limit))
-        unknown = note_unknown(redis, queue or ())
+    read, down, unknown = _each(url, queue, lambda stores, ledger: job_history.search(stores, matching, limit, ledger))
     found = sorted((job for one in read for job in one.found or ()), key=lambda job: -job.ended)[:limit]
     listing(
         json, found, _ENDS, map(_row, found), "no job has ended that matches, or the history does not reach back to it"
     )
     return report((one.problem for one in read), down) or unknown
+
+
+def _each(
+    url: str | None, queues: list[str] | None, read: Callable[[Sequence[Store], Any], Operation[list[T]]]
+) -> tuple[list[Reading[list[T]]], list[Host], int]:
+    """Read the history of each queue, from the ledger too; also return the exit code for queues that nobody knows."""
+
+    def work(ledger: Any) -> tuple[list[Reading[list[T]]], list[Host], int]:
+        with client(url) as redis:
+            more = ledger_rows.queues_written(ledger)
+            found, down = each(redis, queues, lambda stores: read(stores, ledger), more)
+            known = {*more, *redis.shards.wholes(more)}
+            return found, down, note_unknown(redis, [name for name in queues or () if name not in known])
+
+    return ledger_rows.search(url, work)
 
 
 def _row(job: PastJob) -> tuple[object, ...]:
@@ -135,16 +156,14 @@ def counts(
 ) -> int:
     """Count the jobs that ended, by task and outcome; how late they started, and how long they ran. Default: 7 days.
 
-    Whole hours are counted, and kept for 8 days. p50 and p99: half of the jobs, and 99 %, were at most as late, or took
-    at most as long. Both are kept by powers of two, so each may be up to twice the true value.
+    Whole hours are counted, and kept for 8 days, or longer in the ledger. p50 and p99: half of the jobs, and 99 %, were
+    at most as late, or took at most as long. Both are kept by powers of two, so each may be up to twice the true value.
 
     Example: evsched history counts --task remind --since 7d
     """
     check_queues(queue)
     start, end = _past(since) or timedelta(days=7), _past(until)
-    with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: job_history.counts(stores, start, end, task))
-        unknown = note_unknown(redis, queue or ())
+    read, down, unknown = _each(url, queue, lambda stores, ledger: job_history.counts(stores, start, end, task, ledger))
     found = [row for one in read for row in one.found or ()]
     listing(json, found, _COUNTS, map(_counts, found), "no job has ended in this time")
     return report((one.problem for one in read), down) or unknown

@@ -267,8 +267,12 @@ class Reading(NamedTuple, Generic[T]):
         return self.error and f"queue {self.queue}{' cannot be read' if self.found is None else ''}: {self.error}"
 
 
-def each(redis: SyncClient, named: list[str] | None, read: Read[T]) -> tuple[list[Reading[T]], list[Host]]:
+def each(
+    redis: SyncClient, named: list[str] | None, read: Read[T], more: Iterable[str] = ()
+) -> tuple[list[Reading[T]], list[Host]]:
     """Read each queue with its shards by itself: an error in one does not hide the others.
+
+    `more`: queues that are read too if none is named, also if Redis has nothing of them.
 
     Also return the primaries of a cluster that do not answer: they may have queues that are not listed.
     """
@@ -276,10 +280,14 @@ def each(redis: SyncClient, named: list[str] | None, read: Read[T]) -> tuple[lis
     if named:
         return [_read(redis, name, read, down) for name in named], []
     if topology(redis.url) is None:
-        return [_read(redis, name, read, down) for name in redis.run(spread.listed(redis.shards, redis.store))], []
+        listed = {*redis.run(spread.listed(redis.shards, redis.store)), *redis.shards.wholes(more)}
+        return [_read(redis, name, read, down) for name in sorted(listed)], []
     known = find_queues_once(redis.url)
     down.update(known.down)
-    names = {*redis.run(spread.shown(redis.shards, redis.store, known.names)), *redis.shards.wholes(known.lost)}
+    names = {
+        *redis.run(spread.shown(redis.shards, redis.store, known.names)),
+        *redis.shards.wholes([*known.lost, *more]),
+    }
     return [_read(redis, name, read, down) for name in sorted(names)], sorted(down)
 
 

@@ -1,8 +1,8 @@
 """The history of a queue and its shards: search among the jobs that ended, and counts of a span of hours.
 
-The last ends are in Redis. If `evsched ledger history` runs, all are in the table `evsched_run` of the ledger, except
-the ends since its last transaction; its table `evsched_run_position` has the last entry of each queue that it has written.
-So with a connection to the ledger, a search reads the rows, and from Redis the entries behind that one.
+The last ends are in Redis. If `evsched ledger history` runs, the table `evsched_run` of the ledger has all of them but
+the latest, and `evsched_run_position` has the last entry of each queue that is written. So with a connection to the
+ledger, a search reads the rows, and from Redis the entries behind that one.
 """
 
 from __future__ import annotations

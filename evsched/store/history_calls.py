@@ -71,7 +71,7 @@ class HistoryEntry(Struct, frozen=True):
 
     @property
     def mark(self) -> int:
-        """When the history was made, by which two of them are told apart."""
+        """When the history was made, which distinguishes one from the next."""
         return int(self.id.partition("-")[2])
 
 
