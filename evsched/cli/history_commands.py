@@ -126,8 +126,8 @@ def _each(
         with client(url) as redis:
             more = ledger_rows.queues_written(ledger)
             found, down = each(redis, queues, lambda stores: read(stores, ledger), more)
-            known = {*more, *redis.shards.wholes(more)}
-            return found, down, note_unknown(redis, [name for name in queues or () if name not in known])
+            empty = [one.queue for one in found if queues and not one.found and one.queue not in more]
+            return found, down, note_unknown(redis, empty)
 
     return ledger_rows.search(url, work)
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
+import subprocess
+import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import psycopg
 import pytest
+import sqlalchemy
+from psycopg.rows import DictRow, dict_row
 
 from evsched import HistoryFilter, process_events
-from evsched.client.client import Client
+from evsched.client.client import Client, SyncClient
 from evsched.jobs.job import Buried, Done
 from evsched.ledger.run_table import DAY
 from evsched.store.client_calls import New
@@ -21,7 +29,12 @@ from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from tests.ledger.conftest import Running
+from tests.support.cli import Cli, terminate
+from tests.support.cluster import Cluster
+from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
+from tests.support.topology import pause
+from tests.support.web import get
 
 Ends = Callable[..., None]
 
@@ -34,7 +47,7 @@ def end(server: EmbeddedRedis, queue: str) -> Ends:
     return ending(server, queue)
 
 
-def ending(server: EmbeddedRedis, queue: str) -> Ends:
+def ending(server: EmbeddedRedis | Cluster, queue: str) -> Ends:
     def end(*ids: str, at: float | None = None, **payload: Any) -> None:
         sender, store = SyncSender(server.url), Store(queue).at(at)
         text = json.dumps({"task": "t"} | payload).encode()
@@ -295,3 +308,133 @@ async def test_searches_in_the_ledger_and_in_redis_have_the_same_answers(
         assert await client.history(queue) == []
         assert await answers(ledger=ledger) == alone
     await client.close()
+
+
+def writer(cli: Cli) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*cli.command("ledger", "history"), "--log-level", "CRITICAL"], env=cli.environment)
+
+
+@pytest.mark.seeded
+async def test_writers_that_are_killed_write_each_end_once(
+    end: Ends, queue: str, ledger_url: str, server: EmbeddedRedis, tmp_path: Path, writing: Running
+) -> None:
+    rng, cli = random.Random(int(os.environ.get("EVSCHED_TEST_SEED", "1"))), Cli(server.url, tmp_path)
+    cli.environment |= {"EVSCHED_LEDGER_URL": ledger_url, "EVSCHED_QUEUES": queue}
+    ids = [f"j{n}" for n in range(300)]
+
+    def end_all() -> None:
+        for job_id in ids:
+            end(job_id)
+            pause()
+
+    ending, kills = threading.Thread(target=end_all), 0
+    ending.start()
+    while ending.is_alive():
+        child = writer(cli)
+        # Killed while it starts, or while it writes the next rows, or the ones after them.
+        for _ in range(rng.choice([0, 1, 2])):
+            before = len(rows(ledger_url))
+            while ending.is_alive() and len(rows(ledger_url)) == before:
+                pause()
+        child.kill()
+        child.wait()
+        kills += 1
+    assert kills > 2
+    async with writing() as recorder:
+        await recorder.wait(process_events.HistoryWrites)
+        end("last")
+        async with asyncio.timeout(PATIENCE):
+            while "last" not in rows(ledger_url):
+                await asyncio.to_thread(pause)
+    assert rows(ledger_url) == [*ids, "last"]
+    assert not recorder.of(process_events.RunsMissed)
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> Cli:
+    cli = Cli(server.url, tmp_path)
+    cli.environment["EVSCHED_LEDGER_URL"] = ledger_url
+    return cli
+
+
+async def test_commands_search_in_the_ledger(writing: Running, cli: Cli, end: Ends, queue: str, raw: Any) -> None:
+    def read(*words: str) -> Any:
+        return cli.json("history", *words, "--queue", queue)
+
+    end("a", "b", tags=["x"])
+    before = await asyncio.to_thread(lambda: (read(), read("counts")))
+    async with writing() as recorder:
+        await recorder.until(lambda: written(recorder) == 2)
+    raw.delete(*raw.keys(f"evsched:{{{queue}}}:*"))
+    raw.srem("evsched:{}:queues", queue)
+    assert [job["id"] for job in before[0]] == ["b", "a"]
+    assert await asyncio.to_thread(lambda: (read(), read("counts"))) == before
+    assert [job["id"] for job in read("--limit", "1", "--tag", "x")] == ["b"]
+    assert {job["id"] for job in cli.json("history", "--tag", "x") if job["queue"] == queue} == {"a", "b"}
+    lost = cli.run("history", "--queue", queue, EVSCHED_LEDGER_URL="postgresql:///none?host=/none")
+    assert "the ledger was not searched, only the last ends, which Redis has: " in lost.stderr
+
+
+@pytest.mark.extra
+def test_commands_do_without_tables_that_are_not_migrated(cli: Cli, end: Ends, queue: str, ledger_url: str) -> None:
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE evsched_run, evsched_run_position")
+    end("a")
+    done = cli.run("history", "--queue", queue)
+    assert done.returncode == 0
+    assert "evsched ledger migrate" in done.stderr
+    assert done.stdout.splitlines()[1].split("\t")[2] == "a"
+
+
+@pytest.mark.parametrize("keep", ["1h", "soon"])
+def test_history_is_kept_for_a_day_at_least(cli: Cli, keep: str) -> None:
+    done = cli.run("ledger", "history", "--keep", keep)
+    assert done.returncode == 2
+    assert keep in done.stderr
+
+
+async def test_connections_of_other_libraries_search_too(
+    writing: Running, end: Ends, queue: str, ledger_url: str, server: EmbeddedRedis, raw: Any
+) -> None:
+    end("a")
+    async with writing() as recorder:
+        await recorder.until(lambda: written(recorder) == 1)
+    raw.delete(f"evsched:{{{queue}}}:history")
+    client = SyncClient(server.url)
+    engine = sqlalchemy.create_engine(ledger_url.replace("postgresql://", "postgresql+psycopg://"))
+    with psycopg.Connection[DictRow].connect(ledger_url, row_factory=dict_row) as one, engine.connect() as two:
+        for ledger in (one, two):
+            (job,) = client.history(queue, HistoryFilter(error=None, since=timedelta(days=1)), ledger=ledger)
+            (counted,) = client.history_counts(queue, ledger=ledger)
+            assert (job.id, job.outcome, counted.cancelled) == ("a", "cancelled", 1)
+    client.close()
+    engine.dispose()
+
+
+async def test_writer_has_metrics(cli: Cli, end: Ends, queue: str) -> None:
+    end("a")
+    with cli.started("ledger", "history", "--metrics-port", "0", environment={"EVSCHED_QUEUES": queue}) as (child, log):
+        url = (await asyncio.to_thread(log.until, "Listening"))["url"]
+        page = ""
+        async with asyncio.timeout(PATIENCE):
+            while f'evsched_ledger_runs_written_total{{queue="{queue}"}} 1.0' not in page:
+                _, page = await get(f"{url}/metrics")
+        assert (await get(f"{url}/readyz"))[0] == 200
+        assert await asyncio.to_thread(terminate, child) == 0
+    assert "evsched_ledger_history_up 1.0" in page
+    assert "evsched_ledger_up NaN" in page
+
+
+@pytest.mark.extra
+async def test_all_nodes_of_a_cluster_are_read(writing: Running, ledger_url: str) -> None:
+    with Cluster() as cluster:
+        names = ("mail", "mail:0", "mail:1", "mail:2", "other", "third")
+        ends = {name: ending(cluster, name) for name in names}
+        for name in names[:-1]:
+            ends[name](f"{name}-1")
+        async with writing(url=cluster.url, queues=names) as recorder:
+            await recorder.until(lambda: written(recorder) == 5)
+            for name in names:
+                ends[name](f"{name}-2")
+            await recorder.until(lambda: written(recorder) == 11)
+    assert Counter(rows(ledger_url)) == Counter([f"{name}-2" for name in names] + [f"{name}-1" for name in names[:-1]])
