@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import subprocess
 import threading
 from collections import Counter
@@ -35,6 +36,8 @@ from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.topology import pause
 from tests.support.web import get
+
+CONF = Path(__file__).parents[2] / "redis.conf"
 
 Ends = Callable[..., None]
 
@@ -411,9 +414,13 @@ async def test_connections_of_other_libraries_search_too(
     engine.dispose()
 
 
-async def test_writer_has_metrics(cli: Cli, end: Ends, queue: str) -> None:
-    end("a")
-    with cli.started("ledger", "history", "--metrics-port", "0", environment={"EVSCHED_QUEUES": queue}) as (child, log):
+async def test_writer_under_its_own_user_serves_its_page(own: EmbeddedRedis, cli: Cli, queue: str, client: Any) -> None:
+    (rules,) = re.findall(r"^# user ledger (.*)$", CONF.read_text(), re.MULTILINE)
+    client.execute_command("ACL", "SETUSER", "ledger", *rules.split())
+    cli.environment["EVSCHED_URL"] = own.url.replace("redis://", "redis://ledger:change-me@")
+    client.sadd("evsched:{}:queues", queue)
+    ending(own, queue)("a")
+    with cli.started("ledger", "history", "--metrics-port", "0") as (child, log):
         url = (await asyncio.to_thread(log.until, "Listening"))["url"]
         page = ""
         async with asyncio.timeout(PATIENCE):
@@ -423,6 +430,7 @@ async def test_writer_has_metrics(cli: Cli, end: Ends, queue: str) -> None:
         assert await asyncio.to_thread(terminate, child) == 0
     assert "evsched_ledger_history_up 1.0" in page
     assert "evsched_ledger_up NaN" in page
+    assert client.execute_command("ACL", "LOG") == []
 
 
 @pytest.mark.extra
