@@ -41,7 +41,7 @@ from msgspec.structs import replace
 from evsched import App
 from evsched.client.client import BlockingClient, Client, SyncClient
 from evsched.client.named_times import calendar_text
-from evsched.client.operations import Send, Step, find_queues, nodes
+from evsched.client.operations import Send, SendMany, Step, find_queues, nodes
 from evsched.client.option_values import unix
 from evsched.client.recurrence_operations import kept
 from evsched.client.target_tasks import HttpResponse
@@ -136,6 +136,8 @@ class _AppClient(Client):
         return SyncClient(self._url, kind=partial(_SyncClockClient, self._clock))
 
     async def perform(self, step: Step) -> Any:
+        if isinstance(step, SendMany):
+            return [self._sync.send(call) for call in step.calls]
         return self._sync.send(step.call) if isinstance(step, Send) else await super().perform(step)
 
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:

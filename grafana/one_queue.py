@@ -145,6 +145,18 @@ ROWS = [
                 ],
                 bad=1,
             ),
+            Panel(
+                "Since a recurrence succeeded",
+                "How long ago a run of each recurrence of this queue was last done.",
+                "longer than its rule says: `evsched recurrences` shows how its last run ended.",
+                [
+                    Query(
+                        f"time() - max by (recurrence) (evsched_recurrence_last_success_timestamp_seconds{{{OF}}})",
+                        "{{recurrence}}",
+                    )
+                ],
+                unit="s",
+            ),
         ],
     ),
 ]

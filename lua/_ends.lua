@@ -116,7 +116,9 @@ local function note_end(id, outcome, now, reason, retention)
     return row ~= nil
   end
   tally(name, 'runs', 1)
-  redis.call('HSET', key, 'last_id', id, 'last_outcome', outcome, 'last_finished', seconds(now))
+  local ended = seconds(now)
+  local success = outcome == 'done' and 'last_success' or 'last_finished' -- one command for both
+  redis.call('HSET', key, 'last_id', id, 'last_outcome', outcome, 'last_finished', ended, success, ended)
   if due and started then
     redis.call('HSET', key, 'last_lateness', seconds(started - due))
   end

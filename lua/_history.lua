@@ -102,9 +102,7 @@ local function note_history(id, outcome, now)
   end
   local run =
     fields_of(record(id), 'worker', 'attempt', 'started', 'due', 'group', 'by', 'error', 'location', 'payload')
-  if not run.err then
-    add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8))
-  end
+  add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8)) -- a record of another type has no fields
 end
 
 -- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.

@@ -283,10 +283,9 @@ end
 -- able to refuse anything in `finish` after its first write: types are checked before, and the values that it writes
 -- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
 -- in this order, and one command takes them all out.
--- USES processing, expect, expect_gate, expect_rows, belongs, leave, admit, fields_of, record, write_history
+-- USES processing, expect, expect_gate, belongs, leave, admit, fields_of, record, write_history
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
-  expect_rows(first, width)
   expect('LLEN', list)
   expect_gate()
   for at = first, #ARGV, width do

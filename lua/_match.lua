@@ -18,9 +18,50 @@ local MATCH_MOST = 1048576
 -- How many bytes this call has searched.
 local bytes_matched = 0
 
+-- The conditions of a filter, and the types of their values.
+local CONDITIONS = {
+  task = 'string',
+  group = 'string',
+  reason = 'string',
+  error = 'string',
+  tags = 'table',
+  arguments = 'table',
+  after = 'number',
+  before = 'number',
+}
+
+-- Has a filter the form of one? Otherwise it might fail at one of the jobs, after others were changed.
+-- USES CONDITIONS
+local function is_filter(filter)
+  for name, kind in pairs(CONDITIONS) do
+    if filter[name] ~= nil and type(filter[name]) ~= kind then
+      return false
+    end
+  end
+  for _, tag in ipairs(filter.tags or {}) do
+    if type(tag) ~= 'string' then
+      return false
+    end
+  end
+  for _, one in ipairs(filter.arguments or {}) do
+    if type(one) ~= 'table' or (one.positions ~= nil and type(one.positions) ~= 'table') then
+      return false
+    end
+  end
+  return true
+end
+
 -- The filter in a text; nil = '', no filter.
+-- USES is_filter, refuse
 local function read_filter(text)
-  return text ~= '' and cjson.decode(text) or nil
+  if text == '' then
+    return nil
+  end
+  local good, filter = pcall(cjson.decode, text)
+  if not good or type(filter) ~= 'table' or not is_filter(filter) then
+    refuse('filter', 'a valid filter')
+  end
+  return filter
 end
 
 -- A field of a record that may be long; '' when it is absent or too long.
@@ -103,12 +144,28 @@ local function is_redacted(names, name, position)
   return false
 end
 
+-- The redacted arguments that workers have declared, by task, as far as they were read.
+local redacted_in = {}
+
+-- Does a worker declare that an argument of a task is redacted?
+-- USES redactions, redacted_in, is_redacted
+local function is_declared_redacted(task, name, position)
+  if redacted_in[task] == nil then
+    local text = redis.pcall('HGET', redactions, task)
+    local good, names = pcall(cjson.decode, type(text) == 'string' and text or '[]')
+    redacted_in[task] = good and names or false
+  end
+  return is_redacted(redacted_in[task], name, position)
+end
+
 -- Does a payload have an argument of this value? The values of redacted arguments cannot be searched for.
--- USES is_redacted, are_equal
+-- USES is_redacted, is_declared_redacted, text_or, are_equal
 local function has_argument(payload, wanted)
   local named, listed = payload.kwargs, payload.args
   local position = wanted.position or (wanted.positions or {})[payload.task]
   if is_redacted(payload.redact, wanted.name, tostring(position)) then
+    return false
+  elseif is_declared_redacted(text_or(payload.task, ''), wanted.name, tostring(position)) then
     return false
   end
   if type(named) == 'table' and named[wanted.name] ~= nil then

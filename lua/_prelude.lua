@@ -32,36 +32,46 @@ local function seconds(number)
   return string.format('%.6f', number)
 end
 
--- A length of time for PEXPIRE, which refuses numbers over 64 bits: the cap of 1e10 s (317 years) fits.
+-- A length of time for PEXPIRE, which refuses numbers over 64 bits: 0 to 1e10 s (317 years).
 local function milliseconds(length)
-  return string.format('%.0f', math.min(length, 1e10) * 1000)
+  return string.format('%.0f', math.max(0, math.min(length, 1e10)) * 1000)
+end
+
+-- Refuse a call because of an argument, before anything is written.
+local function refuse(argument, form)
+  error({ err = ('ERR the argument %s is not %s, so nothing was written'):format(argument, form) })
+end
+
+-- An argument as a number. One that is not, or not of this kind, is refused: 'count' = a whole number of at most 16
+-- digits; 'score' = as ZADD takes it, which may be infinite, but not '0x10' or ' 1', as tonumber() accepts. The linker
+-- places such a check before each script for each argument whose kind its header names.
+-- USES refuse
+local function check_number(name, text, kind)
+  local value = tonumber(text)
+  local valid = value and math.abs(value) < math.huge -- not nan either
+  if kind == 'count' then
+    valid = #text <= 16 and text:find('^%d+$')
+  elseif kind == 'score' then
+    valid = valid and text:find('^[%d.eE+-]+$') or text:find('^[+-]?inf$')
+  end
+  if not valid then
+    refuse(name, 'a valid ' .. (kind or 'number'))
+  end
+  return value
 end
 
 -- The time: '' is Redis's own clock, which is read once in each script; a number is a test's.
+-- USES check_number
 local function clock(now)
   if now ~= '' then
-    local moment = tonumber(now)
-    if not moment or moment ~= moment then -- nan
-      error({ err = 'ERR the moment of the call is not a number, so nothing was written' })
-    end
-    return moment
+    return check_number('now', now)
   end
   local time = redis.call('TIME')
   return tonumber(time[1]) + tonumber(time[2]) / 1e6
 end
 
--- Refuse arguments that are not whole rows of `width` values from `first` on.
-local function expect_rows(first, width)
-  local over = (#ARGV - first + 1) % width
-  if over ~= 0 then
-    error({ err = ('ERR the last row has %d of %d arguments, so nothing was written'):format(over, width) })
-  end
-end
-
--- Walk ARGV from `first` on, in rows of `width` values.
--- USES expect_rows
+-- Walk ARGV from `first` on, in rows of `width` values. The linker has each script check that they are whole.
 local function rows(first, width)
-  expect_rows(first, width)
   local at = first - width
   return function()
     at = at + width
@@ -204,6 +214,15 @@ end
 -- How many occurrences a recurrence has made. A malformed count means 0.
 local function made_of(text)
   return text and #text < 16 and text:find('^%d+$') and tonumber(text) or 0
+end
+
+-- The redacted arguments that workers have declared: task, a list of names as JSON, ...; none if the key is of another
+-- type, or some program has written many.
+-- USES size_of
+local redactions = root .. 'redactions'
+local function declared_redactions()
+  local found = size_of('HLEN', redactions) <= 1000 and redis.pcall('HGETALL', redactions) or {}
+  return found.err and {} or found
 end
 
 -- Bounds on what readers get of one record.

@@ -123,9 +123,9 @@ end
 --
 -- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds, <= 0: from now on
 -- recurrence:<name>  hash  rule, zone, payload and the rest of the declaration; its history: made, runs, done,
---                          failed, failing (in a row), missed, last_id, last_outcome, last_finished, last_lateness; the
---                          ids of occurrences: current, waiting, ahead, requested; current_due, the due of current; and
---                          moved, when it was last moved on
+--                          failed, failing (in a row), missed, last_id, last_outcome, last_finished, last_success,
+--                          last_lateness; the ids of occurrences: current, waiting, ahead, requested; current_due,
+--                          the due of current; and moved, when it was last moved on
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
 -- revisions:<owner>  zset  digest of an app's declarations -> their revision; the newest revision is in force
 -- apps               set   the owners that have registered revisions

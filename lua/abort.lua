@@ -6,7 +6,7 @@
 --        worker     who ran the jobs
 -- ROWS   id         of the job
 --        run        that ends, as `start` named it
---        retention  seconds that the record is kept
+--        retention  number: seconds that the record is kept
 --        reply      '1' = push the outcome to the job's reply list
 --        began      '1' = the run had begun, '' = it had not, and costs no attempt
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them

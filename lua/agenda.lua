@@ -4,8 +4,8 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        ahead     seconds: how long before its time an occurrence goes on the schedule
---        limit     how many at most
+--        ahead     number: seconds: how long before its time an occurrence goes on the schedule
+--        limit     count: how many at most
 -- REPLY  now; the next planned time beyond those, seconds or ''; for each: name, score as it is stored, and the record
 --        as a list of field, value, ...; it is empty when the key is gone or of another type; when the next pause ends,
 --        seconds or ''; for each pause that is over: name, its end as it is stored, and the record; how many

@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        from      the queue that it left
---        number    of the batch
+--        number    count: of the batch
 --        token     of the batch
 -- ROWS   member    of the schedule: an id or an inline job
 --        content   what `depart` packed
@@ -14,7 +14,7 @@
 -- FAILS  none
 -- TWICE  the second call changes nothing and returns the same, however much later it comes
 -- USES   clock, rows, expect, expect_gate, record, arrived, place_of, field_of, is_inline, decode, digest, MEMBER_MOST,
---        mark_suspect, unique, note_deferred
+--        mark_suspect, unique, note_deferred, refuse
 --
 -- It also runs when Redis's memory is full: the jobs can be nowhere else. About 10 us a job; O(workers) for one whose
 -- id has a record here.
@@ -48,12 +48,46 @@ local function is_taken(member)
   return place and place ~= 'finished'
 end
 
+-- Does a list consist of `count` values of a type?
+local function has_type(list, kind, count)
+  for i = 1, count do
+    if type(list[i]) ~= kind then
+      return false
+    end
+  end
+  return #list == count
+end
+
+-- Is this what `depart` packs of a job? An inline one has only a due.
+local function is_job(job)
+  if type(job) ~= 'table' or type(job[1]) ~= 'string' or job[2] == nil then
+    return type(job) == 'table' and type(job[1]) == 'string'
+  end
+  local fields, taken, left, suspicion, window = unpack(job, 2, 6)
+  return type(fields) == 'table'
+    and #fields % 2 == 0
+    and has_type(fields, 'string', #fields)
+    and type(left) == 'number'
+    and left % 1 == 0
+    and type(suspicion) == 'table'
+    and has_type(suspicion, 'number', 3)
+    and has_type({ taken, window }, 'string', 2)
+end
+
+local function unpacked(content)
+  local good, job = pcall(cmsgpack.unpack, content)
+  if not good or not is_job(job) then
+    refuse('content', 'what `depart` packs')
+  end
+  return job
+end
+
 local stay, places, jobs = {}, {}, {}
 for member, content in rows(5, 2) do
   if is_taken(member) then
     stay[#stay + 1] = member
   else
-    local job = cmsgpack.unpack(content)
+    local job = unpacked(content)
     places[#places + 1] = job[1]
     places[#places + 1] = member
     jobs[member] = job

@@ -6,7 +6,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        name      of the recurrence
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
--- ROWS   planned   Unix seconds, in order
+-- ROWS   planned   score: Unix seconds, in order
 -- REPLY  how many are requested now; how many were requested before, or have a job; how many have not come yet, or are
 --        left to dispatchers, because the recurrence was not moved on past them; how many were left out, because too
 --        many wait already; how many wait

@@ -9,7 +9,7 @@
 -- ROWS   id         of the job
 --        run        that ends, as `start` named it
 --        result     JSON
---        retention  seconds that the record is kept, '0' = not at all
+--        retention  number: seconds that the record is kept, '0' = not at all
 --        reply      '1' = push the outcome to the job's reply list
 --        label      JSON, a list of its task and its tags, for the history
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them

@@ -39,15 +39,16 @@ local function finish(id, run, scheduled, due, reason, window, text, unknown)
   if run[5] then
     count_attempts(id, -1)
     abort(id, 'cancelled before it ran', RETENTION, '', now)
-  elseif send_back(id, run, scheduled, due, reason, now) then
-    refund(id, now)
-    redis.call('HDEL', record(id), 'started')
-    if unknown ~= '' then
-      redis.call('HSET', record(id), 'unknown', unknown .. ' ' .. due)
-    end
-    if window ~= '' and not changed then
-      note_deferred(window, id, due, now)
-    end
+    return
+  end
+  send_back(id, run, scheduled, due, reason, now)
+  refund(id, now)
+  redis.call('HDEL', record(id), 'started')
+  if unknown ~= '' then
+    redis.call('HSET', record(id), 'unknown', unknown .. ' ' .. due)
+  end
+  if window ~= '' and not changed then
+    note_deferred(window, id, due, now)
   end
 end
 return end_runs(3, 7, worker, now, finish)

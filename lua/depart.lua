@@ -5,8 +5,8 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        to        the queue that they go to
 --        token     of the batch: random
---        above     the batch gets a higher number than this; '0' = any
---        calm      seconds: jobs that are due sooner stay
+--        above     count: the batch gets a higher number than this; '0' = any
+--        calm      number: seconds: jobs that are due sooner stay
 -- ROWS   member    of the schedule: an id or an inline job, at most 250
 -- REPLY  the batch that is on its way: number, '' = there is none; token; where it goes; its jobs as member, content;
 --        and for each row that stays here: member; why: 'soon', 'recurrence', 'ledger', 'other', 'gone' = it is not

@@ -3,8 +3,8 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        limit     how many at most, under 1000; up to 16 more if more than that are due
---        cap       bytes that a payload may have
+--        limit     count: how many at most, under 1000; up to 16 more if more than that are due
+--        cap       count: bytes that a payload may have
 --        canary    the dispatcher's id: also send it a message, which proves its subscription, and cause a keyspace
 --                  event, which proves that Redis sends them; '' = send neither
 -- REPLY  now; seconds until the next job is due or the gate opens, '0' = more is due already, '' = there is neither;

@@ -4,19 +4,19 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        conflict  for an id that is taken: '' = refuse, 'keep' = leave the job of that id unchanged
---        within    for unique jobs: seconds from now for which the ids are taken, whatever becomes of the jobs;
---                  '0' = only while a job waits or runs. '' = not unique: then a dead job takes its id too
+--        within    number or '': for unique jobs: seconds from now for which the ids are taken, whatever becomes of the
+--                  jobs; '0' = only while a job waits or runs. '' = not unique: then a dead job takes its id too
 --        by        who enqueues: the user name at Redis, '' = the default user
 --        key       of a request that is done once: the digest of its Idempotency-Key; '' = it has none
 --        asked     with a `key`: the digest of the request; not compared here
---        since     of a call that is sent again because it may have been done: when it was sent first, or a moment
---                  before, Unix seconds. '' = it is sent for the first time, or has a `key`
+--        since     number or '': of a call that is sent again because it may have been done: when it was sent first, or
+--                  a moment before, Unix seconds. '' = it is sent for the first time, or has a `key`
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
 --        group     '' = none
---        due       Unix seconds, '' = `delay` from now
---        delay     seconds
+--        due       score or '': Unix seconds, '' = `delay` from now
+--        delay     score: seconds
 -- REPLY  for each row the due, seconds; with a `key` one text, that of the first request of this key: its `asked`, and
 --        the id and the due of each of its jobs, separated by spaces
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; or the id is taken for some time; then no row is written

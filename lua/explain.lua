@@ -4,8 +4,10 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        id        of the job
--- REPLY  now; the place, '' = there is no such job; its score there, or ''; the record as field, value, ...;
---        all limits as field, value, ..., and the limits that apps declare; the facts as name, value, ...:
+-- REPLY  now; the place, '' = there is no such job; its score there, or ''; of a job that a worker holds, the score of
+--        its id on the schedule; the record as field, value, ...; all limits as field, value, ..., and the limits that
+--        apps declare; the facts as name, value, ...; the redacted arguments that workers have declared as task,
+--        JSON, ... The facts:
 --        workers, how many have a lease here; parents, how many stand by to start one; ahead, how many wait before it
 --        in the same place; waiting, in the backlog; groups, how many groups of its priority wait; weights,
 --        their sum; in_flight, how many have passed the gate and not ended, and in_flight_group, those of the group
@@ -15,7 +17,7 @@
 -- TWICE  it only reads
 -- USES   clock, field_of, group_of, priority_of, throttled_in, place_of, fair, limit_of, limits, seconds,
 --        group_backlog, in_flight, policy, RATE_LEAST, tokens, rule_of, holder_of, readable_record,
---        declared_limits, parents, size_of
+--        declared_limits, parents, size_of, declared_redactions
 --
 -- O(log n), and O(n) in the groups that wait, which are not counted beyond 1,000.
 
@@ -69,6 +71,7 @@ elseif place == 'ready' then
   fact('ahead', redis.call('LPOS', ready, id))
 elseif place == 'processing' then
   local holder = holder_of(id, worker)
+  score = redis.call('ZSCORE', schedule, id)
   fact('holder', holder)
   fact('lease', holder and redis.call('ZSCORE', leases, holder))
 end
@@ -76,4 +79,4 @@ local set, declared = redis.call('HGETALL', limits), redis.pcall('HGETALL', decl
 if declared.err then
   declared = {} -- of another type: no job waits for it
 end
-return { seconds(now), place or '', score or '', readable_record(id), set, declared, facts }
+return { seconds(now), place or '', score or '', readable_record(id), set, declared, facts, declared_redactions() }

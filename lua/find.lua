@@ -5,15 +5,15 @@
 -- ARGV   place     schedule, backlog, backlog:<group>, ready, processing:<worker>, finished or dead
 --        filter    see _match.lua; {} = every job
 --        cursor    where the slice begins, as an earlier call returned it; '0' = the first slice
---        limit     how many jobs to examine, under 1000. It may be a few more
+--        limit     count: how many jobs to examine, under 1000. It may be a few more
 -- ROWS   id        to examine instead of a slice; then the reply has the same cursor
 -- REPLY  the next cursor, '0' = this was the last slice; ids that are left, for the rows of the next call; and for each
 --        job that matches: id; its score in the place, or when it finished, or ''; task, group, created, by, reason,
 --        error, tags with spaces between them, each '' = none
 -- FAILS  none
 -- TWICE  it only reads
--- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of, tags_of,
---        record, fields_of, place_of, moment_of
+-- USES   rows, refuse, read_filter, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of,
+--        tags_of, record, fields_of, place_of, moment_of
 --
 -- Jobs that are in the place from the first call to the last are found, whatever else enters or leaves it meanwhile.
 -- About 14 us a job whose payload is decoded. Payloads may be long, so a call stops when it has read BYTES_MOST: the
@@ -22,8 +22,13 @@
 -- No key lists the jobs that are finished, so all keys of the node are scanned for records, KEYS_AT_ONCE at a time.
 
 local place, filter, cursor, limit = unpack(ARGV, 1, 4)
-filter = cjson.decode(filter)
+filter = read_filter(filter) or {}
 local key, kind = root .. place, place:match('^%a+')
+local left_of, anchor = cursor:match('^(%d+) ?(.*)$')
+local is_list = kind == 'ready' or kind == 'processing'
+if not left_of or #left_of > (is_list and 15 or 19) or (anchor ~= '' and not is_list) then
+  refuse('cursor', 'one of this place')
+end
 
 local BYTES_MOST, KEYS_AT_ONCE = 131072, 1000
 
@@ -44,8 +49,7 @@ end
 -- that workers return to the front move the others away from it. So the cursor is how many are left, and the last of
 -- these: if it is still there, they end with it.
 local function walk()
-  local left, anchor = cursor:match('^(%d+) ?(.*)$')
-  local last = cursor == '0' and redis.call('LLEN', key) or tonumber(left)
+  local last = cursor == '0' and redis.call('LLEN', key) or tonumber(left_of)
   local rank = anchor ~= '' and redis.call('LPOS', key, anchor)
   last = rank and rank + 1 or last
   local first, members = math.max(0, last - tonumber(limit)), {}
@@ -76,8 +80,7 @@ end
 local function named()
   local members = {}
   for id in rows(5, 1) do
-    local score = (kind == 'ready' or kind == 'processing' or kind == 'finished') and ''
-      or redis.pcall('ZSCORE', key, id)
+    local score = (is_list or kind == 'finished') and '' or redis.pcall('ZSCORE', key, id)
     if type(score) == 'string' then
       members[#members + 1] = id
       members[#members + 1] = score
@@ -92,7 +95,7 @@ if given then
   next, members = named()
 elseif kind == 'finished' then
   next, members = records()
-elseif kind == 'ready' or kind == 'processing' then
+elseif is_list then
   next, members = walk()
 else
   next, members = scan()

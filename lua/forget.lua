@@ -31,7 +31,7 @@ for name in rows(2, 1) do
   local prefix = 'evsched:{' .. name .. '}:'
   if not (has_any(prefix) or redis.pcall('EXISTS', prefix .. 'declared_limits') ~= 0 or was_served(prefix)) then
     local index = prefix .. 'apps'
-    local gone = { prefix .. 'programs', prefix .. 'tasks' }
+    local gone = { prefix .. 'programs', prefix .. 'tasks', prefix .. 'redactions' }
     local owners = redis.pcall('SRANDMEMBER', index, APPS_MOST)
     for _, owner in ipairs(owners) do
       gone[#gone + 1] = prefix .. 'revisions:' .. owner

@@ -9,12 +9,12 @@
 -- ROWS   id         of the job
 --        run        that ends, as `start` named it
 --        result     JSON
---        retention  seconds that the record is kept, '0' = not at all
+--        retention  number: seconds that the record is kept, '0' = not at all
 --        reply      '1' = push the outcome to the job's reply list
 --        label      JSON, a list of its task and its tags, for the history
 --        into       'stream', 'left' or 'right' = that end of a list, 'channel'
 --        name       of the stream, list or channel
---        most       about how many entries the stream keeps, '' = all
+--        most       count or '': about how many entries the stream keeps, '' = all
 --        message    the text; an entry of a stream has the job's id in a field besides it
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 --        ids of the runs whose message Redis refused, each followed by Redis's error: nothing was written for them

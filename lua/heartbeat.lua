@@ -5,8 +5,8 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    whose lease
---        lease     seconds from now to its end
---        busy      seconds of the lease that the worker has while it holds jobs, '' = not said
+--        lease     number: seconds from now to its end
+--        busy      number or '': seconds of the lease that the worker has while it holds jobs, '' = not said
 --        fresh     '1' = begin a lease, '' = renew one
 --        owner     the app whose declarations the worker has written, '' = none
 --        content   digest of all that it declares in this queue
@@ -21,7 +21,6 @@
 
 local now, worker, lease, busy, fresh, owner, content, program = unpack(ARGV, 1, 8)
 now = clock(now)
-assert(program, 'ERR an argument is missing, so nothing was written')
 local ends = now + tonumber(lease)
 
 -- The message that asked the worker to stop a job may have been lost. At most 1 us a job, every few seconds.

@@ -5,7 +5,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        name      of the recurrence
 --        paused    '1', or '' = go on
---        ends      Unix seconds: when the pause ends by itself, '' = it does not
+--        ends      score or '': Unix seconds: when the pause ends by itself, '' = it does not
 --        why       a sentence for operators, '' = none
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- REPLY  '1', or '0' when it is resumed and still does not recur, because it is retired

@@ -4,7 +4,7 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        most      entries that are counted at most
+--        most      count: entries that are counted at most
 --        strays    workers that have a list and no lease, separated by spaces
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- ROWS   id        or group, '' = the queue

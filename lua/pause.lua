@@ -4,8 +4,8 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        limit     how many at most, under 1000
---        ends      seconds, when the gate opens again by itself; '' = it does not
+--        limit     count: how many at most, under 1000
+--        ends      score or '': seconds, when the gate opens again by itself; '' = it does not
 --        why       a sentence for operators, or ''
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- REPLY  since when the queue is paused, seconds; how many went back to the backlog; how many are still ready
@@ -18,7 +18,6 @@
 
 local now, limit, ends, why, act = unpack(ARGV, 1, 5)
 now = clock(now)
-assert(tonumber(limit) and why, 'ERR an argument is missing or not a number, so nothing was written')
 expect_gate()
 
 if not is_paused(now) then

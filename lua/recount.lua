@@ -2,7 +2,7 @@
 -- recount: moves nothing. Compares the counts of the gate with the contents of the places, in one moment.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   most      entries that are counted at most
+-- ARGV   most      count: entries that are counted at most
 --        strays    workers that have a list and no lease, separated by spaces
 -- ROWS   group     with a backlog of its own, under 1000
 -- REPLY  for each violation: id or group, '' = the queue; code, see diagnostics/audit.py; where, or a detail

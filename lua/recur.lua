@@ -5,12 +5,12 @@
 -- ARGV   now       seconds, '' = Redis's clock; when this was planned
 --        name      of the recurrence
 --        seen      its score, as the caller read it
---        next      the planned time after those in the rows, '+inf' = none
---        missed    how many planned times passed without an occurrence
+--        next      score: the planned time after those in the rows, '+inf' = none
+--        missed    count: how many planned times passed without an occurrence
 --        reason    why it cannot recur, '' = it does
 -- ROWS   id        name@planned
 --        planned   Unix seconds
---        due       Unix seconds: planned, its part of the spread, its window's opening
+--        due       score: Unix seconds: planned, its part of the spread, its window's opening
 --        misfire_grace     seconds after which it was missed rather than late, '' = it makes up for missed ones
 -- REPLY  ids of the jobs that were put on the schedule, none if an occurrence is under way from whose end the next one
 --        is counted; false when the score is not `seen` any more

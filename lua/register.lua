@@ -6,8 +6,8 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        owner     the app
 --        content   digest of all that it declares in this queue
---        given     its revision, '' = the one that this content has, or else a new one
---        known     the revision that the caller had before Redis lost its data, '' = it had none
+--        given     number or '': its revision, '' = the one that this content has, or else a new one
+--        known     number or '': the revision that the caller had before Redis lost its data, '' = it had none
 -- REPLY  the revision; the newest revision of the app; the names of the recurrences that it declares so far
 -- FAILS  none
 -- TWICE  the second call finds the same

@@ -7,9 +7,9 @@
 --        payload   JSON
 --        priority  0 to 9, '' = the default
 --        group     '' = none
---        due       Unix seconds
+--        due       score: Unix seconds
 --        row       the number of its row
---        revision  how often its due was changed in the row, '' = never
+--        revision  count or '': how often its due was changed in the row, '' = never
 -- REPLY  for each row '', or why its job cannot be scheduled: then nothing was written for it
 -- FAILS  none
 -- TWICE  the second call changes nothing

@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        window    its name
---        limit     how many notes to look at, under 1000
+--        limit     count: how many notes to look at, under 1000
 -- REPLY  how many jobs are due now; how many notes are left
 -- FAILS  none
 -- TWICE  the second call goes on with the next notes

@@ -3,7 +3,7 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        within    as in `enqueue`. If an id is taken, its job is replaced only if it waits
+--        within    number or '': as in `enqueue`. If an id is taken, its job is replaced only if it waits
 --        by        as in `enqueue`
 --        key       as in `enqueue`
 --        asked     as in `enqueue`; '' = the key is the client's own, and is known for a minute
@@ -11,8 +11,8 @@
 --        payload   JSON
 --        priority  0 to 9, '' = the default
 --        group     '' = none
---        due       Unix seconds, '' = `delay` from now
---        delay     seconds
+--        due       score or '': Unix seconds, '' = `delay` from now
+--        delay     score: seconds
 -- REPLY  as of `enqueue`
 -- FAILS  MOVING    a job of one of the ids is on its way to another shard; then no row is written
 -- TWICE  with a `key`, the second call writes nothing. It returns the reply of the first or, if the key is the client's

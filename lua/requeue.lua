@@ -6,9 +6,10 @@
 --        worker    who held the jobs
 --        lease     the lease end that the janitor read; 'none' = it has read that the lease is gone; '' = the worker
 --                  itself hands back
---        limit     how many at most, under 1000
+--        limit     count: how many at most, under 1000; one at least
 --        reason    why the runs were interrupted; kept in the records
---        watch     of a worker that died: seconds for which its list is watched from now on, '' = it is not
+--        watch     number or '': of a worker that died: seconds for which its list is watched from now on, '' = it is
+--                  not
 -- ROWS   id        of a job that is handed back; no rows = all that the worker holds
 --        run       as `start` named it; '' = the worker has not started it. Not looked at if the worker died
 -- REPLY  'moved' = the lease has changed since, and nothing was done; 'more' = the worker holds more; 'all' = it does
@@ -99,7 +100,7 @@ end
 local all = rows(7, 2)() == nil
 if all then
   -- From the end, so that slice by slice the whole list keeps its order.
-  ids = redis.call('LRANGE', list, -tonumber(limit), -1)
+  ids = redis.call('LRANGE', list, -math.max(1, limit), -1)
 end
 
 -- From the last to the first, each to the front: their order stays.

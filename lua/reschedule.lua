@@ -3,8 +3,8 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        due       Unix seconds, '' = `delay` from now
---        delay     seconds
+--        due       score or '': Unix seconds, '' = `delay` from now
+--        delay     score: seconds
 --        filter    see _match.lua: of the rows, only the jobs that wait and match; '' = none
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- ROWS   id        of the job; one row, unless there is a filter

@@ -6,7 +6,7 @@
 --        worker    who ran the jobs
 -- ROWS   id        of the job
 --        run       that ends, as `start` named it
---        delay     seconds from now to the next attempt
+--        delay     score: seconds from now to the next attempt
 --        reason    why this attempt failed
 --        killed    '1' = it killed the process in which it was isolated; 'unsure' = that process died before the
 --                  handler began; '' = neither, and it is not a suspect any more

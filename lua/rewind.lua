@@ -4,9 +4,9 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        ahead     seconds: a recurrence that was moved on by a clock further ahead than this is reset
---        offset    how many of the recurrences beyond that to skip
---        limit     how many to look at
+--        ahead     number: seconds: a recurrence that was moved on by a clock further ahead than this is reset
+--        offset    count: how many of the recurrences beyond that to skip
+--        limit     count: how many to look at
 -- REPLY  how many were looked at; the names of the recurrences that recur from now on
 -- FAILS  none
 -- TWICE  the second call finds their scores at 0, or moved on by the right clock; groups are looked at again

@@ -6,19 +6,30 @@
 -- ROWS   report     id of the report in the stream
 --        id         of the job
 --        row        the number of its row
---        retention  seconds that the record is kept, '0' = not at all, '' = as it is: the job is dead
+--        retention  number or '': seconds that the record is kept, '0' = not at all, '' = as it is: the job is dead
 -- REPLY  how many reports were deleted
 -- FAILS  none
 -- TWICE  the second call lets the retention begin again, and deletes nothing
--- USES   rows, ledger_ends, record, milliseconds, fields_of
+-- USES   rows, ledger_ends, record, milliseconds, fields_of, refuse
 --
 -- A record that is the next job's by now, or the next run's, is left alone.
 
 local group = unpack(ARGV, 1, 1)
 
 local reports = {}
-for entry, id, row, retention in rows(2, 4) do
+for entry in rows(2, 4) do
+  local time, number = entry:match('^(%d+)%-(%d+)$')
+  if not time or #time > 18 or #number > 18 then
+    refuse('report', "the id of a stream's entry")
+  end
   reports[#reports + 1] = entry
+end
+if #reports == 0 then
+  return 0
+end
+-- First, since XACK refuses a key of the wrong type.
+redis.call('XACK', ledger_ends, group, unpack(reports))
+for _, id, row, retention in rows(2, 4) do
   local run = fields_of(record(id), 'ledger', 'finished')
   local length = tonumber(retention)
   if length and run[1] == row and run[2] and not redis.call('ZSCORE', dead, id) then
@@ -29,5 +40,4 @@ for entry, id, row, retention in rows(2, 4) do
     end
   end
 end
-redis.call('XACK', ledger_ends, group, unpack(reports))
 return redis.call('XDEL', ledger_ends, unpack(reports))

@@ -7,8 +7,8 @@
 --        worker    who ran the jobs
 -- ROWS   id        of the job
 --        run       that ends, as `start` named it
---        due       Unix seconds, '' = `delay` from now
---        delay     seconds
+--        due       score or '': Unix seconds, '' = `delay` from now
+--        delay     score: seconds
 --        reason    why the job waits
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none

@@ -5,8 +5,8 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        parent    whose registration
---        lease     seconds from now to its end
---        claim     seconds for which it claims the start, 0 = it does not
+--        lease     number: seconds from now to its end
+--        claim     number: seconds for which it claims the start, 0 = it does not
 --        owner     the app whose declarations its last process has written, '' = none
 --        content   digest of all that it declares
 --        program   digest of the names of its tasks, '' = none
@@ -23,7 +23,6 @@
 
 local now, parent, lease, claim, owner, content, program = unpack(ARGV, 1, 7)
 now = clock(now)
-assert(program, 'ERR an argument is missing, so nothing was written')
 local ends = now + tonumber(lease)
 
 redis.pcall('ZADD', parents, seconds(ends), parent)

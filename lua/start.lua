@@ -5,9 +5,9 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    who fetches
---        lease     seconds: the worker holds jobs from here on, so its lease is the short one
---        hold      how many jobs it may hold in all, under 1000
---        cap       bytes that a payload may have; it may have been replaced since dispatch checked it
+--        lease     number: seconds: the worker holds jobs from here on, so its lease is the short one
+--        hold      count: how many jobs it may hold in all, under 1000
+--        cap       count: bytes that a payload may have; it may have been replaced since dispatch checked it
 --        wait      '1' = if it finds ready empty and may hold more, the worker waits for a message, '' = it does not
 -- ROWS   id        already in the worker's list: moved there by BLMOVE, or left there by a lost reply
 -- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker waits for a message from here on, else '0'; '1'
@@ -32,7 +32,6 @@
 local now, worker, lease, hold, cap, wait = unpack(ARGV, 1, 6)
 now, cap = clock(now), tonumber(cap)
 local ends = now + tonumber(lease)
-assert(cap and wait, 'ERR an argument is missing or not a number, so nothing was written')
 local list = processing(worker)
 
 -- How many bytes of records one call reads; one job at least.

@@ -5,7 +5,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        name      of the recurrence
---        planned   Unix seconds: the time that stands in the id, which the caller has read from Redis's clock
+--        planned   score: Unix seconds: the time that stands in the id, which the caller has read from Redis's clock
 --        key       of a request that is done once: the digest of its Idempotency-Key; '' = it has none
 --        asked     with a `key`: the digest of the request; not compared here
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none

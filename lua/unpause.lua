@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   name      of the recurrence
 --        seen      the end of its pause, as the caller read it
---        next      its first planned time from that end on, '+inf' = none, 0 = from now on
+--        next      score: its first planned time from that end on, '+inf' = none, 0 = from now on
 -- REPLY  '1', or '0' when it was resumed or paused again meanwhile
 -- FAILS  none
 -- TWICE  the second call finds no pause

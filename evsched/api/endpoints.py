@@ -101,6 +101,8 @@ OPERATIONS: Final = (
     _row("GET", f"{_QUEUE}/limits", operator_handlers.limits),
     _row("PATCH", f"{_QUEUE}/limits", operator_handlers.limit),
     _row("GET", f"{_QUEUE}/audit", operator_handlers.audit),
+    _row("GET", f"{_QUEUE}/history", operator_handlers.history),
+    _row("GET", f"{_QUEUE}/history/counts", operator_handlers.history_counts),
     _row("POST", f"{_QUEUE}/dead/revive", operator_handlers.revive),
     _row("POST", f"{_QUEUE}/dead/drop", operator_handlers.drop),
     _row("GET", f"{_QUEUE}/calendars", operator_handlers.list_calendars),

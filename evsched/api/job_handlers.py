@@ -117,7 +117,9 @@ async def list_jobs(request: ApiRequest, query: requests.JobsQuery) -> replies.J
     by_front = matching.is_empty and fronts
     read = partial(_first, fronts, limit) if by_front else partial(_search, matching, places, limit)
     jobs, lost = await request.client.run(spread.answering(request.stores, read, set()))
-    shown = [replace(job, id=redacted_member(job.id)) for job in jobs.jobs]
+    there = [store for store in request.stores if store.queue not in lost]
+    declared = await request.client.run(spread.redactions(there, jobs.jobs))
+    shown = [replace(job, id=redacted_member(job.id, declared)) for job in jobs.jobs]
     return replace(jobs, jobs=shown, complete=jobs.complete and not lost and request.shards.known)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from msgspec import UNSET
 
@@ -16,6 +16,7 @@ from evsched.api.api_request import EXAMINED_MOST, ApiRequest
 from evsched.api.replies import Problem, invalid
 from evsched.api.requests import filter_of
 from evsched.client.gate import LimitOptions
+from evsched.client.history import WEEK, HistoryFilter
 from evsched.client.operations import ask_nodes, once
 from evsched.client.reshard import finish_moves
 from evsched.client.spread import ChangeDead, check, listed, never_used, queue_stats, shown
@@ -158,6 +159,28 @@ async def audit(request: ApiRequest, query: requests.AuditQuery) -> replies.Acts
         request.queue, since=query.since, until=query.until, **conditions, limit=limit + 1
     )
     return replies.Acts(found[:limit], len(found) <= limit)
+
+
+async def history(request: ApiRequest, query: requests.HistoryQuery) -> replies.PastJobs:
+    """List the jobs that have ended: the history."""
+    request.shards.check()
+    conditions: dict[str, Any] = {name: getattr(query, name) for name in HistoryFilter.__struct_fields__}
+    page = await request.client.history_page(
+        request.queue,
+        HistoryFilter(**conditions),
+        limit=request.limit(query.limit),
+        cursor=query.cursor,
+        most=EXAMINED_MOST,
+    )
+    return replies.PastJobs(page.jobs, page.cursor)
+
+
+async def history_counts(request: ApiRequest, query: requests.CountsQuery) -> replies.PastCounts:
+    """Count the jobs that have ended, by task and outcome."""
+    request.shards.check()
+    since = WEEK if query.since is None else query.since
+    found = await request.client.history_counts(request.queue, since=since, until=query.until, task=query.task)
+    return replies.PastCounts(found)
 
 
 async def revive(request: ApiRequest, body: requests.DeadJobs) -> replies.DeadChanged:

@@ -18,9 +18,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from evsched import errors
+from evsched.client.history import TaskCounts
 from evsched.client.recurrence_operations import RecurrenceStatus
 from evsched.jobs.record import Place
 from evsched.store.acts import AuditedAct
+from evsched.store.history_calls import PastJob
 from evsched.store.operator_calls import Match
 from evsched.transport.servers import reason
 
@@ -185,6 +187,19 @@ class Acts(Struct, frozen=True):
 
     acts: list[AuditedAct]
     complete: bool
+
+
+class PastJobs(Struct, frozen=True):
+    """Jobs that have ended, the newest first. `cursor`: for the next page; null = there are no more."""
+
+    jobs: list[PastJob]
+    cursor: str | None
+
+
+class PastCounts(Struct, frozen=True):
+    """How many jobs of each task have ended, how late they started, and how long they ran."""
+
+    counts: list[TaskCounts]
 
 
 class DeadChanged(Struct, frozen=True):

@@ -48,6 +48,8 @@ WithError = Annotated[str, Meta(min_length=1, description="Only jobs whose handl
 WithArguments = Annotated[
     dict[str, Any], Meta(description="Only jobs with these arguments, by name, or by position from 1. A JSON object.")
 ]
+EndedSince = Annotated[Moment, Meta(description="Only jobs that ended then or later.")]
+EndedUntil = Annotated[Moment, Meta(description="Only jobs that ended then or earlier.")]
 WithTags = Annotated[list[Tag], Meta(description="Only jobs that have all of these tags.")]
 
 
@@ -224,6 +226,28 @@ class AuditQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     who: Annotated[str, Meta(description="Only acts of this operator.")] | None = None
     act: Annotated[str, Meta(description="Only acts of this name, such as `cancel`.")] | None = None
     id: Annotated[str, Meta(description="Only changes of this job or recurrence.")] | None = None
+
+
+class HistoryQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which ends of jobs to list. All conditions must hold."""
+
+    cursor: Annotated[str, Meta(description="That of the page before.")] | None = None
+    id: Annotated[str, Meta(min_length=1, description="Only the job of this id.")] | None = None
+    task: OfTask | None = None
+    group: OfGroup | None = None
+    outcome: Annotated[Literal["done", "dead", "expired", "cancelled"], Meta(description="Only these.")] | None = None
+    tag: Annotated[Tag, Meta(description="Only jobs that have this tag.")] | None = None
+    error: WithError | None = None
+    since: EndedSince | None = None
+    until: EndedUntil | None = None
+
+
+class CountsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which ends of jobs to count. Whole hours are counted."""
+
+    task: OfTask | None = None
+    since: Annotated[EndedSince, Meta(description="Default: 7 days ago.")] | None = None
+    until: EndedUntil | None = None
 
 
 class ResultQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
@@ -14,7 +13,6 @@ from evsched.cli.command_client import client, note_unknown
 from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, parse_past, whole
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, report
-from evsched.client.client import SyncClient
 from evsched.client.operations import ActFilter, Operation, read_acts
 from evsched.store.acts import AuditedAct
 from evsched.store.store import Store
@@ -59,8 +57,9 @@ def audit(
     """
     check_limit(limit)
     check_queues(queue)
+    start, end = (None if moment is None else parse_past(moment) for moment in (since, until))
+    wanted = ActFilter(start, end, who, act, id)
     with client(url) as redis:
-        wanted = ActFilter(_moment(redis, since), _moment(redis, until), who, act, id)
 
         def read(stores: Sequence[Store]) -> Operation[list[AuditedAct]]:
             return read_acts(redis.shards.whole(stores[-1].queue), stores, wanted, limit + 1)
@@ -73,11 +72,6 @@ def audit(
     rows = ((Moment(one.at), one.who, one.source, one.act, one.queue, one.count, _what(one)) for one in found[:limit])
     listing(json, found[:limit], _COLUMNS, rows, "no act of an operator is known")
     return report((one.problem for one in readings), down) or unknown
-
-
-def _moment(redis: SyncClient, text: str | None) -> float | None:
-    found = None if text is None else parse_past(text)
-    return redis.now() - found.total_seconds() if isinstance(found, timedelta) else found
 
 
 def _what(one: AuditedAct) -> str:

@@ -15,11 +15,12 @@ from evsched.cli.command_client import CommandClient, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import parse_length, parse_past
 from evsched.cli.output import Column, Moment, listing
+from evsched.client import spread
 from evsched.client.client import SyncClient
 from evsched.client.reshard import finish_moves
 from evsched.client.sweep import SEARCHED, Filter, Sweep
 from evsched.errors import ConfigError
-from evsched.jobs.redaction import redacted_member
+from evsched.jobs.redaction import Redactions, redacted_member
 from evsched.store.operator_calls import Match
 from evsched.store.store import Store
 
@@ -163,7 +164,8 @@ def change(
             if not bulk.json:
                 print(f"{len(found)} would be {done}" + (", among them:" if len(found) > _EXAMPLES else ""))
             if found or bulk.json:
-                list_matches(found if bulk.json else found[:_EXAMPLES], bulk.json, "")
+                shown = found if bulk.json else found[:_EXAMPLES]
+                list_matches(shown, bulk.json, "", redis.run(spread.redactions(stores, shown)))
             return note_if_unknown(redis, queue, found)
         _finish_moves(redis, stores)
         stopped_by = redis.work_off(sweep, f"jobs examined, to be {done}", lambda: f"{sweep.changed} {done}")
@@ -207,9 +209,9 @@ _COLUMNS: Final = (
 )
 
 
-def list_matches(jobs: Sequence[Match], json: bool, empty: str) -> None:
-    """Print jobs as JSON or as a table; the sentence `empty` without any."""
-    jobs = [replace(job, id=redacted_member(job.id)) for job in jobs]
+def list_matches(jobs: Sequence[Match], json: bool, empty: str, declared: Redactions) -> None:
+    """Print jobs as JSON or as a table; the sentence `empty` without any. `declared`: what workers redact."""
+    jobs = [replace(job, id=redacted_member(job.id, declared)) for job in jobs]
     rows = (
         (job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by, " ".join(job.tags))
         for job in jobs

@@ -16,8 +16,9 @@ from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, pa
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import Reading, each, report
 from evsched.client import history as job_history
-from evsched.client.history import HistoryFilter, Past, TaskCounts
+from evsched.client.history import HistoryFilter, TaskCounts
 from evsched.client.operations import Operation
+from evsched.client.option_values import Past
 from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.store.history_calls import PastJob
@@ -109,7 +110,11 @@ def history(
         )
     except ConfigError as wrong:
         raise UsageError(f"--{wrong}") from None
-    read, down, unknown = _each(url, queue, lambda stores, ledger: job_history.search(stores, matching, limit, ledger))
+
+    def search(stores: Sequence[Store], ledger: Any) -> Operation[list[PastJob]]:
+        return (yield from job_history.search(stores, matching, limit, ledger=ledger)).jobs
+
+    read, down, unknown = _each(url, queue, search)
     found = sorted((job for one in read for job in one.found or ()), key=lambda job: -job.ended)[:limit]
     listing(
         json, found, _ENDS, map(_row, found), "no job has ended that matches, or the history does not reach back to it"

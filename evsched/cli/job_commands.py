@@ -269,11 +269,11 @@ def jobs(
             found = search(redis, Sweep(stores, matching, places))
             there = Counter(job.place for job in found)
             rows = [row for name in places for row in [job for job in found if job.place == name][:limit]]
-        unknown = note_if_unknown(redis, queue, rows)
+        declared, unknown = redis.run(spread.redactions(stores, rows)), note_if_unknown(redis, queue, rows)
     for name, listed in Counter(job.place for job in rows).items():
         if there[name] > listed:
             output.note(f"{listed} of {there[name]} jobs in {name}: --limit {there[name]} lists them all")
-    list_matches(rows, json, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"))
+    list_matches(rows, json, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"), declared)
     return unknown
 
 
@@ -333,7 +333,7 @@ def show(
     traceback, runs = fields.pop("traceback", ""), fields.pop("runs", [])
     if opens is not None:
         fields["can_start"] = opens
-    for name in ("due", "can_start", "created", "expires", "started", "finished", "unknown_since"):
+    for name in ("due", "can_start", "created", "expires", "started", "finished", "again", "unknown_since"):
         if name in fields:
             fields[name] = Moment(fields[name], whole=name == "created")
     for name in ("payload", "progress"):

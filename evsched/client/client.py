@@ -15,9 +15,20 @@ from evsched import keys
 from evsched.client import gate, operations, spread, sweep
 from evsched.client import history as job_history
 from evsched.client.gate import LimitOptions
-from evsched.client.history import EVERY_END, HistoryFilter, Past, TaskCounts
-from evsched.client.operations import REPLY_TIMEOUT, ActFilter, AskWorkers, Nodes, Operation, Query, Send, Sleep, Step
-from evsched.client.option_values import Unique, unix
+from evsched.client.history import EVERY_END, HistoryFilter, HistoryPage, TaskCounts
+from evsched.client.operations import (
+    REPLY_TIMEOUT,
+    ActFilter,
+    AskWorkers,
+    Nodes,
+    Operation,
+    Query,
+    Send,
+    SendMany,
+    Sleep,
+    Step,
+)
+from evsched.client.option_values import Past, Unique, unix
 from evsched.client.reshard import finish_moves
 from evsched.client.spread import ChangeDead, MakeStore, Parts
 from evsched.client.sweep import Filter, Sweep, Swept
@@ -115,18 +126,8 @@ class Client:
 
     async def perform(self, step: Step) -> Any:
         """Perform one step."""
-        if isinstance(step, Send):
-            send = self._sender
-            if step.limit is None:
-                return await (send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call))
-            try:
-                async with asyncio.timeout(step.limit):
-                    return await send.send(step.call)
-            except TimeoutError:
-                near = step.call.near
-                node = step.call.node or (None if near is None else await self._sender.node_of(near))
-                problem = named(f"Redis gave no answer within {step.limit:g} s", node)
-                raise StoreDown(problem, kind="timeout", node=node) from None
+        if isinstance(step, Send | SendMany):
+            return await self._send(step)
         if isinstance(step, Nodes):
             return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()
         if isinstance(step, Query):
@@ -143,6 +144,20 @@ class Client:
             return await waiting.send(step.call, step.block)
         finally:
             await waiting.close()
+
+    async def _send(self, step: Send | SendMany) -> Any:
+        try:
+            async with asyncio.timeout(step.limit):
+                if isinstance(step, SendMany):
+                    return await self._sender.send_all(step.calls)
+                if step.wait:
+                    return await self._sender.send_and_wait(step.call, step.wait)
+                return await self._sender.send(step.call)
+        except TimeoutError:
+            call = step.calls[0] if isinstance(step, SendMany) else step.call
+            node = call.node or (None if call.near is None else await self._sender.node_of(call.near))
+            problem = named(f"Redis gave no answer within {step.limit:g} s", node)
+            raise StoreDown(problem, kind="timeout", node=node) from None
 
     async def send(self, call: Call[T]) -> T:
         """Send a call of the store, again while Redis is down: every script may run twice."""
@@ -321,7 +336,25 @@ class Client:
         `ledger`: a connection to the ledger's database, as for `enqueue_in`: then all that `evsched ledger history` has
         written there is searched too.
         """
-        return await self.run(job_history.search(await self.whole(queue), matching, limit, ledger))
+        return (await self.run(job_history.search(await self.whole(queue), matching, limit, ledger=ledger))).jobs
+
+    async def history_page(
+        self,
+        queue: str,
+        matching: HistoryFilter = EVERY_END,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        most: float = math.inf,
+    ) -> HistoryPage:
+        """Return as `history`, of those in Redis, and a cursor for the next call, which returns older jobs.
+
+        `most`: how many jobs are examined; a page may have fewer jobs for that, or none, and a cursor all the same.
+
+        Raises:
+            ConfigError: the cursor is not valid.
+        """
+        return await self.run(job_history.search(await self.whole(queue), matching, limit, cursor, most))
 
     async def history_counts(
         self,
@@ -375,8 +408,8 @@ class Client:
         self,
         queue: str,
         *,
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
+        since: Past | None = None,
+        until: Past | None = None,
         who: str | None = None,
         act: str | None = None,
         id: str | None = None,  # noqa: A002 - as the option of the command
@@ -384,14 +417,14 @@ class Client:
     ) -> list[AuditedAct]:
         """Return what operators did to a queue, the latest first, at most `limit` acts.
 
-        `since`, `until`: aware datetimes or Unix seconds, both included. `who`, `act`: the exact names. `id`: of a job
-        or a recurrence that was changed; of the jobs of one act, the first 4 KiB of ids are known.
+        `since`, `until`: aware datetimes, Unix seconds or timedeltas before now, both included. `who`, `act`: the exact
+        names. `id`: of a job or a recurrence that was changed; of the jobs of one act, the first 4 KiB of ids are
+        known.
 
         Raises:
             ConfigError: a time is not valid.
         """
-        span = None if since is None else unix("since", since), None if until is None else unix("until", until)
-        wanted = ActFilter(*span, who, act, id)
+        wanted = ActFilter(since, until, who, act, id)
         return await self.run(operations.read_acts(queue, await self.whole(queue), wanted, limit))
 
     async def calendars(self, queue: str) -> dict[str, str]:
@@ -473,6 +506,8 @@ class BlockingClient(Client):
         if isinstance(step, Send):
             send = self.sync_sender
             return send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call, limit=step.limit)
+        if isinstance(step, SendMany):
+            return self.sync_sender.send_all(step.calls, step.limit)
         if isinstance(step, Nodes):
             return [self.sync_sender.node_of(step.near)] if step.near is not None else self.sync_sender.nodes()
         if isinstance(step, Query):
@@ -564,6 +599,7 @@ class SyncClient:
     pause = _sync(Client.pause)
     resume = _sync(Client.resume)
     history = _sync(Client.history)
+    history_page = _sync(Client.history_page)
     history_counts = _sync(Client.history_counts)
     limits = _sync(Client.limits)
     limit = _sync(Client.limit)

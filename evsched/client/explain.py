@@ -195,7 +195,35 @@ def explain(
         "finished": _finished,
         "dead": _dead,
     }[status.place](status, facts)
+    sentence += _last_run(status, facts, sentence) + _next_run(status, facts)
     return Explanation(sentence + _closed(status, facts, opens) + _besides(status, facts, opens), listed)
+
+
+_RUN_ENDS: Final = {"failed": "failed", "snoozed": "was snoozed", "lost": "was lost", "interrupted": "was handed back"}
+
+
+def _last_run(status: JobStatus, facts: Facts, sentence: str) -> str:
+    """Return the words about how the last run of a waiting job ended; "" if the sentence says why it did."""
+    if not is_before_its_run(status) or not status.runs:
+        return ""
+    last = status.runs[-1]
+    why = last.reason or last.error
+    if why and why in sentence:
+        return ""
+    ended = _RUN_ENDS.get(last.outcome, f"ended as {last.outcome}")
+    ago = format_duration(max(facts.now - last.ended, 0.0))
+    return f"; its last run {ended} {ago} ago" + (f": {why}" if why else "")
+
+
+def _next_run(status: JobStatus, facts: Facts) -> str:
+    """Return the words about the run that follows this one, if the id was scheduled again meanwhile."""
+    if status.again is None or status.place in ("finished", "dead"):
+        return ""
+    wait = status.again - facts.now
+    due = f"is due in {format_duration(wait)}" if wait > 0 else f"has been due for {format_duration(-wait)}"
+    if status.again == math.inf:
+        due = "is due at +inf"
+    return f"; it was scheduled again: the next run waits for the end of this one, and {due}"
 
 
 def _earliest(status: JobStatus, facts: Facts) -> float:
@@ -383,7 +411,7 @@ def _list_facts(
         "window": f"{status.window}: {window}" if window else status.window,
     }
     found = {name: value for name, value in texts.items() if value is not None}
-    moments = {name: getattr(status, name) for name in ("created", "due", "expires", "started", "finished")}
+    moments = {name: getattr(status, name) for name in ("created", "due", "expires", "started", "finished", "again")}
     for name, moment in (moments | {"can start": opens}).items():
         if moment == math.inf:
             found[name] = "never"

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import keys
-from evsched.client.option_values import Unique, due_and_delay, seconds
+from evsched.client.option_values import Past, Unique, due_and_delay, past_moment, seconds
 from evsched.client.transaction import Statement
 from evsched.errors import BadResult, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
 from evsched.jobs.job import OnConflict, decode
@@ -66,6 +66,13 @@ class Send(Struct, frozen=True):
     limit: float | None = None
 
 
+class SendMany(Struct, frozen=True):
+    """Send calls that change nothing, in one batch for each node; returns their values. `limit`: as above."""
+
+    calls: tuple[Call[Any], ...]
+    limit: float | None = None
+
+
 class Nodes(Struct, frozen=True):
     """Find the nodes that have all of Redis together; returns them, as `BatchingSender.nodes`.
 
@@ -102,7 +109,7 @@ class Sleep(Struct, frozen=True):
 
 
 W = TypeVar("W")
-Step = Send | Nodes | Wait | AskWorkers | Query | Sleep
+Step = Send | SendMany | Nodes | Wait | AskWorkers | Query | Sleep
 Operation = Generator[Step, Any, T]
 
 
@@ -137,7 +144,7 @@ def once(operation: Operation[T]) -> Operation[T]:
         if isinstance(step, Sleep) and error is not None:  # before the next attempt
             continue
         try:
-            value, error = (yield replace(step, limit=ONCE_LIMIT) if isinstance(step, Send) else step), None
+            value, error = (yield replace(step, limit=ONCE_LIMIT) if isinstance(step, Send | SendMany) else step), None
         except EvschedError as failure:
             value, error = None, failure
 
@@ -150,6 +157,11 @@ def send(call: Call[T]) -> Operation[T]:
             `unsure`, the call may have been done all the same.
     """
     return (yield from _perform(Send(call)))
+
+
+def send_many(calls: Sequence[Call[T]]) -> Operation[list[T]]:
+    """Send calls that change nothing, in one round trip to each node. Raises as `send` does, if one of them fails."""
+    return (yield from _perform(SendMany(tuple(calls))))
 
 
 def send_and_wait(call: Call[T], wait: Call[W]) -> Operation[tuple[T, W | EvschedError]]:
@@ -309,10 +321,10 @@ def _read_json(job_id: str, text: bytes) -> Any:
 
 
 class ActFilter(Struct, frozen=True):
-    """Which acts of the audit trail. All conditions that are given must hold. Times in Unix seconds."""
+    """Which acts of the audit trail. All conditions that are given must hold."""
 
-    since: float | None = None
-    until: float | None = None
+    since: Past | None = None
+    until: Past | None = None
     who: str | None = None
     act: str | None = None
     id: str | None = None
@@ -331,13 +343,22 @@ _ENTRIES: Final = 100
 
 
 def read_acts(queue: str, stores: Sequence[Store], wanted: ActFilter, limit: int) -> Operation[list[AuditedAct]]:
-    """Return what operators did to a queue and its shards, the latest first. `stores`: theirs."""
-    found = list[AuditEntry]()
+    """Return what operators did to a queue and its shards, the latest first. `stores`: theirs.
+
+    Raises:
+        ConfigError: a time is not valid.
+    """
+    found, now = list[AuditEntry](), 0.0
+    if isinstance(wanted.since, timedelta) or isinstance(wanted.until, timedelta):
+        now = yield from send(server.clock(keys.root(stores[-1].queue)))
+    since = None if wanted.since is None else past_moment("since", wanted.since, now)
+    until = "+" if wanted.until is None else stream_position(past_moment("until", wanted.until, now))
     for store in stores:
-        before, left = "+" if wanted.until is None else stream_position(wanted.until), limit
+        before, left = until, limit
         while before is not None and left > 0:
-            before, part = yield from send(store.acts(before, wanted.since, _ENTRIES))
-            part = [entry for entry in part if wanted.takes(entry)]
+            read = yield from send(store.acts(before, since, _ENTRIES))
+            part = [entry for entry in read.entries if entry is not None and wanted.takes(entry)]
+            before = read.before
             left -= sum(map(wanted.is_about, part))
             found += part
     return [act for act in as_acts(queue, found) if wanted.is_about(act)][:limit]

@@ -29,6 +29,19 @@ def unix(name: str, moment: datetime | float) -> float:
     return _number(name, moment, "an aware datetime, or Unix seconds")
 
 
+Past = datetime | timedelta | float
+"""An aware datetime, Unix seconds, or a timedelta before now."""
+
+
+def past_moment(name: str, past: Past, now: float) -> float:
+    """Return a moment in Unix seconds; a timedelta is one before `now`.
+
+    Raises:
+        ConfigError: as `unix`.
+    """
+    return now - past.total_seconds() if isinstance(past, timedelta) else unix(name, past)
+
+
 def seconds(name: str, duration: timedelta | float) -> float:
     """Return a duration in seconds.
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.client.operations import Operation, Send, send
-from evsched.client.option_values import due_and_delay, finite_seconds, unix
+from evsched.client.option_values import due_and_delay, finite_seconds, past_moment, unix
 from evsched.errors import ConfigError, StoreDown, StoreRefused
 from evsched.jobs import option_checks as check
 from evsched.jobs.job import decode, encode, is_not_finite
@@ -156,11 +156,6 @@ def _wanted(name: str, value: Any, parameters: Mapping[str, Sequence[str]]) -> W
     position = int(name) if _POSITION.fullmatch(name) else None
     positions = {task: names.index(name) + 1 for task, names in parameters.items() if name in names}
     return WantedArgument(name, value, position, positions)
-
-
-def past_moment(name: str, past: datetime | timedelta | float, now: float) -> float:
-    """Return a moment in Unix seconds; a timedelta is one before `now`."""
-    return now - past.total_seconds() if isinstance(past, timedelta) else unix(name, past)
 
 
 class Swept(Struct, frozen=True):

@@ -210,6 +210,7 @@ _TYPES: Final = KEY_TYPES | {
     "parents": "zset",
     "pauses": "zset",
     "programs": "zset",
+    "redactions": "hash",
     "sought": "zset",
     "starting": "string",
     "tasks": "hash",

@@ -115,6 +115,15 @@ class HangFinder:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
+    def responds(self, seconds: float) -> bool:
+        """Return whether the event loop responds within that time, or is closed. Not for its own thread."""
+        answer = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(answer.set)
+        except RuntimeError:  # it is closed
+            return True
+        return answer.wait(seconds)
+
     def blocks_loop(self) -> Hang:
         """Return the code that the event loop executes now. For a loop that does not respond."""
         run = self._current()

@@ -309,7 +309,7 @@ def judge(
     if stop_reason == "cancelled":
         return aborted(prepared, began=began)
     if isinstance(result, Snoozed):
-        return result
+        return _judge_snooze(job, prepared, result)
     if isinstance(result, Failed):
         if stop_reason == "timeout" and result.place is not None:
             when = "" if began else " before its handler began"
@@ -329,6 +329,20 @@ def judge(
             b"null", prepared.retention, payload.reply, message=result, otherwise=otherwise, label=label_of(payload)
         )
     return Done(result, prepared.retention, prepared.payload.reply, label_of(prepared.payload))
+
+
+def _judge_snooze(job: FetchedJob, prepared: Prepared, snoozed: Snoozed) -> Snoozed | Buried:
+    """Return the outcome of a run that snoozes: it costs no attempt, but none may be left for the next run."""
+    if job.attempt <= prepared.policy.attempts:
+        return snoozed
+    count = _beyond(job.attempt, prepared.policy.attempts)
+    reason = shorten(f"attempt {count}: {snoozed.reason}; not run again: no attempt is left")
+    return Buried(reason, prepared.payload.reply)
+
+
+def _beyond(attempt: int, allowed: int) -> str:
+    """Name an attempt of a suspect, which may begin more often than allowed: another job may have caused the deaths."""
+    return f"{attempt} ({allowed} are allowed, but workers died that held the job)"
 
 
 def aborted(prepared: Prepared | NoTask, *, began: bool = True) -> Aborted:
@@ -351,9 +365,7 @@ def _retry_or_bury(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
     killed = failure.killed and policy.attempts > 1
     doubts = job.doubts if killed else 0
     attempt = job.attempt + doubts
-    # A suspect may begin more often than its policy allows: another job may have caused the deaths.
-    beyond = f"{attempt} ({policy.attempts} are allowed, but workers died that held the job)"
-    count = f"{attempt} of {policy.attempts}" if attempt <= policy.attempts else beyond
+    count = f"{attempt} of {policy.attempts}" if attempt <= policy.attempts else _beyond(attempt, policy.attempts)
     refused = f"; not run again: {failure.refused}" if failure.refused else ""
     reason = shorten(f"attempt {count}{doubtful(job.counted + doubts)}: {failure.reason}{refused}")
     if attempt >= policy.attempts or refused:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched.jobs.job import TAG, TAGS_MOST, decode, encode
-from evsched.jobs.redaction import redacted
+from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted
 
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
 PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
@@ -179,6 +179,8 @@ class JobStatus(Struct, frozen=True):
     """The handler's last report: done, total, note."""
     stopping: bool = False
     """Whether its worker was asked to stop it."""
+    again: float | None = None
+    """When the next run is due, if the id was scheduled again while this one ran, and waits for its end."""
     unknown_since: float | None = None
     """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
 
@@ -277,12 +279,19 @@ def _with_last(runs: list[JobRun], status: JobStatus) -> list[JobRun]:
     return [*runs, JobRun(*last, status.error or "", status.location or "", (status.reason or "")[:300])]
 
 
-def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes]) -> JobStatus:
-    """Build a status from a place and a record, whatever the record holds. Unreadable JSON is shown as text."""
+def read_status(
+    queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes], declared: Redactions = NONE_DECLARED
+) -> JobStatus:
+    """Build a status from a place and a record, whatever the record holds. Unreadable JSON is shown as text.
+
+    `declared`: the redacted arguments that workers have declared.
+    """
     found = {name: read(fields[name]) for name, read in _SHOWN if name in fields}
     if place == "schedule":
         found["due"] = number(score.encode())
-    payload = found["payload"] = redacted(found.get("payload"))
+    if place == "processing" and (again := number(score.encode())) is not None:
+        found["again"] = again
+    payload = found["payload"] = redacted(found.get("payload"), declared)
     said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
     task, window, expires = said.get("task"), said.get("window"), said.get("expires")
     ended, runs = "finished" in fields, _read_runs(fields.get("runs", b""))

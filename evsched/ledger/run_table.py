@@ -110,7 +110,7 @@ class RunTable:
         await self._refresh(connection)
         rows = list[dict[str, Any]]()
         for queue, entries in found.items():
-            ends = [(entry.number, place, job) for entry in entries for place, job in enumerate(entry.jobs)]
+            ends = [(entry.number, place, job) for entry in entries for place, job in enumerate(reversed(entry.jobs))]
             # An end that is too old would make a partition that is dropped at once.
             known = [end for end in ends if end[0] < 1 << 63 and _day(end[2]) <= self._today + _FUTURE]
             if len(known) < len(ends):

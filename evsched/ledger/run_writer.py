@@ -102,7 +102,7 @@ class HistoryReader:
         for at in range(0, len(self.queues), _BATCH):
             queues = self.queues[at : at + _BATCH]
             entries = [written[queue].entry if queue in written else _FIRST for queue in queues]
-            calls = [Store(queue).history_entry(entry) for queue, entry in zip(queues, entries, strict=True)]
+            calls = [Store(queue).ended(entry, count=1) for queue, entry in zip(queues, entries, strict=True)]
             found = await self._send(naming, calls)
             if found is None:
                 return
@@ -112,7 +112,7 @@ class HistoryReader:
                     self._refused.of(queue).refused(there)
                     continue
                 self._refused.of(queue).passed()
-                holds = there is not None and there.digest == written[queue].digest
+                holds = any(Position(one.id, one.digest) == written.get(queue) for one in there.entries)
                 self._last[queue] = entry if holds else _FIRST
         self.checked = True
 

@@ -53,7 +53,7 @@ class Drainable(Protocol):
         ...
 
     def rescue(self) -> bool:
-        """Hand back the jobs and return True, or False if the event loop has begun to do so."""
+        """Hand back the jobs and return True, or False if the event loop is not blocked."""
         ...
 
 
@@ -139,7 +139,7 @@ class Shutdown:
     def _rescue(self) -> bool:
         """Have the worker hand back its jobs, in case the event loop is blocked.
 
-        Return False if there is no worker, or if its event loop has begun to hand back.
+        Return False if there is no worker, or if its event loop is not blocked.
         """
         worker, replies = self.worker, list[bool]()
         if worker is None:

@@ -23,6 +23,7 @@ from evsched.store.queue import (
     as_struct,
     as_tuple,
     is_there,
+    read_redactions,
 )
 from evsched.transport.call import Call, T, Word, raw, text, texts
 
@@ -208,10 +209,11 @@ class ClientCalls(Queue):
         """Read where a job is, and its record, at the same moment."""
 
         def status(reply: list[Any]) -> JobStatus | None:
-            _, place, score, flat = reply
+            _, place, score, flat, redactions = reply
             if not place:
                 return None
-            return read_status(self.queue, job_id, cast(Place, text(place)), text(score), as_fields(flat))
+            record, declared = as_fields(flat), read_redactions(redactions)
+            return read_status(self.queue, job_id, cast(Place, text(place)), text(score), record, declared)
 
         return self._verb("look", status, self._now(), job_id)
 
@@ -219,13 +221,15 @@ class ClientCalls(Queue):
         """Read the facts about why a job has not run yet, at the same moment."""
 
         def facts(reply: list[Any]) -> Facts:
-            moment, place, score, flat, limits, declared, named = reply
-            record = as_fields(flat)
+            moment, place, score, flat, limits, declared, named, redactions = reply
+            record, hidden = as_fields(flat), read_redactions(redactions)
             figures = {text(named[i]): named[i + 1] for i in range(0, len(named), 2)}
             holder, parked = figures.pop("holder", None), record.get("parked")
             return Facts(
                 float(moment),
-                read_status(self.queue, job_id, cast(Place, text(place)), text(score), record) if place else None,
+                read_status(self.queue, job_id, cast(Place, text(place)), text(score), record, hidden)
+                if place
+                else None,
                 structs.replace(read_limits(limits), declared=read_declared(declared)),
                 None if parked is None else text(parked),
                 {name: found for name, value in figures.items() if (found := number(value)) is not None},

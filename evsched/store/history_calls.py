@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.record import number, whole
-from evsched.store.queue import Queue, as_optional
+from evsched.store.queue import Queue, StreamPart
 from evsched.transport.call import Call, text
 
 
@@ -48,16 +49,8 @@ class PastJob(Struct, frozen=True):
     """The line of the user's code that raised it."""
 
 
-class HistoryPage(Struct, frozen=True):
-    """A part of the history, newest first."""
-
-    jobs: list[PastJob]
-    entry: str | None
-    """The entry from which the next part follows; None = there is none."""
-
-
 class HistoryEntry(Struct, frozen=True):
-    """An entry of the history: the jobs that one call has ended in the same way, in the order of their ends."""
+    """An entry of the history: the jobs that one call has ended in the same way, the last one first."""
 
     id: str
     digest: str
@@ -123,24 +116,13 @@ class EndCount(Struct, frozen=True):
 class HistoryCalls(Queue):
     """The calls that read the history."""
 
-    def ended(self, entry: str = "+", after: str | None = None, *, count: int = 50) -> Call[HistoryPage]:
-        """Read the jobs of `count` entries of the history, the newest first, from before an entry.
+    def ended(self, before: str = "+", after: str | None = None, *, count: int = 50) -> Call[StreamPart[HistoryEntry]]:
+        """Read `count` entries of the history, the newest first, back from `before`.
 
-        `after`: only entries with greater ids; None = all.
+        `after`: the id of an entry; only later ones are read. None = all.
         """
-
-        def ends(reply: list[Any]) -> HistoryPage:
-            jobs = [job for found in reply for job in reversed(_entry(self.queue, found).jobs)]
-            return HistoryPage(jobs, text(reply[-1][0]) if len(reply) == count else None)
-
-        newest, oldest = "+" if entry == "+" else f"({entry}", "-" if after is None else f"({after}"
-        return self._call(("XREVRANGE", keys.history(self.queue), newest, oldest, "COUNT", count), ends)
-
-    def history_entry(self, entry: str) -> Call[HistoryEntry | None]:
-        """Read one entry; None = it is not there."""
-        read = as_optional(lambda found: _entry(self.queue, found))
-        words = "XREVRANGE", keys.history(self.queue), entry, entry
-        return self._call(words, lambda reply: read(reply[0] if reply else None))
+        first = "-" if after is None else f"({after}"
+        return self._newest(keys.history(self.queue), before, first, count, partial(_entry, self.queue))
 
     def hour(self, hour: int) -> Call[list[EndCount]]:
         """Read how many jobs ended in an hour. `hour`: hours since 1970."""
@@ -156,7 +138,7 @@ class HistoryCalls(Queue):
 
 
 def read_history(last: Mapping[str, str], limit: int, block: float) -> Call[dict[str, list[HistoryEntry]]]:
-    """Read at most `limit` entries of the history of each of these queues, for which Redis waits.
+    """Read at most `limit` entries of the history of each of these queues, the oldest first, for which Redis waits.
 
     `last`: queue -> the entry behind which to read. `block`: how many seconds to wait. In a cluster, the queues are of
     one slot.
@@ -165,14 +147,13 @@ def read_history(last: Mapping[str, str], limit: int, block: float) -> Call[dict
 
     def read(reply: list[Any] | None) -> dict[str, list[HistoryEntry]]:
         queues = [(streams[stream], found) for stream, found in reply or ()]
-        return {queue: [_entry(queue, one) for one in found] for queue, found in queues}
+        return {queue: [_entry(queue, *one) for one in found] for queue, found in queues}
 
     words = "XREAD", "COUNT", limit, "BLOCK", round(block * 1000), "STREAMS", *streams, *last.values()
     return Call(words, read, near=next(iter(streams)))
 
 
-def _entry(queue: str, found: list[Any]) -> HistoryEntry:
-    flat: list[bytes] = found[1] or []
+def _entry(queue: str, entry: bytes, flat: list[bytes]) -> HistoryEntry:
     fields = {text(flat[at]): flat[at + 1] for at in range(0, len(flat) - 1, 2)}
     ended, rows = number(fields.get("ended")), list[_HistoryRow]()
     # Names may be cut within a character, or hold any bytes.
@@ -196,10 +177,10 @@ def _entry(queue: str, found: list[Any]) -> HistoryEntry:
             error=row.error,
             location=row.location,
         )
-        for row in rows
+        for row in reversed(rows)
     ]
     digest = blake2b(b"\0".join(flat), digest_size=8).hexdigest()
-    return HistoryEntry(text(found[0]), digest, jobs)
+    return HistoryEntry(text(entry), digest, jobs)
 
 
 def _power(text: str) -> int | None:

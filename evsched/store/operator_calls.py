@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from evsched.store.gate_limits import (
     read_declared,
     read_limits,
 )
-from evsched.store.queue import Queue, as_moment, as_optional, as_revision, as_scores, as_texts, as_tuple
+from evsched.store.queue import Queue, StreamPart, as_moment, as_optional, as_revision, as_scores, as_texts, as_tuple
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -344,18 +345,11 @@ class OperatorCalls(Queue):
     def _act_matching(self, name: str, matching: bytes, **what: Any) -> str:
         return self._act_text(name, filter=msgspec.Raw(matching), **what)
 
-    def acts(self, before: str, since: float | None, limit: int) -> Call[tuple[str | None, list[AuditEntry]]]:
-        """Read entries of the audit trail, the latest first, back from the position `before`, "+" = from the end.
-
-        The reply: the `before` of the next slice, None = there is none; and the entries.
-        """
+    def acts(self, before: str, since: float | None, limit: int) -> Call[StreamPart[AuditEntry | None]]:
+        """Read entries of the audit trail, the latest first, back from `before`; None for one of another program."""
         first = "-" if since is None else stream_position(since)
-
-        def read(reply: list[Any]) -> tuple[str | None, list[AuditEntry]]:
-            entries = [entry for position, flat in reply if (entry := read_entry(self.queue, position, flat))]
-            return f"({text(reply[-1][0])}" if len(reply) == limit else None, entries
-
-        return self._call(("XREVRANGE", keys.audit(self.queue), before, first, "COUNT", limit), read)
+        read = partial(read_entry, self.queue)
+        return self._newest(keys.audit(self.queue), before, first, limit, read)
 
     def audit(self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = ()) -> Call[list[Violation]]:
         """Find violations of at most 250 jobs. `met`: where their ids were read, a key without the root.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self
 
 from msgspec import Struct
 
 from evsched import keys
+from evsched.jobs.redaction import read_names
 from evsched.store.acts import Act
 from evsched.transport.call import Call, T, Word, script, text
 
@@ -26,6 +27,11 @@ def as_pairs(flat: list[bytes]) -> list[tuple[str, str]]:
 
 def as_fields(flat: list[bytes]) -> dict[str, bytes]:
     return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
+
+
+def read_redactions(flat: list[bytes]) -> dict[str, tuple[str, ...]]:
+    """Read the redacted arguments that workers have declared, by task."""
+    return {task: names for task, value in as_fields(flat).items() if (names := read_names(value))}
 
 
 def as_texts(flat: list[bytes]) -> dict[str, str]:
@@ -57,6 +63,14 @@ def as_struct(kind: Callable[..., T], *readers: Callable[[Any], Any]) -> Callabl
 def as_tuple(*readers: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
     """Return a reader of a list, each item by the reader in its place."""
     return lambda reply: tuple(read(item) for read, item in zip(readers, reply, strict=True))
+
+
+class StreamPart(Struct, Generic[T], frozen=True):
+    """A part of a stream, the newest entry first."""
+
+    entries: list[T]
+    before: str | None
+    """The argument that reads the next part; None = this is the last."""
 
 
 class Queue:
@@ -101,6 +115,20 @@ class Queue:
 
     def _call(self, words: tuple[Word, ...], read: Callable[[Any], T]) -> Call[T]:
         return Call(words, read, near=self._root)
+
+    def _newest(
+        self, key: str, before: str, first: str, count: int, read: Callable[[bytes, list[bytes]], T]
+    ) -> Call[StreamPart[T]]:
+        """Read `count` entries of a stream, the newest first, back from `before` to `first`: "+" and "-" = its ends.
+
+        `read`: of an entry's id and its fields.
+        """
+
+        def part(reply: list[Any]) -> StreamPart[T]:
+            entries = [read(entry, fields) for entry, fields in reply]
+            return StreamPart(entries, f"({text(reply[-1][0])}" if len(reply) == count else None)
+
+        return self._call(("XREVRANGE", key, before, first, "COUNT", count), part)
 
 
 class IdempotentRequest(Struct, frozen=True):

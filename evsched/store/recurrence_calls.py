@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
 
+from evsched.jobs.record import number
 from evsched.store.queue import (
     NO_REQUEST,
     IdempotentRequest,
@@ -20,6 +21,7 @@ from evsched.store.queue import (
     as_struct,
     as_texts,
     as_tuple,
+    read_redactions,
 )
 from evsched.transport.call import Call, T, raw, text, texts
 
@@ -53,6 +55,16 @@ class Backfilled(Struct, frozen=True):
     """How many were left out, because too many wait."""
     waiting: int = 0
     """How many requested runs wait for others to end."""
+
+
+class RecurrenceStats(Struct, frozen=True):
+    """The latest runs of a recurrence. Times in Unix seconds."""
+
+    name: str
+    due: float | None
+    """When its latest run was due; None = it has had none, or is paused or retired."""
+    success: float | None
+    """When a run was last done; None = none was."""
 
 
 class RecurrenceCalls(Queue):
@@ -159,6 +171,17 @@ class RecurrenceCalls(Queue):
         act = self._act_text("backfill", recurrence=name)
         return self._verb("backfill", lambda reply: Backfilled(*reply), self._now(), name, act, *planned)
 
+    def recurrence_stats(self, *, most: int = 200) -> Call[list[RecurrenceStats]]:
+        """Read when each recurrence was due and succeeded last. A queue with more recurrences is left out."""
+
+        def read(reply: list[bytes]) -> list[RecurrenceStats]:
+            return [
+                RecurrenceStats(text(reply[at]), number(reply[at + 1]), number(reply[at + 2]))
+                for at in range(0, len(reply), 3)
+            ]
+
+        return self._verb("recurrence_stats", read, most)
+
     def requests(self, name: str) -> Call[int]:
         """Count the requested runs that wait."""
         return self._call(("ZCARD", f"{self._root}requests:{name}"), int)
@@ -216,6 +239,19 @@ class RecurrenceCalls(Queue):
     def set_policies(self, policies: Mapping[str, str]) -> Call[int]:
         """Write retry policies of tasks, one at least, for programs that make recurrences without the tasks' code."""
         return self._call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
+
+    def redactions(self) -> Call[dict[str, tuple[str, ...]]]:
+        """Read the redacted arguments that workers have declared, by task."""
+        return self._call(("HGETALL", f"{self._root}redactions"), read_redactions)
+
+    def set_redactions(self, redactions: Mapping[str, str]) -> Call[int]:
+        """Declare redacted arguments of tasks, one task at least, as `write_names` returns them."""
+        words = [word for pair in redactions.items() for word in pair]
+        return self._call(("HSET", f"{self._root}redactions", *words), int)
+
+    def unset_redactions(self, tasks: Sequence[str]) -> Call[int]:
+        """Declare that tasks, one at least, have no redacted arguments."""
+        return self._call(("HDEL", f"{self._root}redactions", *tasks), int)
 
     def replan(self, name: str) -> Call[bool]:
         """Plan a recurrence again, because its calendar was changed, or its window was set.

@@ -116,6 +116,20 @@ OF_QUEUES: Final = (
 )
 """Gauges that a dispatcher reads from Redis when it is scraped."""
 
+OF_RECURRENCES: Final = (
+    Metric(
+        "recurrence_last_success_timestamp_seconds",
+        "When a run of the recurrence was last done, Unix seconds.",
+        ("queue", "recurrence"),
+    ),
+    Metric(
+        "recurrence_last_due_timestamp_seconds",
+        "When the latest run of the recurrence was due, Unix seconds; absent while it is paused or retired.",
+        ("queue", "recurrence"),
+    ),
+)
+"""Gauges that are read in the same way."""
+
 OF_REDIS: Final = (
     Metric("redis_memory_used_ratio", "Used part of Redis's maxmemory; 0 = no maxmemory, NaN = unknown.", ()),
     Metric("redis_clock_ahead_seconds", "Redis's clock minus this host's; NaN = unknown.", ()),
@@ -138,6 +152,7 @@ OF_LEDGER: Final = (
 
 GAUGES: Final = (
     *OF_QUEUES,
+    *OF_RECURRENCES,
     *OF_REDIS,
     *OF_LEDGER,
     Metric("redis_evicted_keys", "Keys that Redis evicted since it started: jobs may be lost.", ()),
@@ -159,6 +174,9 @@ OTHER: Final = "__other__"
 
 QUEUES: Final = 50
 """How many queues have series of their own, about 70 each. Later ones are `__other__`."""
+
+RECURRENCES: Final = 500
+"""How many recurrences have series: a client may make any number of them. Later ones have none."""
 
 
 _RunEnd = (
@@ -192,6 +210,7 @@ class Metrics:
         self._children = dict[tuple[str, ...], Counter]()
         self._tasks = set[str]()
         self._queues = dict[str, str]()
+        self._recurrences = set[tuple[str, str]]()
         self._down = {"redis_up": set[str](), "ledger_up": set[str](), "ledger_history_up": set[str]()}
         """By gauge, the loops of this process that Redis, or the ledger's database, does not serve; and "scrape"."""
         self.counted = self._table()
@@ -247,7 +266,7 @@ class Metrics:
 
     def forget(self) -> None:
         """Drop the values that were read from Redis, so that old ones do not look current."""
-        for one in OF_QUEUES:
+        for one in (*OF_QUEUES, *OF_RECURRENCES):
             self.gauges[one.name].clear()
         for one in OF_REDIS:
             self.gauges[one.name].set(math.nan)
@@ -261,6 +280,17 @@ class Metrics:
             if label is not OTHER:
                 self._queues[queue] = label
         return label
+
+    def set_recurrence(self, queue: str, recurrence: str, due: float | None, success: float | None) -> None:
+        """Set the gauges of a recurrence, unless there are too many. Times in Unix seconds; None = there was none."""
+        labels = self.queue_label(queue), recurrence
+        if labels not in self._recurrences:
+            if len(self._recurrences) >= RECURRENCES or labels[0] is OTHER:
+                return
+            self._recurrences.add(labels)
+        for name, moment in (("last_due", due), ("last_success", success)):
+            if moment is not None and math.isfinite(moment):
+                self.gauges[f"recurrence_{name}_timestamp_seconds"].labels(*labels).set(moment)
 
     def _count(self, name: str, queue: str, *labels: str, by: float = 1) -> None:
         """Add to a counter of a queue."""

@@ -70,11 +70,14 @@ class Depths:
             return
         self._at = time.monotonic()
         metrics, queues = self._metrics, self._queues()
+        wholes = [queue for queue in queues if self._runtime.shards.whole(queue) == queue]  # they have the recurrences
         metrics.forget()
         try:
             async with asyncio.timeout(DEADLINE):
-                servers, found = await asyncio.gather(
-                    self._read_servers(), self._read([Store(queue).queue_stats() for queue in queues])
+                servers, found, recurrences = await asyncio.gather(
+                    self._read_servers(),
+                    self._read([Store(queue).queue_stats() for queue in queues]),
+                    self._read([Store(queue).recurrence_stats() for queue in wholes]),
                 )
         except (StoreError, TimeoutError) as error:
             self._runtime.emit(RedisFailed(kind=error.kind if isinstance(error, StoreError) else "timeout"))
@@ -92,6 +95,9 @@ class Depths:
             by_label.setdefault(metrics.queue_label(queue), []).append(queue_stats)
         for label, of_label in by_label.items():
             self._set(label, merged(of_label))
+        for queue, of_queue in zip(wholes, recurrences, strict=True):
+            for one in of_queue:
+                metrics.set_recurrence(queue, one.name, one.due, one.success)
 
     def _set(self, queue: str, stats: QueueStats) -> None:
         gauges, places = self._metrics.gauges, stats.places

@@ -1,8 +1,9 @@
 """A call: the words to send to Redis, and the function that reads the reply. `senders.py` sends it.
 
 Most calls run a Lua script, one file per verb. Each script is linked with the shared blocks that its header declares
-(`-- USES`). The files are those of the checkout if there is one, else those of the installed package: an editable
-install copies lua/ too, and that copy becomes stale.
+(`-- USES`), and begins with the checks of its arguments that follow from its header. The files are those of the
+checkout if there is one, else those of the installed package: an editable install copies lua/ too, and that copy
+becomes stale.
 """
 
 from __future__ import annotations
@@ -102,6 +103,10 @@ def texts(reply: list[bytes]) -> list[str]:
 ALWAYS: Final = "root"
 """The name whose block stands before every script without being declared: it defines the names of the keys."""
 
+CHECK: Final = "check_number"
+"""The shared function that refuses an argument that is not a number of its kind."""
+
+_ARGUMENT: Final = re.compile(r"^--.{8}(\w+)  +(?:(number|count|score)( or '')?: )?", re.MULTILINE)
 _DEFINED: Final = re.compile(r"^local (?:function )?([\w, ]+)", re.MULTILINE)
 _USES: Final = re.compile(r"^-- USES +((?:.*,\n-- +)*.*)$", re.MULTILINE)
 
@@ -147,15 +152,50 @@ def shared() -> dict[str, Block]:
     return blocks
 
 
+def arguments(text: str, mark: str) -> list[tuple[str, str, str]]:
+    """Return the arguments that a header has under `ARGV` or `ROWS`: name, kind or "", and " or ''" if it may be empty.
+
+    The kind, `number`, `count` or `score`, stands before the meaning.
+    """
+    section = re.search(rf"^-- {mark} .*(?:\n-- {{7}} .*)*", text, re.MULTILINE)
+    return _ARGUMENT.findall(section[0]) if section else []
+
+
+def checks(text: str) -> str:
+    """Return the Lua code that refuses a call whose arguments are missing or not of their kind, before it writes."""
+    once, row = arguments(text, "ARGV"), arguments(text, "ROWS")
+    takes = f"{len(once)} argument{'s' * (len(once) > 1)}" + (f" and rows of {len(row)}" if row else "")
+    wrong = f"#ARGV < {len(once)}" if row else f"#ARGV ~= {len(once)}"
+    if len(row) > 1:
+        wrong += f" or (#ARGV - {len(once)}) % {len(row)} ~= 0"
+    refusal = f"error({{ err = 'ERR ' .. #ARGV .. ' words are not {takes}, so nothing was written' }})"
+    lines = [f"if {wrong} then {refusal} end", *_kinds(once, lambda at: str(at + 1))]
+    of_rows = _kinds(row, lambda at: f"at + {at + 1}")
+    if of_rows:
+        lines += [f"for at = {len(once)}, #ARGV - 1, {len(row)} do", *of_rows, "end"]
+    return "\n".join(lines)
+
+
+def _kinds(found: list[tuple[str, str, str]], index: Callable[[int], str]) -> list[str]:
+    lines: list[str] = []
+    for at, (name, kind, empty) in enumerate(found):
+        value = f"ARGV[{index(at)}]"
+        check = f"{CHECK}('{name}', {value}" + ("" if kind == "number" else f", '{kind}'") + ")"
+        if kind:
+            lines.append(f"if {value} ~= '' then {check} end" if empty else check)
+    return lines
+
+
 @cache
 def script(verb: str) -> Script:
-    """Return the script of a verb: its first line (the flags), the shared blocks that it needs, and the rest.
+    """Return the script of a verb: its flags, the shared blocks that it needs, the checks of its arguments, its code.
 
     It contains no other blocks: Redis creates each function again in every call, which takes 0.1 us.
     """
     flags, _, body = read(folder() / f"{verb}.lua").partition("\n")
-    blocks = needed((ALWAYS, *declared(body)))
-    source = "\n\n".join([flags, *(block.text for block in blocks), body])
+    checked = checks(body)
+    blocks = needed((ALWAYS, *declared(body), *([CHECK] if CHECK in checked else [])))
+    source = "\n\n".join([flags, *(block.text for block in blocks), checked, body])
     return Script(verb, source, sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 

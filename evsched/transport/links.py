@@ -240,7 +240,8 @@ class BlockingLink:
         self.raw.connect()
 
     async def send_packed_command(self, commands: list[bytes], *, check_health: bool) -> None:
-        self.raw.send_packed_command(commands, check_health=check_health)
+        # redis-py makes a system call for each item.
+        self.raw.send_packed_command([b"".join(commands)], check_health=check_health)
 
     async def read_response(self) -> Any:
         return self.raw.read_response(**self._timeout)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
@@ -343,6 +344,29 @@ class SyncSender:
             raise value
         return value, waited
 
+    def send_all(self, calls: Sequence[Call[T]], limit: float | None = None) -> list[T]:
+        """Send calls that change nothing, in one batch to each node in turn; raise the first error, if there is one."""
+        limit = self._reply_timeout if limit is None else limit
+        try:
+            return self._send_batches(calls, limit)
+        except StoreDown as error:
+            if error.kind != MOVED:
+                raise
+        return self._send_batches(calls, limit)
+
+    def _send_batches(self, calls: Sequence[Call[Any]], limit: float) -> list[Any]:
+        by_host, found = defaultdict[Host | None, list[int]](list), list[Any](calls)
+        for at, call in enumerate(calls):
+            by_host[call.node or self.node_of(call.near)].append(at)
+        for host, places in by_host.items():
+            with self._connection(host, limit) as connection:
+                values = finish(_deliver(connection, [calls[at] for at in places], limit))
+            for at, value in zip(places, values, strict=True):
+                if isinstance(value, EvschedError):
+                    raise value
+                found[at] = value
+        return found
+
     def _send(self, call: Call[T], block: float, limit: float) -> T:
         (value,) = self._send_all([call], block, limit)
         if isinstance(value, EvschedError):
@@ -352,6 +376,12 @@ class SyncSender:
     def _send_all(self, calls: Sequence[Call[Any]], block: float, limit: float) -> list[Any]:
         """Send calls, one after the other, to the node of the first; return their values, errors in place of values."""
         host = calls[0].node or self.node_of(calls[0].near)
+        with self._connection(host, limit) as connection:
+            return [finish(_deliver(connection, [call], block + limit))[0] for call in calls]
+
+    @contextmanager
+    def _connection(self, host: Host | None, limit: float) -> Generator[Connection]:
+        """Lend a connection that no other thread uses meanwhile."""
         all_idle = self._idle
         idle = all_idle[host, limit]
         try:
@@ -359,7 +389,7 @@ class SyncSender:
         except IndexError:
             connection = Connection(self._url, node=host, blocking=limit)
         try:
-            return [finish(_deliver(connection, [call], block + limit))[0] for call in calls]
+            yield connection
         finally:
             if all_idle is self._idle and len(idle) < _IDLE_MOST:
                 idle.append(connection)

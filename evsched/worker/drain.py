@@ -30,6 +30,9 @@ _HAND_BACK: Final = 5.0
 _CLEAN_UP: Final = 2.0
 """Seconds in which cancelled handlers may end, once their jobs are handed back: the process must end soon."""
 
+_ANSWER: Final = 1.0
+"""Seconds in which an event loop responds that is not blocked."""
+
 _REPORT: Final = 1.0
 """Seconds in which the heartbeat's thread emits the events about the jobs: the reader of the log may hang."""
 
@@ -81,6 +84,13 @@ class Drain:
         works = [run.work for run in self._running if run.cancellable and run.work is not None]
         if works:
             await asyncio.wait(works, timeout=min(self._runtime.config.kill_grace, _CLEAN_UP))
+
+    def is_needed(self) -> bool:
+        """Return whether a thread has to hand back the jobs, because the event loop is blocked. For any other thread.
+
+        A loop that responds may not have begun to: the app's lifespan is late to begin or to end.
+        """
+        return not self.handing_back and not self._hangs.responds(_ANSWER)
 
     def rescue(self) -> None:
         """Hand back, since a job blocks the event loop and the process was asked to end. For any thread."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 from evsched import events, process_events, shard_map
 from evsched.errors import WRONG_TYPE, ConfigError, StoreError, StoreRefused
 from evsched.execution.program import Program
+from evsched.jobs.redaction import write_names
 from evsched.jobs.retry import write_policy
 from evsched.recurrence.calendars import names_of
 from evsched.recurrence.recurrence import Declared, describe_revision, read_recurrence, window_names
@@ -156,6 +157,7 @@ class QueueSetup:
         self._declarations = Declarations(runtime, program, before)
         self._worker = worker
         self._policies = {name: write_policy(task.retry, task.signature.order) for name, task in program.tasks.items()}
+        self._redactions = {name: write_names(task.redact) for name, task in program.tasks.items() if task.redact}
         self._digest = program.digest
         self._reconnects = Reconnects("worker", runtime.emit)
         self._done = set[str]()
@@ -218,7 +220,7 @@ class QueueSetup:
         await self._try(server.add_queues([store.queue]), server.set_may_wait)
 
     async def _describe_tasks(self, store: Store) -> None:
-        """Write the retry policies of the tasks and their parameters, for clients that do not have their code.
+        """Write the tasks' retry policies, parameters and redacted arguments, for clients that do not have their code.
 
         Also write the names of the tasks, for workers that do not know one of them. Both come after the declarations:
         if `forget` deletes the policies, it deletes the revision too, and a heartbeat tells that this was lost.
@@ -228,6 +230,10 @@ class QueueSetup:
         """
         if self._policies:
             await self._try(store.set_policies(self._policies), server.may_wait)
+            if self._redactions:
+                await self._try(store.set_redactions(self._redactions), server.may_wait)
+            if others := sorted(self._policies.keys() - self._redactions.keys()):
+                await self._try(store.unset_redactions(others), server.may_wait)
             await self._try(store.set_program(self._digest, sorted(self._policies)), server.may_wait)
 
     def announced(self, queue: str) -> Announced:

@@ -224,8 +224,8 @@ class Worker:
             consumer.fetch_no_more()
 
     def rescue(self) -> bool:
-        """Hand back all held jobs and return True, or False if the event loop has begun to do so. For any thread."""
-        if self._drain.handing_back:
+        """Hand back all held jobs and return True, or False if the event loop does so, or could. For any thread."""
+        if not self._drain.is_needed():
             return False
         self._heartbeat.stop()
         if self._heartbeat.is_alive():

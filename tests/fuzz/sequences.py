@@ -2,8 +2,8 @@
 
 The arguments of a script follow from its header: a name such as `worker` or `due` says what values it takes. There are
 three kinds of values: valid ones; values of the right form that nobody needs, such as a lease of 1e18 s or an id with a
-newline; and garbage. Scripts get their arguments from the store, so garbage may be refused by any error. Nothing else
-may be met by an error that the header does not name.
+newline; and garbage. Garbage may be refused by an error that says what is wrong with it. Nothing else may be met by an
+error that the header does not name.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ _RUNS: Final[Values] = (
 _PLACES: Final[Values] = ([b"schedule", b"backlog", b"backlog:g", b"ready", b"dead"], [b"backlog:}:x"])
 _FILTERS: Final[Values] = (
     [b"", b"{}", b'{"task":"noop"}', b'{"group":"g"}'],
-    [b'{"task":1}', b'{"after":1e300}', b'{"x":{}}'],
+    [b'{"task":""}', b'{"after":1e300}', b'{"x":{}}'],
 )
 _LIMITS: Final = (
     b"concurrency rate burst concurrency:g rate:g rate:* weight:g concurrency:task:noop concurrency:origin:* "
@@ -141,7 +141,7 @@ _BY_NAME: Final[dict[str, Values]] = {
     **dict.fromkeys(["result", "progress"], _JSON),
     "run": _RUNS,
     "place": _PLACES,
-    "cursor": ([b"0"], [b"3 r1", b"7"]),
+    "cursor": ([b"0"], [b"7"]),
     "filter": _FILTERS,
     "act": ([b"", b'0 {"id":"1"}', b'1 {"id":"1"}', b'0 {"id":"2"}'], [b"x", b"1", b"0 ", b"9" * 400 + b" x"]),
     "priority": ([b"", b"0", b"5", b"9"], []),
@@ -212,6 +212,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("replace", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("enqueue", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("replace", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
+    ("enqueue", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
     ("defer", "unknown"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("hold", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("pause", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
@@ -226,7 +227,12 @@ _OF: Final[dict[tuple[str, str], Values]] = {
 GARBAGE: Final = [
     *(b"", b"abc", b"nan", b"-nan", b"inf", b"0x10", b" 1", b"1 ", b"1e", b"1,5", b"-5", b"1e400", b"9" * 400),
     *(b"\xff\xfe", b"\x00", b"{}", b"[]", b"null", b"}:schedule", b"x" * 100_000),
+    b"3 r1",
+    *(b'{"task":1}', b'{"before":"x"}', b'{"tags":[1]}', b'{"arguments":[1]}'),
 ]
+
+
+_GARBAGE_WORDS: Final = st.one_of(st.sampled_from(GARBAGE), st.binary(max_size=12))
 
 
 def _word(verb: str, name: str, level: int) -> st.SearchStrategy[bytes]:
@@ -236,8 +242,20 @@ def _word(verb: str, name: str, level: int) -> st.SearchStrategy[bytes]:
     if level > 0 and odd:
         found.append(st.sampled_from(odd))
     if level > 1:
-        found.append(st.one_of(st.sampled_from(GARBAGE), st.binary(max_size=12)))
+        found.append(_GARBAGE_WORDS)
     return st.one_of(found)
+
+
+def _one_wrong(verb: str) -> st.SearchStrategy[Step]:
+    """Return calls of which one word alone is garbage: nothing before it is refused."""
+
+    def spoil(step: Step) -> st.SearchStrategy[Step]:
+        def put(at: int, word: bytes) -> Step:
+            return Step(verb, _at_most_one(verb, (*step.words[:at], word, *step.words[at + 1 :])))
+
+        return st.builds(put, st.integers(0, len(step.words) - 1), _GARBAGE_WORDS)
+
+    return _call(verb, 0).flatmap(spoil)
 
 
 def _call(verb: str, level: int) -> st.SearchStrategy[Step]:
@@ -325,6 +343,8 @@ def sequences(role: str) -> st.SearchStrategy[Sequence]:
     def of(wild: bool) -> st.SearchStrategy[Sequence]:
         level = 2 if wild else 1
         calls = st.one_of(*(_call(verb, level) for verb in VERBS))
+        if wild:
+            calls = st.one_of(calls, *(_one_wrong(verb) for verb in VERBS))
         often = st.one_of(*(_call(verb, 0) for verb in _OFTEN))
         if role == "producer":
             # What it sends comes between the calls of the other users, which the file names as those of `worker`.

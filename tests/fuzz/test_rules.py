@@ -27,12 +27,26 @@ BROKEN: dict[str, tuple[str, str, str, Step, str]] = {
         END,
         "complete fails: .*attempt to concatenate a nil value",
     ),
+    "a failure of Lua code at garbage": (
+        "complete",
+        "local now, worker",
+        "local _ = nil .. ''\nlocal now, worker",
+        END,
+        "complete fails: .*attempt to concatenate a nil value",
+    ),
     "a write before a refusal": (
         "cancel",
         "return fail('MISSING'",
         "redis.call('SET', root .. 'x', 1)\nreturn fail('MISSING'",
         Step("cancel", (NOW_WORD, b"", b"", b"nobody", b"")),
         "cancel writes before it is refused: MISSING",
+    ),
+    "a write before garbage is refused": (
+        "retry",
+        "return end_runs(",
+        "redis.call('SET', root .. 'x', 1)\nrefuse('delay', 'good')\nreturn end_runs(",
+        Step("retry", (NOW_WORD, b"w")),
+        "retry writes before it is refused: the argument delay is not good",
     ),
     "a job that is lost": (
         "cancel",
@@ -77,7 +91,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
 @pytest.mark.parametrize("rule", BROKEN)
 def test_broken_script_is_found(arena: Arena, broken: Callable[[str, str, str], None], rule: str) -> None:
     verb, text, instead, step, why = BROKEN[rule]
-    sequence = Sequence("client", False, (step,))
+    sequence = Sequence("client", "garbage" in rule, (step,))
     arena.run(sequence)
     broken(verb, text, instead)
     with pytest.raises(Broken, match=why):

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -410,6 +411,8 @@ async def test_connections_of_other_libraries_search_too(
             (job,) = client.history(queue, HistoryFilter(error=None, since=timedelta(days=1)), ledger=ledger)
             (counted,) = client.history_counts(queue, ledger=ledger)
             assert (job.id, job.outcome, counted.cancelled) == ("a", "cancelled", 1)
+            (early,) = client.history(queue, HistoryFilter(since=-inf, until=1e300), ledger=ledger)
+            assert (early, client.history_counts(queue, since=-inf, ledger=ledger)) == (job, [counted])
     client.close()
     engine.dispose()
 

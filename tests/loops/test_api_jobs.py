@@ -382,6 +382,37 @@ async def test_redacted_argument_reaches_only_the_handler(
     await app.close()
 
 
+async def test_reader_without_the_app_does_not_get_what_a_worker_redacts(
+    server: EmbeddedRedis, api: Caller, jobs: str, queue: str, raw: Any
+) -> None:
+    """The jobs were enqueued by a program that does not know the task, so their payloads name no arguments."""
+    app, secret = App(server.url, queue=queue), "4111-1111"
+
+    @app.task(redact=("card",))
+    async def pay(amount: int, card: str) -> None: ...
+
+    async def texts() -> list[str]:
+        paths = (jobs, f"{jobs}?task=pay", f"{jobs}/a", f"{jobs}/b", f"{jobs}/a/explain")
+        return [(await api.ask("GET", path)).text for path in paths]
+
+    body = {"task": "pay", "due": LATER}
+    await api.ask("POST", jobs, {**body, "id": "a", "args": [1, secret]})
+    await api.ask("POST", jobs, {**body, "id": "b", "kwargs": {"amount": 1, "card": secret}})
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"pay","args":[1,"{secret}"]}}': LATER})
+    assert sum(secret in text for text in await texts()) == 4
+    async with system(Config(url=server.url, queues=(queue,)), app):
+        pass
+    assert [text for text in await texts() if secret in text] == []
+    assert (await api.ask("GET", f"{jobs}/a")).json()["payload"]["args"] == [1, "[redacted]"]
+    known = App(server.url, queue=queue)
+    known.task(name="pay")(pay.handler)  # a later deploy, which redacts nothing
+    async with system(Config(url=server.url, queues=(queue,)), known):
+        pass
+    assert secret in (await api.ask("GET", f"{jobs}/a")).text
+    await app.close()
+    await known.close()
+
+
 async def test_handler_receives_id_meta_and_tags_of_the_request(
     server: EmbeddedRedis, api: Caller, jobs: str, queue: str
 ) -> None:

@@ -17,6 +17,7 @@ from evsched import App, Filter, InUse, JobMissing, events
 from evsched.client.client import Client, SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError
+from evsched.store.client_calls import New
 from evsched.store.gate_limits import Limits
 from evsched.top import collector
 from evsched.transport.embedded import EmbeddedRedis
@@ -378,6 +379,49 @@ async def test_acts_of_callers_are_listed_with_the_digest_of_their_token(
         "why": "the provider is down"
     }
     assert (await api.ask("GET", f"{path}/audit?limit=1")).json()["complete"] is False
+
+
+@pytest.fixture
+async def ended(config: Config, queue: str) -> None:
+    """End three jobs: a, b and c, of the tasks t, u and t."""
+    client = Client(config.url)
+    for name, task in (("a", "t"), ("b", "u"), ("c", "t")):
+        payload = f'{{"task":"{task}","tags":["patient:{name}"]}}'.encode()
+        await client.enqueue(queue, [New(name, payload, due=LATER, group=name)])
+        await client.cancel(queue, name)
+    await client.close()
+
+
+@pytest.mark.usefixtures("ended")
+async def test_jobs_that_have_ended_are_listed_in_pages(api: Caller, path: str) -> None:
+    first = (await api.ask("GET", f"{path}/history?limit=2", token=READ)).json()
+    assert [(job["id"], job["outcome"]) for job in first["jobs"]] == [("c", "cancelled"), ("b", "cancelled")]
+    rest = (await api.ask("GET", f"{path}/history?limit=2&cursor={first['cursor']}")).json()
+    assert ([job["id"] for job in rest["jobs"]], rest["cursor"]) == (["a"], None)
+    for condition, ids in (
+        ("task=t", ["c", "a"]),
+        ("id=b", ["b"]),
+        ("group=a", ["a"]),
+        ("tag=patient:c", ["c"]),
+        ("outcome=done", []),
+        ("error=Timeout", []),
+        ("until=1000000000", []),
+        ("since=2001-09-09T01:46:40Z", ["c", "b", "a"]),
+    ):
+        found = (await api.ask("GET", f"{path}/history?{condition}")).json()
+        assert [job["id"] for job in found["jobs"]] == ids, condition
+    for wrong in ("cursor=x", "outcome=failed", "since=soon", "limit=0"):
+        refused = await api.ask("GET", f"{path}/history?{wrong}")
+        assert (refused.status_code, wrong.partition("=")[0] in refused.json()["detail"]) == (422, True)
+
+
+@pytest.mark.usefixtures("ended")
+async def test_jobs_that_have_ended_are_counted_by_task(api: Caller, path: str) -> None:
+    found = (await api.ask("GET", f"{path}/history/counts", token=READ)).json()
+    assert [(one["task"], one["ended"], one["cancelled"]) for one in found["counts"]] == [("t", 2, 2), ("u", 1, 1)]
+    some = (await api.ask("GET", f"{path}/history/counts?task=u&since=1000000000&until=2100-01-01T00:00:00Z")).json()
+    assert [one["task"] for one in some["counts"]] == ["u"]
+    assert (await api.ask("GET", f"{path}/history/counts?until=1000000000")).json() == {"counts": []}
 
 
 async def test_acts_of_callers_without_tokens_are_those_of_anyone(config: Config, path: str) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from evsched import App, Retry, events, process_events
 from evsched.config import Config
-from evsched.telemetry import process_telemetry
+from evsched.telemetry import metrics, process_telemetry
 from evsched.telemetry.process_telemetry import DEADLINE, Telemetry
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
@@ -123,6 +123,22 @@ async def test_due_jobs_on_the_schedule_are_overdue_without_a_dispatcher(
     assert abs(figure("redis_clock_ahead_seconds") or 0) < 1
     assert figure("redis_memory_used_ratio") == 0
     assert abs((figure("start_time_seconds") or 0) - now) < 60
+
+
+@pytest.mark.usefixtures("patient")
+async def test_metrics_say_when_recurrences_were_due_and_succeeded(
+    config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "RECURRENCES", 1)
+    root = f"evsched:{{{queue}}}:"
+    raw.hset(f"{root}recurrence:r", mapping={"current_due": "100", "last_success": "70.5"})
+    raw.hset(f"{root}recurrence:s", mapping={"current_due": "100", "last_success": "70.5"})
+    raw.zadd(f"{root}recurrences", {"r": 4e9, "s": 5e9})
+    async with system(config, app, workers=0) as running, served(running) as url:
+        figure = await scrape(url)
+    assert figure("recurrence_last_due_timestamp_seconds", queue=queue, recurrence="r") == 100
+    assert figure("recurrence_last_success_timestamp_seconds", queue=queue, recurrence="r") == 70.5
+    assert figure("recurrence_last_due_timestamp_seconds", queue=queue, recurrence="s") is None
 
 
 @pytest.mark.extra

@@ -14,6 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from evsched import App
 from evsched.config import Config
+from evsched.errors import StoreRefused
 from evsched.store import server as about
 from evsched.transport.call import Call, raw
 from evsched.transport.connection import Connection
@@ -96,6 +97,20 @@ def test_a_sender_opens_no_more_connections_than_are_in_use_at_once(server: Embe
     assert len(opened) == 1
     sender.close()
     wait_until_closed(raw, opened)
+
+
+@pytest.mark.one_server
+def test_many_calls_are_one_batch_whose_first_error_is_raised(server: EmbeddedRedis, raw: Any, queue: str) -> None:
+    raw.set(queue, "text")
+    sender = SyncSender(server.url)
+    sender.send(Call(("ECHO", "1"), int))
+    reads = raw.info("stats")["total_reads_processed"]
+    assert sender.send_all([Call(("ECHO", str(n)), int) for n in range(300)]) == [*range(300)]
+    assert raw.info("stats")["total_reads_processed"] < reads + 20
+    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+        sender.send_all([Call(("ECHO", "1"), int), Call(("HGETALL", queue), len)])
+    assert sender.send(Call(("ECHO", "2"), int)) == 2
+    sender.close()
 
 
 @pytest.mark.one_server

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -45,6 +47,32 @@ async def test_a_stop_hands_back_jobs_that_do_not_end(
         hold.gate.set()
         running.work()
         assert await job.result(PATIENCE) == 1  # an orderly stop costs no attempt
+
+
+async def test_worker_whose_loop_is_late_to_hand_back_is_not_blocked(config: Config) -> None:
+    """The lifespan of its app is late to begin: it does not end when it is cancelled."""
+    entered, cancelled, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncGenerator[None]:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            await end.wait()
+            raise
+        yield
+
+    async with system(config, App(config.url, lifespan=lifespan), workers=0) as running:
+        worker = running.work()
+        await entered.wait()
+        worker.stop()
+        await cancelled.wait()
+        rescued = await asyncio.to_thread(worker.rescue)
+        end.set()
+        assert not rescued
+        assert not running.recorder.of(events.WorkerBlocked)
 
 
 async def test_a_stop_lets_running_jobs_end(server: EmbeddedRedis, app: App, hold: Any, queue: str) -> None:

@@ -12,6 +12,7 @@ from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Requeu
 from evsched.store import server
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import KEY_TYPES
+from evsched.store.run_ends import NO_LEASE
 from evsched.store.store import Store
 from evsched.worker.slots import FetchPause
 from tests.scripts.conftest import NOW, Send
@@ -190,6 +191,39 @@ def fetched(scene: Scene) -> None:
     scene.raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
 
 
+def retried_and_due(scene: Scene) -> None:
+    scene.worker()
+    failed = Retried(0, "attempt 1 of 5: ValueError: no luck", error="ValueError")
+    scene.send(scene.store.at(NOW - 20).retry("w", [(scene.run(), failed)]))
+    scene.dispatch()
+
+
+def lost(scene: Scene) -> None:
+    run = scene.run()
+    scene.send(scene.store.begin("w", [(run, "1")]))
+    scene.raw.zrem(f"evsched:{{{scene.store.queue}}}:leases", "w")
+    scene.send(scene.store.at(NOW - 7).requeue("w", "its worker died", lease=NO_LEASE))
+    scene.worker()
+    scene.dispatch()
+
+
+def replaced(scene: Scene) -> None:
+    scene.run()
+    scene.send(scene.store.replace([New("a", b'{"task":"t"}', due=NOW + 60)]))
+
+
+def replaced_and_due(scene: Scene) -> None:
+    scene.run()
+    scene.send(scene.store.replace([New("a", b'{"task":"t"}', due=NOW - 9)]))
+    scene.dispatch()
+
+
+def replaced_and_retried(scene: Scene) -> None:
+    run = scene.run()
+    scene.send(scene.store.replace([New("a", b'{"task":"t"}', due=NOW + 60)]))
+    scene.send(scene.store.at(NOW).retry("w", [(run, Retried(30, "attempt 1 of 5: ValueError"))]))
+
+
 def dead(scene: Scene) -> None:
     scene.send(scene.store.at(NOW - 7200).bury("w", [(scene.run(), Buried("attempt 5 of 5: no luck", False))]))
 
@@ -232,6 +266,41 @@ TABLE = [
     (snoozed, "snoozed for at least 30.0 s: no file; due again in 30.0 s, and snoozed once so far"),
     (snoozed_often, "snoozed for at least 30.0 s: no file; due again in 30.0 s, and snoozed 12 times so far"),
     (retried, "retried after attempt 1 of 5: ValueError: no luck; due again in 30.0 s"),
+    (
+        retried_and_due,
+        (
+            "ready, behind 0 more: it starts when a worker has a free slot; "
+            "its last run failed 20.0 s ago: attempt 1 of 5: ValueError: no luck"
+        ),
+    ),
+    (
+        lost,
+        (
+            "ready, behind 0 more: it starts when a worker has a free slot; "
+            "its last run was lost 7.0 s ago: its worker died"
+        ),
+    ),
+    (
+        replaced,
+        (
+            "attempt 1 has run for 0 ms on worker w, whose lease ends in 15.0 s; "
+            "it was scheduled again: the next run waits for the end of this one, and is due in 60.0 s"
+        ),
+    ),
+    (
+        replaced_and_due,
+        (
+            "attempt 1 has run for 0 ms on worker w, whose lease ends in 15.0 s; "
+            "it was scheduled again: the next run waits for the end of this one, and has been due for 9.0 s"
+        ),
+    ),
+    (
+        replaced_and_retried,
+        (
+            "retried after attempt 1 of 5: ValueError; due again in 30.0 s; "
+            "it was scheduled again: the next run waits for the end of this one, and is due in 60.0 s"
+        ),
+    ),
     (without_worker, "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`"),
     (
         in_ready_without_worker,

@@ -184,6 +184,30 @@ def test_redacted_arguments_cannot_be_searched_for(send: Send, store: Store, red
     assert found(send, store, Filter(arguments={"1": 42}).condition(NOW)) == {"c"}
 
 
+def test_arguments_that_workers_declare_redacted_cannot_be_searched_for(
+    send: Send, store: Store, raw: Any, root: str
+) -> None:
+    jobs = {
+        "a": {"task": "t", "args": [42]},
+        "b": {"task": "t", "kwargs": {"card": 42}},
+        "c": {"task": "u", "args": [42]},
+    }
+    send(store.enqueue([New(name, json.dumps(one).encode(), due=NOW) for name, one in jobs.items()]))
+    by_name = Filter(arguments={"card": 42}).condition(NOW, {"t": ("card",), "u": ("card",)})
+    assert found(send, store, by_name) == {"a", "b", "c"}
+    send(store.set_redactions({"t": '["card","1"]', "u": '["other"]', "v": "not a list"}))
+    assert send(store.redactions()) == {"t": ("card", "1"), "u": ("other",)}
+    assert found(send, store, by_name) == {"c"}
+    assert found(send, store, Filter(arguments={"1": 42}).condition(NOW)) == {"c"}
+    send(store.unset_redactions(["t"]))
+    assert found(send, store, by_name) == {"a", "b", "c"}
+    raw.set(f"{root}redactions", "x")
+    assert found(send, store, by_name) == {"a", "b", "c"}
+    status = send(store.look("a"))
+    assert status is not None
+    assert status.payload["args"] == [42]
+
+
 def test_finished_jobs_are_found_among_all_keys(send: Send, store: Store, queue: str, raw: Any, root: str) -> None:
     for n in range(400):
         payload = json.dumps({"task": "t", "args": [n % 2]})

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from evsched.store.store import Store
-from evsched.transport.call import declared, folder, shared
+from evsched.transport.call import arguments, declared, folder, shared
 from tests.support.headers import VERBS, read_header
 
 FAIL = r"fail\('(\w+)'"
@@ -34,6 +34,13 @@ def test_a_header_is_complete_and_matches_the_code(verb: str) -> None:
         codes.update(re.findall(FAIL, shared()[name].text))
     assert codes == set(names["FAILS"]) - {"none"}
     assert not re.search(r"\b(KEYS|ARGV)\[", code)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_argument_that_is_read_as_a_number_has_a_kind(verb: str) -> None:
+    lines, code, _ = read_header(verb)
+    kinds = {name: kind for mark in ("ARGV", "ROWS") for name, kind, _ in arguments("\n".join(lines), mark)}
+    assert all(kinds.get(name, "kind") for name in re.findall(r"\btonumber\((\w+)\)", code))
 
 
 def test_each_verb_is_a_method_of_the_store() -> None:

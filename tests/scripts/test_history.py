@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from evsched import keys
 from evsched.client import history
 from evsched.client.history import HistoryFilter, TaskCounts
-from evsched.client.operations import Operation, Send
+from evsched.client.operations import Operation, Send, SendMany, Step
+from evsched.errors import ConfigError
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
 from evsched.jobs.record import JobRun
 from evsched.store.client_calls import New
-from evsched.store.history_calls import PastJob
+from evsched.store.history_calls import EndCount, PastJob
 from evsched.store.operator_calls import condition
 from evsched.store.run_ends import NO_LEASE
 from evsched.store.server import clock
@@ -40,25 +42,36 @@ def run(send: SendCall, store: Store) -> Callable[..., FetchedJob]:
     return begin
 
 
+def past(send: SendCall, store: Store) -> list[PastJob]:
+    return [job for entry in send(store.ended()).entries for job in entry.jobs]
+
+
 def ended(send: SendCall, store: Store) -> list[tuple[str, str, str]]:
-    return [(job.id, job.task, job.outcome) for job in send(store.ended()).jobs]
+    return [(job.id, job.task, job.outcome) for job in past(send, store)]
 
 
-def perform(send: SendCall, operation: Operation[T]) -> T:
+def perform(step_by: Callable[[Step], Any], operation: Operation[T]) -> T:
     value: Any = None
     while True:
         try:
             step = operation.send(value)
         except StopIteration as end:
             return end.value
-        assert isinstance(step, Send)
-        value = send(step.call)
+        value = step_by(step)
+
+
+def search(send: SendCall, operation: Operation[T]) -> T:
+    def perform_step(step: Step) -> Any:
+        assert isinstance(step, Send | SendMany)
+        return send(step.call) if isinstance(step, Send) else [send(call) for call in step.calls]
+
+    return perform(perform_step, operation)
 
 
 def test_job_that_is_done_is_one_row(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:
     job = run(group="g")
     send(store.at(NOW + 1).complete("w", [(job, Done(b"1", 300.0, False, label=b'["t"]'))]))
-    assert send(store.ended()).jobs == [
+    assert past(send, store) == [
         PastJob(
             queue=store.queue,
             id="a",
@@ -80,7 +93,7 @@ def test_the_ends_of_one_call_are_one_entry(
     jobs = [run(f"j{n}") for n in range(9)]
     send(store.at(NOW + 1).complete("w", [(job, Done(b"1", 0.0, False, label=b'["t"]')) for job in jobs]))
     assert raw.xlen(f"evsched:{{{queue}}}:history") == 1
-    assert [job.id for job in send(store.ended()).jobs] == [f"j{n}" for n in reversed(range(9))]
+    assert [job.id for job in past(send, store)] == [f"j{n}" for n in reversed(range(9))]
 
 
 def test_each_kind_of_end_is_in_the_history(
@@ -107,7 +120,7 @@ def test_each_kind_of_end_is_in_the_history(
         ("late", "t", "expired"),
         ("dead", "t", "dead"),
     ]
-    dead, late = send(store.ended()).jobs[-1], send(store.ended()).jobs[-2]
+    dead, late = past(send, store)[-1], past(send, store)[-2]
     assert (dead.error, dead.location, dead.tags) == ("E", "t.py:1 in f", ["patient:42", "x"])
     assert (dead.attempt, late.attempt, late.started) == (1, 0, None)
 
@@ -142,13 +155,14 @@ def test_no_more_ends_are_kept_than_the_limit_says(
 ) -> None:
     send(store.limit({"history": 3}))
     end_many(send, store, run, 0, 5, NOW)
-    assert [job.id for job in send(store.ended()).jobs] == ["j4", "j3", "j2"]
+    assert [job.id for job in past(send, store)] == ["j4", "j3", "j2"]
     send(store.limit({"history": 1}))
     end_many(send, store, run, 5, 1, NOW)
-    assert [job.id for job in send(store.ended()).jobs] == ["j5"]
+    assert [job.id for job in past(send, store)] == ["j5"]
     send(store.limit({"history": 0}))
     end_many(send, store, run, 6, 1, NOW)
-    assert [job.id for job in send(store.ended()).jobs] == ["j5"]
+    send(store.at(NOW).bury("w", [(run("dead"), Buried("no", False))]))
+    assert [job.id for job in past(send, store)] == ["j5"]
 
 
 def test_a_history_that_is_made_again_goes_on_with_greater_ids(
@@ -176,6 +190,17 @@ def test_the_history_is_deleted_some_time_after_the_last_end(
     assert 0 < raw.ttl(f"evsched:{{{queue}}}:history") <= 60
 
 
+def test_an_hour_counts_no_more_names_than_4000(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    hour = f"evsched:{{{queue}}}:hour:{int(NOW // 3600)}"
+    end_many(send, store, run, 0, 1, NOW)
+    counted = raw.hgetall(hour)
+    raw.hset(hour, mapping={f"done 0 0 {n}": 1 for n in range(4000)})
+    send(store.at(NOW).bury("w", [(run("dead"), Buried("no", False))]))
+    assert raw.hlen(hour) == 4000 + len(counted)
+
+
 @pytest.mark.parametrize("key", ["history", "hour"])
 def test_a_key_of_another_type_keeps_no_job_from_its_end(
     send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str, state: State, key: str
@@ -196,7 +221,7 @@ def test_entries_that_another_client_wrote_are_left_out(send: SendCall, store: S
         f"evsched:{{{queue}}}:hour:{int(NOW // 3600)}",
         mapping={"": "x", "late": "1", "done 999 x t": "1", "done 1 2 t": b"\xff"},
     )
-    assert send(store.ended()).jobs == []
+    assert past(send, store) == []
     assert {(one.task, one.late, one.jobs) for one in send(store.hour(int(NOW // 3600)))} >= {("", None, 0)}
 
 
@@ -206,7 +231,7 @@ def test_names_that_are_long_or_not_utf_8_are_readable(
     task = "ü" * 400
     payload = json.dumps({"task": task, "tags": ["é" * 300, 7, "x", "a b"]}, ensure_ascii=False).encode()
     send(store.at(NOW).bury("w", [(run("a", payload), Buried("x", False, error='"\n\0', location="\x7f"))]))
-    (job,) = send(store.ended()).jobs
+    (job,) = past(send, store)
     assert (job.task, job.error, job.location) == ("ü" * 150, '"\n\0', "\x7f")
 
 
@@ -215,14 +240,65 @@ def test_search_finds_by_each_condition(send: SendCall, store: Store, run: Calla
     send(store.at(NOW + 9).bury("w", [(run("b"), Buried("x", False, error="lib.Timeout"))]))
 
     def found(**conditions: Any) -> list[str]:
-        return [job.id for job in perform(send, history.search([store], HistoryFilter(**conditions), 50))]
+        return [job.id for job in search(send, history.search([store], HistoryFilter(**conditions), 50)).jobs]
 
     assert found() == ["b", "a"]
     assert (found(id="a"), found(task="t"), found(task="x"), found(group="g")) == (["a"], ["b", "a"], [], ["a"])
     assert (found(outcome="dead"), found(error="Timeout"), found(error="lib.Timeout")) == (["b"], ["b"], ["b"])
     assert (found(tag="patient:42"), found(error="imeout")) == (["b"], [])
     assert (found(since=NOW + 1), found(until=NOW + 1)) == (["b"], ["a"])
-    assert len(perform(send, history.search([store], HistoryFilter(), 1))) == 1
+    assert len(search(send, history.search([store], HistoryFilter(), 1)).jobs) == 1
+
+
+def test_pages_have_each_end_once(send: SendCall, store: Store) -> None:
+    shard = Store(f"{store.queue}:0")
+    for n in range(60):  # more entries than one call reads
+        send(store.at(NOW + n).enqueue([New(f"j{n}", PAYLOAD)]))
+        send(store.at(NOW + n).cancel(f"j{n}"))
+    send(store.at(NOW + 90).enqueue([New(f"k{n}", PAYLOAD) for n in range(7)]))
+    assert send(store.at(NOW + 91).cancel_matching([f"k{n}" for n in range(7)], condition(task="t"))) == 7  # one entry
+    for n in range(3):
+        send(shard.at(NOW + n).enqueue([New(f"s{n}", PAYLOAD)]))
+        send(shard.at(NOW + 20 * n).cancel(f"s{n}"))
+    found, cursor, sizes = list[PastJob](), None, list[int]()
+    while cursor is not None or not found:
+        page = search(send, history.search([shard, store], HistoryFilter(), 5, cursor))
+        found += page.jobs
+        sizes.append(len(page.jobs))
+        cursor = page.cursor
+    names = [*(f"j{n}" for n in range(60)), *(f"k{n}" for n in range(7)), *(f"s{n}" for n in range(3))]
+    assert sorted(job.id for job in found) == sorted(names)
+    assert [job.ended for job in found] == sorted((job.ended for job in found), reverse=True)
+    assert sizes == [5] * 14
+    few = search(send, history.search([store], HistoryFilter(id="j0"), 5, None, most=1))
+    assert (few.jobs, few.cursor is None) == ([], False)
+    rest = search(send, history.search([store], HistoryFilter(id="j0"), 5, few.cursor))
+    assert ([job.id for job in rest.jobs], rest.cursor) == (["j0"], None)
+
+
+@pytest.mark.parametrize("cursor", ["x", "é", "e30x", "W10", "eyJhIjpbLTEsMF19", "eyJhIjpbMSwxZTk5XX0"])
+def test_cursor_of_another_form_is_refused(send: SendCall, store: Store, cursor: str) -> None:
+    with pytest.raises(ConfigError, match="cursor is not valid"):
+        search(send, history.search([store], HistoryFilter(), 5, cursor))
+
+
+def test_cursor_is_refused_together_with_a_ledger(send: SendCall, store: Store) -> None:
+    with pytest.raises(ConfigError, match="cursor: a search in the ledger has no pages"):
+        search(send, history.search([store], HistoryFilter(), 5, "e30", ledger=object()))
+
+
+def test_counts_are_read_in_few_round_trips(store: Store) -> None:
+    sizes = list[int]()
+
+    def count(step: Step) -> Any:
+        if isinstance(step, Send):
+            return 30 * 86400.0  # the time
+        assert isinstance(step, SendMany)
+        sizes.append(len(step.calls))
+        return [list[EndCount]()] * len(step.calls)
+
+    assert perform(count, history.counts([store], since=timedelta(days=30))) == []
+    assert (sum(sizes), len(sizes)) == (8 * 24 + 1, 4)
 
 
 def test_counts_of_a_week_by_task(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:
@@ -235,7 +311,7 @@ def test_counts_of_a_week_by_task(send: SendCall, store: Store, run: Callable[..
             )
         )
     send(store.at(now).bury("w", [(run("x", at=now), Buried("x", False))]))
-    (counts,) = perform(send, history.counts([store]))
+    (counts,) = search(send, history.counts([store]))
     assert (counts.task, counts.ended, counts.done, counts.dead) == ("t", 11, 10, 1)
     assert isinstance(counts, TaskCounts)
     assert counts.late_p50 == counts.late_p99 == 0.256

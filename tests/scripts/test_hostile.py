@@ -10,6 +10,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 from redis.exceptions import NoPermissionError, ResponseError
 
 from evsched.errors import JobExists, JobMissing, JobRunning
@@ -19,7 +20,7 @@ from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import Violation
 from evsched.store.store import Store
-from evsched.transport.call import Call, script
+from evsched.transport.call import CHECK, Call, arguments, script
 from evsched.transport.embedded import EmbeddedRedis
 from tests.scripts.conftest import NOW, Send, State
 from tests.support import hostile
@@ -282,23 +283,100 @@ def test_other_jobs_run_beside_anything_a_producer_may_write(
             raw.delete(key)
 
 
-WIDE = [verb for verb in VERBS if len(read_header(verb)[2].get("ROWS", ())) > 1 and verb != "recur"]
-"""`recur` looks first whether the recurrence was moved on meanwhile."""
+def _words(verb: str) -> tuple[list[str], list[str]]:
+    """Return valid words for the arguments of a script, those that come once and those of a row."""
+    values = {"filter": "{}", "act": "", "now": str(NOW), "place": "schedule"}
+    once, row = (arguments("\n".join(read_header(verb)[0]), mark) for mark in ("ARGV", "ROWS"))
+    return [values.get(name, "1") for name, *_ in once], [values.get(name, "1") for name, *_ in row]
 
-MOMENT, ROWS = "the moment of the call is not a number", "the last row has 1 of"
+
+def _is_refused(raw: Any, store: Store, verb: str, words: list[Any], error: str) -> None:
+    with pytest.raises(ResponseError, match=f"{error}.*, so nothing was written"):
+        raw.execute_command("EVAL", script(verb).source, 1, f"evsched:{{{store.queue}}}:", *words)
 
 
-@pytest.mark.parametrize(
-    ("verb", "now", "error"),
-    [*((verb, "", ROWS) for verb in WIDE), *(("dispatch", text, MOMENT) for text in ("soon", "nan"))],
-)
-def test_arguments_of_no_client_of_ours_are_refused_before_anything_is_written(
-    raw: Any, store: Store, send: Send, state: State, verb: str, now: str, error: str
+@pytest.mark.parametrize("verb", VERBS)
+def test_wrong_number_of_words_is_refused_before_anything_is_written(
+    raw: Any, store: Store, send: Send, state: State, verb: str
 ) -> None:
-    values = {"now": now, "lease": "", "filter": "", "owner": ""}
     send(store.enqueue([New("a", b"{}", due=NOW)]))
     before = state()
-    words = [values.get(name, "1") for name in read_header(verb)[2]["ARGV"]]
-    with pytest.raises(ResponseError, match=error):
-        raw.execute_command("EVAL", script(verb).source, 1, f"evsched:{{{store.queue}}}:", *words, "x")
+    once, row = _words(verb)
+    for words in [once[:-1], *([[*once, "1"]] if len(row) != 1 else []), *([[*once, *row[:-1]]] if row[1:] else [])]:
+        _is_refused(raw, store, verb, words, f"{len(words)} words are not {len(once)} argument")
     assert state() == before
+
+
+MALFORMED = {
+    "number": ("", "soon", "nan", "inf", "1e400", "1 x"),
+    "count": ("", "soon", "nan", "inf", "-1", "1.5", "0x10", " 1", "9" * 17),
+    "score": ("", "soon", "nan", "1e400", "0x10", " 1", "1e", "infinity"),
+}
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if CHECK in script(verb).source])
+def test_argument_that_is_not_of_its_kind_is_refused_before_anything_is_written(
+    raw: Any, store: Store, send: Send, state: State, verb: str
+) -> None:
+    send(store.enqueue([New("a", b"{}", due=NOW)]))
+    before = state()
+    header = "\n".join(read_header(verb)[0])
+    once, row = _words(verb)
+    for at, (name, kind, empty) in enumerate([*arguments(header, "ARGV"), *arguments(header, "ROWS")]):
+        if name == "now":
+            kind, empty = "number", "or"
+        for malformed in MALFORMED.get(kind, ()):
+            if malformed or not empty:
+                words = [*once, *row]
+                words[at] = malformed
+                _is_refused(raw, store, verb, words, f"the argument {name} is not a valid {kind}")
+    assert state() == before
+
+
+DUE = str(NOW)
+SUSPICION = [0, 0, 0]
+PACKED: list[Any] = [
+    1,
+    [NOW],
+    [NOW, []],
+    [DUE, 1, "", 1, SUSPICION, ""],
+    [DUE, ["payload"], "", 1, SUSPICION, ""],
+    [DUE, ["payload", []], "", 1, SUSPICION, ""],
+    [DUE, [], "", 1.5, SUSPICION, ""],
+    [DUE, [], "", 1, SUSPICION[1:], ""],
+    [DUE, [], "", 1, ["0", 0, 0], ""],
+    [DUE, [], 1, 1, SUSPICION, ""],
+    [DUE, [], "", 1, SUSPICION, 1],
+]
+FORMS: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("revive", "filter"): (
+        *("{", "null", '{"task":1}', '{"before":"x"}', '{"tags":[1]}', '{"arguments":[1]}'),
+        '{"arguments":[{"positions":1}]}',
+    ),
+    ("find", "cursor"): ("", "x", "-1", "3 a", "9" * 20),
+    ("settle", "report"): ("x", "1", "1-" + "9" * 19, "9" * 19 + "-1"),
+    ("arrive", "content"): (
+        b"\xc1",
+        *map(msgpack.encode, PACKED),
+    ),
+}
+
+
+@pytest.mark.parametrize(("verb", "argument"), FORMS)
+def test_argument_that_has_not_its_form_is_refused_before_anything_is_written(
+    raw: Any, store: Store, send: Send, state: State, verb: str, argument: str
+) -> None:
+    send(store.enqueue([New("a", b"{}", due=NOW)]))
+    before = state()
+    once, row = _words(verb)
+    names = [name for mark in ("ARGV", "ROWS") for name in read_header(verb)[2][mark]]
+    for malformed in FORMS[verb, argument]:
+        words = [*once, *row]
+        words[names.index(argument)] = malformed
+        _is_refused(raw, store, verb, words, f"the argument {argument} is not ")
+    assert state() == before
+
+
+def test_settle_without_reports_does_nothing(raw: Any, store: Store, state: State) -> None:
+    assert raw.execute_command("EVAL", script("settle").source, 1, f"evsched:{{{store.queue}}}:", "relays") == 0
+    assert state() == {}

@@ -66,7 +66,7 @@ def test_a_request_that_is_refused_does_not_use_up_its_key(
     before = state()
     with pytest.raises(JobExists):
         send(store.at(NOW).enqueue_once(REQUEST, jobs("new", "a")))
-    with pytest.raises(StoreRefused, match="not a valid float"):
+    with pytest.raises(StoreRefused, match="the argument due is not a valid score"):
         send(store.at(NOW).enqueue_once(REQUEST, [New("new", PAYLOAD, due=float("nan"))]))
     assert (state(), raw.exists(key)) == (before, 0)
     assert send(store.at(NOW).enqueue_once(REQUEST, jobs("b"))).jobs == [("b", NOW + 5)]

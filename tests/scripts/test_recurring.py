@@ -9,6 +9,7 @@ import pytest
 
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Misfire, Occurrence, Overlap
+from evsched.store.recurrence_calls import RecurrenceStats
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send, State
@@ -355,3 +356,32 @@ def test_recurrence_stopped_for_a_missing_calendar_resumes(send: Send, store: St
     send(store.at(NOW).recur(NAME, b"0", [], next_=None, reason="there is no calendar holidays"))
     assert send(store.at(NOW).replan(NAME))
     assert state()["recurrences"] == {NAME: 0}
+
+
+def test_last_success_of_each_recurrence_is_kept_and_read(send: Send, store: Store, raw: Any) -> None:
+    def end(planned: float, outcome: Done | Buried) -> None:
+        put(send, store, planned)
+        dispatch(send, store, planned)
+        (job,) = fetch(send, store, planned)
+        verb = store.at(planned + 5).complete if isinstance(outcome, Done) else store.at(planned + 5).bury
+        send(verb("w", [(job, outcome)]))  # pyright: ignore[reportArgumentType] - the one that fits
+        raw.zadd(f"evsched:{{{store.queue}}}:recurrences", {NAME: 0})
+
+    def stats() -> list[RecurrenceStats]:
+        return send(store.recurrence_stats())
+
+    assert stats() == []
+    end(NOW, Buried("no", False))
+    assert stats() == [RecurrenceStats(NAME, NOW, None)]
+    end(NOW + 60, DONE)
+    end(NOW + 120, Buried("no", False))
+    assert stats() == [RecurrenceStats(NAME, NOW + 120, NOW + 65)]
+    send(store.at(NOW + 130).hold(NAME, True))
+    assert stats() == [RecurrenceStats(NAME, None, NOW + 65)]
+    # A record of an older evsched, a malformed one, and a key of another type.
+    root = f"evsched:{{{store.queue}}}:"
+    raw.hset(f"{root}recurrence:old", mapping={"last_outcome": "done", "last_finished": "7", "last_success": "x"})
+    raw.set(f"{root}recurrence:odd", "x")
+    raw.zadd(f"{root}recurrences", {"old": 1, "odd": 2})
+    assert {(one.name, one.due, one.success) for one in stats()} >= {("old", None, 7.0)}
+    assert send(store.recurrence_stats(most=2)) == []

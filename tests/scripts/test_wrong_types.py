@@ -100,6 +100,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "bury": lambda store, runs: store.at(NOW).bury("w", [(runs[RUN], Buried("x", True))]),
     "cancel": lambda store, runs: store.at(NOW).cancel("r4"),
     "queue_stats": lambda store, runs: store.at(NOW).queue_stats(),
+    "recurrence_stats": lambda store, runs: store.recurrence_stats(),
     "complete": lambda store, runs: store.at(NOW).complete("w", [(runs[RUN], DONE)]),
     "declare": lambda store, runs: store.declare(Declared(name="r", payload=b"{}", rule="@daily"), "app", 1),
     "declare_limits": lambda store, runs: store.at(NOW).declare_limits("app", 1, {"rate": 9, "concurrency:g": 2}),
@@ -281,7 +282,7 @@ def run_all(send: Send, store: Store, name: str) -> None:
 
 
 def test_an_invalid_due_leaves_no_record(send: Send, store: Store, state: State) -> None:
-    with pytest.raises(StoreRefused, match="not a valid float"):
+    with pytest.raises(StoreRefused, match="the argument due is not a valid score"):
         send(store.enqueue([New("a", b"{}", due=1.0), New("b", b"{}", due=float("nan"))]))
     assert state() == {}
 

@@ -67,6 +67,18 @@ def test_show_has_each_run(cli: Cli, queue: str) -> None:
     assert [(run[0], run[4]) for run in runs] == [(1, "failed"), (2, "dead")]
 
 
+def test_show_says_when_the_next_run_is_due(cli: Cli, queue: str, server: EmbeddedRedis) -> None:
+    store, sender = Store(queue), SyncSender(server.url)
+    sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
+    sender.send(store.dispatch(limit=9, cap=1000))
+    sender.send(store.start("w", (), hold=9, lease=15))
+    sender.send(store.replace([New("a", b'{"task":"t"}', due=4_000_000_000.0)]))
+    sender.close()
+    assert cli.json("show", "a", "--queue", queue)["again"] == 4_000_000_000.0
+    assert "\nagain" in cli.run("show", "a", "--queue", queue).stdout
+    assert "the next run waits for the end of this one" in cli.run("explain", "a", "--queue", queue).stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [(("--outcome", "failed"), "one of done, dead"), (("--since", "soon"), "soon"), (("--limit", "0"), "--limit is 0")],

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from evsched.execution.run import RESULT_MOST, TIMED_OUT, Failed, Prepared, StopReason, judge
-from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Forwarded, Message, Outcome, Payload, Retried
+from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Forwarded, Message, Outcome, Payload, Retried, Snoozed
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define
 
@@ -71,6 +71,16 @@ def test_the_last_attempt_that_fails_is_the_end_of_the_job() -> None:
     assert refused.refused("WRONGTYPE") == Buried(f"attempt 3 of 3: {REFUSED}: WRONGTYPE", False)
     assert pickle.loads(pickle.dumps(refused)) == refused  # as it comes from an isolated run
     assert judge(job(1), prepared(1), b"7", "timeout") == Buried(f"attempt 1 of 1: {TIMED_OUT}", False)
+
+
+def test_snooze_beyond_the_allowed_attempts_ends_the_job_with_its_reason() -> None:
+    snoozed = Snoozed("snoozed for at least 30.0 s: no file", 30.0)
+    assert judge(job(3, deaths=1), prepared(), snoozed) == snoozed
+    beyond = "attempt 4 (3 are allowed, but workers died that held the job)"
+    assert judge(job(4, deaths=1), prepared(), snoozed) == Buried(
+        f"{beyond}: snoozed for at least 30.0 s: no file; not run again: no attempt is left", False
+    )
+    assert judge(job(4, deaths=1), prepared(), snoozed, "cancelled") == Aborted(60.0, False)
 
 
 def test_a_job_that_killed_its_process_is_charged_for_the_doubtful_runs() -> None:
