@@ -26,14 +26,16 @@ _SHORT: Final = 0.01
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 LOG_LEVELS: Final = get_args(LogLevel)
 
-Command = Literal["dispatcher", "worker", "dev", "ledger", "api"]
+Command = Literal["dispatcher", "worker", "dev", "ledger", "history", "api"]
 _SERVICES: Final[tuple[Command, ...]] = ("dispatcher", "worker", "dev")
 _WORKERS: Final[tuple[Command, ...]] = ("worker", "dev")
 _LEDGER: Final[tuple[Command, ...]] = ("ledger",)
+_HISTORY: Final[tuple[Command, ...]] = ("history",)
 _API: Final[tuple[Command, ...]] = ("api",)
 _SERVING: Final[tuple[Command, ...]] = (*_SERVICES, *_API)
 _MOVING: Final[tuple[Command, ...]] = (*_SERVICES, *_LEDGER)
-_ALL: Final[tuple[Command, ...]] = (*_MOVING, *_API)
+_ENQUEUING: Final[tuple[Command, ...]] = (*_MOVING, *_API)
+_ALL: Final[tuple[Command, ...]] = (*_MOVING, *_HISTORY, *_API)
 
 
 class Range(NamedTuple):
@@ -111,7 +113,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Setting(
             "The largest payload in bytes; a job with a larger one goes to the dead-letter set",
-            _ALL,
+            _ENQUEUING,
             Range(64, 512 * 1024 * 1024),
         ),
     ] = PAYLOAD_CAP
@@ -180,7 +182,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A page may have its own name lead to the API (DNS rebinding): the browser then takes both for one origin."""
     api_rate: Annotated[int, Setting("How many requests a second each token may make", _API, Range(1, 1_000_000))] = 200
 
-    ledger_url: Annotated[str | None, Setting("The PostgreSQL database of the ledger", _LEDGER)] = None
+    ledger_url: Annotated[str | None, Setting("The PostgreSQL database of the ledger", (*_LEDGER, *_HISTORY))] = None
     """None: there is no ledger."""
     critical_only: Annotated[
         int,

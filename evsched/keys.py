@@ -134,6 +134,11 @@ def ends(queue: str) -> str:
     return root(queue) + "ends"
 
 
+def history(queue: str) -> str:
+    """Return the stream of the jobs that have ended: see lua/_history.lua."""
+    return root(queue) + "history"
+
+
 def audit(queue: str) -> str:
     """Return the stream of what operators did: see lua/_acts.lua."""
     return root(queue) + "audit"

@@ -1,8 +1,9 @@
 -- The history of a queue: which jobs ended and how, and counts of that by the hour; and the runs of a job so far.
 --
--- history   stream  an entry for each outcome that a call has written. Its id is `<n>-0`: with it, the queue has had n
---                   ends since the key was made. `outcome`; `worker`, '' = none; `ended`, Unix seconds; `jobs`, JSON: a
---                   list of rows
+-- history   stream  an entry for each outcome that a call has written. Its id is `<n>-<mark>`. `mark` is the time at
+--                   which the key was made, microseconds, and the queue has had n - mark ends since. So a key that is
+--                   made again, as after a loss, goes on with greater ids. `outcome`; `worker`, '' = none; `ended`,
+--                   Unix seconds; `jobs`, JSON: a list of rows
 -- hour:<n>  hash    of the hour that begins n hours after 1970: `<outcome> <late> <run> <task>` -> how many jobs ended
 --                   so. They started less than 2^late ms after their due, and at least half of that, or late is 0;
 --                   `run` is the same of how long they ran. Both are '-' if they did not start
@@ -123,14 +124,18 @@ local function write_history(now)
     return
   end
   local history, last = root .. 'history', redis.pcall('XREVRANGE', root .. 'history', '+', '-', 'COUNT', 1)[1]
-  local ends = type(last) == 'table' and tonumber(last[1]:match('^%d+')) or 0
+  local ends, mark = (type(last) == 'table' and last[1] or ''):match('^(%d+)-(%d+)$')
+  if not mark then
+    mark = string.format('%.0f', math.max(0, math.min(now * 1e6, 9e15)))
+    ends = mark
+  end
   for key, ended in pairs(endings.lists) do
     local outcome, worker = key:match('^(%S+) (.*)$')
-    ends = ends + #ended
+    ends = tonumber(ends) + #ended
     local jobs = '[' .. table.concat(ended, '],') .. ']]'
     local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', jobs }
     local least = string.format('%.0f', math.max(0, ends - policy.history + 1))
-    redis.pcall('XADD', history, 'MINID', '=', least, string.format('%.0f-0', ends), unpack(entry))
+    redis.pcall('XADD', history, 'MINID', '=', least, string.format('%.0f-%s', ends, mark), unpack(entry))
   end
   redis.pcall('PEXPIRE', history, milliseconds(policy.history_age))
   local hour, counts = root .. 'hour:' .. math.floor(now / 3600), {}

@@ -268,12 +268,13 @@ class Reading(NamedTuple, Generic[T]):
 
 
 def each(
-    redis: SyncClient, named: list[str] | None, read: Read[T], *, past: bool = False
+    redis: SyncClient, named: list[str] | None, read: Read[T], *, past: bool = False, more: Iterable[str] = ()
 ) -> tuple[list[Reading[T]], list[Host]]:
     """Read each queue with its shards by itself: an error in one does not hide the others.
 
-    Also return the primaries of a cluster that do not answer: they may have queues that are not listed. `past`: without
-    names, also read the queues, and shards beyond their number, that have nothing but a history or an audit trail.
+    Also return the primaries of a cluster that do not answer: they may have queues that are not listed. Without names,
+    `past`: also read the queues, and shards beyond their number, that have nothing but a history or an audit trail.
+    `more`: read these too, even if Redis has nothing of them.
     """
     down = set[Host]()
     if named:
@@ -284,7 +285,8 @@ def each(
         names, lost, nodes = find_queues_once(redis.url, past=past)
         down.update(nodes)
     shown = redis.shards.wholes(names) if past else redis.run(spread.shown(redis.shards, redis.store, names))
-    return [_read(redis, name, read, down) for name in sorted({*shown, *redis.shards.wholes(lost)})], sorted(down)
+    known = {*shown, *redis.shards.wholes([*lost, *more])}
+    return [_read(redis, name, read, down) for name in sorted(known)], sorted(down)
 
 
 def _read(redis: SyncClient, queue: str, read: Read[T], down: set[Host]) -> Reading[T]:

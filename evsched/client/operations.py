@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.client.option_values import Past, Unique, due_and_delay, past_moment, seconds
+from evsched.client.transaction import Statement
 from evsched.errors import BadResult, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
 from evsched.jobs import option_checks as check
 from evsched.jobs.job import OnConflict, decode
@@ -95,6 +96,13 @@ class AskWorkers(Struct, frozen=True):
     queue: str
 
 
+class Query(Struct, frozen=True):
+    """Read from the ledger's database, by a connection of the program; returns the first column of each row."""
+
+    statement: Statement
+    connection: Any
+
+
 class Sleep(Struct, frozen=True):
     """Do nothing for a number of seconds."""
 
@@ -102,7 +110,7 @@ class Sleep(Struct, frozen=True):
 
 
 W = TypeVar("W")
-Step = Send | SendMany | Nodes | Wait | AskWorkers | Sleep
+Step = Send | SendMany | Nodes | Wait | AskWorkers | Query | Sleep
 Operation = Generator[Step, Any, T]
 
 

@@ -85,6 +85,16 @@ def queue_names() -> Call[list[str]]:
     return Call(("SMEMBERS", keys.QUEUES), read, near=keys.QUEUES)
 
 
+def name_connection(name: str) -> Call[str | None]:
+    """Give the connection a name, by which `connection_name` recognizes it; the reply has no meaning."""
+    return Call(("CLIENT", "SETNAME", name), lambda reply: name)
+
+
+def connection_name() -> Call[str | None]:
+    """Read the name of the connection; None = it has none, so it is a new one."""
+    return Call(("CLIENT", "GETNAME"), lambda reply: text(reply) if reply else None)
+
+
 def any_scheduled(queues: Iterable[str]) -> Call[bool]:
     """Tell whether one of these queues has a schedule: 0.2 us of Redis's time for each. Not for a cluster."""
     return Call(("EXISTS", *map(keys.schedule, queues)), bool)

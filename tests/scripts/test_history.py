@@ -188,6 +188,21 @@ def test_key_of_another_program_is_not_deleted_as_the_history(send: SendCall, st
     assert raw.get(f"evsched:{{{store.queue}}}:history") == b"x"
 
 
+def test_a_history_that_is_made_again_goes_on_with_greater_ids(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    def ids() -> list[tuple[int, int]]:
+        found = [entry.decode().split("-") for entry, _ in raw.xrange(f"evsched:{{{queue}}}:history")]
+        return [(int(number) - int(mark), int(mark)) for number, mark in found]
+
+    end_many(send, store, run, 0, 2, NOW)
+    before = ids()
+    raw.delete(f"evsched:{{{queue}}}:history")
+    end_many(send, store, run, 2, 1, NOW + 1)
+    assert before == [(1, NOW * 1e6), (2, NOW * 1e6)]
+    assert ids() == [(1, (NOW + 1) * 1e6)]
+
+
 def test_the_history_is_deleted_some_time_after_the_last_end(
     send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
 ) -> None:
@@ -297,6 +312,11 @@ def test_pages_have_each_end_once(send: SendCall, store: Store) -> None:
 def test_cursor_of_another_form_is_refused(send: SendCall, store: Store, cursor: str) -> None:
     with pytest.raises(ConfigError, match="cursor is not valid"):
         search(send, history.search([store], HistoryFilter(), 5, cursor))
+
+
+def test_cursor_is_refused_together_with_a_ledger(send: SendCall, store: Store) -> None:
+    with pytest.raises(ConfigError, match="cursor: a search in the ledger has no pages"):
+        search(send, history.search([store], HistoryFilter(), 5, "e30", ledger=object()))
 
 
 def test_counts_are_read_in_few_round_trips(store: Store) -> None:
