@@ -172,8 +172,8 @@ class App:
     ) -> None:
         """Declare how many ended jobs a queue lists in its history: by default 10,000, until a day after the last one.
 
-        `most`: 0 = it keeps no history. `age`: a timedelta, or seconds. Works as `limit`; these are the limits
-        `history` and `history_age`.
+        `most`: a few more may be listed; 0 = it keeps no history, and no counts. `age`: a timedelta, or seconds. Works
+        as `limit`; these are the limits `history` and `history_age`.
 
         Raises:
             ConfigError: a value is not valid, or is declared twice.

@@ -26,15 +26,17 @@ _SHORT: Final = 0.01
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 LOG_LEVELS: Final = get_args(LogLevel)
 
-Command = Literal["dispatcher", "worker", "dev", "ledger", "api", "console"]
+Command = Literal["dispatcher", "worker", "dev", "ledger", "history", "api", "console"]
 _SERVICES: Final[tuple[Command, ...]] = ("dispatcher", "worker", "dev")
 _WORKERS: Final[tuple[Command, ...]] = ("worker", "dev")
 _LEDGER: Final[tuple[Command, ...]] = ("ledger",)
+_HISTORY: Final[tuple[Command, ...]] = ("history",)
 _API: Final[tuple[Command, ...]] = ("api",)
 _CONSOLE: Final[tuple[Command, ...]] = ("console",)
 _SERVING: Final[tuple[Command, ...]] = (*_SERVICES, *_API, *_CONSOLE)
 _MOVING: Final[tuple[Command, ...]] = (*_SERVICES, *_LEDGER)
-_ALL: Final[tuple[Command, ...]] = (*_MOVING, *_API, *_CONSOLE)
+_ENQUEUING: Final[tuple[Command, ...]] = (*_MOVING, *_API, *_CONSOLE)
+_ALL: Final[tuple[Command, ...]] = (*_MOVING, *_HISTORY, *_API, *_CONSOLE)
 
 
 class Range(NamedTuple):
@@ -112,7 +114,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Setting(
             "The largest payload in bytes; a job with a larger one goes to the dead-letter set",
-            _ALL,
+            _ENQUEUING,
             Range(64, 512 * 1024 * 1024),
         ),
     ] = PAYLOAD_CAP
@@ -210,7 +212,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = ()
 
-    ledger_url: Annotated[str | None, Setting("The PostgreSQL database of the ledger", _LEDGER)] = None
+    ledger_url: Annotated[str | None, Setting("The PostgreSQL database of the ledger", (*_LEDGER, *_HISTORY))] = None
     """None: there is no ledger."""
     critical_only: Annotated[
         int,

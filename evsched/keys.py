@@ -25,6 +25,9 @@ EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 EVERY_PLACE: Final = "evsched:{*}:[sbdlmrp]*"
 """Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
 
+EVERY_TRACE: Final = "evsched:{*}:[sbdlmrpha]*"
+"""The same, with the keys that stay for some time when a queue has nothing else: its history and its audit trail."""
+
 QUEUES: Final = "evsched:{}:queues"
 """The set of all queues that a dispatcher found or a worker served. No queue has an empty name, so this key belongs to
 no queue, but the key patterns of the ACL users include it."""
@@ -68,6 +71,7 @@ _QUEUE: Final = re.compile(
     rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|dead|leases|limits|moving|recurrences|gate|processing:(.+))",
     re.DOTALL,
 )
+_PAST: Final = re.compile(rb"evsched:\{([^{}]+)\}:(?:history|hour:[0-9]+|audit)")
 
 
 def root(queue: str) -> str:
@@ -151,6 +155,11 @@ def ends(queue: str) -> str:
     return root(queue) + "ends"
 
 
+def history(queue: str) -> str:
+    """Return the stream of the jobs that have ended: see lua/_history.lua."""
+    return root(queue) + "history"
+
+
 def audit(queue: str) -> str:
     """Return the stream of what operators did: see lua/_acts.lua."""
     return root(queue) + "audit"
@@ -192,6 +201,13 @@ def parse(key: bytes) -> tuple[str, str | None] | None:
     if not all(NAME.fullmatch(name) for name in names):
         return None
     return names[0], names[1] if len(names) > 1 else None
+
+
+def parse_past(key: bytes) -> str | None:
+    """Return the queue of a key that has a part of its history or audit trail; None for any other key."""
+    found = _PAST.fullmatch(key)
+    name = found[1].decode("latin-1") if found else ""
+    return name if NAME.fullmatch(name) else None
 
 
 def split(key: bytes) -> tuple[str, bytes] | None:

@@ -417,6 +417,68 @@ class JobsWithdrawn(CountEvent, frozen=True, kw_only=True):
     line = "queue {queue}: Redis had jobs again that have ended, as their rows say: {count} were removed"
 
 
+class HistoryStarted(Event, frozen=True, kw_only=True):
+    line = "history started on {server} and {database}: it keeps the ends of jobs for {days:g} days"
+
+    server: str
+    database: str
+    days: float
+
+
+class HistoryWrites(Event, frozen=True, kw_only=True):
+    """This process writes the history of all queues from now on."""
+
+    line = "this process writes the history"
+
+
+class HistoryStandsBy(Event, frozen=True, kw_only=True):
+    """Another process writes the history; this one takes over when its session in the database ends."""
+
+    line = "another process writes the history, this one stands by"
+
+
+class RunsWritten(CountEvent, frozen=True, kw_only=True):
+    """Ends of jobs were written into the history of the ledger, and that is committed."""
+
+    counter = Metric("ledger_runs_written", "Ends of jobs that were written into the history of the ledger.")
+
+
+class RunsMissed(CountEvent, frozen=True, kw_only=True):
+    """The history in Redis was cut before these ends were read."""
+
+    level = WARNING
+    line = (
+        "queue {queue}: {count} ends are missing in the history of the ledger, because Redis did not keep them until "
+        "they were read: keep more with `evsched limit {queue} --history`, and do not stop `evsched ledger history`"
+    )
+    counter = Metric("ledger_runs_missed", "Ends of jobs that Redis no longer had when the history was read.")
+
+
+class RunsLeftOut(CountEvent, frozen=True, kw_only=True):
+    """Ends were not written, because the table has no partition for their day."""
+
+    level = WARNING
+    line = "queue {queue}: {count} ends are not in the history of the ledger: their times are in the far future"
+
+
+class LedgerPruned(Event, frozen=True, kw_only=True):
+    """Old days of the history were dropped, and rows of jobs that ended long ago deleted."""
+
+    line = "days of the history that were dropped: {days}; rows of ended jobs that were deleted: {jobs}"
+
+    days: int
+    jobs: int
+
+
+class PruningWaits(Event, frozen=True, kw_only=True):
+    """A day of the history cannot be dropped, because another session reads the table. It is tried again later."""
+
+    level = WARNING
+    line = "{partition} cannot be dropped now, because another session uses the table; pg_stat_activity says which"
+
+    partition: str
+
+
 class LedgerDown(LoopEvent, frozen=True, kw_only=True):
     """The database does not serve. Each loop emits it at the first failure, and again for each other reason."""
 

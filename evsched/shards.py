@@ -7,7 +7,6 @@ whichever of them it was scheduled, so a client that knows nothing of shards may
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -131,8 +130,8 @@ def _part(field: str, value: float, at: int, parts: int, queue: str) -> float:
         value = max(value, parts)  # it has a default, which must not keep a worker from starting
     if name == "rate":
         return value / parts
-    if name == "history":
-        return math.ceil(value / parts)
+    if name == "history" and value < parts:
+        return min(value, 1.0)  # 0 would keep none
     if value < parts:
         raise ConfigError(
             f"limit {field} of queue {queue} is {value:g}: it is divided among {parts - 1} shards and the queue "

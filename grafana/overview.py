@@ -299,6 +299,17 @@ LEDGER = Row(
             ],
             unit="ops",
         ),
+        Panel(
+            "History for long",
+            "Ends of jobs that `evsched ledger history` wrote, and ends that Redis no longer had when it read them.",
+            "`missed` above 0: no writer ran, or a queue keeps too few ends; `evsched limit Q --history` keeps more.",
+            [
+                Query(f"sum(rate(evsched_ledger_runs_written_total{{{OF}}}[{RATE}]))", "written"),
+                Query(f"sum(rate(evsched_ledger_runs_missed_total{{{OF}}}[{RATE}]))", "missed"),
+                Query(f"min(evsched_ledger_history_up{{{OF}}})", "database up"),
+            ],
+            unit="ops",
+        ),
     ],
 )
 

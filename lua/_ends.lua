@@ -196,6 +196,13 @@ local function bury(id, outcome, reason, now)
   end
 end
 
+-- Does the schedule have another job than the one that runs, under the same id? Its fields have `next_` before their
+-- names, see `drop_next`. While a retry of the present job waits, the schedule has that, and `again` the next due.
+-- USES record, holds, worker_of, field_of
+local function is_next(id)
+  return redis.pcall('HEXISTS', record(id), 'next_payload') == 1 and holds(worker_of(field_of(id, 'worker')), id)
+end
+
 -- Delete the description of the job that runs after the run of the same id: `supplant` has written it. Until that run
 -- has ended for good, its fields have `next_` before their names, since its retries are of the job that it began with.
 -- USES record

@@ -1,19 +1,22 @@
 -- The history of a queue: which jobs ended and how, and counts of that by the hour; and the runs of a job so far.
 --
--- history   stream  an entry for each outcome that a call has written. Its id is `<n>-0`: with it, the queue has had n
---                   ends since the key was made. `outcome`; `worker`, '' = none; `ended`, Unix seconds; `jobs`, JSON: a
---                   list of rows
+-- history   stream  an entry for each outcome that a call has written. Its id is `<n>-<mark>`. `mark` is the time at
+--                   which the key was made, microseconds, and the queue has had n - mark ends since. So a key that is
+--                   made again, as after a loss, goes on with greater ids. `outcome`; `worker`, '' = none; `ended`,
+--                   Unix seconds; `jobs`, JSON: a list of rows
 -- hour:<n>  hash    of the hour that begins n hours after 1970: `<outcome> <late> <run> <task>` -> how many jobs ended
 --                   so. They started less than 2^late ms after their due, and at least half of that, or late is 0;
 --                   `run` is the same of how long they ran. Both are '-' if they did not start
 --
 -- A row is [id, [task, tag, ...], due, started, attempt, group, by, error, location]. `due`: of its last attempt;
--- `started`: null = it had none, or that had not begun; both Unix seconds. The last four are left out if none is set.
+-- `started`: when the worker got it; null = it had none, or that had not begun; both Unix seconds. The last four are
+-- left out if none is set.
 --
 -- Nothing here may keep a job from ending: a key of another type, or a user without the right, costs the history alone.
 
 -- How many ends are kept, and for how many seconds after the last one, unless the limits `history` and `history_age`
--- say otherwise.
+-- say otherwise. 0 ends: nothing is written, no counts either. The ends of one call are removed together, so there may
+-- be more.
 local HISTORY = { most = 10000, age = 86400 }
 
 -- The ends that this call writes: lists of rows, by outcome and worker; and the parts, each of jobs with the same
@@ -104,6 +107,16 @@ local function note_history(id, outcome, now)
   add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8)) -- a record of another type has no fields
 end
 
+-- Note that a job was cancelled before it ran, while its id has the record of a run, or of a job that has ended. It is
+-- the next job if the id was replaced; otherwise another client has scheduled the id again, with the same payload.
+-- USES record, fields_of, add_end, label_of
+local function note_next(id, now)
+  local replaced = redis.pcall('HEXISTS', record(id), 'next_payload') == 1
+  local prefix = replaced and 'next_' or ''
+  local job = fields_of(record(id), prefix .. 'payload', prefix .. 'group', 'next_by')
+  add_end(id, 'cancelled', label_of(job[1] or ''), now, nil, nil, nil, nil, job[2], replaced and job[3])
+end
+
 -- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.
 -- USES policy, endings, seconds, milliseconds
 local function write_history(now)
@@ -111,14 +124,18 @@ local function write_history(now)
     return
   end
   local history, last = root .. 'history', redis.pcall('XREVRANGE', root .. 'history', '+', '-', 'COUNT', 1)[1]
-  local ends = type(last) == 'table' and tonumber(last[1]:match('^%d+')) or 0
+  local ends, mark = (type(last) == 'table' and last[1] or ''):match('^(%d+)-(%d+)$')
+  if not mark then
+    mark = string.format('%.0f', math.max(0, math.min(now * 1e6, 9e15)))
+    ends = mark
+  end
   for key, ended in pairs(endings.lists) do
     local outcome, worker = key:match('^(%S+) (.*)$')
-    ends = ends + #ended
+    ends = tonumber(ends) + #ended
     local jobs = '[' .. table.concat(ended, '],') .. ']]'
     local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', jobs }
     local least = string.format('%.0f', math.max(0, ends - policy.history + 1))
-    redis.pcall('XADD', history, 'MINID', '=', least, string.format('%.0f-0', ends), unpack(entry))
+    redis.pcall('XADD', history, 'MINID', '=', least, string.format('%.0f-%s', ends, mark), unpack(entry))
   end
   redis.pcall('PEXPIRE', history, milliseconds(policy.history_age))
   local hour, counts = root .. 'hour:' .. math.floor(now / 3600), {}

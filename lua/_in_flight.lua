@@ -203,6 +203,9 @@ local function set_limit(field, value)
   else
     redis.call('HSET', limits, field, value)
   end
+  if field == 'history' and tonumber(value) == 0 and redis.call('TYPE', root .. 'history').ok == 'stream' then
+    redis.call('DEL', root .. 'history') -- no end would trim it
+  end
   local group = field:match('^%l+:(.*)$')
   if group == '*' or group == ORIGIN_GROUP .. '*' or field == 'reserved' then
     reopen_all()
@@ -252,6 +255,13 @@ end
 -- USES record, attempt_of, field_of
 local function count_attempts(id, more)
   redis.call('HSET', record(id), 'attempt', math.max(0, attempt_of(field_of(id, 'attempt')) + more))
+end
+
+-- A run ends that has not begun: it is no attempt, and did not start.
+-- USES count_attempts, record
+local function uncount_run(id)
+  count_attempts(id, -1)
+  redis.call('HDEL', record(id), 'started')
 end
 
 -- Keep why the last attempt failed: the caller writes a reason that is not about an attempt.

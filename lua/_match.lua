@@ -242,9 +242,18 @@ local function inline_job(member, score)
 end
 
 -- The properties of a job with a record that filters compare; nil if the record is not a hash. If another client has
--- used the id of a job that has ended, the record has only the payload and the group of the new job.
--- USES fields_of, record, group_of, moment_of, age_from
+-- used the id of a job that has ended, the record has only the payload and the group of the new job. If the id was
+-- replaced while it runs, the schedule has the next job, and the other places have the one that runs.
+-- USES fields_of, record, group_of, moment_of, age_from, is_next
 local function recorded_job(id, place, score)
+  if place == 'schedule' and is_next(id) then
+    local next = fields_of(record(id), 'next_group', 'next_created', 'next_by')
+    local since = age_from(place, score, next[2] or nil)
+    local known =
+      { field = 'next_payload', group = group_of(next[1] or nil) or '', created = moment_of(next[2] or nil) }
+    known.by, known.error, known.location, known.reason, known.since = next[3] or '', '', '', '', since
+    return known
+  end
   local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished', 'error', 'location')
   if fields.err then
     return nil
@@ -253,6 +262,7 @@ local function recorded_job(id, place, score)
   local stale = finished and place ~= 'dead' and place ~= 'finished'
   created = not stale and created or nil
   return {
+    field = 'payload',
     group = group_of(group or nil) or '',
     created = moment_of(created),
     by = not stale and by or '',
@@ -291,13 +301,13 @@ local function matching_job(id, place, score, filter)
     return nil
   end
   if filter.reason then
-    job.reason = job.stale and '' or long_field(id, 'reason')
+    job.reason = job.reason or (job.stale and '' or long_field(id, 'reason'))
     if not job.reason:lower():find(filter.reason, 1, true) then
       return nil
     end
   end
   if (filter.task or filter.tags or filter.arguments) and not job.payload then
-    local payload = long_field(id, 'payload')
+    local payload = long_field(id, job.field)
     job.payload = may_name(payload, filter) and decoded(payload) or {}
   end
   if filter.task and job.payload.task ~= filter.task then
@@ -327,13 +337,15 @@ end
 
 -- The ids of the dead jobs that `revive` and `drop` move, in the rows from `first` on: with a filter, jobs that are
 -- dead and match, and that have a record if `needs_record`. Without one, if rows name jobs that are not dead or lack
--- that record, returns nil and the refusal, which names the first of them.
+-- that record, returns nil and the refusal, which names the first of them. `since`: number or nil: of a call that is
+-- sent again, when it was sent first. Jobs that have died since then died once more after that: it has moved them, and
+-- the third value is their ids.
 -- USES rows, fail, match_dead, record
-local function pick_dead(first, filter, needs_record)
-  local ids, seen, wrong = {}, {}, {}
+local function pick_dead(first, filter, needs_record, since)
+  local ids, seen, wrong, moved = {}, {}, {}, {}
   for id in rows(first, 1) do
-    local unfit
-    if not filter and not redis.call('ZSCORE', dead, id) then
+    local died, unfit = redis.call('ZSCORE', dead, id), nil
+    if not filter and not died then
       unfit = ' is not dead'
     elseif needs_record and redis.call('EXISTS', record(id)) == 0 then
       unfit = ' has no record, so it cannot be revived: drop it'
@@ -341,7 +353,8 @@ local function pick_dead(first, filter, needs_record)
     if not seen[id] and unfit and not filter then
       wrong[#wrong + 1] = id .. unfit
     elseif not seen[id] and not unfit and (not filter or match_dead(id, filter)) then
-      ids[#ids + 1] = id
+      local picked = since and tonumber(died) >= since and moved or ids
+      picked[#picked + 1] = id
     end
     seen[id] = true -- it may be named twice
   end
@@ -352,5 +365,5 @@ local function pick_dead(first, filter, needs_record)
     end
     return nil, fail('MISSING', text .. (#ids > 0 and '; the other jobs were left as they are' or ''))
   end
-  return ids
+  return ids, nil, moved
 end

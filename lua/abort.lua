@@ -12,7 +12,7 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, abort, count_attempts, end_runs
+-- USES   clock, abort, end_runs, uncount_run
 --
 -- If the same id was scheduled again after the stop was requested, it runs again.
 
@@ -21,7 +21,7 @@ now = clock(now)
 
 local function finish(id, _, _, retention, reply, began)
   if began ~= '1' then
-    count_attempts(id, -1)
+    uncount_run(id)
   end
   abort(id, began == '1' and 'cancelled while it ran' or 'cancelled before it ran', tonumber(retention), reply, now)
 end

@@ -18,8 +18,8 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, expect, convict, count_attempts, abort, push_reply, call_hook, waiting_place, note_end, note_history,
---        record, begin_next, bury, end_runs, with_failure, note_raised
+-- USES   clock, expect, convict, abort, push_reply, call_hook, waiting_place, note_end, note_history, record,
+--        begin_next, bury, end_runs, with_failure, note_raised, uncount_run
 --
 -- When the same id was scheduled again meanwhile, the job is not dead: it runs again, with all its attempts.
 
@@ -31,7 +31,7 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace, er
   if how == 'killed' then
     convict(id, 0)
   elseif how == 'never' then
-    count_attempts(id, -1)
+    uncount_run(id)
     reason = with_failure(id, reason)
   end
   if run[5] then

@@ -16,12 +16,13 @@
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
 --        row_of, report_gone, field_of, wants_reply, REPLY_READ, moving_due, IS_MOVING, report_end, is_earlier,
---        place_of, seconds, note_act, add_end, group_of, is_id, note_history, write_history, label_of
+--        place_of, seconds, note_act, add_end, group_of, is_id, note_history, write_history, label_of, abort,
+--        note_next
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
--- for a unique job. If a dead job was scheduled again, it is dead as before. With a filter, a run does not match, and
--- goes on. O(workers) a job.
+-- for a unique job. If a dead job was scheduled again, it is dead as before. With a filter, only the job ends that
+-- waits and matches: a run goes on, and a next run that another job of the id keeps waiting. O(workers) a job.
 --
 -- With `row`, a job is cancelled if it is that of this row, or of an earlier use of it. If Redis has none, because no
 -- relay has scheduled it or Redis has lost it, the end is reported all the same, and a short record is left for clients
@@ -35,24 +36,40 @@ expect_gate()
 
 -- Seconds for which the record stays of a job that was cancelled before it came to Redis.
 local LEFT = '10'
+-- The reason that the ledger gets.
+local CANCELLED = 'cancelled while it waited'
 
 -- Delete the record of a job that waited, and notify its clients.
 local function forget(id, run)
   local key = record(id)
-  note_history(id, 'cancelled', now)
+  if not run[2] then
+    note_history(id, 'cancelled', now)
+  end
   if wants_reply(id) then
     push_reply(id, 'cancelled', 'null', nil, 0)
   end
+  local row = row_of(field_of(id, 'next_ledger')) or row_of(run[5])
   redis.call('DEL', key)
   acquit(id)
-  local row = row_of(run[5])
   if row then
-    report_gone(id, row, 'cancelled', 'cancelled while it waited', now)
+    report_gone(id, row, 'cancelled', CANCELLED, now)
   end
   local name = recurrence_of(id, run[4])
   if name then
     release_waiting(name, id, now)
   end
+end
+
+-- Cancel the job that would have come after the run of an id. The end of the run is then that of its row, since the
+-- row of the run has ended already; with a filter, the run is another job, and goes on.
+local function cancel_next(id)
+  local row = row_of(field_of(id, 'next_ledger'))
+  if row and filter then
+    report_end(id, row, 'cancelled', CANCELLED, '')
+  elseif row then
+    redis.call('HSET', record(id), 'ledger', row)
+  end
+  drop_next(id)
 end
 
 -- Returns the place where the job was, or nil; and whether it runs and a next run waited too.
@@ -62,31 +79,35 @@ local function cancel(id)
   local size = redis.call('HSTRLEN', key, 'payload')
   -- From all places: an id that waits may have been scheduled again.
   local place = remove_waiting(id)
-  if redis.call('ZREM', schedule, id) == 1 then
-    place = 'schedule'
+  local scheduled = redis.call('ZREM', schedule, id) == 1
+  place = scheduled and 'schedule' or place
+  local holder = size > 0 and not run[2] and holder_of(id, run[1])
+  local follows = not filter and redis.call('HDEL', key, 'again') == 1
+  -- Another job that has the same record: as a run, as a job that waits too, or as a job that has ended.
+  local other = place and (follows or run[2])
+  if holder then
+    other = holder == run[1] and (scheduled or follows)
   end
-  local holder, waited = size > 0 and not run[2] and holder_of(id, run[1]), false
-  if not filter then
-    if redis.call('HDEL', key, 'again') == 1 then
-      place = 'schedule'
-    end
-    if holder then
-      waited = place ~= nil
-      -- The end of the run is then that of the row that would have come next: the row of the run has ended already.
-      local next_row = row_of(field_of(id, 'next_ledger'))
-      if next_row then
-        redis.call('HSET', key, 'ledger', next_row)
-      end
-      drop_next(id)
-      redis.call('HSET', key, 'stop', '1')
-      redis.call('PUBLISH', root .. 'control:' .. holder, id)
-      place = 'processing'
-    end
+  if other then
+    note_next(id, now)
+  end
+  place = follows and 'schedule' or place
+  local waited = holder and place ~= nil
+  if holder and (other or not filter) then
+    redis.call('HDEL', key, 'again')
+    cancel_next(id)
+  end
+  if holder and not filter then
+    redis.call('HSET', key, 'stop', '1')
+    redis.call('PUBLISH', root .. 'control:' .. holder, id)
+    place = 'processing'
   end
   if place and not holder then
     redis.call('DEL', unique(id))
-    -- The record of a dead job that was scheduled again stays the dead job's.
-    if not redis.call('ZSCORE', dead, id) then
+    if filter and field_of(id, 'again') then
+      abort(id, CANCELLED, RETENTION, '', now) -- only this job; the next one follows
+    elseif not redis.call('ZSCORE', dead, id) then
+      -- The record of a dead job that was scheduled again stays the dead job's.
       forget(id, run)
     end
   end

@@ -15,7 +15,7 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, seconds, send_back, refund, record, end_runs, note_deferred, count_attempts, abort
+-- USES   clock, seconds, send_back, refund, record, end_runs, note_deferred, abort, uncount_run
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that is to stop is
 -- not deferred: it ends as cancelled, and as its run had not begun, without an attempt. The part of a deferred job in
@@ -37,7 +37,7 @@ local function finish(id, run, scheduled, due, reason, window, text, unknown)
   local changed = text ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
   due = changed and seconds(now) or due
   if run[5] then
-    count_attempts(id, -1)
+    uncount_run(id)
     abort(id, 'cancelled before it ran', RETENTION, '', now)
     return
   end

@@ -110,7 +110,7 @@ for i = 1, #members, 2 do
     score = kind == 'finished' and finished_at(id) or score
     local job = (kind ~= 'finished' or score ~= '') and matching_job(id, kind, score, filter)
     if job then
-      local payload = job.payload or decoded(long_field(id, 'payload'))
+      local payload = job.payload or decoded(long_field(id, job.field))
       job.reason = job.reason or (not is_inline(id) and not job.stale and long_field(id, 'reason') or '')
       local at = #found
       found[at + 1], found[at + 2], found[at + 3], found[at + 4] = id, score, text_or(payload.task, ''), job.group

@@ -20,13 +20,16 @@ local now, act = unpack(ARGV, 1, 2)
 now = clock(now)
 
 expect_gate(true)
-local changed = false
+local set, changed = false, false
 for field, value in rows(3, 2) do
+  changed = changed or (redis.call('HGET', limits, field) or '') ~= value
   set_limit(field, value)
-  changed = true
+  set = true
+end
+if set then
+  admit_anew(now)
 end
 if changed then
-  admit_anew(now)
   note_act(act)
 end
 return redis.call('HGETALL', limits)

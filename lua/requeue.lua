@@ -19,7 +19,7 @@
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter, return_to_backlog, admit,
 --        fields_of, owns, attempt_of, keep_failure, call_idle, decline, busy_leases, dead_workers, seconds, note_run,
---        write_history
+--        write_history, uncount_run
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -49,11 +49,11 @@ local function cut_short(id, mark, named, attempt, since)
   local deaths, doubts, counted = suspicion_of(id)
   local alone = mark == 'alone' or mark == 'soon alone'
   local begun = alone or mark == '1'
+  local doubtful = mark == 'soon' or not (begun or deaths > 0)
   if died and alone then
     convict(id, mark == 'alone' and 0 or 1)
     clear_suspicion(id)
   elseif died then
-    local doubtful = mark == 'soon' or not (begun or deaths > 0)
     mark_suspect(id, deaths + 1, doubtful and doubts + 1 or doubts, counted)
   end
   if not died or not begun then
@@ -67,7 +67,8 @@ local function cut_short(id, mark, named, attempt, since)
       redis.call('HDEL', key, ATTEMPT_FIELDS)
     end
     redis.call('HSET', key, 'reason', reason)
-    note_run(id, died and 'lost' or 'interrupted', now, reason, '', '', named, attempt, since)
+    local outcome = not died and 'interrupted' or (begun or doubtful) and 'lost' or 'lost before it began'
+    note_run(id, outcome, now, reason, '', '', named, attempt, (begun or doubtful) and since or nil)
   else
     redis.call('HSETNX', key, 'reason', reason) -- why an earlier run failed says more than why this one did not begin
   end
@@ -115,7 +116,7 @@ for i = #ids, 1, -1 do
   local elsewhere = run[2] or (holder and holder ~= worker and holds(worker_of(holder), id))
   if run[3] and not elsewhere then
     if holder and not run[4] then
-      count_attempts(id, -1)
+      uncount_run(id)
     end
     abort(id, 'cancelled; ' .. reason, RETENTION, '', now)
     leave(id)

@@ -5,18 +5,21 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        filter    see _match.lua: of the rows, only what matches; '' = none, all rows
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
+--        since     number or '': of a call that is sent again because it may have been done: when it was sent first, or
+--                  a moment before, Unix seconds. '' = it is sent for the first time, or has a filter
 -- ROWS   id        of a job to revive
 -- REPLY  ids of the jobs that were revived
 -- FAILS  MISSING   without a filter: an id is not dead, or has no record; then none is revived
--- TWICE  the second call fails with MISSING; with a filter, it finds nothing
+-- TWICE  with `since`, the second call leaves jobs alone that have died after the first, and its reply has them too.
+--        Otherwise it fails with MISSING; with a filter, it finds nothing
 -- USES   clock, expect, read_filter, pick_dead, seconds, size_of, record, reuse, row_of, field_of, report_end,
 --        note_act
 
-local now, filter, act = unpack(ARGV, 1, 3)
+local now, filter, act, since = unpack(ARGV, 1, 4)
 now = clock(now)
 
 expect('ZCARD', schedule, dead)
-local ids, refusal = pick_dead(4, read_filter(filter), true)
+local ids, refusal, moved = pick_dead(5, read_filter(filter), true, tonumber(since))
 if refusal then
   return refusal
 end
@@ -33,4 +36,7 @@ for _, id in ipairs(ids) do
   redis.call('ZREM', dead, id)
 end
 note_act(act, #ids, ids)
+for _, id in ipairs(moved) do
+  ids[#ids + 1] = id
+end
 return ids

@@ -20,9 +20,9 @@
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
---        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of, count_attempts,
---        name_of_run, suspicion_of, field_of, fields_of, payload_size, size_of, with_failure, idle, busy_leases,
---        write_history
+--        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of, name_of_run,
+--        suspicion_of, field_of, fields_of, payload_size, size_of, with_failure, idle, busy_leases, write_history,
+--        uncount_run
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -145,7 +145,7 @@ for i, id in ipairs(ids) do
     leave(id)
   elseif stop and not finished then
     if holder == worker and not field_of(id, 'begun') then
-      count_attempts(id, -1) -- the reply that handed it out was lost
+      uncount_run(id) -- the reply that handed it out was lost
     end
     abort(id, 'cancelled before it ran', RETENTION, '', now)
     redis.call('LREM', list, 1, id)

@@ -73,7 +73,7 @@ def audit(
         def read(stores: Sequence[Store]) -> Operation[list[AuditedAct]]:
             return read_acts(redis.shards.whole(stores[-1].queue), stores, wanted, limit + 1)
 
-        readings, down = each(redis, queue, read)
+        readings, down = each(redis, queue, read, past=True)
         unknown = note_unknown(redis, [one.queue for one in readings if queue and not one.found])
     found = sorted((one for part in readings for one in part.found or ()), key=lambda one: -one.at)
     if len(found) > limit:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from cyclopts import App, Parameter
 
 import evsched
+from evsched.cli import ledger_rows
 from evsched.cli.command_client import client, note_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, whole
 from evsched.cli.output import Column, Moment, listing
-from evsched.cli.queue_commands import each, report
+from evsched.cli.queue_commands import Reading, each, report
 from evsched.client import history as job_history
 from evsched.client.history import HistoryFilter, TaskCounts
+from evsched.client.operations import Operation
 from evsched.client.option_values import Past
 from evsched.client.time_texts import parse_past
 from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.store.history_calls import PastJob
+from evsched.store.store import Store
+from evsched.transport.address import Host
+
+T = TypeVar("T")
 
 app = App(name="history", version=evsched.__version__)
 
@@ -94,7 +101,9 @@ def history(
     """List the jobs that have ended, the newest first.
 
     A queue keeps about its last 10,000 ends, until a day after the last one, unless `evsched limit Q --history` or the
-    code says otherwise. A job that was revived has ended more than once.
+    code says otherwise. If EVSCHED_LEDGER_URL is set and `evsched ledger history` runs, older ends are found in the
+    ledger too. A job that was revived has ended more than once. late, took: until a worker got the job, and from then
+    on.
 
     Examples: evsched history --outcome dead --since 2h; evsched history --id report-17
     """
@@ -114,15 +123,31 @@ def history(
         )
     except ConfigError as wrong:
         raise UsageError(f"--{wrong}") from None
-    with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: job_history.search(stores, matching, limit))
-        unknown = note_unknown(redis, queue or ())
-    ends = (job for one in read if one.found for job in one.found.jobs)
-    found = sorted(ends, key=lambda job: -job.ended)[:limit]
+
+    def search(stores: Sequence[Store], ledger: Any) -> Operation[list[PastJob]]:
+        return (yield from job_history.search(stores, matching, limit, ledger=ledger)).jobs
+
+    read, down, unknown = _each(url, queue, search)
+    found = sorted((job for one in read for job in one.found or ()), key=lambda job: -job.ended)[:limit]
     listing(
         json, found, _ENDS, map(_row, found), "no job has ended that matches, or the history does not reach back to it"
     )
     return report((one.problem for one in read), down) or unknown
+
+
+def _each(
+    url: str | None, queues: list[str] | None, read: Callable[[Sequence[Store], Any], Operation[list[T]]]
+) -> tuple[list[Reading[list[T]]], list[Host], int]:
+    """Read the history of each queue, from the ledger too; also return the exit code for queues that nobody knows."""
+
+    def work(ledger: Any) -> tuple[list[Reading[list[T]]], list[Host], int]:
+        with client(url) as redis:
+            more = ledger_rows.queues_written(ledger)
+            found, down = each(redis, queues, lambda stores: read(stores, ledger), past=True, more=more)
+            empty = [one.queue for one in found if queues and not one.found and one.queue not in more]
+            return found, down, note_unknown(redis, empty)
+
+    return ledger_rows.search(url, work)
 
 
 def _row(job: PastJob) -> tuple[object, ...]:
@@ -149,17 +174,16 @@ def counts(
 ) -> int:
     """Count the jobs that ended, by task and outcome; how late they started, and how long they ran. Default: 7 days.
 
-    Whole hours are counted: --since 5m counts the whole hour of that moment. They are kept for 8 days. p50 and p99:
-    half of the jobs, and 99 %, were at most as late, or took at most as long. Both are kept by powers of two, so each
-    may be up to twice the true value.
+    Both lengths count from the moment when a worker got the job. Whole hours are counted: --since 5m counts the whole
+    hour of that moment. They are kept for 8 days, or longer in the ledger. p50 and p99: half of the jobs, and 99 %,
+    were at most as late, or took at most as long. Both are kept by powers of two, so each may be up to twice the true
+    value.
 
     Example: evsched history counts --task remind --since 7d
     """
     check_queues(queue)
     start, end = _past(since) or timedelta(days=7), _past(until)
-    with client(url) as redis:
-        read, down = each(redis, queue, lambda stores: job_history.counts(stores, start, end, task))
-        unknown = note_unknown(redis, queue or ())
+    read, down, unknown = _each(url, queue, lambda stores, ledger: job_history.counts(stores, start, end, task, ledger))
     found = [row for one in read for row in one.found or ()]
     listing(json, found, _COUNTS, map(_counts, found), "no job has ended in this time")
     return report((one.problem for one in read), down) or unknown

@@ -1,4 +1,4 @@
-"""The commands of the ledger: jobs in PostgreSQL, which relays copy to Redis."""
+"""The commands of the ledger: jobs in PostgreSQL, which relays copy to Redis, and the ends of all jobs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.cli import output
 from evsched.cli.commands import UsageError
-from evsched.cli.options import Json, Url, settings, takes_settings
+from evsched.cli.options import Json, Url, parse_length, settings, takes_settings
 from evsched.cli.output import Column, table
 from evsched.config import Config
 
 app = App(
     name="ledger",
-    help="Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose: migrate, run, status.",
+    help="Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose; keep the ends of all jobs there.",
     version=evsched.__version__,
 )
 
@@ -52,7 +52,7 @@ def migrate(*, ledger_url: LedgerUrl = None) -> None:
         from evsched.ledger import database
 
         asyncio.run(database.migrate(url))
-    print("the tables evsched_job and evsched_recurrence are up to date")
+    print("the tables evsched_job, evsched_recurrence and evsched_run are up to date")
 
 
 @app.command
@@ -107,3 +107,32 @@ def ledger(*, config: Config) -> None:
 
     with _psycopg():
         run_ledger(config)
+
+
+_LEAST: float = 86400.0
+"""Seconds: a whole day is dropped at once."""
+
+
+@app.command
+@takes_settings
+def history(
+    *,
+    keep: Annotated[
+        str, Parameter(help="For how long ends of jobs are kept, and rows of jobs that are done: 90d, at least 1d.")
+    ] = "90d",
+    config: Config,
+) -> None:
+    """Write the ends of the jobs of all queues into the ledger, and delete the old ones.
+
+    Then `evsched history` and `evsched history counts` search there too. Any number of these processes may run: one
+    writes, and another one takes over if it ends. Rows in evsched_job whose jobs were done, cancelled or dropped so
+    long ago are deleted too.
+
+    Example: evsched ledger history --keep 365d --ledger-url postgresql://localhost/shop
+    """
+    from evsched.services.service import run_history
+
+    if (seconds := parse_length(keep)) < _LEAST:
+        raise UsageError(f"--keep is {keep}: at least 1d")
+    with _psycopg():
+        run_history(config, seconds)

@@ -1,13 +1,15 @@
-"""Jobs that Redis does not have, as commands show them by their rows in the ledger, if EVSCHED_LEDGER_URL is set."""
+"""The ledger in other commands, if EVSCHED_LEDGER_URL is set: jobs that Redis does not have, and the history."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from evsched.cli import output
 from evsched.cli.options import settings
 from evsched.client.explain import Explanation
+from evsched.client.transaction import Statement
 from evsched.display import format_duration
 from evsched.errors import CannotStart, JobMissing
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from evsched.ledger.row_audit import LostRow  # needs psycopg
 
 T = TypeVar("T")
+
+_NO_PSYCOPG: Final = "it needs psycopg: pip install '.[ledger]' in a checkout of evsched"
 
 _MOMENTS = ("due", "created", "scheduled", "finished")
 
@@ -32,11 +36,39 @@ def ask(url: str | None, default: T, function: str, *args: object, **options: ob
 
         return asyncio.run(getattr(row_audit, function)(config.ledger_url, config.url, *args, **options))
     except ImportError:
-        reason = "it needs psycopg: pip install '.[ledger]' in a checkout of evsched"
+        reason = _NO_PSYCOPG
     except CannotStart as error:
         reason = str(error)
     output.note(f"the ledger was not asked for jobs that Redis does not have: {reason}")
     return default
+
+
+def search(url: str | None, work: Callable[[Any], T]) -> T:
+    """Return what `work` reads by a connection to the ledger's database; by None without a ledger, or if that fails."""
+    config = settings(url)
+    if config.ledger_url is None:
+        return work(None)
+    try:
+        import psycopg
+
+        from evsched.ledger.database import explain, open_connection
+    except ImportError:
+        reason = _NO_PSYCOPG
+    else:
+        try:
+            with open_connection(config.ledger_url) as connection:
+                return work(connection)
+        except psycopg.Error as error:
+            reason = explain(error)
+    output.note(f"the ledger was not searched, only the last ends, which Redis has: {reason}")
+    return work(None)
+
+
+def queues_written(connection: Any) -> list[str]:
+    """Return the queues whose ends are in the ledger; none without a connection."""
+    return (
+        [] if connection is None else Statement("SELECT queue AS written FROM evsched_run_position", {}).by(connection)
+    )
 
 
 def find(url: str | None, queue: str | None, job: str) -> LostRow | None:

@@ -201,7 +201,10 @@ def limit(
     ] = None,
     history: Annotated[
         str | None,
-        Parameter(help=f"About how many ended jobs `evsched history` lists; 0 = none. Default: 10000. {_LIFT}"),
+        Parameter(
+            help="About how many ended jobs `evsched history` lists; 0 = none, and it counts none either. Default: "
+            f"10000. {_LIFT}"
+        ),
     ] = None,
     history_age: Annotated[
         str | None,

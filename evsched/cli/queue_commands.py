@@ -16,7 +16,7 @@ from evsched.cli.output import Column, Moment, listing, table
 from evsched.client import new_shards, reshard, spread
 from evsched.client.client import SyncClient
 from evsched.client.new_shards import Gates
-from evsched.client.operations import Operation, find_queues_once
+from evsched.client.operations import Operation, find_queues, find_queues_once
 from evsched.client.reshard import CALM, Reshard, stray_shards
 from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
 from evsched.keys import check_queue
@@ -265,20 +265,26 @@ class Reading(NamedTuple, Generic[T]):
         return self.error and f"queue {self.queue}{' cannot be read' if self.found is None else ''}: {self.error}"
 
 
-def each(redis: SyncClient, named: list[str] | None, read: Read[T]) -> tuple[list[Reading[T]], list[Host]]:
+def each(
+    redis: SyncClient, named: list[str] | None, read: Read[T], *, past: bool = False, more: Iterable[str] = ()
+) -> tuple[list[Reading[T]], list[Host]]:
     """Read each queue with its shards by itself: an error in one does not hide the others.
 
-    Also return the primaries of a cluster that do not answer: they may have queues that are not listed.
+    Also return the primaries of a cluster that do not answer: they may have queues that are not listed. Without names,
+    `past`: also read the queues, and shards beyond their number, that have nothing but a history or an audit trail.
+    `more`: read these too, even if Redis has nothing of them.
     """
     down = set[Host]()
     if named:
         return [_read(redis, name, read, down) for name in dict.fromkeys(named)], []
     if topology(redis.url) is None:
-        return [_read(redis, name, read, down) for name in redis.run(spread.listed(redis.shards, redis.store))], []
-    known = find_queues_once(redis.url)
-    down.update(known.down)
-    names = {*redis.run(spread.shown(redis.shards, redis.store, known.names)), *redis.shards.wholes(known.lost)}
-    return [_read(redis, name, read, down) for name in sorted(names)], sorted(down)
+        names, lost = redis.run(find_queues(past=past)), list[str]()
+    else:
+        names, lost, nodes = find_queues_once(redis.url, past=past)
+        down.update(nodes)
+    shown = redis.shards.wholes(names) if past else redis.run(spread.shown(redis.shards, redis.store, names))
+    known = {*shown, *redis.shards.wholes([*lost, *more])}
+    return [_read(redis, name, read, down) for name in sorted(known)], sorted(down)
 
 
 def _read(redis: SyncClient, queue: str, read: Read[T], down: set[Host]) -> Reading[T]:

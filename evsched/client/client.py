@@ -22,6 +22,7 @@ from evsched.client.operations import (
     AskWorkers,
     Nodes,
     Operation,
+    Query,
     Send,
     SendMany,
     Sleep,
@@ -31,6 +32,7 @@ from evsched.client.option_values import Past, Unique, unix
 from evsched.client.reshard import finish_moves
 from evsched.client.spread import ChangeDead, MakeStore, Parts
 from evsched.client.sweep import Filter, Sweep, Swept
+from evsched.client.transaction import without_loop
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import JobMissing, StoreDown
 from evsched.jobs.job import OnConflict
@@ -128,6 +130,8 @@ class Client:
             return await self._send(step)
         if isinstance(step, Nodes):
             return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()
+        if isinstance(step, Query):
+            return await step.statement.by_any(step.connection)
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, AskWorkers):
@@ -324,9 +328,15 @@ class Client:
         """Resume a queue; return since when it was paused, None if it was not."""
         return await self.run(gate.resume(await self.whole(queue)))
 
-    async def history(self, queue: str, matching: HistoryFilter = EVERY_END, *, limit: int = 50) -> list[PastJob]:
-        """Return the last jobs of a queue that have ended and match, at most `limit`, the newest first."""
-        return (await self.run(job_history.search(await self.whole(queue), matching, limit))).jobs
+    async def history(
+        self, queue: str, matching: HistoryFilter = EVERY_END, *, limit: int = 50, ledger: Any = None
+    ) -> list[PastJob]:
+        """Return the last jobs of a queue that have ended and match, at most `limit`, the newest first.
+
+        `ledger`: a connection to the ledger's database, as for `enqueue_in`: then all that `evsched ledger history` has
+        written there is searched too.
+        """
+        return (await self.run(job_history.search(await self.whole(queue), matching, limit, ledger=ledger))).jobs
 
     async def history_page(
         self,
@@ -337,7 +347,7 @@ class Client:
         cursor: str | None = None,
         most: float = math.inf,
     ) -> HistoryPage:
-        """Return as `history`, and a cursor for the next call, which returns the jobs that ended before these.
+        """Return as `history`, of those in Redis, and a cursor for the next call, which returns older jobs.
 
         `most`: how many jobs are examined; a page may have fewer jobs for that, or none, and a cursor all the same.
 
@@ -347,10 +357,19 @@ class Client:
         return await self.run(job_history.search(await self.whole(queue), matching, limit, cursor, most))
 
     async def history_counts(
-        self, queue: str, *, since: Past = job_history.WEEK, until: Past | None = None, task: str | None = None
+        self,
+        queue: str,
+        *,
+        since: Past = job_history.WEEK,
+        until: Past | None = None,
+        task: str | None = None,
+        ledger: Any = None,
     ) -> list[TaskCounts]:
-        """Return how many jobs of a queue ended within a span of whole hours, at most eight days ago, by task."""
-        return await self.run(job_history.counts(await self.whole(queue), since, until, task))
+        """Return how many jobs of a queue ended within a span of whole hours, by task.
+
+        `ledger`: as for `history`; without it, the span reaches back for at most eight days.
+        """
+        return await self.run(job_history.counts(await self.whole(queue), since, until, task, ledger))
 
     async def limits(self, queue: str) -> Limits:
         """Return the limits of a queue, the limits that the code declares, and its pause."""
@@ -520,6 +539,8 @@ class BlockingClient(Client):
             return self.sync_sender.send_all(step.calls, step.limit)
         if isinstance(step, Nodes):
             return [self.sync_sender.node_of(step.near)] if step.near is not None else self.sync_sender.nodes()
+        if isinstance(step, Query):
+            return step.statement.by(without_loop(step.connection))
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
         if isinstance(step, AskWorkers):

@@ -200,7 +200,13 @@ def explain(
     return Explanation(sentence + _closed(status, facts, opens) + _besides(status, facts, opens), listed)
 
 
-_RUN_ENDS: Final = {"failed": "failed", "snoozed": "was snoozed", "lost": "was lost", "interrupted": "was handed back"}
+_RUN_ENDS: Final = {
+    "failed": "failed",
+    "snoozed": "was snoozed",
+    "lost": "was lost",
+    "lost before it began": "was lost before it began",
+    "interrupted": "was handed back",
+}
 
 
 def _last_run(status: JobStatus, facts: Facts, sentence: str) -> str:

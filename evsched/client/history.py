@@ -1,21 +1,27 @@
-"""The history of a queue and its shards: search among the jobs that ended, and counts of a span of hours."""
+"""The history of a queue and its shards: search among the jobs that ended, and counts of a span of hours.
+
+The last ends are in Redis. If `evsched ledger history` runs, the table `evsched_run` of the ledger has all of them but
+the latest, and `evsched_run_position` has the last entry of each queue that is written. So with a connection to the
+ledger, a search reads the rows, and from Redis the entries behind that one.
+"""
 
 from __future__ import annotations
 
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from heapq import merge
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from evsched import keys
-from evsched.client.operations import Operation, send, send_many
+from evsched.client.operations import Operation, Query, send, send_many
 from evsched.client.option_values import Past, past_moment
+from evsched.client.transaction import EARLIEST, LATEST, Statement
 from evsched.errors import ConfigError
 from evsched.jobs import option_checks as check
 from evsched.store.history_calls import EndCount, HistoryEntry, PastJob
@@ -61,21 +67,57 @@ class HistoryFilter(Struct, frozen=True, kw_only=True):
         if self.outcome is not None and self.outcome not in OUTCOMES:
             raise check.invalid("outcome", self.outcome, f"one of {', '.join(OUTCOMES)}")
 
+    def given(self) -> dict[str, str | tuple[str, ...]]:
+        """Return the conditions that are given but those about the time, by their names; tags as several."""
+        found = {name: value for name in CONDITIONS if (value := getattr(self, name)) is not None}
+        if self.tag is not None:
+            found["tag"] = self._tags
+        return found
+
     @property
-    def _tags(self) -> Sequence[str]:
-        return (self.tag,) if isinstance(self.tag, str) else self.tag or ()
+    def _tags(self) -> tuple[str, ...]:
+        return (self.tag,) if isinstance(self.tag, str) else tuple(self.tag or ())
 
     def matches(self, job: PastJob) -> bool:
         """Return whether all conditions hold but those about the time."""
-        wanted = ((self.id, job.id), (self.task, job.task), (self.group, job.group), (self.outcome, job.outcome))
-        if any(value is not None and value != found for value, found in wanted):
-            return False
-        if not set(self._tags).issubset(job.tags):
-            return False
-        return self.error is None or self.error in (job.error, job.error.rpartition(".")[2])
+        return all(CONDITIONS[name].meets(job, value) for name, value in self.given().items())
+
+    def span(self, now: float) -> tuple[float, float]:
+        """Return between which moments a job must have ended, in Unix seconds.
+
+        Raises:
+            ConfigError: a time is not valid.
+        """
+        since = -math.inf if self.since is None else past_moment("since", self.since, now)
+        return since, math.inf if self.until is None else past_moment("until", self.until, now)
 
 
 EVERY_END: Final = HistoryFilter()
+
+
+class Condition(Struct, frozen=True):
+    """A condition of a filter: whether an end meets it, and the same for a row of `evsched_run`."""
+
+    meets: Callable[[PastJob, Any], bool]
+    sql: str
+
+
+def _equal(field: str, column: str) -> Condition:
+    return Condition(lambda job, value: getattr(job, field) == value, f"{column} = CAST({{{field}}} AS text)")
+
+
+CONDITIONS: Final = {
+    "id": _equal("id", "id"),
+    "task": _equal("task", "task"),
+    "group": _equal("group", "grp"),
+    "outcome": _equal("outcome", "outcome"),
+    "tag": Condition(lambda job, tags: set(tags) <= set(job.tags), "tags @> CAST({tag} AS text[])"),
+    "error": Condition(
+        lambda job, error: error in (job.error, job.error.rpartition(".")[2]),
+        "CAST({error} AS text) IN (error, split_part(error, '.', -1))",
+    ),
+}
+"""By the names of the fields of `HistoryFilter`; those about the time are left out."""
 
 
 class TaskCounts(Struct, frozen=True):
@@ -103,7 +145,7 @@ class HistoryPage(Struct, frozen=True):
 
     jobs: list[PastJob]
     cursor: str | None
-    """The argument of the next search, for older jobs; None = these are all."""
+    """The argument of the next search, for older jobs; None = these are all, or the ledger was searched too."""
 
 
 class _Position(NamedTuple):
@@ -127,30 +169,55 @@ def search(
     limit: int,
     cursor: str | None = None,
     most: float = math.inf,
+    ledger: Any = None,
 ) -> Operation[HistoryPage]:
     """Return the last ends of jobs that match, at most `limit`, the newest first.
 
     `stores`: those of the queue and its shards. `cursor`: of the page before. `most`: how many jobs of each store are
-    examined; a page may have fewer jobs for that, or none, and a cursor all the same.
+    examined in Redis; a page may have fewer jobs for that, or none, and a cursor all the same. `ledger`: a connection
+    to the ledger's database; None = without it. The page has no cursor then: rows are written meanwhile, so a position
+    in Redis does not hold.
 
     Raises:
-        ConfigError: a time, the cursor or the limit is not valid.
+        ConfigError: a time, the cursor or the limit is not valid, or there are both a cursor and a ledger.
     """
     if not isinstance(matching, HistoryFilter):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise check.invalid("matching", matching, "a HistoryFilter, such as HistoryFilter(task='mail')")
     check.count("limit", limit)
-    now = yield from send(clock(keys.root(stores[-1].queue)))
-    since = -math.inf if matching.since is None else past_moment("since", matching.since, now)
-    until = math.inf if matching.until is None else past_moment("until", matching.until, now)
+    if cursor is not None and ledger is not None:
+        raise ConfigError("cursor: a search in the ledger has no pages: give `until` to find older jobs")
     starts = None if cursor is None else _read_cursor(cursor)
+    span = matching.span((yield from send(clock(keys.root(stores[-1].queue)))))
+    if ledger is None:
+        return (yield from _search_streams(stores, matching, span, limit, starts, most, {}))
+    rows, written = list[list[PastJob]](), dict[str, str]()
+    for store in stores:
+        found, last = yield from _search_rows(store.queue, matching, span, limit, ledger)
+        rows.append(found)
+        if last is not None:
+            written[store.queue] = last
+    page = yield from _search_streams(stores, matching, span, limit, starts, most, written)
+    return HistoryPage(list(merge(page.jobs, *rows, key=lambda job: -job.ended))[:limit], None)
+
+
+def _search_streams(
+    stores: Sequence[Store],
+    matching: HistoryFilter,
+    span: tuple[float, float],
+    limit: int,
+    starts: Mapping[str, _Position] | None,
+    most: float,
+    written: Mapping[str, str],
+) -> Operation[HistoryPage]:
+    """Search in Redis. `starts`: where to begin, by queue; None = everywhere at the end. `written`: see `_Reading`."""
     parts, left = list[list[_Found]](), dict[str, _Position]()
     for at, store in enumerate(stores):
         start = None if starts is None else starts.get(store.queue)
         if starts is not None and start is None:  # it has no more
             parts.append([])
             continue
-        read = _Reading(store, at, start)
-        yield from read.search(matching, limit, since, until, most)
+        read = _Reading(store, at, start, written.get(store.queue))
+        yield from read.search(matching, span, limit, most)
         parts.append(read.found)
         if read.more:
             left[store.queue] = read.position
@@ -165,10 +232,13 @@ def search(
 
 
 class _Reading:
-    """The search in the history of one queue, from a position on; None = from its end."""
+    """The search in the history of one queue, from a position on; None = from its end.
 
-    def __init__(self, store: Store, at: int, start: _Position | None) -> None:
-        self._store, self._at = store, at
+    `written`: the last entry that the ledger has, which is not read, nor those before it; None = all are read.
+    """
+
+    def __init__(self, store: Store, at: int, start: _Position | None, written: str | None) -> None:
+        self._store, self._at, self._written = store, at, written
         self._before = "+" if start is None else str(start.number)
         self._skip = 0 if start is None else start.jobs
         """Jobs of the first entry that an earlier page has passed."""
@@ -176,10 +246,10 @@ class _Reading:
         self.found = list[_Found]()
         self.more = True
 
-    def search(self, matching: HistoryFilter, limit: int, since: float, until: float, most: float) -> Operation[None]:
-        examined = 0
+    def search(self, matching: HistoryFilter, span: tuple[float, float], limit: int, most: float) -> Operation[None]:
+        (since, until), examined = span, 0
         while self.more and len(self.found) < limit and examined < most:
-            part = yield from send(self._store.ended(self._before))
+            part = yield from send(self._store.ended(self._before, self._written))
             jobs = [job for entry in part.entries for job in self._unread(entry)]
             self.found += [one for one in jobs if since <= one.job.ended <= until and matching.matches(one.job)]
             examined += len(jobs)
@@ -212,10 +282,53 @@ def _read_cursor(cursor: str) -> dict[str, _Position]:
     return {queue: _Position(*position) for queue, position in found.items()}
 
 
+_ROWS: Final = """
+SELECT CAST(json_build_array(0, entry) AS text) AS written FROM evsched_run_position
+WHERE queue = CAST({{queue}} AS text)
+UNION ALL (
+    SELECT CAST(json_build_array(
+        1, entry, place, json_build_object(
+            'queue', queue, 'id', id, 'task', task, 'outcome', outcome,
+            'due', CAST(extract(epoch FROM due) AS float8), 'started', CAST(extract(epoch FROM started) AS float8),
+            'ended', CAST(extract(epoch FROM ended) AS float8), 'attempt', attempt, 'worker', worker, 'group', grp,
+            'by', enqueued_by, 'tags', tags, 'error', error, 'location', location
+        )
+    ) AS text)
+    FROM evsched_run
+    WHERE queue = CAST({{queue}} AS text) AND ended >= to_timestamp(CAST({{since}} AS float8))
+        AND ended <= to_timestamp(CAST({{until}} AS float8)) {conditions}
+    ORDER BY ended DESC, entry DESC, place DESC LIMIT CAST({{limit}} AS integer)
+)
+"""
+"""The position and the rows of one moment, by one statement. One text a row, which each library returns alike."""
+
+
+def _search_rows(
+    queue: str, matching: HistoryFilter, span: tuple[float, float], limit: int, ledger: Any
+) -> Operation[tuple[list[PastJob], str | None]]:
+    """Search the rows of one queue; also return the last entry that is written, None if none is."""
+    given = {name: _as_text(value) for name, value in matching.given().items()}
+    since, until = map(_storable, span)
+    words = {"queue": queue, "since": since, "until": until, "limit": limit, **given}
+    conditions = " ".join(f"AND {CONDITIONS[name].sql}" for name in given)
+    position, rows = None, list[tuple[int, int, PastJob]]()
+    for text in (yield Query(Statement(_ROWS.format(conditions=conditions), words), ledger)):
+        kind, *row = msgspec.json.decode(text)
+        if kind == 0:
+            (position,) = row
+        else:
+            rows.append((row[0], row[1], msgspec.convert(row[2], PastJob)))
+    rows.sort(key=lambda row: (-row[2].ended, -row[0], -row[1]))
+    return [job for _, _, job in rows], position
+
+
 def counts(
-    stores: Sequence[Store], since: Past = WEEK, until: Past | None = None, task: str | None = None
+    stores: Sequence[Store], since: Past = WEEK, until: Past | None = None, task: str | None = None, ledger: Any = None
 ) -> Operation[list[TaskCounts]]:
-    """Return how many jobs ended within a span of whole hours, by task. `stores`: as above.
+    """Return how many jobs ended within a span of whole hours, by task. `stores`, `ledger`: as above.
+
+    Redis counts each end, for eight days; the ledger keeps the rows that were written, for longer. Each hour is counted
+    from the one that has more ends of it.
 
     Raises:
         ConfigError: a time or the task is not valid.
@@ -224,15 +337,72 @@ def counts(
         check.text("task", task)
     now = yield from send(clock(keys.root(stores[-1].queue)))
     first, last = past_moment("since", since, now), now if until is None else past_moment("until", until, now)
-    found = dict[str, list[EndCount]]()
-    hours = range(max(int(first // HOUR), int(now // HOUR) - _HOURS), int(min(last, now) // HOUR) + 1)
-    calls = [store.hour(hour) for store in stores for hour in hours]
-    for at in range(0, len(calls), _AT_ONCE):
-        for counted in (yield from send_many(calls[at : at + _AT_ONCE])):
-            for count in counted:
-                if task is None or count.task == task:
-                    found.setdefault(count.task, []).append(count)
-    return [counts_of(stores[-1].queue, name, counted) for name, counted in sorted(found.items())]
+    begin, end = int(_storable(first) // HOUR), int(_storable(min(last, now)) // HOUR) + 1
+    found = dict[tuple[str, int], list[EndCount]]()
+    for store in stores if ledger is not None else ():
+        found |= yield from _count_rows(store.queue, begin, end, ledger)
+    hours = range(max(begin, int(now // HOUR) - _HOURS), end)
+    places = [(store, hour) for store in stores for hour in hours]
+    for at in range(0, len(places), _AT_ONCE):
+        some = places[at : at + _AT_ONCE]
+        read = yield from send_many([store.hour(hour) for store, hour in some])
+        for (store, hour), counted in zip(some, read, strict=True):
+            if _total(counted) >= _total(found.get((store.queue, hour), ())):
+                found[store.queue, hour] = counted
+    by_task = dict[str, list[EndCount]]()
+    for count in (one for counted in found.values() for one in counted):
+        if task is None or count.task == task:
+            by_task.setdefault(count.task, []).append(count)
+    return [counts_of(stores[-1].queue, name, counted) for name, counted in sorted(by_task.items())]
+
+
+def _total(counted: Sequence[EndCount]) -> int:
+    return sum(one.jobs for one in counted)
+
+
+def _as_text(value: str | tuple[str, ...]) -> str:
+    """Return a value as rows have it; several as the text of an array."""
+    if isinstance(value, tuple):
+        return "{" + ",".join(f"{msgspec.json.encode(_as_text(one)).decode()}" for one in value) + "}"
+    return value.replace("\x00", "\\x00")
+
+
+def _storable(moment: float) -> float:
+    """Return the nearest moment that PostgreSQL stores."""
+    return max(EARLIEST, min(moment, LATEST))
+
+
+_COUNTS: Final = """
+SELECT CAST(json_build_array(hour, task, outcome, late, run, count(*)) AS text) AS written
+FROM (
+    SELECT CAST(floor(extract(epoch FROM ended) / 3600) AS bigint) AS hour, task, outcome,
+        width_bucket(1000 * (CAST(extract(epoch FROM started) AS float8) - CAST(extract(epoch FROM due) AS float8)),
+            CAST({bounds} AS float8[])) AS late,
+        CASE WHEN due IS NOT NULL THEN
+            width_bucket(
+                1000 * (CAST(extract(epoch FROM ended) AS float8) - CAST(extract(epoch FROM started) AS float8)),
+                CAST({bounds} AS float8[])
+            )
+        END AS run
+    FROM evsched_run
+    WHERE queue = CAST({queue} AS text) AND ended >= to_timestamp(CAST({begin} AS float8))
+        AND ended < to_timestamp(CAST({end} AS float8))
+) AS one
+GROUP BY hour, task, outcome, late, run
+"""
+
+_BOUNDS: Final = f"{{{','.join(str(2**power) for power in range(40))}}}"
+"""The same powers of two of 1 ms as lua/_history.lua counts by."""
+
+
+def _count_rows(queue: str, begin: int, end: int, ledger: Any) -> Operation[dict[tuple[str, int], list[EndCount]]]:
+    """Count the rows of one queue by the hour. `begin`, `end`: hours since 1970; the last one is left out."""
+    words = {"queue": queue, "begin": begin * HOUR, "end": end * HOUR, "bounds": _BOUNDS}
+    found = dict[tuple[str, int], list[EndCount]]()
+    for text in (yield Query(Statement(_COUNTS, words), ledger)):
+        hour, *count = msgspec.json.decode(text)
+        found.setdefault((queue, hour), []).append(EndCount(*count))
+    return found
 
 
 def counts_of(queue: str, task: str, counted: Sequence[EndCount]) -> TaskCounts:

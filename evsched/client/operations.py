@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.client.option_values import Past, Unique, due_and_delay, past_moment, seconds
+from evsched.client.transaction import Statement
 from evsched.errors import BadResult, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
 from evsched.jobs import option_checks as check
 from evsched.jobs.job import OnConflict, decode
@@ -95,6 +96,13 @@ class AskWorkers(Struct, frozen=True):
     queue: str
 
 
+class Query(Struct, frozen=True):
+    """Read from the ledger's database, by a connection of the program; returns the first column of each row."""
+
+    statement: Statement
+    connection: Any
+
+
 class Sleep(Struct, frozen=True):
     """Do nothing for a number of seconds."""
 
@@ -102,7 +110,7 @@ class Sleep(Struct, frozen=True):
 
 
 W = TypeVar("W")
-Step = Send | SendMany | Nodes | Wait | AskWorkers | Sleep
+Step = Send | SendMany | Nodes | Wait | AskWorkers | Query | Sleep
 Operation = Generator[Step, Any, T]
 
 
@@ -365,11 +373,18 @@ def read_acts(queue: str, stores: Sequence[Store], wanted: ActFilter, limit: int
     return [act for act in as_acts(queue, found) if wanted.is_about(act)][:limit]
 
 
-def find_queues(slices: float = math.inf) -> Operation[list[str]]:
+_PAST_SLICES: Final = 1000
+"""Slices of each node's keys in which queues with nothing but a past are looked for: about 0.3 s of Redis's time."""
+
+
+def find_queues(slices: float = math.inf, *, past: bool = False) -> Operation[list[str]]:
     """Return the names of all queues, sorted. `slices`: how many thousand keys of each node are read at most.
 
     While a dispatcher runs, it keeps their set, which is read at once. Without one the keys are read as well, since a
     queue that was made by ZADD alone is in no set yet. In a cluster each node has dispatchers and keys of its own.
+
+    `past`: also queues that have nothing but a history or an audit trail. No set has those: if a dispatcher runs, they
+    are looked for among the first million keys of each node, and not at all if this Redis user may not read the keys.
 
     Raises:
         StoreDown, StoreRefused
@@ -382,7 +397,9 @@ def find_queues(slices: float = math.inf) -> Operation[list[str]]:
         pass  # a right is missing, or the key is of another type: the other keys say it too
     for node in (yield from nodes()):
         if not (served and (yield from _has_dispatcher(node))):
-            yield from _scan(node, found, slices)
+            yield from _scan(node, found, slices, past=past)
+        elif past:
+            yield from _scan_past(node, found)
     return sorted(found)
 
 
@@ -396,12 +413,12 @@ class Answered(NamedTuple):
     down: list[Host]
 
 
-def find_queues_once(url: str, slices: float = math.inf) -> Answered:
+def find_queues_once(url: str, slices: float = math.inf, *, past: bool = False) -> Answered:
     """Find the queues of a cluster, as `ask_nodes`."""
-    return asyncio.run(_ask_nodes_of(url, slices))
+    return asyncio.run(_ask_nodes_of(url, slices, past=past))
 
 
-async def _ask_nodes_of(url: str, slices: float) -> Answered:
+async def _ask_nodes_of(url: str, slices: float, *, past: bool) -> Answered:
     sender = BatchingSender(url, reply_timeout=ONCE_LIMIT)
 
     async def perform(step: Step) -> Any:
@@ -409,13 +426,17 @@ async def _ask_nodes_of(url: str, slices: float) -> Answered:
         return await sender.send(step.call)
 
     try:
-        return await ask_nodes(url, perform, slices)
+        return await ask_nodes(url, perform, slices, past=past)
     finally:
         await sender.close()
 
 
-async def ask_nodes(url: str, perform: Callable[[Step], Awaitable[Any]], slices: float = math.inf) -> Answered:
+async def ask_nodes(
+    url: str, perform: Callable[[Step], Awaitable[Any]], slices: float = math.inf, *, past: bool = False
+) -> Answered:
     """Find the queues of a cluster. All nodes are asked at the same time, once; `perform` sends the calls.
+
+    `slices`, `past`: as of `find_queues`.
 
     Raises:
         StoreDown: no node answers.
@@ -437,7 +458,9 @@ async def ask_nodes(url: str, perform: Callable[[Step], Awaitable[Any]], slices:
         try:
             dispatched = await run(once(_has_dispatcher(node)), perform)
             if not (await served and dispatched):
-                await run(once(_scan(node, found, slices)), perform)
+                await run(once(_scan(node, found, slices, past=past)), perform)
+            elif past:
+                await run(once(_scan_past(node, found)), perform)
         except StoreDown:
             return False
         return True
@@ -460,11 +483,18 @@ def _has_dispatcher(node: Host | None) -> Operation[bool]:
         return False  # a right is missing
 
 
-def _scan(node: Host | None, found: set[str], slices: float) -> Operation[None]:
+def _scan_past(node: Host | None, found: set[str]) -> Operation[None]:
+    try:
+        yield from _scan(node, found, _PAST_SLICES, past=True)
+    except StoreRefused:
+        pass  # a right is missing
+
+
+def _scan(node: Host | None, found: set[str], slices: float, *, past: bool) -> Operation[None]:
     """Add the queues of which a node has keys."""
     cursor = None
     while cursor != 0 and slices > 0:
         slices -= 1
-        part = yield from send(server.scan(cursor or 0).at(node))
+        part = yield from send(server.scan(cursor or 0, past=past).at(node))
         found.update(part.queues)
         cursor = part.next

@@ -367,6 +367,9 @@ def never_used(shards: Shards, make: MakeStore, queue: str) -> Operation[str | N
         return None
     if (yield from send(make(queue).recurrences(0, 1))):
         return None
+    for name in shards.all_of(queue):
+        if (yield from send(make(name).has_past())):
+            return None
     return f"queue {queue} has no jobs, no workers and no recurrences{(yield from similar(shards, make, queue))}"
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evsched import keys
 from evsched.client.operations import Operation, Send, send
@@ -178,6 +179,8 @@ class _Pass:
     def __init__(self, store: Store) -> None:
         self.store: Final = store
         self.condition = b""
+        self.changed = set[str]()
+        """The ids that a call has changed, in this pass or one before it."""
         self.total = 0
         self.restart()
 
@@ -329,11 +332,15 @@ class Sweep:
         going.keys = places
 
     def _change_all(self, going: _Pass, change: Change, ids: Sequence[str]) -> Operation[None]:
-        for at in range(0, len(ids), going.at_once):
-            some, absences = ids[at : at + going.at_once], self._absences
-            changed = yield from self._send(change(going.store, some, going.condition))
-            self.changed += changed
-            self._unknown += len(some) - changed if self._absences > absences else 0
+        fresh = [job for job in ids if job not in going.changed]
+        again = [job for job in ids if job in going.changed]
+        for store, part in ((going.store, fresh), (going.store.repeated(), again)):
+            for at in range(0, len(part), going.at_once):
+                some, absences = part[at : at + going.at_once], self._absences
+                changed = yield from self._send(change(store, some, going.condition))
+                going.changed.update(some)
+                self.changed += changed
+                self._unknown += len(some) - changed if self._absences > absences else 0
 
     def _send(self, call: Call[T]) -> Operation[T]:
         """Send a call, and count if Redis was down."""
@@ -358,11 +365,20 @@ def rescheduling(
 
 
 def reviving(stores: Sequence[Store], matching: Filter) -> Sweep:
-    return Sweep(stores, matching, ("dead",), Store.revive_matching)
+    return Sweep(stores, _by_now(matching), ("dead",), Store.revive_matching)
 
 
 def dropping(stores: Sequence[Store], matching: Filter) -> Sweep:
-    return Sweep(stores, matching, ("dead",), Store.drop_matching)
+    return Sweep(stores, _by_now(matching), ("dead",), Store.drop_matching)
+
+
+def _by_now(matching: Filter) -> Filter:
+    """Return a filter of dead jobs that leaves out jobs which die after the sweep has begun.
+
+    Otherwise a sweep that is repeated, because Redis was down, would change a job twice that has died once more.
+    """
+    _check(matching)
+    return replace(matching, older=0.0) if matching.older is None else matching
 
 
 def _parameters(store: Store) -> Operation[dict[str, tuple[str, ...]]]:

@@ -72,8 +72,8 @@ RETURNING CAST(extract(epoch FROM due) AS float8) AS written
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """In JSON: after an even number of backslashes."""
 
-_EARLIEST: Final = -2e11
-_LATEST: Final = 9e12
+EARLIEST: Final = -2e11
+LATEST: Final = 9e12
 """Unix seconds between which PostgreSQL stores every time: from the year 4368 before Christ on, for 290,000 years."""
 
 _SQLITE: Final = ("sqlite3", "aiosqlite.core")
@@ -239,9 +239,9 @@ def _row(place: int, job: New) -> dict[str, Any]:
 
 
 def _check_time(due: float | None, delay: float) -> None:
-    if due is not None and math.isfinite(due) and not _EARLIEST < due < _LATEST:
+    if due is not None and math.isfinite(due) and not EARLIEST < due < LATEST:
         raise ConfigError(f"due: PostgreSQL does not store the time {due:g}: give inf for never")
-    if delay > _LATEST / 2:
+    if delay > LATEST / 2:
         raise ConfigError(f"delay: PostgreSQL stores no time in {delay:g} s: give due=inf for never")
 
 

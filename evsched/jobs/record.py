@@ -112,9 +112,11 @@ LUA_CONSTANTS: Final = {
 """Names that stand in the Lua files for lists of field names, and for a number."""
 
 
-RunOutcome = Literal["done", "failed", "snoozed", "lost", "interrupted", "dead", "expired", "cancelled"]
-"""How a run ended. "lost": its worker died, or hung. "interrupted": its worker handed it back as it ended. A run whose
-job ended with it has the outcome of the job."""
+RunOutcome = Literal[
+    "done", "failed", "snoozed", "lost", "lost before it began", "interrupted", "dead", "expired", "cancelled"
+]
+"""How a run ended. "lost": its worker died, or hung; it may not have begun, unless it is known that it had not.
+"interrupted": its worker handed it back as it ended. A run whose job ended with it has the outcome of the job."""
 
 
 class JobRun(Struct, frozen=True, array_like=True):
@@ -126,6 +128,7 @@ class JobRun(Struct, frozen=True, array_like=True):
     attempt: int
     worker: str
     started: float | None
+    """When the worker got the job; None = its handler did not begin."""
     ended: float
     outcome: RunOutcome
     error: str = ""

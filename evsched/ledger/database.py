@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import psycopg
-from psycopg import AsyncConnection, conninfo
+from psycopg import AsyncConnection, Connection, conninfo
 
 from evsched import process_events
 from evsched.errors import CannotStart, ConfigError
@@ -106,6 +106,16 @@ async def connect(url: str) -> AsyncConnection:
     """
     words: dict[str, Any] = {**_CONNECTION, **conninfo.conninfo_to_dict(url)}
     return await AsyncConnection.connect(**words, autocommit=True)
+
+
+def open_connection(url: str | None) -> Connection:
+    """Open a connection that is not awaited, for a command that reads. Each statement is a transaction of its own.
+
+    Raises:
+        ConfigError, psycopg.Error
+    """
+    words: dict[str, Any] = {**_CONNECTION, **conninfo.conninfo_to_dict(check_url(url))}
+    return Connection.connect(**words, autocommit=True)
 
 
 @asynccontextmanager

@@ -32,8 +32,11 @@ from msgspec import Struct
 from psycopg import AsyncConnection
 
 from evsched import keys, process_events
-from evsched.errors import StoreRefused
+from evsched.errors import CannotStart, StoreRefused
 from evsched.events import Emit
+from evsched.ledger.database import Database, check_server, check_sessions
+from evsched.runtime.loops import Runtime
+from evsched.runtime.reconnect import Reconnect
 from evsched.store.relay_calls import own_key
 from evsched.store.server import info
 from evsched.transport.senders import BatchingSender
@@ -112,6 +115,32 @@ async def _read_epoch(sender: BatchingSender, identity: str, mine: str | None, f
     if not history:
         raise StoreRefused("INFO replication has no master_replid, so a change of Redis's data could not be noticed")
     return f"{key}-{history[:12]}"
+
+
+async def find_database(runtime: Runtime, url: str, start: Database) -> str:
+    """Wait until the database and Redis serve; return which database it is. `start`: a connection for that.
+
+    Raises:
+        CannotStart: PostgreSQL is too old, or behind a pooler in transaction mode; or Redis belongs to the ledger of
+            another database.
+    """
+    reconnect, found = Reconnect("the start", runtime.emit), ""
+    try:
+        while not found:
+            async with reconnect, start:
+                await check_sessions(url)  # before `open` makes settings
+                connection = await start.open()
+                version = check_server(connection)
+                try:
+                    await read_epoch(runtime.sender, (await make_identity(connection)).text)
+                except StoreRefused as error:
+                    if error.kind == OTHER:
+                        raise CannotStart(str(error)) from None
+                    raise
+                found = version
+    finally:
+        await start.close()
+    return found
 
 
 _CLASS: Final = 0x65767265

@@ -25,17 +25,17 @@ from psycopg import AsyncConnection
 
 from evsched import process_events, shard_map
 from evsched.client.client import Client
-from evsched.errors import CannotStart, ConfigError, StoreError, StoreRefused
+from evsched.errors import ConfigError, StoreError, StoreRefused
 from evsched.ledger import rows
-from evsched.ledger.database import Database, LedgerLoop, check_server, check_sessions, check_url, transaction
+from evsched.ledger.database import Database, LedgerLoop, check_url, transaction
 from evsched.ledger.delivery import Aside, Lengths, deliver
 from evsched.ledger.ends import Ends, Withdrawals
-from evsched.ledger.epoch import CONNECTED, OTHER, Presence, make_identity, note_epoch, read_epoch
+from evsched.ledger.epoch import CONNECTED, Presence, find_database, make_identity, note_epoch, read_epoch
 from evsched.ledger.recurrence_rows import RecurrenceRows
 from evsched.ledger.rows import Claimed, Refusal, Selection
 from evsched.ledger.tables import CHANNEL
 from evsched.runtime.loops import Pulse, Runtime, run_loops
-from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.reconnect import Reconnects
 from evsched.store.gate_limits import as_limit
 from evsched.store.store import Store
 
@@ -377,31 +377,10 @@ class Service:
         """Run the loops until cancelled. `server`: which Redis it is.
 
         Raises:
-            CannotStart: PostgreSQL is too old, or behind a pooler in transaction mode; or Redis belongs to the ledger
-                of another database.
+            CannotStart: as `find_database`.
         """
-        self._runtime.emit(process_events.LedgerStarted(server=server, database=await self._find_database()))
+        database = await find_database(self._runtime, self._url, self._start)
+        self._started = True
+        self._runtime.emit(process_events.LedgerStarted(server=server, database=database))
         lease = shard_map.follow_lease(self._runtime)
         await run_loops({"lease": lease, **{loop.who: loop.run() for loop in self._loops}})
-
-    async def _find_database(self) -> str:
-        """Wait until the database and Redis serve; return which database it is."""
-        reconnect = Reconnect("the start", self._runtime.emit)
-        found = ""
-        try:
-            while not found:
-                async with reconnect, self._start:
-                    await check_sessions(self._url)  # before `open` makes settings
-                    connection = await self._start.open()
-                    version = check_server(connection)
-                    try:
-                        await read_epoch(self._runtime.sender, (await make_identity(connection)).text)
-                    except StoreRefused as error:
-                        if error.kind == OTHER:
-                            raise CannotStart(str(error)) from None
-                        raise
-                    found = version
-        finally:
-            await self._start.close()
-        self._started = True
-        return found

@@ -18,6 +18,11 @@ and the reason why it could not be: then it waits until it is changed.
 `evsched_ledger` has one row, which relays use: who this database is (epoch.py), and the epoch that was found last, with
 the time when a relay found it, and the last one in which jobs were compared with their rows (ends.py).
 
+A row of `evsched_run` is one end of a job, which `evsched ledger history` copies from Redis (run_writer.py); `entry`
+and `place` are its place there. client/history.py searches the rows. Each day has a partition, `evsched_run_` and the
+date (UTC): the writer makes it ahead, and drops it when it is too old. `evsched_run_position` has the last entry of
+each queue that is written, and a hash of its content.
+
 `evsched_setting` has copies of settings that Redis has, and the epoch in which each was copied (relay.py).
 
 Rows are found by the index `evsched_job_open`: the rows of one epoch, in the order in which they are restored. A row
@@ -113,11 +118,38 @@ value text NOT NULL
 epoch text COLLATE "C" NOT NULL
 """
 
+_RUNS: Final = """
+queue text NOT NULL
+ended timestamptz NOT NULL
+entry bigint NOT NULL
+place integer NOT NULL
+id text NOT NULL
+task text NOT NULL DEFAULT ''
+outcome text NOT NULL DEFAULT ''
+due timestamptz
+started timestamptz
+attempt bigint NOT NULL DEFAULT 0
+worker text NOT NULL DEFAULT ''
+grp text NOT NULL DEFAULT ''
+enqueued_by text NOT NULL DEFAULT ''
+tags text[] NOT NULL DEFAULT '{}'
+error text NOT NULL DEFAULT ''
+location text NOT NULL DEFAULT ''
+"""
+
+_POSITIONS: Final = """
+queue text NOT NULL
+entry text NOT NULL
+digest text NOT NULL
+"""
+
 KEYS: Final = {
     "evsched_job": "queue, id",
     "evsched_recurrence": "queue, name",
     "evsched_ledger": "one",
     "evsched_setting": "queue, kind, name",
+    "evsched_run": "queue, ended, entry, place",
+    "evsched_run_position": "queue",
 }
 """The tables with their primary keys."""
 
@@ -173,6 +205,10 @@ PARTS: Final = (
     _index("evsched_recurrence_epoch", "evsched_recurrence (epoch)"),
     *_table("evsched_ledger", _LEDGER),
     *_table("evsched_setting", _SETTINGS),
+    *_table("evsched_run", _RUNS, "PARTITION BY RANGE (ended)"),
+    _index("evsched_run_id", "evsched_run (id)"),
+    _index("evsched_run_tags", "evsched_run USING gin (tags)"),
+    *_table("evsched_run_position", _POSITIONS),
     _function("evsched_notify", f" BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END "),
     _function("evsched_changed", " BEGIN NEW.epoch := ''; RETURN NEW; END "),
     _function("evsched_job_changed", " BEGIN NEW.epoch := ''; NEW.revision := OLD.revision + 1; RETURN NEW; END "),

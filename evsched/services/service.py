@@ -167,6 +167,18 @@ def run_ledger(config: Config) -> None:
     _run(config, 0.0, work)
 
 
+def run_history(config: Config, keep: float) -> None:
+    """Write the ends of jobs into the ledger until SIGTERM or SIGINT. `keep`: seconds for which they are kept."""
+    from evsched.ledger.run_writer import HistoryService  # needs psycopg
+
+    async def work(process: _ServiceProcess) -> None:
+        service = HistoryService(process.runtime, keep)
+        process.telemetry.of_ledger(lambda: service.pulses, service.problem, service.database_problem)
+        await process.shutdown.request.run_until_made(service.run(process.server))
+
+    _run(config, 0.0, work)
+
+
 def run_api(config: Config) -> None:
     """Serve the HTTP interface until SIGTERM or SIGINT; then finish the requests that are under way."""
     from evsched import api  # needs the extra `api`

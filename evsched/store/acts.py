@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from itertools import count
 from typing import Any, Final, Literal, get_args
 
@@ -71,11 +72,18 @@ class Act:
         self._operator = operator
         self._id = os.urandom(8).hex()
         self._calls = count()
+        self._mark = ""
+
+    def repeated(self) -> Act:
+        """Return the act for calls whose jobs other calls of it have noted: they are not counted twice."""
+        again = copy(self)
+        again._mark = "r"
+        return again
 
     def as_text(self, name: ActName, what: Mapping[str, Any]) -> str:
         """Return the argument `act` of a call. The same `what` in all calls to a queue makes one entry of them."""
         known = ActText(self._id, self._operator.who, self._operator.source, name, {**what})
-        return f"{next(self._calls)} {msgspec.json.encode(known).decode()}"
+        return f"{next(self._calls)}{self._mark} {msgspec.json.encode(known).decode()}"
 
 
 class ActText(Struct, frozen=True, rename={"source": "from"}):

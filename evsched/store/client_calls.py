@@ -189,7 +189,7 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobMissing: one of the ids is not dead, or has no record; then none was revived.
         """
-        return self._verb("revive", texts, self._now(), "", self._act_text("revive"), *ids)
+        return self._change_dead("revive", [self._now()], self._act_text("revive"), ids)
 
     def drop(self, ids: Sequence[str]) -> Call[list[str]]:
         """Delete dead jobs; the reply is their ids.
@@ -197,7 +197,18 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobMissing: one of the ids is not dead; then none was dropped.
         """
-        return self._verb("drop", texts, "", self._act_text("drop"), *ids)
+        return self._change_dead("drop", [], self._act_text("drop"), ids)
+
+    def _change_dead(
+        self, verb: str, clock: list[Word], act: str, ids: Sequence[str], since: float | None = None
+    ) -> Call[list[str]]:
+        """Make a call of `revive` or `drop`. `since`: it is sent again, and this is when it was sent first.
+
+        Such a call leaves a job alone that has died once more since then. If it is refused, the first may have been
+        done: so it has no `again`.
+        """
+        again = partial(self._change_dead, verb, clock, act, ids) if since is None else None
+        return self._verb(verb, texts, *clock, "", act, as_moment(since), *ids, again=again)
 
     def traces(self, job_id: str) -> list[Call[bool]]:
         """Ask whether the queue has a record of a job, or an inline job: much cheaper than `look`, and less exact."""

@@ -311,7 +311,10 @@ def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:
 def shown(name: str, value: float) -> str:
     """Return a limit as a person reads it."""
     kind = name.partition(":")[0]
-    return f"{value:.9g}/s" if kind == "rate" else format_duration(value) if kind == "history_age" else f"{value:.9g}"
+    if kind == "history_age":
+        return format_duration(value)
+    number = f"{value:.0f}" if value.is_integer() else f"{value:.9g}"
+    return f"{number}/s" if kind == "rate" else number
 
 
 def as_limit(value: float) -> str:

@@ -7,10 +7,15 @@ that are malformed are left out, never an error.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from functools import partial
+from hashlib import blake2b
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from evsched import keys
 from evsched.jobs.record import number, whole
 from evsched.store.queue import Queue, StreamPart
 from evsched.transport.call import Call, text
@@ -28,7 +33,7 @@ class PastJob(Struct, frozen=True):
     due: float | None
     """When its last attempt was due."""
     started: float | None
-    """When its last attempt started; None = it had none, or that had not begun."""
+    """When the worker got it for its last attempt; None = it had none, or that had not begun."""
     ended: float
     attempt: int
     """How many attempts were counted."""
@@ -45,11 +50,37 @@ class PastJob(Struct, frozen=True):
 
 
 class HistoryEntry(Struct, frozen=True):
-    """An entry of the history: the jobs of one outcome that a call has written, the last one first."""
+    """An entry of the history: the jobs that one call has ended in the same way, the last one first."""
 
-    number: int
-    """The number of its last job among all ends of the queue."""
+    id: str
+    digest: str
+    """A hash of its content: after Redis has lost its last moments, another entry may get the same id."""
     jobs: list[PastJob]
+
+    @property
+    def number(self) -> int:
+        """How many ends the history has had with this entry, counted from its mark."""
+        return int(self.id.partition("-")[0])
+
+    @property
+    def mark(self) -> int:
+        """When the history was made, which distinguishes one from the next."""
+        return int(self.id.partition("-")[2])
+
+
+def missed(before: str | None, entries: list[HistoryEntry]) -> int:
+    """Return how many ends are missing before and between these entries, which are in order.
+
+    `before`: the entry behind which the first of these is to follow; None = it is not known.
+    """
+    count, last = 0, before
+    for entry in entries:
+        if last is not None:
+            number, mark = map(int, last.split("-"))
+            begin = number if mark == entry.mark else entry.mark
+            count += max(0, entry.number - len(entry.jobs) - begin)
+        last = entry.id
+    return count
 
 
 class _HistoryRow(Struct, frozen=True, array_like=True):
@@ -85,40 +116,17 @@ class EndCount(Struct, frozen=True):
 class HistoryCalls(Queue):
     """The calls that read the history."""
 
-    def ended(self, before: str = "+", *, count: int = 50) -> Call[StreamPart[HistoryEntry]]:
-        """Read `count` entries of the history, the newest first, back from `before`."""
+    def has_past(self) -> Call[bool]:
+        """Ask whether jobs of the queue have ended, or operators have changed it, as far as Redis still knows."""
+        return self._call(("EXISTS", keys.history(self.queue), keys.audit(self.queue)), bool)
 
-        def entry(position: bytes, fields: list[bytes]) -> HistoryEntry:
-            return HistoryEntry(int(position.partition(b"-")[0]), self._jobs(fields))
+    def ended(self, before: str = "+", after: str | None = None, *, count: int = 50) -> Call[StreamPart[HistoryEntry]]:
+        """Read `count` entries of the history, the newest first, back from `before`.
 
-        return self._newest(f"{self._root}history", before, "-", count, entry)
-
-    def _jobs(self, flat: list[bytes]) -> list[PastJob]:
-        fields = {text(flat[at]): flat[at + 1] for at in range(0, len(flat) - 1, 2)}
-        ended, rows = number(fields.get("ended")), list[_HistoryRow]()
-        # Names may be cut within a character, or hold any bytes.
-        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            rows = _decode_rows(fields.get("jobs", b"[]").decode(errors="replace"))
-        outcome, worker = text(fields.get("outcome", b"")), text(fields.get("worker", b""))
-        return [
-            PastJob(
-                queue=self.queue,
-                id=row.id,
-                task=row.label[0] if row.label else "",
-                outcome=outcome,
-                due=row.due,
-                started=row.started,
-                ended=ended or 0.0,
-                attempt=row.attempt,
-                worker=worker,
-                group=row.group,
-                by=row.by,
-                tags=row.label[1:],
-                error=row.error,
-                location=row.location,
-            )
-            for row in reversed(rows)
-        ]
+        `after`: the id of an entry; only later ones are read. None = all.
+        """
+        first = "-" if after is None else f"({after}"
+        return self._newest(keys.history(self.queue), before, first, count, partial(_entry, self.queue))
 
     def hour(self, hour: int) -> Call[list[EndCount]]:
         """Read how many jobs ended in an hour. `hour`: hours since 1970."""
@@ -131,6 +139,52 @@ class HistoryCalls(Queue):
             return found
 
         return self._call(("HGETALL", f"{self._root}hour:{hour}"), counts)
+
+
+def read_history(last: Mapping[str, str], limit: int, block: float) -> Call[dict[str, list[HistoryEntry]]]:
+    """Read at most `limit` entries of the history of each of these queues, the oldest first, for which Redis waits.
+
+    `last`: queue -> the entry behind which to read. `block`: how many seconds to wait. In a cluster, the queues are of
+    one slot.
+    """
+    streams = {keys.history(queue).encode(): queue for queue in last}
+
+    def read(reply: list[Any] | None) -> dict[str, list[HistoryEntry]]:
+        queues = [(streams[stream], found) for stream, found in reply or ()]
+        return {queue: [_entry(queue, *one) for one in found] for queue, found in queues}
+
+    words = "XREAD", "COUNT", limit, "BLOCK", round(block * 1000), "STREAMS", *streams, *last.values()
+    return Call(words, read, near=next(iter(streams)))
+
+
+def _entry(queue: str, entry: bytes, flat: list[bytes]) -> HistoryEntry:
+    fields = {text(flat[at]): flat[at + 1] for at in range(0, len(flat) - 1, 2)}
+    ended, rows = number(fields.get("ended")), list[_HistoryRow]()
+    # Names may be cut within a character, or hold any bytes.
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+        rows = _decode_rows(fields.get("jobs", b"[]").decode(errors="replace"))
+    outcome, worker = text(fields.get("outcome", b"")), text(fields.get("worker", b""))
+    jobs = [
+        PastJob(
+            queue=queue,
+            id=row.id,
+            task=row.label[0] if row.label else "",
+            outcome=outcome,
+            due=row.due,
+            started=row.started,
+            ended=ended or 0.0,
+            attempt=row.attempt,
+            worker=worker,
+            group=row.group,
+            by=row.by,
+            tags=row.label[1:],
+            error=row.error,
+            location=row.location,
+        )
+        for row in reversed(rows)
+    ]
+    digest = blake2b(b"\0".join(flat), digest_size=8).hexdigest()
+    return HistoryEntry(text(entry), digest, jobs)
 
 
 def _power(text: str) -> int | None:

@@ -360,11 +360,11 @@ class OperatorCalls(Queue):
 
     def revive_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Put jobs that are dead and match back on the schedule, due now."""
-        return self._verb("revive", _count, self._now(), matching, self._act_matching("revive", matching), *ids)
+        return self._verb("revive", _count, self._now(), matching, self._act_matching("revive", matching), "", *ids)
 
     def drop_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Delete jobs that are dead and match."""
-        return self._verb("drop", _count, matching, self._act_matching("drop", matching), *ids)
+        return self._verb("drop", _count, matching, self._act_matching("drop", matching), "", *ids)
 
     def _act_matching(self, name: ActName, matching: bytes, **what: Any) -> str:
         return self._act_text(name, filter=msgspec.Raw(matching), **what)

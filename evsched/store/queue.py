@@ -96,6 +96,11 @@ class Queue:
         """Return the same calls at a moment, Unix seconds; None = at the time of Redis's clock."""
         return type(self)(self.queue, None if now is None else lambda: now, by=self._by, act=self._act)
 
+    def repeated(self) -> Self:
+        """Return the same calls, for jobs that other calls of the act have noted."""
+        act = None if self._act is None else self._act.repeated()
+        return type(self)(self.queue, self._clock, by=self._by, act=act)
+
     def _now(self) -> str:
         return "" if self._clock is None else as_moment(self._clock())
 

@@ -29,15 +29,22 @@ class QueueKeys(Struct, frozen=True):
     """(queue, worker) of each processing list."""
 
 
-def scan(cursor: int) -> Call[QueueKeys]:
-    """Read a slice of the keys that show that a queue exists: 1,000 keys are about 0.3 ms of Redis's time."""
+def scan(cursor: int, *, past: bool = False) -> Call[QueueKeys]:
+    """Read a slice of the keys that show that a queue exists: 1,000 keys are about 0.3 ms of Redis's time.
+
+    `past`: also of the keys that show only that it has existed.
+    """
 
     def read(reply: list[Any]) -> QueueKeys:
         found = [parsed for parsed in map(keys.parse, reply[1]) if parsed]
         held = {(queue, worker) for queue, worker in found if worker is not None}
-        return QueueKeys(next=int(reply[0]), queues={queue for queue, _ in found}, held=held)
+        queues = {queue for queue, _ in found}
+        if past:
+            queues.update(queue for queue in map(keys.parse_past, reply[1]) if queue is not None)
+        return QueueKeys(next=int(reply[0]), queues=queues, held=held)
 
-    return Call(("SCAN", cursor, "MATCH", keys.EVERY_PLACE, "COUNT", 1000), read)
+    pattern = keys.EVERY_TRACE if past else keys.EVERY_PLACE
+    return Call(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000), read)
 
 
 def scan_all(cursor: int) -> Call[tuple[int, list[bytes]]]:
@@ -76,6 +83,16 @@ def queue_names() -> Call[list[str]]:
         return [name for name in map(text, reply) if keys.NAME.fullmatch(name)]
 
     return Call(("SMEMBERS", keys.QUEUES), read, near=keys.QUEUES)
+
+
+def name_connection(name: str) -> Call[str | None]:
+    """Give the connection a name, by which `connection_name` recognizes it; the reply has no meaning."""
+    return Call(("CLIENT", "SETNAME", name), lambda reply: name)
+
+
+def connection_name() -> Call[str | None]:
+    """Read the name of the connection; None = it has none, so it is a new one."""
+    return Call(("CLIENT", "GETNAME"), lambda reply: text(reply) if reply else None)
 
 
 def any_scheduled(queues: Iterable[str]) -> Call[bool]:

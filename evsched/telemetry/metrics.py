@@ -141,6 +141,11 @@ OF_LEDGER: Final = (
         "ledger_waiting_rows", "Rows that are committed and not scheduled, counted up to 10,000; NaN = unknown.", ()
     ),
     Metric("ledger_up", "1 = the database of the ledger serves all loops of this relay; NaN = this is no relay.", ()),
+    Metric(
+        "ledger_history_up",
+        "1 = the database of the ledger serves this writer of the history; NaN = this is no writer.",
+        (),
+    ),
     Metric("ledger_waiting_seconds", "For how long the oldest of these rows has waited; NaN = unknown.", ()),
 )
 """Gauges that a relay reads from the database when it is scraped; NaN in other processes, and while unknown."""
@@ -206,7 +211,7 @@ class Metrics:
         self._tasks = set[str]()
         self._queues = dict[str, str]()
         self._recurrences = set[tuple[str, str]]()
-        self._down = {"redis_up": set[str](), "ledger_up": set[str]()}
+        self._down = {"redis_up": set[str](), "ledger_up": set[str](), "ledger_history_up": set[str]()}
         """By gauge, the loops of this process that Redis, or the ledger's database, does not serve; and "scrape"."""
         self.counted = self._table()
         self.counted.update(dict.fromkeys(COUNTED, self._on_counted))
@@ -242,8 +247,9 @@ class Metrics:
             process_events.RedisUp: lambda event: self.set_up(event.who, True),
             process_events.NodeReleased: lambda event: self.set_up(event.who, True),
             process_events.LedgerStarted: lambda event: self.gauges["ledger_up"].set(1),
-            process_events.LedgerDown: lambda event: self.set_up(event.who, False, "ledger_up"),
-            process_events.LedgerUp: lambda event: self.set_up(event.who, True, "ledger_up"),
+            process_events.HistoryStarted: lambda event: self.gauges["ledger_history_up"].set(1),
+            process_events.LedgerDown: lambda event: self.set_up(event.who, False, _ledger_gauge(event.who)),
+            process_events.LedgerUp: lambda event: self.set_up(event.who, True, _ledger_gauge(event.who)),
         }
 
     def on_event(self, event: Event) -> None:
@@ -379,3 +385,7 @@ class Metrics:
         gauge.clear()
         for (check, level), count in Tally(zip(event.checks, event.levels, strict=True)).items():
             gauge.labels(check, level).set(count)
+
+
+def _ledger_gauge(who: str) -> str:
+    return "ledger_history_up" if who in ("history", "pruning") else "ledger_up"

@@ -271,16 +271,17 @@ class Telemetry:
         pulses: Callable[[], list[Pulse]],
         problem: Callable[[], str | None],
         database_problem: Callable[[], str | None],
-        waiting: Callable[[], Awaitable[tuple[int, float] | None]],
+        waiting: Callable[[], Awaitable[tuple[int, float] | None]] | None = None,
     ) -> None:
-        """Report on a relay of the ledger. `waiting`: how many rows wait, and for how long; None = unknown."""
+        """Report on a process of the ledger. `waiting`, of a relay: how many rows wait, and for how long."""
+        if waiting is not None:
 
-        async def refresh() -> None:
-            rows, seconds = await waiting() or (math.nan, math.nan)
-            self._metrics.gauges["ledger_waiting_rows"].set(rows)
-            self._metrics.gauges["ledger_waiting_seconds"].set(seconds)
+            async def refresh() -> None:
+                rows, seconds = await waiting() or (math.nan, math.nan)  # unknown
+                self._metrics.gauges["ledger_waiting_rows"].set(rows)
+                self._metrics.gauges["ledger_waiting_seconds"].set(seconds)
 
-        self._refreshes.append(refresh)
+            self._refreshes.append(refresh)
         self._readiness.watch(pulses)
         self._readiness.require(DEFAULT_QUEUE, problem)
         self._readiness.require_other(database_problem)

@@ -110,7 +110,13 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     code, _, rest = message.partition(" ")
     if code == "WRONGTYPE":
         # The messages of our scripts name the key, Redis's own do not. Both end with the line of the script.
-        message = message.partition(" script: ")[0] if "evsched:" in message else _WRONG_TYPE
+        key = call.words[1] if call is not None and call.script is None and len(call.words) > 1 else ""
+        if "evsched:" in message:
+            message = message.partition(" script: ")[0]
+        elif isinstance(key, str) and key.startswith("evsched:"):
+            message = f"WRONGTYPE {key} has the wrong type: `evsched doctor` says what to do"
+        else:
+            message = _WRONG_TYPE
     elif code == "OOM" or isinstance(error, exceptions.OutOfMemoryError):
         message = _FULL
     if isinstance(error, exceptions.NoPermissionError) or message.startswith(_REFUSED_IN_SCRIPT):

@@ -105,13 +105,15 @@ class DirectSender:
             raise
         return read_reply(call, reply)
 
-    async def attempt_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    async def attempt_all(self, calls: Sequence[Call[Any]], block: float = 0.0) -> list[Any]:
         """Send calls in one batch; return their values, with errors in the place of values of calls that failed.
+
+        `block`: seconds for which Redis may wait before it answers.
 
         Raises:
             StoreDown, StoreRefused: the whole batch failed; some of it may have been done.
         """
-        return await _deliver(self._connection, calls, self._reply_timeout)
+        return await _deliver(self._connection, calls, block + self._reply_timeout)
 
     async def close(self) -> None:
         """Close the connection. A later call opens a new one."""

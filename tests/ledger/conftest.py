@@ -14,6 +14,8 @@ from evsched import App
 from evsched.config import Config
 from evsched.events import Events
 from evsched.ledger.relay import Service
+from evsched.ledger.run_table import DAY
+from evsched.ledger.run_writer import HistoryService
 from evsched.runtime.loops import Runtime
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -38,13 +40,32 @@ def app(queue: str, server: EmbeddedRedis) -> App:
 @pytest.fixture
 def relaying(config: Config) -> Running:
     """Return a context manager that runs a relay; `changes` of the settings."""
+    return _running(config, Service)
 
+
+@pytest.fixture
+def writing(config: Config) -> Running:
+    """Return a context manager that runs a writer of the history; `keep` and `changes` of the settings.
+
+    It waits in Redis for hours, so only an event makes it read.
+    """
+    config = replace(config, probe_interval=NO_CAP)
+
+    def writing(
+        recorder: Recorder | None = None, keep: float = 90 * DAY, **changes: Any
+    ) -> AbstractAsyncContextManager[Recorder]:
+        return _running(config, lambda runtime: HistoryService(runtime, keep))(recorder, **changes)
+
+    return writing
+
+
+def _running(config: Config, make: Callable[[Runtime], Service | HistoryService]) -> Running:
     @asynccontextmanager
     async def running(recorder: Recorder | None = None, **changes: Any) -> AsyncGenerator[Recorder]:
         recorder = recorder or Recorder()
         settings = replace(config, **changes)
         sender = BatchingSender(settings.url)
-        relay = asyncio.ensure_future(Service(Runtime(settings, sender, Events(recorder).emit)).run("Redis"))
+        relay = asyncio.ensure_future(make(Runtime(settings, sender, Events(recorder).emit)).run("Redis"))
         try:
             yield recorder
         finally:

@@ -27,8 +27,8 @@ class Counted(SyncClient):
         assert isinstance(self.client, Counting)
         self.sent = self.client.sent
 
-    def find_queues(self) -> list[str]:
-        return self.run(find_queues())
+    def find_queues(self, *, past: bool = False) -> list[str]:
+        return self.run(find_queues(past=past))
 
 
 class Counting(BlockingClient):
@@ -60,6 +60,30 @@ async def test_while_a_dispatcher_runs_only_the_set_is_read(
         await finder.step()
         assert await asyncio.to_thread(counted.find_queues) == ["made-by-zadd"]
     assert counted.sent == ["SMEMBERS", "PUBSUB"]
+
+
+async def test_queues_with_nothing_but_a_past_are_found_if_asked_for(
+    own: EmbeddedRedis, client: Any, app: App, counted: Counted
+) -> None:
+    for queue, key in (
+        ("ended", "history"),
+        ("hourly", "hour:1"),
+        ("acted", "audit"),
+        ("no", "arrived"),
+        ("a b", "audit"),
+    ):
+        client.hset(f"evsched:{{{queue}}}:{key}", "x", "y")
+    assert (counted.find_queues(), counted.find_queues(past=True)) == ([], ["acted", "ended", "hourly"])
+    async with system(Config(url=own.url), app, workers=0) as running:
+        await running.recorder.wait(process_events.NotificationsProven)
+        client.zadd("evsched:{served}:schedule", {'{"task":"t"}': 4e9})
+        await running.recorder.wait(events.QueueFound, lambda event: event.queue == "served")
+        await running.dispatcher._finder.step()  # pyright: ignore[reportPrivateUsage]
+        found = await asyncio.to_thread(counted.find_queues, past=True)
+        assert found == ["acted", "ended", "hourly", "served"]
+        client.execute_command("ACL", "SETUSER", "default", "-scan")
+        assert await asyncio.to_thread(counted.find_queues, past=True) == ["served"]
+        client.execute_command("ACL", "SETUSER", "default", "+scan")
 
 
 def test_without_a_dispatcher_the_keys_are_scanned_too(client: Any, counted: Counted) -> None:

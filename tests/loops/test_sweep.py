@@ -60,7 +60,7 @@ def test_the_client_without_an_event_loop_does_the_same(server: EmbeddedRedis, q
     assert client.cancel_matching(queue, PAY) == Swept(5, 5)
     raw.rename(f"evsched:{{{queue}}}:schedule", f"evsched:{{{queue}}}:dead")
     assert {match.place for match in client.find(queue, Filter(task="mail"))} == {"dead"}
-    raw.zadd(f"evsched:{{{queue}}}:dead", {"j1": 1.0})
+    raw.zadd(f"evsched:{{{queue}}}:dead", {f"j{n}": raw.time()[0] if n > 1 else 1.0 for n in range(1, 10, 2)})
     assert client.revive_matching(queue, Filter(older=60)) == Swept(1, 1)
     assert client.drop_matching(queue, Filter(task="mail")) == Swept(4, 4)
     client.close()
@@ -141,25 +141,67 @@ async def test_no_job_is_missed_when_redis_restarts_in_the_middle(own: EmbeddedR
     await moved.close()
 
 
+class Losing(Client):
+    """Loses the reply to its first call of a verb, and then does something."""
+
+    def __init__(self, url: str, verb: str, then: Callable[[], Any] = lambda: None) -> None:
+        super().__init__(url)
+        self._verb, self._then, self._lost = verb, then, False
+
+    async def perform(self, step: Step) -> Any:
+        done = await super().perform(step)
+        if isinstance(step, Send) and step.call.name == self._verb and not self._lost:
+            self._lost = True
+            self._then()
+            raise StoreDown("the connection was closed", kind="connection", unsure=True)
+        return done
+
+
 async def test_a_change_whose_answer_is_lost_is_counted_apart(own: EmbeddedRedis, queue: str) -> None:
-    class Losing(Client):
-        """Loses the reply to the first cancellation."""
-
-        lost = False
-
-        async def perform(self, step: Step) -> Any:
-            done = await super().perform(step)
-            if isinstance(step, Send) and step.call.name == "cancel" and not self.lost:
-                self.lost = True
-                raise StoreDown("the connection was closed", kind="connection")
-            return done
-
-    losing = Losing(own.url)
+    losing = Losing(own.url, "cancel")
     await losing.enqueue(queue, jobs(300))
     swept = await losing.cancel_matching(queue, PAY)
     assert (swept.matched, swept.left) == (150, 0)
     assert 0 < swept.unknown < 150
     assert {match.task for match in await losing.find(queue, Filter())} == {"mail"}
+    await losing.close()
+
+
+@pytest.mark.parametrize("verb", ["reschedule", pytest.param("cancel", marks=pytest.mark.extra)])
+async def test_audit_counts_a_job_once_that_is_changed_again(server: EmbeddedRedis, queue: str, verb: str) -> None:
+    losing = Losing(server.url, verb)
+    await losing.enqueue(queue, jobs(1000))
+    acting: Any = losing.as_operator("ann")
+    await acting.reschedule_matching(queue, PAY, FAR) if verb == "reschedule" else await acting.cancel_matching(
+        queue, PAY
+    )
+    (act,) = await losing.audit(queue)
+    assert (act.act, act.count, len(act.ids)) == (verb, 500, len(set(act.ids)))
+    await losing.close()
+
+
+@pytest.mark.parametrize("verb", ["revive", pytest.param("drop", marks=pytest.mark.extra)])
+@pytest.mark.parametrize("by", ["filter", "id"])
+async def test_job_that_dies_again_after_a_lost_reply_stays_dead(
+    server: EmbeddedRedis, queue: str, raw: Any, verb: str, by: str
+) -> None:
+    root = f"evsched:{{{queue}}}:"
+
+    def die() -> None:
+        raw.zrem(f"{root}schedule", "j0")
+        raw.hset(f"{root}job:j0", mapping={"payload": '{"task":"pay"}'})
+        raw.zadd(f"{root}dead", {"j0": raw.time()[0] + 1})
+
+    losing = Losing(server.url, verb, die)
+    raw.hset(f"{root}job:j0", mapping={"payload": '{"task":"pay"}'})
+    raw.zadd(f"{root}dead", {"j0": raw.time()[0] - 9})
+    client: Any = losing
+    if by == "filter":
+        await getattr(client, f"{verb}_matching")(queue, PAY)
+    else:
+        assert await getattr(client, verb)(queue, ["j0"]) == 1
+    assert [match.id for match in await losing.find(queue, PAY, "dead")] == ["j0"]
+    assert await losing.find(queue, PAY, "schedule") == []
     await losing.close()
 
 

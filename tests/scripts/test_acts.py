@@ -15,6 +15,7 @@ from evsched.store.operator_calls import condition
 from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
 from evsched.transport.call import Call
+from evsched.transport.embedded import EmbeddedRedis
 from tests.scripts.conftest import NOW, Send, State
 from tests.scripts.test_wrong_types import BY_FILTER, CALLS, WAITING, Seeded, seeded
 
@@ -113,6 +114,16 @@ def test_wrong_type_of_the_audit_trail_does_not_stop_an_act(
     assert raw.get(key) == b"wrong"
 
 
+@pytest.mark.usefixtures("seeded")
+def test_act_that_cannot_be_noted_is_in_the_log_of_redis(
+    send: Send, operator: Store, raw: Any, server: EmbeddedRedis
+) -> None:
+    key = f"evsched:{{{operator.queue}}}:audit"
+    raw.set(key, "wrong")
+    send(operator.at(NOW).pause())
+    assert f"evsched: an act is not in the audit trail {key}: WRONGTYPE" in server.log.read_text(errors="replace")
+
+
 @pytest.mark.parametrize("verb", SOME)
 def test_program_that_does_the_same_leaves_no_entry(
     send: Send, store: Store, raw: Any, seeded: Seeded, verb: str
@@ -135,6 +146,7 @@ REFUSED: dict[str, Callable[[Store], Call[Any]]] = {
 NOTHING: dict[str, Callable[[Store], Call[Any]]] = {
     "resume": lambda store: store.resume(),
     "limit": lambda store: store.limit(),
+    "limit that is not set": lambda store: store.limit({"weight:nobody": None, "history": None}),
     "reserve": lambda store: store.reserve({}),
     "cancel matching": lambda store: store.cancel_matching(WAITING, condition(task="other")),
     "reschedule matching": lambda store: store.reschedule_matching(WAITING, condition(task="other"), NOW),
@@ -161,6 +173,14 @@ def test_refused_act_leaves_no_entry(send: Send, operator: Store, raw: Any, verb
 def test_act_that_finds_nothing_to_do_leaves_no_entry(send: Send, operator: Store, raw: Any, verb: str) -> None:
     send(NOTHING[verb](operator))
     assert not raw.exists(f"evsched:{{{operator.queue}}}:audit")
+
+
+def test_limit_that_is_as_it_was_has_no_entry(send: Send, store: Store, operator: Store) -> None:
+    send(store.limit({"concurrency": 9, "rate": 5}))
+    send(operator.limit({"concurrency": 9}))
+    assert entries(send, store) == []
+    send(operator.limit({"concurrency": 9, "rate": 6}))
+    assert [entry.known.act for entry in entries(send, store)] == ["limit"]
 
 
 def test_resume_has_an_entry_if_the_queue_was_paused(send: Send, store: Store, operator: Store) -> None:
@@ -192,10 +212,10 @@ def test_calls_of_one_act_have_one_entry_with_all_that_they_changed(send: Send, 
     for call in slices:
         send(call)
         send(call)
-        send(others.limit({"concurrency": 9}))
+        send(others.pause())
     send(slices[0])  # late, of all
     other, entry = entries(send, store)
-    assert other.known.act == "limit"
+    assert other.known.act == "pause"
     assert (entry.count, entry.ids) == (9, [f"j{n}" for n in range(9)])
 
 
@@ -203,8 +223,8 @@ def test_entry_out_of_reach_is_put_together_by_the_reader(send: Send, store: Sto
     send(store.at(NOW).enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW + 9) for n in range(4)]))
     first, second = (operator.cancel_matching([f"j{n}", f"j{n + 1}"], condition(task="t")) for n in (0, 2))
     send(first)
-    for _ in range(30):
-        send(Store(store.queue, act=Act(ANN)).limit({"concurrency": 9}))
+    for n in range(30):
+        send(Store(store.queue, act=Act(ANN)).limit({"concurrency": n + 1}))
     send(second)
     found = entries(send, store)
     assert [entry.count for entry in found if entry.known.act == "cancel"] == [2, 2]

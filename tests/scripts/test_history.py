@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,8 +14,8 @@ from evsched import keys
 from evsched.client import history
 from evsched.client.history import HistoryFilter, TaskCounts
 from evsched.client.operations import Operation, Send, SendMany, Step
-from evsched.errors import ConfigError
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
+from evsched.errors import ConfigError, StoreRefused
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Retried, Snoozed
 from evsched.jobs.record import JobRun
 from evsched.store.client_calls import New
 from evsched.store.history_calls import EndCount, PastJob
@@ -22,7 +23,7 @@ from evsched.store.operator_calls import condition
 from evsched.store.run_ends import NO_LEASE
 from evsched.store.server import clock
 from evsched.store.store import Store
-from evsched.transport.call import T
+from evsched.transport.call import Call, T
 from tests.scripts.conftest import NOW, State, status_of
 from tests.scripts.conftest import Send as SendCall
 
@@ -159,10 +160,47 @@ def test_no_more_ends_are_kept_than_the_limit_says(
     send(store.limit({"history": 1}))
     end_many(send, store, run, 5, 1, NOW)
     assert [job.id for job in past(send, store)] == ["j5"]
+
+
+@pytest.mark.parametrize("declared", [False, pytest.param(True, marks=pytest.mark.extra)])
+def test_queue_that_is_to_keep_no_history_has_none(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str, declared: bool
+) -> None:
+    end_many(send, store, run, 0, 2, NOW)
+    hour = send(store.hour(int(NOW // 3600)))
+    call: Call[Any] = store.declare_limits("app", None, {"history": 0.0}) if declared else store.limit({"history": 0})
+    send(call)
+    assert not raw.exists(f"evsched:{{{queue}}}:history")
+    end_many(send, store, run, 2, 1, NOW)
+    send(store.at(NOW).enqueue([New("a", PAYLOAD)]))
+    send(store.at(NOW).cancel("a"))
+    assert past(send, store) == []
+    assert send(store.hour(int(NOW // 3600))) == hour  # nor is it counted
+    send(store.limit({"history": 3}))
+    end_many(send, store, run, 3, 1, NOW)
+    assert [job.id for job in past(send, store)] == ["j3"]
+
+
+@pytest.mark.extra
+def test_key_of_another_program_is_not_deleted_as_the_history(send: SendCall, store: Store, raw: Any) -> None:
+    raw.set(f"evsched:{{{store.queue}}}:history", "x")
     send(store.limit({"history": 0}))
-    end_many(send, store, run, 6, 1, NOW)
-    send(store.at(NOW).bury("w", [(run("dead"), Buried("no", False))]))
-    assert [job.id for job in past(send, store)] == ["j5"]
+    assert raw.get(f"evsched:{{{store.queue}}}:history") == b"x"
+
+
+def test_a_history_that_is_made_again_goes_on_with_greater_ids(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
+) -> None:
+    def ids() -> list[tuple[int, int]]:
+        found = [entry.decode().split("-") for entry, _ in raw.xrange(f"evsched:{{{queue}}}:history")]
+        return [(int(number) - int(mark), int(mark)) for number, mark in found]
+
+    end_many(send, store, run, 0, 2, NOW)
+    before = ids()
+    raw.delete(f"evsched:{{{queue}}}:history")
+    end_many(send, store, run, 2, 1, NOW + 1)
+    assert before == [(1, NOW * 1e6), (2, NOW * 1e6)]
+    assert ids() == [(1, (NOW + 1) * 1e6)]
 
 
 def test_the_history_is_deleted_some_time_after_the_last_end(
@@ -195,6 +233,15 @@ def test_a_key_of_another_type_keeps_no_job_from_its_end(
     for job_id in ("a", "b"):
         send(store.at(NOW).complete("w", [(run(job_id), Done(b"1", 300.0, False, label=b'["t"]'))]))
     assert state()["job:b"]["outcome"] == "done"
+
+
+@pytest.mark.parametrize("key", ["history", pytest.param("audit", marks=pytest.mark.extra)])
+def test_refusal_names_the_key_of_another_type(send: SendCall, store: Store, raw: Any, key: str) -> None:
+    name = f"evsched:{{{store.queue}}}:{key}"
+    raw.set(name, "x")
+    call: Call[Any] = store.ended() if key == "history" else store.acts("+", None, 9)
+    with pytest.raises(StoreRefused, match=re.escape(f"{name} has the wrong type: `evsched doctor`")):
+        send(call)
 
 
 def test_entries_that_another_client_wrote_are_left_out(send: SendCall, store: Store, raw: Any, queue: str) -> None:
@@ -267,6 +314,11 @@ def test_cursor_of_another_form_is_refused(send: SendCall, store: Store, cursor:
         search(send, history.search([store], HistoryFilter(), 5, cursor))
 
 
+def test_cursor_is_refused_together_with_a_ledger(send: SendCall, store: Store) -> None:
+    with pytest.raises(ConfigError, match="cursor: a search in the ledger has no pages"):
+        search(send, history.search([store], HistoryFilter(), 5, "e30", ledger=object()))
+
+
 def test_counts_are_read_in_few_round_trips(store: Store) -> None:
     sizes = list[int]()
 
@@ -314,6 +366,43 @@ def test_the_runs_of_a_job_are_in_its_record(
         JobRun(2, "w", NOW + 2, NOW + 3, "lost", reason="its worker died"),
         JobRun(3, "v", NOW + 4, NOW + 5, "done"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("marks", "last"),
+    [
+        (("1", None), JobRun(2, "w", None, NOW + 3, "lost before it began", reason="its worker died")),
+        (("1", "soon"), JobRun(2, "w", NOW + 2, NOW + 3, "lost", reason="its worker died")),
+        pytest.param(
+            ("1", "1"), JobRun(2, "w", NOW + 2, NOW + 3, "lost", reason="its worker died"), marks=pytest.mark.extra
+        ),
+        pytest.param((None,), JobRun(1, "w", NOW, NOW + 3, "lost", reason="its worker died"), marks=pytest.mark.extra),
+    ],
+)
+def test_run_that_was_lost_before_it_began_says_so(
+    send: SendCall, store: Store, raw: Any, queue: str, marks: tuple[Mark | None, ...], last: JobRun
+) -> None:
+    send(store.at(NOW).enqueue([New("a", PAYLOAD, due=NOW)]))
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    for n, mark in enumerate(marks):
+        (job,) = send(store.at(NOW + 2 * n).start("w", (), hold=9, lease=15)).jobs
+        if mark is not None:
+            send(store.begin("w", [(job, mark)]))
+        raw.zrem(f"evsched:{{{queue}}}:leases", "w")
+        send(store.at(NOW + 3).requeue("w", "its worker died", lease=NO_LEASE))
+    assert status_of(send, store, "a").runs[-1] == last
+
+
+def test_job_that_ends_before_a_run_begins_has_no_run_then(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob]
+) -> None:
+    send(store.at(NOW + 1).retry("w", [(run(), Retried(0.0, "attempt 1 of 3: E"))]))
+    send(store.at(NOW + 1).dispatch(limit=10, cap=1000))
+    (job,) = send(store.at(NOW + 1).start("w", (), hold=9, lease=15)).jobs
+    send(store.at(NOW + 9).bury("w", [(job, Buried("too late", False, outcome="expired", began=False))]))
+    assert [one.outcome for one in status_of(send, store, "a").runs] == ["failed"]
+    (end,) = past(send, store)
+    assert (end.outcome, end.attempt, end.started) == ("expired", 1, None)
 
 
 def test_the_first_and_the_last_ten_runs_are_kept(send: SendCall, store: Store, run: Callable[..., FetchedJob]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried
 from evsched.store.client_calls import New
+from evsched.store.operator_calls import condition
 from evsched.store.relay_calls import Report, RowJob, read_ends
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
@@ -200,6 +201,23 @@ def test_a_row_that_waits_for_a_run_is_cancelled_or_replaced_with_it(send: Send,
         send(store.at(NOW).complete("w", [(last, DONE)]))
     ended = outcomes(read(send, store))[-1]
     assert ended[:3] == ("a", "8", "done" if again else "cancelled")
+
+
+@pytest.mark.parametrize("waits", ["for the run", pytest.param("for its retry", marks=pytest.mark.extra)])
+def test_row_that_waits_for_a_run_ends_when_it_is_cancelled_alone(send: Send, store: Store, waits: str) -> None:
+    enqueue(send, store, 7)
+    run = start(send, store)
+    enqueue(send, store, 8, OTHER)
+    if waits == "for its retry":
+        send(store.at(NOW).retry("w", [(run, Retried(9.0, "x"))]))
+        send(store.at(NOW).cancel("a"))
+        assert outcomes(read(send, store))[-1] == ("a", "8", "cancelled", "0")
+        return
+    assert send(store.at(NOW).cancel_matching(["a"], condition(task="other"))) == 1
+    reports = read(send, store)
+    assert outcomes(reports)[-1] == ("a", "8", "cancelled", "")
+    send(store.settle(reports))
+    assert send(store.at(NOW).complete("w", [(run, DONE)])) == []
 
 
 def test_a_job_that_is_cancelled_while_it_waits_leaves_a_record_until_then(send: Send, store: Store, raw: Any) -> None:

@@ -165,6 +165,13 @@ def key_type(at: Planted) -> None:
     at.raw.set(at.key(b"reply:" + at.id), "x")
 
 
+def past_type(name: str, kind: str) -> Callable[[Planted], None]:
+    def plant(at: Planted) -> None:
+        at.raw.rpush(at.key(name.encode()), f"not a {kind}")
+
+    return plant
+
+
 def place_type(at: Planted) -> None:
     at.raw.rpush(at.key(b"dead"), at.id)
 
@@ -195,6 +202,10 @@ PLANTS: dict[str, tuple[str, Callable[[Planted], None]]] = {
     "stranded": ("stranded", stranded),
     "throttled": ("throttled", throttled),
     "key-type": ("key-type", key_type),
+    **{
+        f"key-type of {name}": ("key-type", past_type(name, kind))
+        for name, kind in (("history", "stream"), ("hour:5", "hash"), ("audit", "stream"), ("ends", "stream"))
+    },
     "place-type": ("place-type", place_type),
 }
 KEEPS_ITS_CODE = {"record-type", "dead-without-record", "in_flight", "stray", "key-type", "place-type"} | {

@@ -307,3 +307,44 @@ def test_a_second_ask_changes_nothing(send: Send, store: Store, state: State) ->
     before = state()
     assert send(store.ask("a")) == ("", b"", "")
     assert state() == before
+
+
+@pytest.fixture
+def dead(send: Send, store: Store, runs: list[FetchedJob]) -> list[FetchedJob]:
+    """Two dead jobs."""
+    send(store.at(NOW - 9).bury("w", [(job, Buried("x", False)) for job in runs[:2]]))
+    return runs[:2]
+
+
+@pytest.mark.parametrize("verb", ["revive", "drop"])
+def test_revival_or_drop_that_was_not_done_is_done_when_it_is_sent_again(
+    send: Send, store: Store, state: State, dead: list[FetchedJob], verb: str
+) -> None:
+    call = getattr(store.at(NOW), verb)([job.id for job in dead])
+    assert send(call.again(NOW - 0.25)) == ["a", "b"]
+    assert "dead" not in state()
+
+
+@pytest.mark.usefixtures("dead")
+@pytest.mark.parametrize("verb", ["revive", "drop"])
+def test_job_that_died_since_the_first_call_stays_dead(
+    send: Send, store: Store, state: State, raw: Any, verb: str
+) -> None:
+    raw.zadd(f"evsched:{{{store.queue}}}:dead", {"a": NOW})
+    call = getattr(store.at(NOW), verb)(["a", "b"])
+    assert send(call.again(NOW - 0.25)) == ["b", "a"]
+    assert state()["dead"] == {"a": NOW}
+
+
+@pytest.mark.usefixtures("dead")
+@pytest.mark.parametrize("verb", ["revive", "drop"])
+def test_second_revival_or_drop_that_finds_a_job_gone_is_refused(
+    send: Send, store: Store, state: State, verb: str
+) -> None:
+    call = getattr(store.at(NOW), verb)(["a", "b"])
+    send(call)
+    before = state()
+    with pytest.raises(JobMissing):
+        send(call.again(NOW - 0.25))
+    assert call.again(NOW).again is None  # so its refusal is no proof that nothing was done
+    assert state() == before

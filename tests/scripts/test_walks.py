@@ -460,6 +460,14 @@ class Walk:
                 assert fields.get("begun") == record.begun, job
             assert (float(fields["again"]) if "again" in fields else None) == record.again, job
 
+    def the_history_has_each_cancelled_job(self) -> None:
+        before, found = "+", 0
+        while before is not None:
+            part = self.send(self.store.ended(before))
+            found += sum(job.outcome == "cancelled" for entry in part.entries for job in entry.jobs)
+            before = part.before
+        assert found == self.model.cancelled
+
     def the_counters_match_a_recount(self) -> None:
         counters = {key.decode(): value.decode() for key, value in self.raw.hgetall(f"{self.root}in_flight").items()}
         limited = any(name == "concurrency" or ":" in name for name in self.model.limits)
@@ -536,6 +544,7 @@ def _walk(walk: Walk, seed: int) -> Counter[str]:
             except AssertionError as error:
                 error.add_note(f"seed {seed}, step {n}: {name}")
                 raise
+        walk.the_history_has_each_cancelled_job()
     finally:
         walk.close()
     return walk.done

@@ -55,6 +55,22 @@ def test_history_lists_ends_newest_first_and_by_conditions(cli: Cli, queue: str)
         assert [job["id"] for job in found] == ids, condition
 
 
+def test_queue_that_has_nothing_but_a_past_is_listed(server: EmbeddedRedis, tmp_path: Path, queue: str) -> None:
+    cli = Cli(server.url, tmp_path)
+    job, who = f"{queue}-job", f"{queue}-ann"
+    cli.run("enqueue", "t", "--queue", queue, "--id", job, "--in", "1h")
+    cli.run("cancel", job, "--queue", queue, "--as", who)
+    for command in (
+        ("history", "--id", job),
+        ("history", "counts", "--task", "t"),
+        ("audit", "--who", who),
+    ):
+        assert queue in [row["queue"] for row in cli.json(*command)], command
+        done = cli.run(*command, "--queue", queue, "--queue", queue)
+        assert (done.returncode, done.stderr, done.stdout.count(f"{queue}\t")) == (0, "", 1), command
+    assert cli.run("history", "--queue", queue, "--id", "other").returncode == 0
+
+
 def test_counts_are_by_task_and_outcome(cli: Cli, queue: str) -> None:
     (counts,) = cli.json("history", "counts", "--queue", queue)
     assert (counts["task"], counts["ended"], counts["done"], counts["dead"]) == ("t", 2, 1, 1)

@@ -29,6 +29,9 @@ def verb(method: Callable[Concatenate[Model, P], T]) -> Callable[Concatenate[Mod
 class Model(Gate):
     """A queue. Each method is a verb; it returns that part of the reply on which callers act."""
 
+    cancelled = 0
+    """How many jobs have ended as cancelled."""
+
     def holds(self, worker: str | None, job: str) -> bool:
         return worker is not None and job in self.processing.get(worker, [])
 
@@ -191,7 +194,7 @@ class Model(Gate):
                 continue
             if record.stop and not record.finished:
                 if record.worker == worker and record.begun is None:
-                    record.attempt = max(0, record.attempt - 1)
+                    self._uncount(record)
                 self._abort(job)
                 held.remove(job)
                 self.leave(job)
@@ -238,6 +241,7 @@ class Model(Gate):
             self.schedule[job] = min(again, self.schedule.get(job, again))
 
     def _abort(self, job: str) -> None:
+        self.cancelled += 1
         if self.jobs[job].again is not None or job in self.schedule:
             self._renew(job)
         else:
@@ -252,6 +256,7 @@ class Model(Gate):
         own = self._own(worker, job, run)
         if own:
             self._end(worker, job)
+            self.cancelled += self.jobs[job].stop
             if self.jobs[job].again is not None or job in self.schedule:
                 self._renew(job)
             else:
@@ -287,7 +292,7 @@ class Model(Gate):
         own = self._own(worker, job, run)
         if own and self.jobs[job].stop:
             if not began:
-                self.jobs[job].attempt = max(0, self.jobs[job].attempt - 1)
+                self._uncount(self.jobs[job])
             self._abort(job)
             self._end(worker, job)
         elif own:
@@ -355,6 +360,9 @@ class Model(Gate):
         self.admit(0, now)
         return own
 
+    def _uncount(self, record: Record) -> None:
+        record.attempt, record.started = max(0, record.attempt - 1), 0
+
     def _cut_short(self, record: Record, *, died: bool) -> None:
         begun = record.begun in ("1", "alone")
         record.error = None if begun else record.error
@@ -381,7 +389,7 @@ class Model(Gate):
                 pass
             elif record.stop:
                 if holder is not None and record.begun is None:
-                    record.attempt = max(0, record.attempt - 1)
+                    self._uncount(record)
                 self._abort(job)
                 self.leave(job)
             elif job not in self.ready:
@@ -406,11 +414,16 @@ class Model(Gate):
     def cancel(self, job: str, now: float) -> str:
         record = self.jobs.get(job)
         place = self.remove_waiting(job) or ""
-        if self.schedule.pop(job, None) is not None:
-            place = "schedule"
-        if record is not None and record.again is not None:
-            record.again, place = None, "schedule"
+        scheduled = self.schedule.pop(job, None) is not None
+        place = "schedule" if scheduled else place
+        follows = record is not None and record.again is not None
         running = record is not None and not record.finished and self.holds(record.worker, job)
+        if running:
+            self.cancelled += scheduled or follows
+        elif place or follows:
+            self.cancelled += 2 if place and follows else 1
+        if record is not None and follows:
+            record.again, place = None, "schedule"
         if record is not None and running:
             record.stop, record.next, place = True, None, "processing"
         if not place:
@@ -420,12 +433,18 @@ class Model(Gate):
         self.admit(0, now)
         return place
 
+    def described(self, job: str) -> Record:
+        """Return the record of the job that waits under an id: the next one, if it is scheduled during a run."""
+        record = self.jobs[job]
+        follows = job in self.schedule and record.next is not None and self.holds(record.worker, job)
+        return record.next if follows and record.next is not None else record
+
     def matching(self, jobs: list[str], group: str) -> list[str]:
         """Return the waiting jobs of a group."""
         return [
             job
             for job in jobs
-            if (job in self.schedule or self.waits(job)) and job in self.jobs and self.jobs[job].group == group
+            if (job in self.schedule or self.waits(job)) and job in self.jobs and self.described(job).group == group
         ]
 
     @verb
@@ -433,11 +452,18 @@ class Model(Gate):
         found = self.matching(jobs, group)
         for job in found:
             self.remove_waiting(job)
-            self.schedule.pop(job, None)
+            scheduled = self.schedule.pop(job, None) is not None
             record = self.jobs[job]
             running = not record.finished and self.holds(record.worker, job)
-            if not running and job not in self.dead:
-                del self.jobs[job]
+            if running and scheduled:
+                record.next, record.again = None, None
+                self.cancelled += 1
+            elif not running and record.again is not None:
+                self._abort(job)
+            elif not running:
+                self.cancelled += 1
+                if job not in self.dead:
+                    del self.jobs[job]
         self.admit(0, now)
         return len(found)
 

@@ -10,6 +10,7 @@ import pytest
 from evsched import App
 from evsched.errors import ConfigError
 from evsched.shards import MOST, NONE, Shards
+from evsched.store.gate_limits import shown
 
 
 def test_queue_without_shards_consists_of_itself() -> None:
@@ -100,3 +101,24 @@ def test_shards_beyond_the_present_number_are_recognized() -> None:
     assert shards.beyond("sms", names) == ["sms:0"]
     assert shards.beyond("post", names) == []
     assert [name for name in names if shards.is_beyond(name)] == ["mail:10", "mail:3", "sms:0"]
+
+
+@pytest.mark.parametrize(("whole", "sum_of_parts"), [(74297.0, 74297.0), (10.0, 10.0), (2.0, 4.0), (0.0, 0.0)])
+def test_history_is_divided_exactly_and_each_part_keeps_one(whole: float, sum_of_parts: float) -> None:
+    shards = Shards({"mail": 3})
+    parts = [shards.divide({"history": whole}, queue)["history"] for queue in shards.all_of("mail")]
+    assert sum(parts) == sum_of_parts
+    assert (min(parts) > 0) is (whole > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("history", 1234567.0, "1234567"),
+        ("concurrency", 1e6, "1000000"),
+        ("rate", 0.5, "0.5/s"),
+        ("rate", 1e6, "1000000/s"),
+    ],
+)
+def test_limit_is_shown_with_all_its_digits(name: str, value: float, text: str) -> None:
+    assert shown(name, value) == text
