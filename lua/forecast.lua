@@ -2,9 +2,9 @@
 -- forecast: moves nothing. How many jobs on the schedule are due in each of some spans of time.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   first     seconds: when the first span begins, '' = with the next whole second of Redis's clock
---        length    of a span, in seconds
---        spans     how many, under 1000
+-- ARGV   first     number or '': seconds: when the first span begins, '' = with the next whole second of Redis's clock
+--        length    number: of a span, in seconds
+--        spans     count: how many, under 1000
 -- REPLY  when the first span begins; a number of jobs for each span, in their order
 -- FAILS  none
 -- TWICE  it only reads

@@ -3,8 +3,8 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        start     how many to pass over, in the order of their next planned times
---        limit     how many at most, under 1000
+--        start     count: how many to pass over, in the order of their next planned times
+--        limit     count: how many at most, under 1000
 -- ROWS   field     the name of a field
 -- REPLY  now; for each: name, score as it is stored, and the values of the fields, nil for an absent one; none when the
 --        record is gone or of another type

@@ -60,7 +60,7 @@ class EndRow(Struct, frozen=True):
     """Whether there is a record of a job of this id."""
 
 
-class Query:
+class PastQuery:
     """The query of a page that lists the past: its fields, and its address with some of them changed."""
 
     def __init__(self, visit: Visit, path: str, fields: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ async def chosen_queues(visit: Visit) -> tuple[list[str], list[str]]:
 
 
 async def _history(visit: Visit) -> dict[str, Any]:
-    query, client = Query(visit, "/history", _FIELDS), visit.client
+    query, client = PastQuery(visit, "/history", _FIELDS), visit.client
     given = query.given
     names: dict[str, Any] = {name: given[name] or None for name in ("task", "group", "tag", "error", "id", "outcome")}
     matching = HistoryFilter(**names)
