@@ -354,7 +354,7 @@ FORMS: dict[tuple[str, str], tuple[Any, ...]] = {
         '{"arguments":[{"positions":1}]}',
     ),
     ("find", "cursor"): ("", "x", "-1", "3 a", "9" * 20),
-    ("settle", "report"): ("x", "1", "1-" + "9" * 19, "9" * 19 + "-1"),
+    ("settle", "report"): ("x", "1", "1-" + "9" * 20, "9" * 20 + "-1"),
     ("arrive", "content"): (
         b"\xc1",
         *map(msgpack.encode, PACKED),

@@ -14,7 +14,7 @@ from evsched.client.operations import ActFilter, read_acts
 from evsched.client.sweep import past_moment
 from evsched.console.page import View, Visit
 from evsched.console.search import quoted
-from evsched.console.views.past import ROWS, Query, before, chosen_queues, spoken_span
+from evsched.console.views.past import ROWS, PastQuery, before, chosen_queues, spoken_span
 from evsched.display import format_duration
 from evsched.errors import StoreError
 from evsched.store.acts import AuditedAct
@@ -70,7 +70,7 @@ class ActRow(Struct, frozen=True):
 
 
 async def _audit(visit: Visit) -> dict[str, Any]:
-    query, client = Query(visit, "/audit", _FIELDS), visit.client
+    query, client = PastQuery(visit, "/audit", _FIELDS), visit.client
     given, (moment, skip) = query.given, before(visit)
     queues, known = await chosen_queues(visit)
     now = await client.send(clock())
