@@ -16,7 +16,7 @@ local first, length, spans = unpack(ARGV, 1, 3)
 first = first == '' and math.ceil(clock('')) or tonumber(first)
 
 local counts = {}
-for at = 1, tonumber(spans) do
+for at = 1, math.min(tonumber(spans), 999) do
   local begins, ends = first + (at - 1) * length, first + at * length
   counts[at] = redis.call('ZCOUNT', schedule, seconds(begins), '(' .. seconds(ends))
 end

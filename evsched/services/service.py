@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -184,6 +185,9 @@ def run_api(config: Config) -> None:
     from evsched import api  # needs the extra `api`
     from evsched.api.application import StopResponder
 
+    if find_spec("uvicorn") is None:
+        raise api.missing()
+
     app = api.create(config)
     ends: list[Callable[[], None]] = [app.state.waiters.stop]
     if config.api_console:
@@ -210,6 +214,8 @@ def run_console(config: Config) -> None:
     """
     from evsched import console  # needs the extra `console`
 
+    if find_spec("uvicorn") is None:
+        raise console.missing()
     app = console.create(config, alone=_is_loopback(config.console_host))
     _serve(
         config,

@@ -379,6 +379,8 @@ class Metrics:
         labels = [getattr(event, label) for label in counter.labels]
         add = self._count if counter.labels[0] == "queue" else self._tally
         add(counter.name, *labels, by=getattr(event, "count", 1))
+        if isinstance(event, process_events.RunsWritten):
+            self._count("ledger_runs_missed", event.queue, by=0)  # Prometheus sees the first increase only from a 0
 
     def _on_examined(self, event: process_events.Examined) -> None:
         gauge = self.gauges["doctor_findings"]

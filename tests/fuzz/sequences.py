@@ -221,6 +221,13 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("settle", "retention"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("recur", "misfire_grace"): ([b"", b"60"], _LENGTHS[1]),
     ("recur", "reason"): ([b"", b"", b"", b"x"], []),
+    ("revive", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
+    ("drop", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
+    ("forecast", "first"): ([b"", b"%d" % NOW], [b"-1", b"1e300"]),
+    ("forecast", "length"): ([b"60", b"0.5"], [b"0", b"-1", b"1e300"]),
+    ("forecast", "spans"): ([b"1", b"96"], [b"0", b"9007199254740993"]),
+    ("roster", "start"): ([b"0", b"1"], [b"9007199254740993"]),
+    ("roster", "field"): ([b"rule", b"paused", b"done"], [b"x"]),
     ("heartbeat", "busy"): ([b"", b"15"], _LENGTHS[1]),
 }
 

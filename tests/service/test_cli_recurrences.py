@@ -196,7 +196,7 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
     for command in (("set", "night", "00:00-24:00 UTC"), ("remove", "night")):
         done = cli.run("windows", *command, *of)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-        assert "`evsched doctor` names it" in done.stderr
+        assert "`evsched doctor` says what to do" in done.stderr
         assert [(row["name"], row["window"]) for row in cli.json("windows", *of)] == [("night", "22:00-06:00 UTC")]
 
 

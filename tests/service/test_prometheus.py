@@ -152,8 +152,10 @@ async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Pat
     doctor, examines = start(cli, "doctor", "--watch", "--every", "0.1s")
     cli.environment["EVSCHED_LEDGER_URL"] = ledger_url
     relay, relays = start(cli, "ledger", "run")
+    writer, writes = start(cli, "ledger", "history")
     targets = {
         "evsched-ledger": relays,
+        "evsched-history": writes,
         "evsched-dispatcher": dispatches,
         "evsched-worker": works,
         "evsched-doctor": examines,
@@ -195,7 +197,7 @@ async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Pat
             if PICTURE:
                 await write_picture(prometheus, Path(PICTURE), began, to)
     finally:
-        assert [terminate(child) for child in (worker, dispatcher, doctor, relay)] == [0, 0, 0, 0]
+        assert [terminate(child) for child in (worker, dispatcher, doctor, relay, writer)] == [0] * 5
 
 
 def rules() -> list[str]:

@@ -203,7 +203,7 @@ def _findings(rows: Sequence[QueueLine]) -> list[Finding]:
         if row.dead[-1] + row.dead[-2]:
             what = f"{row.name}: {row.dead[-1] + row.dead[-2]:,} jobs died in this hour and the one before."
             found.append(
-                Finding("dead", "warning", what, where, "Look at why, and revive them when the cause is mended.")
+                Finding("dead", "warning", what, where, "Look at why, and revive them when the cause is removed.")
             )
     return found
 
