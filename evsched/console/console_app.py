@@ -11,7 +11,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from os import environ
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 from msgspec.structs import replace
@@ -284,9 +284,18 @@ class Console:
         if isinstance(error, StoreError) and not getattr(request.state, "known", False):
             detail = "Ask whoever runs this console: its log, or `evsched doctor`, says why."  # not where Redis is
         values = {**self.common(request, None, None), "title": title, "detail": detail, "status": status}
+        values["again"] = _form_of(request) if request.method == "POST" else ""
         # After an error that nothing expected, no middleware adds the headers.
         headers = {name.decode(): value.decode() for name, value in (*_HEADERS.items(), _NO_STORE)}
         return HTMLResponse(self.pages.draw("error", values), status, headers)
+
+
+def _form_of(request: Request) -> str:
+    """Return the address of the page whose form was sent: the first page, if the browser does not say it."""
+    sent = urlsplit(request.headers.get("referer", ""))
+    if sent.netloc != request.headers.get("host") or not _OWN_PATH.fullmatch(sent.path):
+        return _prefix(request) + "/"
+    return sent.path + (f"?{sent.query}" if sent.query else "")
 
 
 def _described(error: Exception) -> tuple[int, str, str]:

@@ -371,7 +371,7 @@ def matching_of(wanted: Search) -> Filter:
         raise ConfigError(wanted.problem)
     if wanted.by or wanted.id:
         raise ConfigError("by: and id: find jobs to look at; to change them, choose them in the list")
-    if wanted.filter.is_empty and wanted.places:
+    if wanted.filter.is_empty and (wanted.places or wanted.queues):
         return Filter(older=0.0)  # only the jobs that are there by now, so that it ends
     return wanted.filter
 

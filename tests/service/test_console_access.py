@@ -529,3 +529,17 @@ def test_roles_include_each_other() -> None:
         "operator": ["viewer", "operator"],
         "admin": ["viewer", "operator", "admin"],
     }
+
+
+async def test_refused_form_leads_back_to_its_page(users: Consoles, queue: str) -> None:
+    async with users.app() as app, users.signed_in(app, "operator") as operator:
+        page = f"/queue?name={queue}"
+        for referer, back in ((f"http://console.example{page}", page), ("http://evil.example/x", "/"), ("", "/")):
+            proof = await operator.proof("/jobs?q=place:dead")
+            found = await operator.http.post(
+                "/act/pause",
+                data={"proof": proof, "queue": queue, "until": "soon"},
+                headers={"Referer": referer, "Host": "console.example"},
+            )
+            assert found.status_code == 400
+            assert f'href="{back}">Back to the form</a>' in found.text.replace("&amp;", "&")

@@ -198,7 +198,9 @@ def _findings(rows: Sequence[QueueLine]) -> list[Finding]:
             )
         elif row.state[1] == "paused":
             why = f": {stats.paused_why}" if stats.paused_why else ""
-            what = f"{row.name} is paused{why}. {waiting:,} due jobs wait."
+            what = (
+                f"{row.name} is paused{why}. {waiting:,} due jobs wait." if waiting else f"{row.name} is paused{why}."
+            )
             found.append(Finding("paused", "info", what, where, ""))
         if row.dead[-1] + row.dead[-2]:
             what = f"{row.name}: {row.dead[-1] + row.dead[-2]:,} jobs died in this hour and the one before."
