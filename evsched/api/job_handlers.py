@@ -118,7 +118,7 @@ async def list_jobs(request: ApiRequest, query: requests.JobsQuery) -> replies.J
     read = partial(_first, fronts, limit) if by_front else partial(_search, matching, places, limit)
     jobs, lost = await request.client.run(spread.answering(request.stores, read, set()))
     there = [store for store in request.stores if store.queue not in lost]
-    declared = await request.client.run(spread.redactions(there, jobs.jobs))
+    declared = await request.client.run(operations.redactions(there, [job.id for job in jobs.jobs]))
     shown = [replace(job, id=redacted_member(job.id, declared)) for job in jobs.jobs]
     return replace(jobs, jobs=shown, complete=jobs.complete and not lost and request.shards.known)
 

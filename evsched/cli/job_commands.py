@@ -21,7 +21,7 @@ from evsched.cli.command_client import client, client_of_job, no_window, not_ser
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queue, QueueOfJob, Url, acting, check_limit, parse_due, settings, whole
 from evsched.cli.output import Column, Moment
-from evsched.client import spread
+from evsched.client import operations, spread
 from evsched.client.client import Client, SyncClient
 from evsched.client.explain import Explanation, missing, no_explanation, opening
 from evsched.client.explain_job import explain_any, window_of
@@ -260,7 +260,10 @@ def jobs(
             found = search(redis, Sweep(stores, matching, places))
             there = Counter(job.place for job in found)
             rows = [row for name in places for row in [job for job in found if job.place == name][:limit]]
-        declared, unknown = redis.run(spread.redactions(stores, rows)), note_if_unknown(redis, queue, rows)
+        declared, unknown = (
+            redis.run(operations.redactions(stores, [job.id for job in rows])),
+            note_if_unknown(redis, queue, rows),
+        )
     for name, listed in Counter(job.place for job in rows).items():
         if there[name] > listed:
             output.note(f"{listed} of {there[name]} jobs in {name}: --limit {there[name]} lists them all")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -26,6 +26,7 @@ from evsched.client.transaction import Statement
 from evsched.errors import BadResult, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
 from evsched.jobs import option_checks as check
 from evsched.jobs.job import OnConflict, decode
+from evsched.jobs.redaction import is_member, redacted_member
 from evsched.store import server
 from evsched.store.acts import ACTS, AuditedAct, AuditEntry, as_acts, stream_position
 from evsched.store.client_calls import New
@@ -350,6 +351,18 @@ _ENTRIES: Final = 100
 """Entries of an audit trail that a call reads: less than 1 ms of Redis's time, also if each has 4 KiB of ids."""
 
 
+def redactions(stores: Sequence[Store], ids: Iterable[str]) -> Operation[dict[str, tuple[str, ...]]]:
+    """Return the redacted arguments that workers have declared, by task; none if none of these ids needs them."""
+    found = dict[str, tuple[str, ...]]()
+    if any(map(is_member, ids)):
+        for store in stores:
+            try:
+                found |= yield from send(store.redactions())
+            except StoreRefused:
+                pass  # the key is of another type
+    return found
+
+
 def read_acts(queue: str, stores: Sequence[Store], wanted: ActFilter, limit: int) -> Operation[list[AuditedAct]]:
     """Return what operators did to a queue and its shards, the latest first. `stores`: theirs.
 
@@ -370,7 +383,9 @@ def read_acts(queue: str, stores: Sequence[Store], wanted: ActFilter, limit: int
             before = read.before
             left -= sum(map(wanted.is_about, part))
             found += part
-    return [act for act in as_acts(queue, found) if wanted.is_about(act)][:limit]
+    acts = [act for act in as_acts(queue, found) if wanted.is_about(act)][:limit]
+    declared = yield from redactions(stores, [job for act in acts for job in act.ids])
+    return [replace(act, ids=[redacted_member(job, declared) for job in act.ids]) for act in acts]
 
 
 _PAST_SLICES: Final = 1000

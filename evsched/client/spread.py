@@ -31,7 +31,6 @@ from evsched.jobs.job import OnConflict
 from evsched.jobs.option_checks import ids as check_ids
 from evsched.jobs.option_checks import invalid
 from evsched.jobs.record import JobStatus
-from evsched.jobs.redaction import is_member
 from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.store.client_calls import Cancelled, New
@@ -425,18 +424,6 @@ def read_shards() -> Operation[Shards]:
         return Shards((yield from send(server.shards())))
     except StoreRefused:
         return NONE
-
-
-def redactions(stores: Sequence[Store], jobs: Sequence[Match]) -> Operation[dict[str, tuple[str, ...]]]:
-    """Return the redacted arguments that workers have declared, by task; none if no job needs them in its id."""
-    found = dict[str, tuple[str, ...]]()
-    if any(is_member(job.id) for job in jobs):
-        for store in stores:
-            try:
-                found |= yield from send(store.redactions())
-            except StoreRefused:
-                pass  # the key is of another type
-    return found
 
 
 class _Entry(Struct, frozen=True):

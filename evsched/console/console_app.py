@@ -284,6 +284,7 @@ class Console:
         if isinstance(error, StoreError) and not getattr(request.state, "known", False):
             detail = "Ask whoever runs this console: its log, or `evsched doctor`, says why."  # not where Redis is
         values = {**self.common(request, None, None), "title": title, "detail": detail, "status": status}
+        values["job"] = request.query_params.get("id", "") if isinstance(error, JobMissing) else ""
         values["again"] = _form_of(request) if request.method == "POST" else ""
         # After an error that nothing expected, no middleware adds the headers.
         headers = {name.decode(): value.decode() for name, value in (*_HEADERS.items(), _NO_STORE)}

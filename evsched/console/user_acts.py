@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 
-from evsched.client import recurrence_operations
+from evsched.client import recurrence_operations, spread
 from evsched.client.client import Client
 from evsched.client.sweep import Filter, Sweep, cancelling, dropping, rescheduling, reviving
 from evsched.client.time_texts import parse_future
@@ -202,8 +202,20 @@ def client_of(visit: Visit) -> Client:
 # Queues.
 
 
+async def _check_used(visit: Visit, queue: str) -> None:
+    """Refuse a queue that has never been used: its name is probably misspelt.
+
+    Raises:
+        ConfigError
+    """
+    client = visit.client
+    if unknown := await client.run(spread.never_used(client.shards, client.store, queue)):
+        raise ConfigError(unknown)
+
+
 async def _pause(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, until = form.queue(), form.moment("until", time.time())
+    await _check_used(visit, queue)
     await client_of(visit).pause(queue, until=until, why=form.get("why"))
     return acts.note(visit, f"Queue {queue} is paused. Jobs that run now finish.", "/queue", name=queue)
 
@@ -217,6 +229,7 @@ async def _resume(acts: UserActs, visit: Visit, form: Form) -> str:
 
 async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, group, task = form.queue(), form.get("group") or None, form.get("task") or None
+    await _check_used(visit, queue)
     limits: dict[str, Any] = {
         name: form.number(name) for name in ("concurrency", "rate", "burst", "weight") if form.all(name)
     }

@@ -77,7 +77,7 @@ _OWN: Final[dict[Role, str]] = {
         XREADGROUP GROUP g x STREAMS ends > · XAUTOCLAIM ends g x 1 0 · XINFO CONSUMERS ends g
     """,
     "console": """
-        SCAN 0 · INFO server · PUBSUB CHANNELS evsched:canary:* · SMEMBERS evsched:{}:queues
+        SCAN 0 · DBSIZE · INFO server · PUBSUB CHANNELS evsched:canary:* · SMEMBERS evsched:{}:queues
         ZRANGE evsched:{}:shards 0 -1 WITHSCORES · PUBLISH {root}status x · SUBSCRIBE {root}status:x
         HGETALL evsched:{}:console:tokens · HSET evsched:{}:console:tokens x y · HDEL evsched:{}:console:tokens x
         SET evsched:{}:console:secret x NX GET · SET evsched:{}:console:session:x y EX 1

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
-from evsched.client import spread, sweep
+from evsched.client import operations, spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
@@ -22,7 +22,7 @@ from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
 from evsched.errors import JobMissing, StoreError
 from evsched.jobs.record import Place
-from evsched.jobs.redaction import redacted_member
+from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted_member
 from evsched.keys import check_queue
 from evsched.store.operator_calls import Match
 from evsched.top.stack import ask_stack
@@ -107,8 +107,8 @@ class _Going:
         return [as_row(queue, job) for queue, one in self.parts for job in one.found if wanted.takes(job)]
 
 
-def as_row(queue: str, job: Match) -> FoundJob:
-    shown = redacted_member(job.id)
+def as_row(queue: str, job: Match, declared: Redactions = NONE_DECLARED) -> FoundJob:
+    shown = redacted_member(job.id, declared)
     return FoundJob(queue, job, _WORDS[_place(job)], shown, job.id if shown == job.id else None)
 
 
@@ -143,6 +143,17 @@ async def _by_id(client: MeteredClient, queues: Sequence[str], wanted: Search) -
     return None
 
 
+async def _redacted(client: MeteredClient, found: Found) -> Found:
+    """Return it without the values that workers redact: an inline job has them in its id."""
+    rows = list[FoundJob]()
+    for queue in dict.fromkeys(row.queue for row in found.rows):
+        jobs = [row.job for row in found.rows if row.queue == queue]
+        declared = await client.run(operations.redactions(client.stores(queue), [job.id for job in jobs]))
+        rows += [as_row(queue, job, declared) for job in jobs]
+    by_place = {(row.queue, row.job.id): row for row in rows}
+    return replace(found, rows=[by_place[row.queue, row.job.id] for row in found.rows])
+
+
 def _offered(wanted: Search) -> list[str]:
     """Return the acts that make sense for the places that are searched."""
     dead, waiting = "dead" in wanted.searched, any(place in WAITING for place in wanted.searched)
@@ -175,7 +186,8 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     simple = wanted.filter.is_empty and not wanted.by and not wanted.id
     if simple and (not wanted.places or wanted.places in (("dead",), ("schedule",))):
         place = "dead" if wanted.places == ("dead",) else "schedule"
-        return values | {"found": await _by_order(client, queues, place, _ROWS), "place": place}
+        found = await _redacted(client, await _by_order(client, queues, place, _ROWS))
+        return values | {"found": found, "place": place}
     searches: OrderedDict[str, _Going] = visit.console.memory.setdefault("searches", OrderedDict())
     key = f"{visit.visitor.name} {text}"
     going = searches.pop(key, None) if visit.get("more") else None
@@ -187,7 +199,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     while len(searches) > _SEARCHES:
         searches.popitem(last=False)
     more = (not found.over and found.matched < _KEPT) or found.matched > len(found.rows)
-    return values | {"found": found, "go_on": str(page + 1) if more else ""}
+    return values | {"found": await _redacted(client, found), "go_on": str(page + 1) if more else ""}
 
 
 async def _bulk(visit: Visit) -> dict[str, Any]:
@@ -204,7 +216,7 @@ async def _bulk(visit: Visit) -> dict[str, Any]:
     queues = [*wanted.queues] or await visit.console.queues(client)
     parts = [(queue, planned(act, client.stores(queue), wanted).without_change()) for queue in queues]
     found = await _Going(parts).look(client, 1_000_000, wanted)
-    first = [row.id for row in found.rows[:10]]
+    first = [row.id for row in (await _redacted(client, replace(found, rows=found.rows[:10]))).rows]
     return values | {
         "search": wanted,
         "chosen": [],
@@ -224,6 +236,7 @@ async def _job(visit: Visit) -> dict[str, Any]:
             "waited, or ended and its retention is over. The history may have its end."
         )
     explained = await client.explain(queue, job)
+    declared = await client.run(operations.redactions(client.stores(queue), [job]))
     stack, asked = None, bool(visit.get("stack")) and status.place == "processing"
     if asked:
         parts = [store.queue for store in client.stores(client.shards.whole(queue))]
@@ -232,7 +245,7 @@ async def _job(visit: Visit) -> dict[str, Any]:
     return {
         "stack": stack,
         "stack_asked": asked,
-        "job": replace(status, id=redacted_member(status.id)),
+        "job": replace(status, id=redacted_member(status.id, declared)),
         "key": job,
         "queue": queue,
         "state": _WORDS[status.place],

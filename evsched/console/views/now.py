@@ -15,6 +15,7 @@ from evsched.client.history import HOUR, quantile
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys
 from evsched.diagnostics.standstill import find_standstill
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import server
@@ -132,12 +133,24 @@ class DoctorPass:
             self._task = asyncio.create_task(self._examine(visit, queues))
 
     async def _examine(self, visit: Visit, queues: Sequence[str]) -> None:
-        try:
-            found = await find_standstill(visit.client.sender, queues, visit.client.shards)
-            self.found = [one for one in found if one.level != "info"]
-        except StoreError as error:
-            mend = "The counts below are read with other commands."
-            self.found = [Finding("doctor", "info", f"not everything was examined: {error}", "Redis", mend)]
+        sender, shards, found = visit.client.sender, visit.client.shards, list[Finding]()
+        for check in (
+            lambda: find_standstill(sender, queues, shards),
+            lambda: incomplete_deploys(sender, queues),
+            lambda: broken_recurrences(sender, queues),
+        ):
+            try:
+                found += [one for one in await check() if one.level != "info"]
+            except StoreError as error:
+                mend = "The counts below are read with other commands."
+                found.append(Finding("doctor", "info", f"not everything was examined: {error}", "Redis", mend))
+        self.found = found
+
+    async def close(self) -> None:
+        """End the pass that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
 
 _URGENCY: Final = {"no worker": 0, "late": 1, "paused": 2, "running": 3, "on time": 4, "idle": 5}
@@ -182,6 +195,10 @@ def _alone(dispatchers: int | None) -> list[Finding]:
     return [Finding("no-dispatcher", "fault", what, "Redis", "evsched dispatcher")]
 
 
+def _jobs(count: int) -> str:
+    return "1 job is" if count == 1 else f"{count:,} jobs are"
+
+
 def _findings(rows: Sequence[QueueLine]) -> list[Finding]:
     """Return what the counts show, as sentences with their remedy."""
     found = list[Finding]()
@@ -189,17 +206,19 @@ def _findings(rows: Sequence[QueueLine]) -> list[Finding]:
         stats, where = row.stats, f"queue {row.name}"
         waiting = stats.due + stats.places["backlog"] + stats.places["ready"]
         if row.state[1] == "no worker":
-            what = f"{row.name}: {waiting:,} jobs are due, and no worker serves the queue."
+            what = f"{row.name}: {_jobs(waiting)} due, and no worker serves the queue."
             found.append(Finding("no-worker", "fault", what, where, f"evsched worker MODULE:APP --queue {row.name}"))
         elif row.state[1] == "late":
-            what = f"{row.name} is late: {waiting:,} jobs are due, and the first has waited for {stats.oldest:,.1f} s."
+            what = f"{row.name} is late: {_jobs(waiting)} due, and the first has waited for {stats.oldest:,.1f} s."
             found.append(
                 Finding("late", "fault", what, where, "Start more workers, or look at what holds the jobs back.")
             )
         elif row.state[1] == "paused":
             why = f": {stats.paused_why}" if stats.paused_why else ""
             what = (
-                f"{row.name} is paused{why}. {waiting:,} due jobs wait." if waiting else f"{row.name} is paused{why}."
+                f"{row.name} is paused{why}. {_jobs(waiting)} due and waiting."
+                if waiting
+                else f"{row.name} is paused{why}."
             )
             found.append(Finding("paused", "info", what, where, ""))
         if row.dead[-1] + row.dead[-2]:

@@ -1,0 +1,123 @@
+"""The console's pages about jobs: the search, acts on all that match, redacted values, and the first page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from evsched.client.client import SyncClient
+from evsched.store.client_calls import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
+from tests.support.console_pages import Browser, browsing
+
+LATER = 4_000_000_000.0
+
+
+@pytest.fixture
+async def browser(server: EmbeddedRedis, queue: str) -> AsyncGenerator[Browser]:
+    async with browsing(server.url, queues=(queue,)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: EmbeddedRedis) -> Any:
+    found = SyncClient(server.url)
+    yield found
+    found.close()
+
+
+def enqueue(client: SyncClient, queue: str, count: int) -> None:
+    payload = json.dumps({"task": "pay", "tags": ["x"]}).encode()
+    client.enqueue(queue, [New(f"j{n:03}", payload, due=LATER + n) for n in range(count)])
+
+
+async def test_search_lists_jobs_and_leads_to_the_one_of_an_id(
+    browser: Browser, client: SyncClient, queue: str
+) -> None:
+    enqueue(client, queue, 60)
+    assert "60 jobs are on the schedule. These 50 are due next." in await browser.words("/jobs", q="place:schedule")
+    assert "60 jobs match." in await browser.words("/jobs", q="task:pay tag:x")
+    assert "waits" not in await browser.words("/jobs", q="task:other")
+    assert "j007" in (await browser.words("/jobs", q="j007"))
+    assert "due in" in await browser.words("/job", queue=queue, id="j007")
+    missed = await browser.words("/jobs", q="nobody")
+    assert "A word without a qualifier is the id of a job." in missed
+    assert "tsk: is not a qualifier" in await browser.words("/jobs", q="tsk:pay")
+
+
+async def test_act_on_all_that_match_says_how_many_first_and_changes_only_those(
+    browser: Browser, client: SyncClient, queue: str
+) -> None:
+    enqueue(client, queue, 30)
+    client.enqueue(queue, [New("other", b'{"task":"mail"}', due=LATER)])
+    page = await browser.page("/bulk", verb="cancel", q="task:pay", all="1")
+    assert "Cancel 30 jobs?" in page
+    assert "Cancel all that match" in page
+    await browser.send(page, "cancel", q="task:pay")
+    await browser.console.acts.wait()
+    assert [job.id for job in await browser.console.client.find(queue, _every())] == ["other"]
+    (act,) = client.audit(queue)
+    assert (act.act, act.who, act.source, act.count) == ("cancel", "local", "console", 30)
+    by_user = await browser.client.post("/act/cancel", data={"proof": _proof(page), "q": "by:ann task:mail"})
+    assert by_user.status_code == 400
+    assert "choose them in the list" in by_user.text
+    assert client.status(queue, "other") is not None
+
+
+def _every() -> Any:
+    from evsched.client.sweep import Filter
+
+    return Filter()
+
+
+def _proof(page: str) -> str:
+    return page.split('name="proof" value="')[1].split('"')[0]
+
+
+async def test_inline_job_shows_no_value_that_a_worker_redacts(
+    browser: Browser, server: EmbeddedRedis, client: SyncClient, queue: str, raw: Any
+) -> None:
+    member = '{"task":"charge","args":[5,"SEKRET-G"]}'
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {member: LATER})
+    sender = SyncSender(server.url)
+    assert "SEKRET-G" in await browser.page("/jobs", q="task:charge")
+    sender.send(Store(queue).set_redactions({"charge": '["card","2"]'}))
+    for query in ("task:charge", "place:schedule", ""):
+        page = await browser.page("/jobs", q=query)
+        assert "charge" in page
+        assert "SEKRET-G" not in page
+    page = await browser.page("/bulk", verb="cancel", q="task:charge", all="1")
+    assert "SEKRET-G" not in page
+    await browser.send(page, "cancel", q="task:charge")
+    await browser.console.acts.wait()
+    assert raw.zcard(f"evsched:{{{queue}}}:schedule") == 0
+    assert "SEKRET-G" not in await browser.page("/audit")
+    assert "SEKRET-G" not in json.dumps([act.ids for act in client.audit(queue)])
+    sender.close()
+
+
+async def test_queue_that_was_never_used_is_not_paused(
+    browser: Browser, queue: str, raw: Any, client: SyncClient
+) -> None:
+    enqueue(client, queue, 1)
+    page = await browser.page("/queue", name=queue)
+    for act in ("pause", "limit"):
+        refused = await browser.client.post(
+            f"/act/{act}", data={"proof": _proof(page), "queue": f"{queue}x", "concurrency": "5"}
+        )
+        assert refused.status_code == 400
+        assert "has no jobs, no workers and no recurrences" in refused.text
+    assert not raw.exists(f"evsched:{{{queue}x}}:limits")
+
+
+async def test_first_page_says_what_is_wrong(browser: Browser, client: SyncClient, queue: str) -> None:
+    client.enqueue(queue, [New("now", b'{"task":"pay"}')])
+    words = await browser.words("/")
+    assert "need attention" in words
+    assert "No dispatcher is connected" in words
+    assert f"{queue}: 1 job is due, and no worker serves the queue." in words
