@@ -115,7 +115,7 @@ async def test_queue_that_was_never_used_is_not_paused(
     assert not raw.exists(f"evsched:{{{queue}x}}:limits")
 
 
-async def test_first_page_says_what_is_wrong(browser: Browser, client: SyncClient, queue: str) -> None:
+async def test_first_page_names_what_needs_attention(browser: Browser, client: SyncClient, queue: str) -> None:
     client.enqueue(queue, [New("now", b'{"task":"pay"}')])
     words = await browser.words("/")
     assert "need attention" in words
