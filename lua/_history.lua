@@ -79,7 +79,9 @@ local function add_end(id, outcome, label, now, worker, attempt, started, due, g
     endings.last = part
   end
   part.size = part.size + 1
-  local row = '["' .. id .. part.head .. attempt
+  -- Another client may have used any bytes as an id.
+  local text = id:find('[%c"\\]') and json_text(id):sub(2, -2) or id
+  local row = '["' .. text .. part.head .. attempt
   if group or by or error or location then
     row = row .. ',' .. json_text(group or '') .. ',' .. json_text(by or '')
     row = row .. ',' .. json_text(error or '') .. ',' .. json_text(location or '')

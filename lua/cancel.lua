@@ -163,6 +163,8 @@ for id, row in rows(4, 2) do
   local place = ''
   if row ~= '' then
     place = cancel_row(id, row)
+  elseif not filter and is_inline(id) and type(redis.pcall('ZSCORE', schedule, id)) == 'string' then
+    place = cancel_inline(id)
   elseif not filter then
     local waited
     place, waited = cancel(id)

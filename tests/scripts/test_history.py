@@ -413,3 +413,21 @@ def test_the_first_and_the_last_ten_runs_are_kept(send: SendCall, store: Store, 
         (job,) = send(store.at(NOW + n).start("w", (), hold=9, lease=15)).jobs
     runs = status_of(send, store, "a").runs
     assert [one.attempt for one in runs] == [*range(1, 11), *range(21, 31)]
+
+
+def test_inline_job_that_is_cancelled_by_itself_is_listed_with_its_task(send: SendCall, store: Store, raw: Any) -> None:
+    member = '{"task":"charge","args":["x"],"group":"g","tags":["a"]}'
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {member: NOW + 60})
+    assert send(store.at(NOW).cancel(member)).place == "schedule"
+    (job,) = past(send, store)
+    assert (job.task, job.group, job.tags, job.outcome) == ("charge", "g", ["a"], "cancelled")
+    assert [(one.task, one.jobs) for one in send(store.hour(int(NOW // 3600)))] == [("charge", 1)]
+
+
+def test_id_of_any_bytes_does_not_hide_the_ends_beside_it(send: SendCall, store: Store, raw: Any) -> None:
+    root, ids = f"evsched:{{{store.queue}}}:", ['x"y', "back\\slash", "new\nline", "plain"]
+    for job in ids:
+        raw.hset(f"{root}job:{job}", "payload", '{"task":"t"}')
+        raw.zadd(f"{root}schedule", {job: NOW + 60})
+    assert send(store.at(NOW).cancel_matching(ids, condition())) == 4
+    assert {job.id for job in past(send, store)} == {*ids}
