@@ -15,16 +15,6 @@ def bars(values: Sequence[float], width: float, height: float, most: float | Non
     return "".join(path)
 
 
-def line(values: Sequence[float], width: float, height: float, most: float | None = None) -> str:
-    """Return the path of a line through the values, from the left."""
-    top, step = most or max(values, default=0.0), width / max(len(values) - 1, 1)
-    points = (
-        f"{at * step:.4g},{height - (height - 2) * min(value / top, 1.0) - 1 if top > 0 else height - 1:.4g}"
-        for at, value in enumerate(values)
-    )
-    return "M" + " ".join(points) if values else ""
-
-
 def ticks(outcomes: Sequence[str], width: float, wanted: str) -> str:
     """Return the path of the ticks of those runs that had an outcome: done above the line, failed below, none hollow.
 

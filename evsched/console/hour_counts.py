@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from evsched.client.history import HOUR
 from evsched.console.page import MeteredClient, Visit
 from evsched.errors import StoreError
 from evsched.store.history_calls import EndCount
@@ -98,7 +97,3 @@ class HourCounts:
 def hour_counts(visit: Visit) -> HourCounts:
     """Return the counts that all pages of a console share."""
     return visit.console.memory.setdefault("hours", HourCounts())
-
-
-def present_hour(now: float) -> int:
-    return int(now // HOUR)

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from evsched.errors import EvschedError, StoreError
+from evsched.errors import EvschedError
 
 PAGE_RATE: Final = 2.0
 """Commands a second of one open page."""
@@ -60,8 +60,6 @@ class _PageReader:
             begun = time.monotonic()
             try:
                 reading = await self._reread()
-            except StoreError as error:
-                reading = PageReading({}, str(error))
             except EvschedError as error:
                 reading = PageReading({}, str(error))
             self.latest = reading

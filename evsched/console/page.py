@@ -155,7 +155,6 @@ class Pages:
         known |= {
             "percent": words.percent,
             "bars": charts.bars,
-            "line": charts.line,
             "ticks": charts.ticks,
             "name": config.console_name,
             "zone": config.console_zone,

@@ -54,8 +54,6 @@ class ActRun:
         self.failures = list[tuple[str, str, str]]()
         """Queue, id, and why it was not changed."""
         self.stopping = False
-        self.command = ""
-        """The command that does the same."""
         self.secret = ""
         """A new token, until it is shown."""
 
@@ -284,12 +282,11 @@ class JobAct:
         done: str,
         plan: Callable[[Sequence[Store], Filter, float | None], Sweep],
         one: Callable[[Client, str, str, float | None], Awaitable[Any]],
-        command: str,
         *,
         takes_time: bool = False,
     ) -> None:
         self.label, self.done, self.plan, self.one = label, done, plan, one
-        self.command, self.takes_time = command, takes_time
+        self.takes_time = takes_time
 
 
 JOB_ACTS: Final = {
@@ -298,14 +295,12 @@ JOB_ACTS: Final = {
         "cancelled",
         lambda stores, matching, _: cancelling(stores, matching),
         lambda client, queue, job, _: client.cancel(queue, job),
-        "evsched cancel",
     ),
     "reschedule": JobAct(
         "Reschedule",
         "rescheduled",
         lambda stores, matching, due: rescheduling(stores, matching, due, None),
         lambda client, queue, job, due: client.reschedule(queue, job, due),
-        "evsched reschedule",
         takes_time=True,
     ),
     "revive": JobAct(
@@ -313,14 +308,12 @@ JOB_ACTS: Final = {
         "revived",
         lambda stores, matching, _: reviving(stores, matching),
         lambda client, queue, job, _: client.revive(queue, [job]),
-        "evsched dead revive",
     ),
     "drop": JobAct(
         "Drop",
         "dropped",
         lambda stores, matching, _: dropping(stores, matching),
         lambda client, queue, job, _: client.drop(queue, [job]),
-        "evsched dead drop",
     ),
 }
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched.client import spread
-from evsched.client.history import HOUR, quantile
+from evsched.client.history import HOUR, counts_of
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.diagnostics.finding import Finding
@@ -82,10 +82,7 @@ async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueLine:
     hours = await asyncio.gather(
         *(counted.read(visit.client, name, hour - back, hour) for back in reversed(range(_HOURS)))
     )
-    late = dict[int, int]()
-    for one in [*hours[-1], *(hours[-2] if stats.now % HOUR < HOUR / 4 else ())]:
-        if one.late is not None:
-            late[one.late] = late.get(one.late, 0) + one.jobs
+    late = counts_of(name, "", [*hours[-1], *(hours[-2] if stats.now % HOUR < HOUR / 4 else ())])
     rates: EndRates = visit.console.memory.setdefault("rates", EndRates())
     return QueueLine(
         name=name,
@@ -95,8 +92,8 @@ async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueLine:
         shards=len(visit.client.stores(name)) - 1,
         ended=[sum(one.jobs for one in counts) for counts in hours],
         dead=[sum(one.jobs for one in counts if one.outcome == "dead") for counts in hours],
-        late_p50=quantile(late, 0.5),
-        late_p99=quantile(late, 0.99),
+        late_p50=late.late_p50,
+        late_p99=late.late_p99,
     )
 
 

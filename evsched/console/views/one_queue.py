@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any, Final
 
 from msgspec import Struct
 
 from evsched.client import spread
-from evsched.client.history import HOUR, quantile
+from evsched.client.history import HOUR, counts_of
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import View, Visit
 from evsched.console.views.now import state_of
 from evsched.errors import ConfigError
 from evsched.keys import check_queue
 from evsched.store.gate_limits import Limits
+from evsched.store.history_calls import EndCount
 
 _HOURS: Final = 24
 _GROUPS: Final = 50
@@ -31,16 +33,6 @@ class GroupRow(Struct, frozen=True):
     limits: dict[str, float]
     declared: dict[str, str]
     """The app that declares a limit, by the limit's name."""
-
-
-class TaskRow(Struct, frozen=True):
-    """How the jobs of a task ended in the last 24 hours."""
-
-    name: str
-    ended: int
-    dead: int
-    run_p50: float | None
-    run_p99: float | None
 
 
 def _groups(limits: Limits, held: set[str], in_flight: dict[str, int]) -> list[GroupRow]:
@@ -78,44 +70,27 @@ async def _queue(visit: Visit) -> dict[str, Any]:
         asyncio.gather(*(client.send(store.throttled()) for store in stores)),
         asyncio.gather(*(client.send(store.in_flight()) for store in stores)),
     )
-    counts = dict[str, int]()
+    flying = Counter[str]()
     for part in in_flight:
-        for name, count in part.items():
-            counts[name] = counts.get(name, 0) + count
+        flying.update(part)
     hour, counted = int(stats.now // HOUR), hour_counts(visit)
     hours = await asyncio.gather(*(counted.read(client, queue, hour - back, hour) for back in reversed(range(_HOURS))))
-    tasks = dict[str, dict[str, Any]]()
+    by_task = dict[str, list[EndCount]]()
     for one in (one for part in hours for one in part):
-        row = tasks.setdefault(one.task, {"ended": 0, "dead": 0, "run": {}})
-        row["ended"] += one.jobs
-        row["dead"] += one.jobs if one.outcome == "dead" else 0
-        if one.run is not None:
-            row["run"][one.run] = row["run"].get(one.run, 0) + one.jobs
+        by_task.setdefault(one.task, []).append(one)
+    tasks = [counts_of(queue, task, counts) for task, counts in by_task.items()]
     return {
         "queue": queue,
         "state": state_of(stats),
         "stats": stats,
         "shards": len(stores) - 1,
         "limits": limits,
-        "groups": _groups(limits, {name for part in held for name in part}, counts),
-        "tasks": [
-            TaskRow(
-                name or "(no task)", row["ended"], row["dead"], quantile(row["run"], 0.5), quantile(row["run"], 0.99)
-            )
-            for name, row in sorted(tasks.items(), key=lambda one: -one[1]["ended"])
-        ],
+        "groups": _groups(limits, {name for part in held for name in part}, flying),
+        "tasks": sorted(tasks, key=lambda task: -task.ended),
         "ended": [sum(one.jobs for one in part) for part in hours],
         "dead": [sum(one.jobs for one in part if one.outcome == "dead") for part in hours],
-        "late": [_late(part) for part in hours],
+        "late": [counts_of(queue, "", part).late_p99 or 0.0 for part in hours],
     }
-
-
-def _late(counts: Any) -> float:
-    sizes = dict[int, int]()
-    for one in counts:
-        if one.late is not None:
-            sizes[one.late] = sizes.get(one.late, 0) + one.jobs
-    return quantile(sizes, 0.99) or 0.0
 
 
 VIEWS = (View("/queue", "queue", _queue, part="now", every=1.0),)
