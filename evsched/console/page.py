@@ -23,6 +23,7 @@ from evsched.client.client import Client
 from evsched.client.operations import Send, Step, Wait
 from evsched.config import Config
 from evsched.console import charts, words
+from evsched.console.search import quoted
 from evsched.console.users import Role, Visitor
 from evsched.recurrence.cron import find_zone
 from evsched.transport.senders import BatchingSender
@@ -154,6 +155,7 @@ class Pages:
         known: dict[str, Any] = self._environment.globals
         known |= {
             "percent": words.percent,
+            "quoted": quoted,
             "bars": charts.bars,
             "ticks": charts.ticks,
             "name": config.console_name,

@@ -101,6 +101,16 @@ async def test_inline_job_shows_no_value_that_a_worker_redacts(
     sender.close()
 
 
+async def test_links_of_a_job_find_its_task_and_group_whatever_their_names(
+    browser: Browser, client: SyncClient, queue: str
+) -> None:
+    client.enqueue(queue, [New("a", b'{"task":"pay it","group":"west end"}', group="west end", due=LATER)])
+    page = await browser.page("/job", queue=queue, id="a")
+    for words in ("task%3A%22pay+it%22", "group%3A%22west+end%22"):
+        (link,) = {one.split('"')[0] for one in page.split('href="') if words in one.split('"')[0]}
+        assert "1 job matches." in await browser.words(link.replace("&amp;", "&"))
+
+
 async def test_queue_that_was_never_used_is_not_paused(
     browser: Browser, queue: str, raw: Any, client: SyncClient
 ) -> None:

@@ -176,7 +176,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     wanted = read_search(text)
     known = await visit.console.queues(client)
     queues = [*wanted.queues] or known
-    values: dict[str, Any] = {"search": wanted, "qualifiers": QUALIFIERS, "quoted": quoted, "known": known}
+    values: dict[str, Any] = {"search": wanted, "qualifiers": QUALIFIERS, "known": known}
     values |= {"acts": JOB_ACTS, "go_on": "", "place": wanted.places[0] if len(wanted.places) == 1 else ""}
     values |= {"offered": _offered(wanted), "counts": await _counts(client, queues)}
     if wanted.problem:
