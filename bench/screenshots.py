@@ -1,7 +1,7 @@
 """Pictures of the console for README.md and docs/: `make screenshots`. Nothing in them is drawn by hand.
 
-It starts a Redis, a dispatcher, a worker of bench/clinic.py and a console, has them work for some minutes, does what an
-operator does, and takes the pictures with Debian's Chromium. With pngquant, they are a third of the size.
+It starts a Redis, a dispatcher and a worker of bench/clinic.py, has them work for some minutes, does what an operator
+does, starts a console, and takes the pictures with Debian's Chromium. With pngquant, they are a third of the size.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from bench.figures import Failed
 from bench.processes import CHECKOUT, running
+from bench.server import until
 from evsched.client.client import SyncClient
 from evsched.transport.embedded import EmbeddedRedis
 
@@ -59,16 +60,20 @@ def _free_port() -> int:
         return one.getsockname()[1]
 
 
+def _listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextmanager
 def _scene(minutes: float) -> Generator[tuple[str, str]]:
     """Have the company work for some minutes; yield the id of a job that died, and the URL of its console."""
     with ExitStack() as stack:
         redis = stack.enter_context(EmbeddedRedis(port=_free_port()))
-        url, port = f"redis://127.0.0.1:{redis.port}/0", _free_port()
+        url = f"redis://127.0.0.1:{redis.port}/0"
         program = (sys.executable, "-m", "evsched")
         variables = {"EVSCHED_URL": url}
-        console = ("console", "--port", str(port), "--name", "clinic production", "--zone", "Europe/Berlin")
-        commands = [("dispatcher",), ("worker", "bench.clinic:app", "--concurrency", "40"), console]
+        commands = [("dispatcher",), ("worker", "bench.clinic:app", "--concurrency", "40")]
         children = [stack.enter_context(running((*program, *command), variables)) for command in commands]
         load = ("-c", f"import asyncio; from bench import clinic; asyncio.run(clinic.load({minutes * 60 + 600}))")
         children.append(stack.enter_context(running((sys.executable, *load), variables)))
@@ -85,6 +90,10 @@ def _scene(minutes: float) -> Generator[tuple[str, str]]:
         dead = client.send(client.store("webhooks").front("dead", 1, last=True))
         if not dead:
             raise Failed("no job has died yet: take more --minutes")
+        port = _free_port()
+        console = ("console", "--port", str(port), "--name", "clinic production", "--zone", "Europe/Berlin")
+        stack.enter_context(running((*program, *console), variables))
+        until(lambda: _listens(port))
         yield dead[0][0], f"http://127.0.0.1:{port}"
 
 
