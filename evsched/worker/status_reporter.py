@@ -1,4 +1,4 @@
-"""The status reporter: it reports the runs of a worker, on request.
+"""The status reporter: it reports the runs of a worker, and where the code of one is, on request.
 
 The asker publishes the name of its own reply channel to the queue's `status` channel; each worker of the queue sends
 one message there. Without a request nothing is sent, and a batch of jobs costs a few additions.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from typing import Annotated, Final
+from types import FrameType
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,8 +22,8 @@ from msgspec import Meta, Struct
 from evsched import events, keys
 from evsched.errors import StoreError
 from evsched.events import Event
+from evsched.execution.failure import Stack, stack_of, stack_of_frames
 from evsched.execution.run import Run
-from evsched.execution.stacks import stack_of_run
 from evsched.runtime.loops import Runtime
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
@@ -38,6 +40,12 @@ _NAME: Final = 200
 
 _MOST: Final = 1e10
 """Seconds: JSON knows no infinity, which is the lateness of a job that was due at -inf."""
+
+_DEEP: Final = 200
+"""Frames of coroutines that are followed."""
+
+_LINKS: Final = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
+"""Where coroutines, generators and async generators have their frame, and what they wait for."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -174,7 +182,7 @@ class StatusReporter:
         if run is None:
             return None
         seconds = round(time.monotonic() - run.delivery.sent, 3)
-        return RunStack(self._worker, queue, job_id, run.job.attempt, seconds, stack_of_run(run).traceback)
+        return RunStack(self._worker, queue, job_id, run.job.attempt, seconds, _stack_of(run).traceback)
 
     def _running(self, queue: str) -> list[Run]:
         return [run for run in self._consumers[queue].held.runs.values() if run.work is not None]
@@ -183,3 +191,33 @@ class StatusReporter:
         """Report no more."""
         if self._replying is not None:
             self._replying.cancel()
+
+
+def _stack_of(run: Run) -> Stack:
+    """Return the code that a run is in. For the event loop's thread: an async handler waits meanwhile.
+
+    A handler in a process of its own is not seen: the code is that which waits for it.
+    """
+    module = "" if run.prepared is None else run.prepared.task.module
+    if run.thread:
+        frame = sys._current_frames().get(run.thread)  # pyright: ignore[reportPrivateUsage]
+        return Stack() if frame is None else stack_of(frame, module)
+    return Stack() if run.work is None else stack_of_frames(_frames(run.work), module)
+
+
+def _frames(work: asyncio.Task[Any]) -> list[tuple[FrameType, int]]:
+    """Return the frames of a task that waits, the outermost first, and of the tasks that it waits for."""
+    found, waits = list[tuple[FrameType, int]](), cast("Any", work)
+    while isinstance(waits, asyncio.Task) and len(found) < _DEEP:
+        one = cast("Any", waits).get_coro()
+        while one is not None and len(found) < _DEEP:
+            names = next((names for names in _LINKS if hasattr(one, names[0])), None)
+            if names is None:
+                break
+            frame, one = (getattr(one, name) for name in names)
+            if frame is not None:
+                found.append((frame, frame.f_lineno))
+        # `gather` waits for several tasks: the first that has not ended stands for them.
+        future: Any = getattr(cast("Any", waits), "_fut_waiter", None)
+        waits = next((child for child in getattr(future, "_children", ()) if not child.done()), future)
+    return found
