@@ -14,7 +14,6 @@ from hashlib import sha256
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, Literal, get_args
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +27,7 @@ from evsched.config import Config, variable
 from evsched.errors import ConfigError
 from evsched.store.acts import NAME_MOST
 from evsched.transport.call import Call, raw
+from evsched.web_origins import is_known_host, is_other_origin
 
 Role = Literal["viewer", "operator", "admin"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
@@ -260,10 +260,11 @@ def check_origin(request: HTTPConnection) -> None:
     Raises:
         Refused
     """
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    other = site not in (None, "same-origin", "none")
-    if origin is not None and site is None:
-        other = urlsplit(origin).netloc != request.headers.get("host")
+    site = request.headers.get("sec-fetch-site")
+    if site is None:
+        other = is_other_origin(request.headers.get("host"), request.headers.get("origin"))
+    else:
+        other = site not in ("same-origin", "none")
     if other:
         raise Refused(HTTPStatus.FORBIDDEN, "the request came from a page of another site")
 
@@ -313,15 +314,11 @@ def _refuse_other_hosts(request: HTTPConnection) -> None:
         Refused
     """
     host = request.headers.get("host", "")
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if name != "localhost":
-            ip_address(name)
-    except ValueError:
+    if not is_known_host(host):
         raise Refused(
             HTTPStatus.FORBIDDEN,
             f"a console without tokens answers to localhost and addresses, and not to {host!r:.60}",
-        ) from None
+        )
 
 
 def _address(text: str) -> str:
