@@ -29,5 +29,5 @@ def test_only_known_hosts_are_answered(host: str, names: tuple[str, ...], known:
     ("origin", "other"),
     [(None, False), ("http://console:80", False), ("https://evil.example", True), ("null", True), ("http://[", True)],
 )
-def test_origin_of_another_site_is_told_apart(origin: str | None, other: bool) -> None:
+def test_origin_of_another_site_is_recognized(origin: str | None, other: bool) -> None:
     assert is_other_origin("console:80", origin) is other

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from msgspec import Struct
 
-from evsched.client.operations import ActFilter, read_acts
+from evsched.client.operations import ActFilter, read_acts, read_deployment_acts
 from evsched.client.sweep import past_moment
 from evsched.console.page import View, Visit
 from evsched.console.search import quoted
@@ -45,6 +45,8 @@ _ACTS: Final = {
     "move": "moved to other shards",
     "quiet": "asked to fetch no more:",
     "stop": "asked to stop:",
+    "make-token": "made a token for",
+    "remove-token": "deleted the token of",
 }
 """The names of acts, and how they begin a sentence."""
 
@@ -84,11 +86,12 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         since, None if math.isinf(ending) else ending, given["who"] or None, given["act"] or None, given["id"] or None
     )
     most = ROWS + skip + 1
-    read = await asyncio.gather(
-        *(client.run(read_acts(queue, client.stores(queue), wanted, most)) for queue in queues), return_exceptions=True
-    )
+    reading = {queue: read_acts(queue, client.stores(queue), wanted, most) for queue in queues}
+    if not given["queue"]:
+        reading["acts on no queue"] = read_deployment_acts(wanted, most)
+    read = await asyncio.gather(*map(client.run, reading.values()), return_exceptions=True)
     found, unread = list[AuditedAct](), dict[str, str]()
-    for queue, part in zip(queues, read, strict=True):
+    for queue, part in zip(reading, read, strict=True):
         if isinstance(part, StoreError):
             unread[queue] = str(part)
         elif isinstance(part, BaseException):
@@ -140,6 +143,9 @@ def did(visit: Visit, act: AuditedAct) -> list[Piece]:
     what, verb = act.what, Piece(_ACTS.get(act.act, act.act))
     if act.act == "limit":
         return [verb, Piece(act.queue, visit.url("/queue", name=act.queue)), Piece(_limits(what.get("limits")))]
+    if act.act in ("make-token", "remove-token"):
+        role = [Piece(f"as {what['role']}")] if isinstance(what.get("role"), str) else []
+        return [verb, Piece(str(what.get("user"))), *role]
     found = [verb]
     recurrence, worker = what.get("recurrence"), what.get("worker")
     if isinstance(recurrence, str):
