@@ -431,9 +431,9 @@ class Client:
     ) -> list[AuditedAct]:
         """Return what operators did to a queue, the latest first, at most `limit` acts.
 
-        `queue`: None = the acts on no queue, by which tokens of the console were made and deleted. `since`, `until`: aware
-        datetimes, Unix seconds or timedeltas before now, both included. `who`, `act`: the exact names. `id`: of a job,
-        a recurrence or a user that was changed; of the jobs of one act, the first 4 KiB of ids are known.
+        `queue`: None = the acts on no queue, by which tokens of the console were made and deleted. `since`, `until`:
+        aware datetimes, Unix seconds or timedeltas before now, both included. `who`, `act`: the exact names. `id`: of a
+        job, a recurrence or a user that was changed; of the jobs of one act, the first 4 KiB of ids are known.
 
         Raises:
             ConfigError: a time is not valid.

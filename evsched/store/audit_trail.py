@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from evsched import keys
 from evsched.store.acts import ACTS_MOST, Act, ActName, AuditEntry, read_entry, stream_position
 from evsched.store.queue import Queue, StreamPart
-from evsched.transport.call import Call, Word, raw
+from evsched.transport.call import Call, Word, raw, text
 
 
 class AuditTrail(Queue):
@@ -45,3 +45,19 @@ class DeploymentTrail(AuditTrail):
     @staticmethod
     def _checked(queue: str) -> str:
         return queue
+
+
+def read_trails(last: Mapping[str, str], limit: int) -> Call[dict[str, tuple[str, list[AuditEntry | None]]]]:
+    """Read at most `limit` entries of the trail of each of these queues, the oldest first, and the id of the last one.
+
+    `last`: queue, "" = none -> the id of the entry behind which to read. In a cluster, the queues are of one slot.
+    """
+    streams = {keys.audit(queue).encode(): queue for queue in last}
+
+    def read(reply: list[Any] | None) -> dict[str, tuple[str, list[AuditEntry | None]]]:
+        return {
+            streams[stream]: (text(found[-1][0]), [read_entry(streams[stream], *one) for one in found])
+            for stream, found in reply or ()
+        }
+
+    return Call(("XREAD", "COUNT", limit, "STREAMS", *streams, *last.values()), read, near=next(iter(streams)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
@@ -12,12 +13,14 @@ from msgspec import Struct
 
 from evsched.client.operations import ActFilter, read_acts, read_deployment_acts
 from evsched.client.sweep import past_moment
+from evsched.console.newer_rows import NewerActs, after, newer_of
 from evsched.console.page import View, Visit
 from evsched.console.search import quoted
 from evsched.console.views.past import ROWS, PastQuery, before, chosen_queues, spoken_span
 from evsched.display import format_duration
 from evsched.errors import StoreError
 from evsched.store.acts import AuditedAct
+from evsched.store.audit_trail import AuditTrail, DeploymentTrail
 from evsched.store.server import clock
 
 _FIELDS: Final = ("queue", "who", "act", "id", "since", "until")
@@ -99,6 +102,7 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         else:
             found += part
     found.sort(key=lambda act: -act.at)
+    newest = max(now, found[0].at if found else now)
     shown = found[skip : skip + ROWS]
     older = None
     if len(found) > skip + ROWS:
@@ -118,7 +122,20 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         "command": query.command("audit"),
         "now": now,
         "data": shown,
+        "newer": "",
+        "live": visit.url("/live/audit", **given, after=repr(newest)) if math.isinf(ending) else "",
     }
+
+
+async def _newer(visit: Visit) -> dict[str, Any]:
+    query, client = PastQuery(visit, "/audit", _FIELDS), visit.client
+    given, key = query.given, (visit.get("after"), *query.given.values())
+    wanted = ActFilter(who=given["who"] or None, act=given["act"] or None, id=given["id"] or None)
+    newer = newer_of(visit, "acts", key, lambda: NewerActs(wanted, after(visit) or time.time()))
+    queues, _ = await chosen_queues(visit)
+    trails: list[AuditTrail] = [store for queue in queues for store in client.stores(queue)]
+    await newer.look(client, trails if given["queue"] else [*trails, DeploymentTrail()])
+    return {"newer": newer.words, "link": query.link}
 
 
 def _sentence(given: Mapping[str, str], shown: Sequence[AuditedAct], *, cut: bool) -> str:
@@ -206,4 +223,4 @@ def _times(name: str, what: Mapping[str, Any]) -> list[Piece]:
     return found
 
 
-VIEWS = (View("/audit", "audit", _audit),)
+VIEWS = (View("/audit", "audit", _audit, every=2.0, follow=_newer),)
