@@ -29,8 +29,7 @@ _SKIP_MOST: Final = 20_000
 """Ends of one moment that earlier pages have shown, at most."""
 
 _BEGIN: Final = (
-    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
-    f"SET LOCAL statement_timeout = {_TIME * 1000:.0f}; SET LOCAL lock_timeout = {_TIME * 1000:.0f}"
+    f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = {_TIME * 1000:.0f}"
 )
 """For one transaction, as a pooler may give the session to another program. Its statements see one moment."""
 

@@ -177,7 +177,7 @@ class Stream:
 
     def __init__(self, app: ASGIApp, path: str, cookie: str = "", **headers: str) -> None:
         self._app, self._path = app, path
-        self._headers = {"host": "console", **({"cookie": f"{COOKIE}={cookie}"} if cookie else {}), **headers}
+        self._headers = {"host": "localhost", **({"cookie": f"{COOKIE}={cookie}"} if cookie else {}), **headers}
         self._leave = asyncio.Event()
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
