@@ -53,9 +53,9 @@ class PastPage(Struct, frozen=True):
     unread: dict[str, str]
     """Queues whose history could not be read, and why."""
     newest: dict[str, str]
-    """The newest entry of each history, by its queue, whether it matches or not; of those that were read from there."""
+    """The newest entry of each history whose end was read, by its queue, whether it matches or not."""
     times: list[tuple[float, bool]]
-    """When each job ended of those that were found with the wanted outcome, and whether it died; the newest first."""
+    """When each job ended that was found with the wanted outcome, and whether it died; the newest first."""
 
     @property
     def found(self) -> int:

@@ -23,7 +23,7 @@ _TOGETHER: Final = 2
 """Searches of one console at the same time; the others wait for them."""
 
 _ROWS: Final = 1000
-"""Rows that a search reads at most, after those that earlier pages have shown of the same moment."""
+"""Rows that a search reads at most, besides the rows of the same moment that earlier pages have shown."""
 
 _SKIP_MOST: Final = 20_000
 """Ends of one moment that earlier pages have shown, at most."""
@@ -62,7 +62,7 @@ class LedgerReader:
         self._tasks = set[asyncio.Task[Any]]()
 
     async def ask(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Return what is read by a connection.
+        """Return the result of `work`, which reads by a connection.
 
         Raises:
             LedgerUnread
@@ -114,7 +114,7 @@ class LedgerReader:
 async def search_ledger(
     visit: Visit, queues: Sequence[str], matching: HistoryFilter, span: tuple[float, float], skip: int
 ) -> LedgerRows:
-    """Search the ledger of this console. `queues`: those that are wanted; none = all that it serves.
+    """Search the ledger of this console. `queues`: the ones to search; none = all that it serves.
 
     Raises:
         LedgerUnread

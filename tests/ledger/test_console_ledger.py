@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from evsched import process_events
 from evsched.console import ledger_search
@@ -137,7 +138,7 @@ async def test_ends_of_one_moment_are_on_one_page_each(
 
 
 @pytest.mark.extra
-async def test_chart_of_a_search_of_the_ledger_counts_what_was_found(
+async def test_chart_of_a_search_of_the_ledger_counts_the_found_jobs(
     browser: Browser, end: Ends, writing: Running, queue: str
 ) -> None:
     async with writing() as recorder:
@@ -181,9 +182,9 @@ async def test_database_that_does_not_answer_costs_seconds_and_is_named(
 ) -> None:
     monkeypatch.setattr(ledger_search, "_TIME", 0.3)
     await end("new")
-    given = psycopg.conninfo.conninfo_to_dict(ledger_url)
+    given = conninfo.conninfo_to_dict(ledger_url)
     async with Proxy(f"{given['host']}/.s.PGSQL.{given.get('port', 5432)}") as proxy:
-        through = psycopg.conninfo.make_conninfo(ledger_url, host=proxy.host, port=proxy.port)
+        through = conninfo.make_conninfo(ledger_url, host=proxy.host, port=proxy.port)
         async with browsing(server.url, ledger_url=through) as browser:
             path = f"/history?queue={queue}&ledger=1"
             proxy.swallow("down")

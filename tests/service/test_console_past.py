@@ -335,7 +335,7 @@ async def test_chart_shows_what_the_list_is_about(browser: Browser, ended: Ended
 
 
 @pytest.mark.extra
-async def test_table_of_the_week_follows_the_task_and_leaves_what_is_not_counted(
+async def test_table_of_the_week_follows_the_task_and_no_other_condition(
     browser: Browser, ended: Ended, queue: str, raw: Any
 ) -> None:
     await ended("good")

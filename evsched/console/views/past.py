@@ -85,7 +85,7 @@ class PastQuery:
         return parse_past(text, self._visit.console.config.console_zone) if text else None
 
     def command(self, words: str, fields: Sequence[str] = ()) -> str:
-        """Return the command that does the same. `fields`: those that it has as options; none = all.
+        """Return the command that does the same. `fields`: the ones that are its options; none = all.
 
         It searches the ledger if a variable has its address.
         """
@@ -188,7 +188,7 @@ def _filter(given: Mapping[str, str]) -> HistoryFilter:
 
 
 def _live(visit: Visit, given: Mapping[str, str], ends: PastPage, now: float) -> str:
-    """Return the address of the stream that counts the ends which are newer than those that were read."""
+    """Return the address of the stream that counts the ends that are newer than the page."""
     mark, newest = mark_of(ends.newest), ends.times[0][0] if ends.times else now
     newer_of(visit, "ends", (mark, *given.values()), lambda: NewerEnds(_filter(given), newest, ends.newest))
     return visit.url("/live/history", **given, seen=mark, after=repr(newest))
