@@ -6,7 +6,6 @@ counted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Final
@@ -67,7 +66,7 @@ def of_hours(weeks: Weeks, task: str, outcome: str, hours: range, given: bool, n
         dead=[sum(one.jobs for one in part if one.outcome == "dead") for part in parts],
         bar="hour",
         span=f"{len(hours)} whole hours" if given else "last 24 hours",
-        marks=_marks(hours[0] * HOUR, hours[-1] * HOUR, zone),
+        marks=_marks(hours[0] * HOUR, hours[-1] * HOUR, zone, HOUR),
     )
 
 
@@ -91,8 +90,9 @@ def of_ends(times: Sequence[tuple[float, bool]], zone: tzinfo) -> EndChart | Non
     )
 
 
-def _marks(first: float, last: float, zone: tzinfo) -> list[str]:
+def _marks(first: float, last: float, zone: tzinfo, unit: float = 1.0) -> list[str]:
+    """Return five times from the first to the last, each rounded to a multiple of `unit`."""
     long = last - first
     form = "%H:%M:%S" if long < HOUR else "%H:%M" if long <= _DAY * HOUR else "%d %b %H:%M"
-    moments = (first + long * part / 4 for part in range(5))
-    return [datetime.fromtimestamp(math.floor(moment), zone).strftime(form) for moment in moments]
+    moments = (round((first + long * part / 4) / unit) * unit for part in range(5))
+    return [datetime.fromtimestamp(moment, zone).strftime(form) for moment in moments]
