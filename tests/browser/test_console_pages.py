@@ -230,11 +230,14 @@ def test_newer_rows_are_announced_and_no_row_moves(tab: Tabs, console: Any, queu
             assert page.locator(newer).count() == 0
             rows = page.locator("main table").first.locator("tbody tr")
             page.evaluate("scrollTo(0, 500)")
-            before = [rows.nth(n).bounding_box() for n in range(20)], rows.count()
+            before = [rows.nth(n).bounding_box()["y"] for n in range(20)]
             for n in range(20, 23):
                 change(f"{path[1]}{n}")
             page.wait_for_selector(f"{newer}:has-text('3 newer: show')")
-            assert ([rows.nth(n).bounding_box() for n in range(20)], rows.count()) == before
+            after = [rows.nth(n).bounding_box()["y"] for n in range(20)]
+            # An age above them may take a line less: the browser then scrolls, to a whole pixel.
+            assert after == pytest.approx(before, abs=1)
+            assert rows.count() == 20
             assert page.evaluate(
                 "(one) => { const box = document.querySelector(one).getBoundingClientRect(); "
                 "return box.top >= 0 && box.bottom < innerHeight }",
