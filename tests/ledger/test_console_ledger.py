@@ -8,21 +8,29 @@ import re
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
+from html import unescape
+from math import inf
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import psycopg
 import pytest
 from psycopg import conninfo
 
 from evsched import process_events
+from evsched.client.history import EVERY_END
 from evsched.console import ledger_search
+from evsched.console.ends_search import search_ends
+from evsched.console.ledger_search import LedgerRows
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.ledger.conftest import Running
 from tests.support.browsing import Browser, browsing, words
-from tests.support.console import consoles
+from tests.support.cli import Cli, terminate
+from tests.support.console import Stream, consoles
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 from tests.support.recorder import Recorder
@@ -100,6 +108,7 @@ async def test_pages_of_the_ledger_have_each_end_once(
         await recorder.until(lambda: written(recorder) == 120)
         await end(*(f"c{n}" for n in range(20)))
         seen, path = list[str](), f"/history?queue={queue}&ledger=1"
+        assert "At least" in words(await browser.page(path))
         for _ in range(6):
             page = await browser.page(path)
             seen += ids_of(page)
@@ -135,6 +144,52 @@ async def test_ends_of_one_moment_are_on_one_page_each(
             break
         path = older[1].replace("&amp;", "&")
     assert sorted(seen) == sorted(["first", *(f"m{n}" for n in range(1, 121))])
+
+
+@pytest.mark.extra
+async def test_no_end_is_listed_behind_rows_that_were_not_read(browser: Browser, end: Ends, queue: str) -> None:
+    await end(*(f"j{n}" for n in range(70)))
+    client, stores = browser.console.client.metered(), [Store(queue)]
+    everything = await search_ends(client, stores, EVERY_END, "", (-inf, inf), limit=70)
+    floor = everything.rows[9].ended
+    ledger = LedgerRows([], {}, floor)
+    found = await search_ends(client, stores, EVERY_END, "", (-inf, inf), limit=70, ledger=ledger)
+    assert ([job.id for job in found.rows], found.older) == ([f"j{n}" for n in range(69, 60, -1)], (floor, 0))
+
+
+@pytest.mark.extra
+async def test_page_of_the_ledger_counts_newer_ends(browser: Browser, end: Ends, writing: Running, queue: str) -> None:
+    async with writing() as recorder:
+        await end("old")
+        await recorder.until(lambda: written(recorder) == 1)
+        live = re.search(r'data-stream="([^"]*)"', await browser.page(f"/history?queue={queue}&ledger=1"))
+        assert live is not None
+        await end("new")
+        async with Stream(browser.app, unescape(live[1])) as stream:
+            assert words((await stream.regions())["newer"]) == "1 newer: show"
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(
+    ("command", "started", "path"),
+    [(["console", "--ledger-url"], "ConsoleStarted", ""), (["api", "--console"], "ApiStarted", "/console")],
+)
+async def test_commands_give_the_console_the_ledger(
+    server: EmbeddedRedis, tmp_path: Path, ledger_url: str, command: list[str], started: str, path: str
+) -> None:
+    cli = Cli(server.url, tmp_path)
+    cli.environment["EVSCHED_API_OPEN_HOSTS"] = "localhost"
+    if path:
+        cli.environment["EVSCHED_LEDGER_URL"] = ledger_url
+    else:
+        command = [*command, ledger_url]
+    with cli.started(*command, "--port", "0") as (child, log):
+        url = log.until(started)["url"]
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            page = (await client.get(f"{url}{path}/history?ledger=1")).text
+        assert "Redis and the ledger" in page
+        assert "was not searched" not in page
+        terminate(child)
 
 
 @pytest.mark.extra
