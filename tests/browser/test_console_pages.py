@@ -217,15 +217,15 @@ def test_newer_rows_are_announced_and_no_row_moves(tab: Tabs, console: Any, queu
     one = tab(**LOOKS[look])
     page, newer = one.page, "[data-live=newer] a"
     with closing(SyncClient(console.redis)) as client:
-        operator = client.as_operator("ann")
-        for path, change in (
-            (f"/history?queue={queue}", lambda n: client.cancel(queue, n)),
-            (f"/audit?queue={queue}", lambda n: operator.pause(queue, why=n)),
-        ):
+        changes: dict[str, Callable[[str], object]] = {
+            "/history": lambda job: client.cancel(queue, job),
+            "/audit": lambda why: client.as_operator("ann").pause(queue, why=why),
+        }
+        for path, change in changes.items():
             client.enqueue(queue, [New(f"{path[1]}{n}", b"{}", due=4e9) for n in range(40)])
             for n in range(20):
                 change(f"{path[1]}{n}")
-            one.open(path)
+            one.open(f"{path}?queue={queue}")
             page.wait_for_selector("#live:text-is('Live')")
             assert page.locator(newer).count() == 0
             rows = page.locator("main table").first.locator("tbody tr")
