@@ -289,17 +289,27 @@ UNION ALL (
             'by', enqueued_by, 'tags', tags, 'error', error, 'location', location
         )
     ) AS text)
-    FROM unnest(CAST({{queues}} AS text[])) AS wanted (wanted_queue) CROSS JOIN LATERAL (
-        SELECT * FROM evsched_run
-        WHERE queue = wanted_queue AND ended >= to_timestamp(CAST({{since}} AS float8))
-            AND ended <= to_timestamp(CAST({{until}} AS float8)) {conditions}
-        ORDER BY ended DESC, entry DESC, place DESC LIMIT CAST({{limit}} AS integer)
-    ) AS run
+    FROM {rows}
     ORDER BY ended DESC, entry DESC, place DESC LIMIT CAST({{limit}} AS integer)
 )
 """
-"""The positions and the rows of one moment, by one statement. One text a row, which each library returns alike. Each
-queue by itself: so PostgreSQL reads no more of its rows than are listed."""
+"""The positions and the rows of one moment, by one statement. One text a row, which each library returns alike."""
+
+_MATCHING: Final = """
+SELECT * FROM evsched_run
+WHERE queue = {queue} AND ended >= to_timestamp(CAST({{since}} AS float8))
+    AND ended <= to_timestamp(CAST({{until}} AS float8)) {conditions}
+ORDER BY ended DESC, entry DESC, place DESC LIMIT CAST({{limit}} AS integer)
+"""
+
+_BY_QUEUE: Final = "unnest(CAST({{queues}} AS text[])) AS wanted (wanted_queue) CROSS JOIN LATERAL ({rows}) AS run"
+"""Each queue by itself: so PostgreSQL reads no more of its rows than are listed."""
+
+_RARE: Final = ("id", "tag", "group", "error")
+"""Conditions that few rows meet: to look for them in each of many queues takes longer than in all at once."""
+
+_FEW: Final = 4
+"""Queues that are always read by themselves."""
 
 
 def search_rows(
@@ -314,7 +324,12 @@ def search_rows(
     words = {"queues": _as_text(tuple(queues)), "since": since, "until": until, "limit": limit, **given}
     conditions = " ".join(f"AND {CONDITIONS[name].sql}" for name in given)
     written, rows = dict[str, str](), list[tuple[int, int, PastJob]]()
-    for text in (yield Query(Statement(_ROWS.format(conditions=conditions), words), ledger)):
+    if len(queues) > _FEW and any(name in given for name in _RARE):
+        rows_of = f"({_MATCHING.format(queue='ANY (CAST({queues} AS text[]))', conditions=conditions)}) AS run"
+    else:
+        each = _MATCHING.format(queue="wanted_queue", conditions=conditions)
+        rows_of = _BY_QUEUE.format(rows=each)
+    for text in (yield Query(Statement(_ROWS.format(rows=rows_of), words), ledger)):
         kind, *row = msgspec.json.decode(text)
         if kind == 0:
             written[row[0]] = row[1]

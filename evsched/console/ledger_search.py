@@ -6,6 +6,7 @@ The ledger, and the library for PostgreSQL that it needs, are imported when some
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -25,6 +26,20 @@ _TOGETHER: Final = 2
 _ROWS: Final = 1000
 """Rows that a search reads at most, besides the rows of the same moment that earlier pages have shown."""
 
+_OF_EACH: Final = 10_000
+"""The same of all queues together: each is read by itself."""
+
+_LEAST: Final = 60
+"""The same if there are many queues: more than a page has."""
+
+_DAYS: Final = (1, 7, 30, math.inf)
+"""How far back it searches at first, and how far then if it has found too few: what was found in time is shown."""
+
+_DAY: Final = 86400.0
+
+_AHEAD: Final = 3600.0
+"""Seconds by which clocks may be ahead."""
+
 _SKIP_MOST: Final = 20_000
 """Ends of one moment that earlier pages have shown, at most."""
 
@@ -40,6 +55,10 @@ T = TypeVar("T")
 
 class LedgerUnread(Exception):
     """The ledger was not searched; the message says why, and what to do."""
+
+
+class LedgerTooSlow(LedgerUnread):
+    """PostgreSQL did not answer in time."""
 
 
 class LedgerRows(Struct, frozen=True):
@@ -81,11 +100,11 @@ class LedgerReader:
         finally:
             task.cancel()  # it ends by itself: psycopg waits for a server that does not answer
         if not task.done():
-            raise LedgerUnread(f"PostgreSQL did not answer within {_TIME:g} s: {_NARROW}; or look whether it runs")
+            raise LedgerTooSlow(f"PostgreSQL did not answer within {_TIME:g} s: {_NARROW}; or look whether it runs")
         try:
             return task.result()
         except psycopg.errors.QueryCanceled:
-            raise LedgerUnread(f"PostgreSQL was not ready within {_TIME:g} s: {_NARROW}") from None
+            raise LedgerTooSlow(f"PostgreSQL was not ready within {_TIME:g} s: {_NARROW}") from None
         except psycopg.OperationalError as error:
             raise LedgerUnread(
                 f"{explain(error)}: look whether PostgreSQL runs where EVSCHED_LEDGER_URL says"
@@ -112,7 +131,7 @@ class LedgerReader:
 
 
 async def search_ledger(
-    visit: Visit, queues: Sequence[str], matching: HistoryFilter, span: tuple[float, float], skip: int
+    visit: Visit, queues: Sequence[str], matching: HistoryFilter, span: tuple[float, float], skip: int, now: float
 ) -> LedgerRows:
     """Search the ledger of this console. `queues`: the ones to search; none = all that it serves.
 
@@ -123,13 +142,27 @@ async def search_ledger(
     if url is None:
         raise LedgerUnread("this console has none: set EVSCHED_LEDGER_URL, or --ledger-url")
     reader: LedgerReader = visit.console.memory.setdefault("ledger", LedgerReader(url))
-    most = _ROWS + min(skip, _SKIP_MOST)
     wanted = {*(queues or visit.console.config.queues)}
+    since, until, found = span[0], min(span[1], now + _AHEAD), LedgerRows([], {}, None)
 
-    async def work(connection: Any) -> LedgerRows:
+    async def work(connection: Any) -> None:
+        nonlocal found
         names = await client.run(written_queues(connection))
         served = [name for name in names if not wanted or {name, client.shards.whole(name)} & wanted]
-        jobs, written = await client.run(search_rows(served, matching, span, most, connection))
-        return LedgerRows(jobs, written, jobs[-1].ended if len(jobs) >= most else None)
+        most = max(_LEAST, min(_ROWS, _OF_EACH // max(len(served), 1))) + min(skip, _SKIP_MOST)
+        end, jobs = until, list[PastJob]()
+        for days in _DAYS:
+            start = max(since, until - days * _DAY)
+            rows, written = await client.run(search_rows(served, matching, (start, end), most - len(jobs), connection))
+            jobs += [job for job in rows if end == until or job.ended < end]
+            full, end = len(jobs) >= most, start
+            found = LedgerRows(jobs.copy(), written, jobs[-1].ended if full else start if start > since else None)
+            if full or start == since:
+                return
 
-    return await reader.ask(work)
+    try:
+        await reader.ask(work)
+    except LedgerTooSlow:
+        if found.back_to is None:
+            raise
+    return found

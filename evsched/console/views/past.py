@@ -139,7 +139,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
     ledger, why = None, ""
     if given["ledger"]:
         try:
-            ledger = await search_ledger(visit, queues if given["queue"] else (), matching, span, skip)
+            ledger = await search_ledger(visit, queues if given["queue"] else (), matching, span, skip, now)
         except LedgerUnread as error:
             why = str(error)
     ends = await search_ends(
