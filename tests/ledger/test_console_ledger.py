@@ -147,6 +147,19 @@ async def test_ends_of_one_moment_are_on_one_page_each(
 
 
 @pytest.mark.extra
+async def test_many_queues_are_searched_as_one(browser: Browser, end: Ends, writing: Running, queue: str) -> None:
+    names = [f"{queue}.{n}" for n in range(6)]
+    async with writing(queues=tuple(names)) as recorder:
+        for n, name in enumerate([*names, *names]):
+            await end(f"j{n}", name=name, tag=f"patient:{n % 2}")
+        await recorder.until(lambda: written(recorder) == 12)
+    path = f"/history?queue={','.join(names)}&ledger=1"
+    assert ids_of(await browser.page(path)) == [f"j{n}" for n in range(11, -1, -1)]
+    assert ids_of(await browser.page(f"{path}&tag=patient:1")) == [f"j{n}" for n in range(11, -1, -2)]
+    assert ids_of(await browser.page(f"{path}&tag=patient:1&since=1h&task=pay&id=j3")) == ["j3"]
+
+
+@pytest.mark.extra
 async def test_no_end_is_listed_behind_rows_that_were_not_read(browser: Browser, end: Ends, queue: str) -> None:
     await end(*(f"j{n}" for n in range(70)))
     client, stores = browser.console.client.metered(), [Store(queue)]
