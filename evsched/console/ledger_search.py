@@ -33,7 +33,7 @@ _LEAST: Final = 60
 """The same if there are many queues: more than a page has."""
 
 _DAYS: Final = (1, 7, 30, math.inf)
-"""How far back it searches at first, and how far then if it has found too few: what was found in time is shown."""
+"""How far back it searches at first, and how far then if it has found too few. The rows found in time are shown."""
 
 _DAY: Final = 86400.0
 
