@@ -212,7 +212,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = ()
 
-    ledger_url: Annotated[str | None, Setting("The PostgreSQL database of the ledger", (*_LEDGER, *_HISTORY))] = None
+    ledger_url: Annotated[
+        str | None, Setting("The PostgreSQL database of the ledger", (*_LEDGER, *_HISTORY, *_CONSOLE))
+    ] = None
     """None: there is no ledger."""
     critical_only: Annotated[
         int,

@@ -12,10 +12,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from ipaddress import ip_address
 from os import environ
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -40,6 +38,7 @@ from evsched.client.operations import Send
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.errors import EvschedError, JobMissing
 from evsched.telemetry.process_telemetry import why_redis_does_not_serve
+from evsched.web_origins import is_known_host, is_other_origin
 
 
 class StopResponder:
@@ -243,16 +242,12 @@ def _refuse_other_hosts(request: Request, allowed: Sequence[str]) -> None:
         Problem
     """
     host = request.headers.get("host", "")
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if name not in ("localhost", *allowed) and "*" not in allowed:
-            ip_address(name)
-    except ValueError:
+    if not is_known_host(host, allowed):
         detail = (
             f"an API without tokens answers to addresses, to localhost and to the names that --open-host gives, and "
             f"not to {host!r:.100}"
         )
-        raise Problem(HTTPStatus.FORBIDDEN, "other-host", detail) from None
+        raise Problem(HTTPStatus.FORBIDDEN, "other-host", detail)
 
 
 def _refuse_other_origins(request: Request) -> None:
@@ -261,7 +256,6 @@ def _refuse_other_origins(request: Request) -> None:
     Raises:
         Problem
     """
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+    if is_other_origin(request.headers.get("host"), request.headers.get("origin")):
         detail = "a page of another origin may not use an API without tokens: start it with tokens"
         raise Problem(HTTPStatus.FORBIDDEN, "other-origin", detail)

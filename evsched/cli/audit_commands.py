@@ -15,9 +15,9 @@ from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, whole
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, report
-from evsched.client.operations import ActFilter, Operation, read_acts
+from evsched.client.operations import ActFilter, Operation, read_acts, read_deployment_acts
 from evsched.client.time_texts import parse_past
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreError
 from evsched.store.acts import AuditedAct
 from evsched.store.store import Store
 
@@ -47,17 +47,18 @@ def audit(
         str | None,
         Parameter(
             help="Only acts of this name: pause, resume, limit, cancel, reschedule, revive, drop, trigger, backfill, "
-            "remove, prune, again, quiet, stop, mend or move."
+            "remove, prune, again, quiet, stop, mend, move, make-token or remove-token."
         ),
     ] = None,
-    id: Annotated[str | None, Parameter(help="Only changes of this job or recurrence.")] = None,  # noqa: A002
+    id: Annotated[str | None, Parameter(help="Only changes of this job, recurrence or user.")] = None,  # noqa: A002
     limit: Annotated[int, Parameter(converter=whole, help="How many acts to list at most.")] = 50,
     json: Json = False,
     url: Url = None,
 ) -> int:
     """List what operators did to queues, the latest first: who, from where, when and what.
 
-    Each queue keeps about its last 10,000 acts. Exit code 1: as `evsched queues`.
+    Without --queue, the tokens of the console that were made and deleted are listed too. Each queue keeps about its
+    last 10,000 acts. Exit code 1: as `evsched queues`.
 
     Examples: evsched audit --queue mail --since 2d; evsched audit --id report-17
     """
@@ -74,13 +75,20 @@ def audit(
             return read_acts(redis.shards.whole(stores[-1].queue), stores, wanted, limit + 1)
 
         readings, down = each(redis, queue, read, past=True)
+        problems, others = [one.problem for one in readings], list[AuditedAct]()
+        try:
+            others = [] if queue else redis.run(read_deployment_acts(wanted, limit + 1))
+        except StoreError as error:
+            problems.append(f"the acts on no queue cannot be read: {error}")
         unknown = note_unknown(redis, [one.queue for one in readings if queue and not one.found])
-    found = sorted((one for part in readings for one in part.found or ()), key=lambda one: -one.at)
+    found = sorted(
+        (one for part in (*(one.found or () for one in readings), others) for one in part), key=lambda one: -one.at
+    )
     if len(found) > limit:
         output.note(f"the latest {limit} acts: --limit lists more")
     rows = ((Moment(one.at), one.who, one.source, one.act, one.queue, one.count, _what(one)) for one in found[:limit])
     listing(json, found[:limit], _COLUMNS, rows, "no act of an operator is known")
-    return report((one.problem for one in readings), down) or unknown
+    return report(problems, down) or unknown
 
 
 def _what(one: AuditedAct) -> str:

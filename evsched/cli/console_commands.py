@@ -14,6 +14,7 @@ from evsched.cli.options import Json, Url, acting, takes_settings, who_acts
 from evsched.cli.output import Column, Moment, listing
 from evsched.config import Config
 from evsched.errors import JobMissing
+from evsched.store.acts import named_operator
 
 app = App(
     name="console",
@@ -62,9 +63,10 @@ def token(
     from evsched.console.users import make_token, remove_token
 
     with client(url) as redis:
+        by = named_operator(who_acts(redis.url), "cli")
         if role is not None:
-            print(redis.run(make_token(user, role, redis.now(), who_acts(redis.url))))
-        elif not redis.run(remove_token(user)):
+            print(redis.run(make_token(user, role, redis.now(), by)))
+        elif not redis.run(remove_token(user, by)):
             raise JobMissing(f"{user} has no token")
         else:
             output.note(f"{user} has no token any more")

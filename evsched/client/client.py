@@ -420,7 +420,7 @@ class Client:
 
     async def audit(
         self,
-        queue: str,
+        queue: str | None,
         *,
         since: Past | None = None,
         until: Past | None = None,
@@ -431,14 +431,16 @@ class Client:
     ) -> list[AuditedAct]:
         """Return what operators did to a queue, the latest first, at most `limit` acts.
 
-        `since`, `until`: aware datetimes, Unix seconds or timedeltas before now, both included. `who`, `act`: the exact
-        names. `id`: of a job or a recurrence that was changed; of the jobs of one act, the first 4 KiB of ids are
-        known.
+        `queue`: None = the acts on no queue, by which tokens of the console were made and deleted. `since`, `until`:
+        aware datetimes, Unix seconds or timedeltas before now, both included. `who`, `act`: the exact names. `id`: of a
+        job, a recurrence or a user that was changed; of the jobs of one act, the first 4 KiB of ids are known.
 
         Raises:
             ConfigError: a time is not valid.
         """
         wanted = ActFilter(since, until, who, act, id)
+        if queue is None:
+            return await self.run(operations.read_deployment_acts(wanted, limit))
         return await self.run(operations.read_acts(queue, await self.whole(queue), wanted, limit))
 
     async def quiet_worker(self, worker: str, queues: Sequence[str] = ()) -> list[str]:

@@ -190,14 +190,9 @@ def search(
     span = matching.span((yield from send(clock(keys.root(stores[-1].queue)))))
     if ledger is None:
         return (yield from _search_streams(stores, matching, span, limit, starts, most, {}))
-    rows, written = list[list[PastJob]](), dict[str, str]()
-    for store in stores:
-        found, last = yield from _search_rows(store.queue, matching, span, limit, ledger)
-        rows.append(found)
-        if last is not None:
-            written[store.queue] = last
+    rows, written = yield from search_rows([store.queue for store in stores], matching, span, limit, ledger)
     page = yield from _search_streams(stores, matching, span, limit, starts, most, written)
-    return HistoryPage(list(merge(page.jobs, *rows, key=lambda job: -job.ended))[:limit], None)
+    return HistoryPage(list(merge(page.jobs, rows, key=lambda job: -job.ended))[:limit], None)
 
 
 def _search_streams(
@@ -283,8 +278,8 @@ def _read_cursor(cursor: str) -> dict[str, _Position]:
 
 
 _ROWS: Final = """
-SELECT CAST(json_build_array(0, entry) AS text) AS written FROM evsched_run_position
-WHERE queue = CAST({{queue}} AS text)
+SELECT CAST(json_build_array(0, queue, entry) AS text) AS written FROM evsched_run_position
+WHERE queue = ANY (CAST({{queues}} AS text[]))
 UNION ALL (
     SELECT CAST(json_build_array(
         1, entry, place, json_build_object(
@@ -294,32 +289,59 @@ UNION ALL (
             'by', enqueued_by, 'tags', tags, 'error', error, 'location', location
         )
     ) AS text)
-    FROM evsched_run
-    WHERE queue = CAST({{queue}} AS text) AND ended >= to_timestamp(CAST({{since}} AS float8))
-        AND ended <= to_timestamp(CAST({{until}} AS float8)) {conditions}
+    FROM {rows}
     ORDER BY ended DESC, entry DESC, place DESC LIMIT CAST({{limit}} AS integer)
 )
 """
-"""The position and the rows of one moment, by one statement. One text a row, which each library returns alike."""
+"""The positions and the rows of one moment, by one statement. One text a row, which each library returns alike."""
+
+_MATCHING: Final = """
+SELECT * FROM evsched_run
+WHERE queue = {queue} AND ended >= to_timestamp(CAST({{since}} AS float8))
+    AND ended <= to_timestamp(CAST({{until}} AS float8)) {conditions}
+ORDER BY ended DESC, entry DESC, place DESC LIMIT CAST({{limit}} AS integer)
+"""
+
+_BY_QUEUE: Final = "unnest(CAST({{queues}} AS text[])) AS wanted (wanted_queue) CROSS JOIN LATERAL ({rows}) AS run"
+"""Each queue by itself: so PostgreSQL reads no more of its rows than are listed."""
+
+_RARE: Final = ("id", "tag", "group", "error")
+"""Conditions that few rows meet: to look for them in each of many queues takes longer than in all at once."""
+
+_FEW: Final = 4
+"""Queues that are always read by themselves."""
 
 
-def _search_rows(
-    queue: str, matching: HistoryFilter, span: tuple[float, float], limit: int, ledger: Any
-) -> Operation[tuple[list[PastJob], str | None]]:
-    """Search the rows of one queue; also return the last entry that is written, None if none is."""
+def search_rows(
+    queues: Sequence[str], matching: HistoryFilter, span: tuple[float, float], limit: int, ledger: Any
+) -> Operation[tuple[list[PastJob], dict[str, str]]]:
+    """Search the rows of queues; also return the last entry of each that is written, by its queue.
+
+    `queues`: each of their shards is named too. `span`: between which moments the jobs ended, instead of the filter's.
+    """
     given = {name: _as_text(value) for name, value in matching.given().items()}
     since, until = map(_storable, span)
-    words = {"queue": queue, "since": since, "until": until, "limit": limit, **given}
+    words = {"queues": _as_text(tuple(queues)), "since": since, "until": until, "limit": limit, **given}
     conditions = " ".join(f"AND {CONDITIONS[name].sql}" for name in given)
-    position, rows = None, list[tuple[int, int, PastJob]]()
-    for text in (yield Query(Statement(_ROWS.format(conditions=conditions), words), ledger)):
+    written, rows = dict[str, str](), list[tuple[int, int, PastJob]]()
+    if len(queues) > _FEW and any(name in given for name in _RARE):
+        rows_of = f"({_MATCHING.format(queue='ANY (CAST({queues} AS text[]))', conditions=conditions)}) AS run"
+    else:
+        each = _MATCHING.format(queue="wanted_queue", conditions=conditions)
+        rows_of = _BY_QUEUE.format(rows=each)
+    for text in (yield Query(Statement(_ROWS.format(rows=rows_of), words), ledger)):
         kind, *row = msgspec.json.decode(text)
         if kind == 0:
-            (position,) = row
+            written[row[0]] = row[1]
         else:
             rows.append((row[0], row[1], msgspec.convert(row[2], PastJob)))
     rows.sort(key=lambda row: (-row[2].ended, -row[0], -row[1]))
-    return [job for _, _, job in rows], position
+    return [job for _, _, job in rows], written
+
+
+def written_queues(ledger: Any) -> Operation[list[str]]:
+    """Return the queues and shards whose ends are in the ledger."""
+    return (yield Query(Statement("SELECT queue AS written FROM evsched_run_position", {}), ledger))
 
 
 def counts(

@@ -29,6 +29,7 @@ from evsched.jobs.job import OnConflict, decode
 from evsched.jobs.redaction import is_member, redacted_member
 from evsched.store import server
 from evsched.store.acts import ACTS, AuditedAct, AuditEntry, as_acts, stream_position
+from evsched.store.audit_trail import AuditTrail, DeploymentTrail
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.address import Host
@@ -330,7 +331,7 @@ class ActFilter(Struct, frozen=True):
     who: str | None = None
     act: str | None = None
     id: str | None = None
-    """The id of a job, or the name of a recurrence, that was changed."""
+    """The id of a job, or the name of a recurrence or of a user, that was changed."""
 
     def __post_init__(self) -> None:
         for name, value in (("who", self.who), ("id", self.id)):
@@ -344,7 +345,7 @@ class ActFilter(Struct, frozen=True):
         return self.who in (None, entry.known.who) and self.act in (None, entry.known.act)
 
     def is_about(self, one: AuditEntry | AuditedAct) -> bool:
-        return self.id is None or self.id in one.ids or self.id == one.what.get("recurrence")
+        return self.id is None or self.id in (*one.ids, one.what.get("recurrence"), one.what.get("user"))
 
 
 _ENTRIES: Final = 100
@@ -369,23 +370,34 @@ def read_acts(queue: str, stores: Sequence[Store], wanted: ActFilter, limit: int
     Raises:
         ConfigError: a time or the limit is not valid.
     """
+    acts = yield from _read_trails(queue, stores, wanted, limit)
+    declared = yield from redactions(stores, [job for act in acts for job in act.ids])
+    return [replace(act, ids=[redacted_member(job, declared) for job in act.ids]) for act in acts]
+
+
+def read_deployment_acts(wanted: ActFilter, limit: int) -> Operation[list[AuditedAct]]:
+    """Return what operators did that is about no queue. Raises as `read_acts`."""
+    return (yield from _read_trails("", [DeploymentTrail()], wanted, limit))
+
+
+def _read_trails(
+    queue: str, trails: Sequence[AuditTrail], wanted: ActFilter, limit: int
+) -> Operation[list[AuditedAct]]:
     check.count("limit", limit)
     found, now = list[AuditEntry](), 0.0
     if isinstance(wanted.since, timedelta) or isinstance(wanted.until, timedelta):
-        now = yield from send(server.clock(keys.root(stores[-1].queue)))
+        now = yield from send(server.clock(keys.root(trails[-1].queue)))
     since = None if wanted.since is None else past_moment("since", wanted.since, now)
     until = "+" if wanted.until is None else stream_position(past_moment("until", wanted.until, now))
-    for store in stores:
+    for trail in trails:
         before, left = until, limit
         while before is not None and left > 0:
-            read = yield from send(store.acts(before, since, _ENTRIES))
+            read = yield from send(trail.acts(before, since, _ENTRIES))
             part = [entry for entry in read.entries if entry is not None and wanted.takes(entry)]
             before = read.before
             left -= sum(map(wanted.is_about, part))
             found += part
-    acts = [act for act in as_acts(queue, found) if wanted.is_about(act)][:limit]
-    declared = yield from redactions(stores, [job for act in acts for job in act.ids])
-    return [replace(act, ids=[redacted_member(job, declared) for job in act.ids]) for act in acts]
+    return [act for act in as_acts(queue, found) if wanted.is_about(act)][:limit]
 
 
 _PAST_SLICES: Final = 1000

@@ -169,7 +169,7 @@ class Console:
         async def reread() -> PageReading:
             visit = Visit(self, self.client.metered(), anyone, query, prefix)
             try:
-                values = await view.read(visit)
+                values = await (view.follow or view.read)(visit)
             except HTTPException as error:
                 return PageReading({}, str(error.detail), visit.client.commands)
             return PageReading(self.pages.regions(view.name, {**common, **values}), "", visit.client.commands)

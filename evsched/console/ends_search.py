@@ -16,6 +16,8 @@ from typing import Final
 from msgspec import Struct
 
 from evsched.client.history import HistoryFilter
+from evsched.console.ledger_search import LedgerRows
+from evsched.console.newer_rows import FIRST
 from evsched.console.page import MeteredClient
 from evsched.errors import StoreError
 from evsched.store.history_calls import PastJob
@@ -50,6 +52,10 @@ class PastPage(Struct, frozen=True):
     """Where the next page begins: its newest moment, and how many ends of this moment are not on it; None = nowhere."""
     unread: dict[str, str]
     """Queues whose history could not be read, and why."""
+    newest: dict[str, str]
+    """The newest entry of each history whose end was read, by its queue, whether it matches or not."""
+    times: list[tuple[float, bool]]
+    """When each job ended that was found with the wanted outcome, and whether it died; the newest first."""
 
     @property
     def found(self) -> int:
@@ -59,14 +65,15 @@ class PastPage(Struct, frozen=True):
 class _Part:
     """The history of one queue or shard, and how far it was read."""
 
-    def __init__(self, store: Store, since: float, until: float, few: bool) -> None:
-        self.store, self._since, self._until = store, since, until
+    def __init__(self, store: Store, since: float, until: float, few: bool, written: str | None) -> None:
+        self.store, self._since, self._until, self._written = store, since, until, written
         self._count = _FEW if few else 50
         self.before = "+"
         self.at = math.inf
         """All that ended later was read."""
         self.over = False
         self.problem = ""
+        self.newest = ""
         self.jobs = list[PastJob]()
 
     async def seek(self, client: MeteredClient) -> None:
@@ -103,10 +110,13 @@ class _Part:
         try:
             if self.before == "+" and not math.isinf(self._until):
                 await self.seek(client)
-            found = await client.send(self.store.ended(self.before, count=self._count))
+            first = self.before == "+"
+            found = await client.send(self.store.ended(self.before, self._written, count=self._count))
         except StoreError as error:
             self.over, self.problem = True, str(error)
             return
+        if first:
+            self.newest = found.entries[0].id if found.entries else self._written or FIRST
         jobs = [job for entry in found.entries for job in entry.jobs]
         self.jobs += [job for job in jobs if self._since <= job.ended <= self._until and matching.matches(job)]
         self.at = min((job.ended for job in jobs), default=self.at)
@@ -123,38 +133,50 @@ async def search_ends(
     *,
     skip: int = 0,
     limit: int = 50,
+    ledger: LedgerRows | None = None,
 ) -> PastPage:
-    """Return the last ends that match. `outcome`: of the rows, "" = any; the counts are of all outcomes.
+    """Return the last ends that match.
 
-    `span`: since when and until when. `skip`: how many ends of the last moment earlier pages have shown.
+    `outcome`: of the rows, "" = any; the counts are of all outcomes, unless rows of the ledger are there, too.
+    `span`: since when and until when. `skip`: how many ends of the last moment earlier pages have shown. `ledger`: the
+    ends that were found there, which are not read from Redis.
     """
-    parts = [_Part(store, *span, len(stores) > _TOGETHER) for store in stores]
+    rows = LedgerRows([], {}, None) if ledger is None else ledger
+    floor = -math.inf if rows.back_to is None else rows.back_to
+    few = len(stores) > _TOGETHER
+    parts = [_Part(store, *span, few, rows.written.get(store.queue)) for store in stores]
     begun = time.monotonic()
     await asyncio.gather(*(part.read(client, matching) for part in parts))
     while True:
-        left = sorted((part for part in parts if not part.over), key=lambda part: -part.at)
-        bound = left[0].at if left else -math.inf
-        wanted = [job for job in _known(parts, bound) if outcome in ("", job.outcome)]
+        left = sorted((part for part in parts if not part.over and part.at > floor), key=lambda part: -part.at)
+        bound = left[0].at if left else floor
+        wanted = [job for job in _known(parts, rows.jobs, bound) if outcome in ("", job.outcome)]
         passed = time.monotonic() - begun
         if not left or passed > _TIME or (len(wanted) > limit + skip and passed > _COUNTING):
             break
         await asyncio.gather(*(part.read(client, matching) for part in left[:_TOGETHER]))
-    rows = wanted[skip : skip + limit]
-    older = None if not left else (bound, 0)
+    shown = wanted[skip : skip + limit]
+    older = None if bound == -math.inf else (bound, 0)
     if len(wanted) > skip + limit:
-        last = rows[-1].ended
+        last = shown[-1].ended
         older = last, sum(job.ended == last for job in wanted[: skip + limit])
     return PastPage(
-        rows=rows,
-        counts=dict(Counter(job.outcome for job in _known(parts, bound))),
-        back_to=bound if left else None,
+        rows=shown,
+        counts=dict(Counter(job.outcome for job in (_known(parts, [], bound) if ledger is None else wanted))),
+        back_to=None if bound == -math.inf else bound,
         older=older,
         unread={part.store.queue: part.problem for part in parts if part.problem},
+        newest={part.store.queue: part.newest for part in parts if part.newest},
+        times=[(job.ended, job.outcome == "dead") for job in wanted[skip:]],
     )
 
 
-def _known(parts: Sequence[_Part], bound: float) -> list[PastJob]:
-    """Return the jobs that ended after a moment, the newest first, in the same order each time."""
-    jobs = [job for part in parts for job in part.jobs if job.ended > bound]
-    jobs.sort(key=lambda job: -job.ended)
+def _known(parts: Sequence[_Part], rows: Sequence[PastJob], bound: float) -> list[PastJob]:
+    """Return the jobs that ended after a moment, the newest first, in the same order each time.
+
+    Those of one moment are in the order of their ids, as they may be in Redis for one page, and in the ledger for the
+    next.
+    """
+    jobs = [job for jobs in (rows, *(part.jobs for part in parts)) for job in jobs if job.ended > bound]
+    jobs.sort(key=lambda job: (-job.ended, job.queue, job.id))
     return jobs

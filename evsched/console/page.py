@@ -109,6 +109,8 @@ class View(Struct, frozen=True):
     every: float | None = None
     """Seconds between two readings while it is open, at least; None = it does not change by itself."""
     needs: Role = "viewer"
+    follow: Read | None = None
+    """Returns the values of the regions while it is open; None = `read` does. A search is not repeated."""
 
 
 NAVIGATION: Final = (

@@ -25,6 +25,7 @@ from evsched.console.search import Search, read_search
 from evsched.console.users import Refused, Role, make_token, remove_token
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.keys import check_queue
+from evsched.store.acts import Operator, named_operator
 from evsched.store.store import Store
 
 _KEPT: Final = 100
@@ -428,16 +429,20 @@ async def _stop(acts: UserActs, visit: Visit, form: Form) -> str:
 # Users.
 
 
+def _operator(visit: Visit) -> Operator:
+    return named_operator(visit.visitor.name, "console")
+
+
 async def _make_token(acts: UserActs, visit: Visit, form: Form) -> str:
     role: Any = form.get("role")
     name = form.get("name")
-    secret = await visit.client.run(make_token(name, role, time.time(), visit.visitor.name))
+    secret = await visit.client.run(make_token(name, role, time.time(), _operator(visit)))
     return acts.note(visit, f"{name} has a new token, as {role}.", "/tokens", secret=secret)
 
 
 async def _remove_token(acts: UserActs, visit: Visit, form: Form) -> str:
     name = form.get("name")
-    found = await visit.client.run(remove_token(name))
+    found = await visit.client.run(remove_token(name, _operator(visit)))
     return acts.note(visit, f"{name} {'has no token any more' if found else 'had no token'}.", "/tokens")
 
 

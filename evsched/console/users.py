@@ -14,7 +14,6 @@ from hashlib import sha256
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, Literal, get_args
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -26,8 +25,10 @@ from evsched.client.client import Client
 from evsched.client.operations import Operation, send
 from evsched.config import Config, variable
 from evsched.errors import ConfigError
-from evsched.store.acts import NAME_MOST
+from evsched.store.acts import NAME_MOST, Act, Operator
+from evsched.store.audit_trail import DeploymentTrail
 from evsched.transport.call import Call, raw
+from evsched.web_origins import is_known_host, is_other_origin
 
 Role = Literal["viewer", "operator", "admin"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
@@ -90,8 +91,10 @@ def read_tokens() -> Call[dict[str, Token]]:
     return Call(("HGETALL", keys.CONSOLE_TOKENS), read, near=keys.CONSOLE_TOKENS)
 
 
-def make_token(name: str, role: Role, now: float, by: str) -> Operation[str]:
+def make_token(name: str, role: Role, now: float, by: Operator) -> Operation[str]:
     """Make the token of a user, and return it. A token that the user had is not valid any more.
+
+    The entry in the audit trail is written first, so there is no token without one.
 
     Raises:
         ConfigError: the name or the role is not valid.
@@ -102,14 +105,24 @@ def make_token(name: str, role: Role, now: float, by: str) -> Operation[str]:
     if role not in ROLES:
         raise ConfigError(f"{role!r:.60} is not a role: write one of {', '.join(ROLES)}")
     secret = secrets.token_urlsafe(32)
-    token = msgspec.json.encode(Token(digest(secret), role, now, by))
+    token = msgspec.json.encode(Token(digest(secret), role, now, by.who))
+    yield from _note(by, "make-token", user=name, role=role)
     yield from send(Call(("HSET", keys.CONSOLE_TOKENS, name, token), raw, near=keys.CONSOLE_TOKENS))
     return secret
 
 
-def remove_token(name: str) -> Operation[bool]:
+def remove_token(name: str, by: Operator) -> Operation[bool]:
     """Delete the token of a user, and end the sessions; return whether there was one."""
-    return bool((yield from send(Call(("HDEL", keys.CONSOLE_TOKENS, name), int, near=keys.CONSOLE_TOKENS))))
+    removed = yield from send(Call(("HDEL", keys.CONSOLE_TOKENS, name), int, near=keys.CONSOLE_TOKENS))
+    if removed:
+        yield from _note(by, "remove-token", user=name)
+    return bool(removed)
+
+
+def _note(by: Operator, act: Literal["make-token", "remove-token"], **what: str) -> Operation[None]:
+    note = DeploymentTrail(Act(by)).note_act(act, **what)
+    assert note is not None
+    yield from send(note)
 
 
 class Refused(HTTPException):
@@ -260,10 +273,11 @@ def check_origin(request: HTTPConnection) -> None:
     Raises:
         Refused
     """
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    other = site not in (None, "same-origin", "none")
-    if origin is not None and site is None:
-        other = urlsplit(origin).netloc != request.headers.get("host")
+    site = request.headers.get("sec-fetch-site")
+    if site is None:
+        other = is_other_origin(request.headers.get("host"), request.headers.get("origin"))
+    else:
+        other = site not in ("same-origin", "none")
     if other:
         raise Refused(HTTPStatus.FORBIDDEN, "the request came from a page of another site")
 
@@ -313,15 +327,11 @@ def _refuse_other_hosts(request: HTTPConnection) -> None:
         Refused
     """
     host = request.headers.get("host", "")
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if name != "localhost":
-            ip_address(name)
-    except ValueError:
+    if not is_known_host(host):
         raise Refused(
             HTTPStatus.FORBIDDEN,
             f"a console without tokens answers to localhost and addresses, and not to {host!r:.60}",
-        ) from None
+        )
 
 
 def _address(text: str) -> str:

@@ -82,6 +82,7 @@ _OWN: Final[dict[Role, str]] = {
         HGETALL evsched:{}:console:tokens · HSET evsched:{}:console:tokens x y · HDEL evsched:{}:console:tokens x
         SET evsched:{}:console:secret x NX GET · SET evsched:{}:console:session:x y EX 1
         GET evsched:{}:console:session:x · DEL evsched:{}:console:session:x
+        XREAD STREAMS evsched:{}:audit 0 · XADD evsched:{}:audit * x y
     """,
     "observer": """
         SCAN 0 · INFO server · SMEMBERS evsched:{}:queues · PUBSUB CHANNELS evsched:canary:*

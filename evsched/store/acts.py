@@ -1,7 +1,8 @@
 """The audit trail: the acts of operators on a queue, in its stream `audit`.
 
 The script that does an act also appends its entry (lua/_acts.lua): so there is no act without an entry, and no entry of
-an act that was refused. The calls of one `Act` leave one entry in each queue that they change.
+an act that was refused. The calls of one `Act` leave one entry in each queue that they change. Acts that are about no
+queue are in a stream of the deployment.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ ActName = Literal[
     "again",
     "quiet",
     "stop",
+    "make-token",
+    "remove-token",
 ]
 
 ACTS: Final = get_args(ActName)
@@ -118,7 +121,7 @@ class AuditedAct(Struct, frozen=True, rename={"source": "from"}):
     at: float
     """When, in Unix seconds by Redis's clock; of an act of many calls, when the last one was made."""
     queue: str
-    """The queue; or a shard, if that alone was changed."""
+    """The queue; or a shard, if that alone was changed; empty: the act is about no queue."""
     who: str
     source: str
     act: str

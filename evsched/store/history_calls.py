@@ -141,11 +141,11 @@ class HistoryCalls(Queue):
         return self._call(("HGETALL", f"{self._root}hour:{hour}"), counts)
 
 
-def read_history(last: Mapping[str, str], limit: int, block: float) -> Call[dict[str, list[HistoryEntry]]]:
-    """Read at most `limit` entries of the history of each of these queues, the oldest first, for which Redis waits.
+def read_history(last: Mapping[str, str], limit: int, block: float | None) -> Call[dict[str, list[HistoryEntry]]]:
+    """Read at most `limit` entries of the history of each of these queues, the oldest first.
 
-    `last`: queue -> the entry behind which to read. `block`: how many seconds to wait. In a cluster, the queues are of
-    one slot.
+    `last`: queue -> the entry behind which to read. `block`: how many seconds Redis waits for one; None = it does not.
+    In a cluster, the queues are of one slot.
     """
     streams = {keys.history(queue).encode(): queue for queue in last}
 
@@ -153,7 +153,8 @@ def read_history(last: Mapping[str, str], limit: int, block: float) -> Call[dict
         queues = [(streams[stream], found) for stream, found in reply or ()]
         return {queue: [_entry(queue, *one) for one in found] for queue, found in queues}
 
-    words = "XREAD", "COUNT", limit, "BLOCK", round(block * 1000), "STREAMS", *streams, *last.values()
+    waiting = () if block is None else ("BLOCK", round(block * 1000))
+    words = "XREAD", "COUNT", limit, *waiting, "STREAMS", *streams, *last.values()
     return Call(words, read, near=next(iter(streams)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -12,7 +11,8 @@ from msgspec import Struct
 from evsched import keys
 from evsched.jobs.record import number
 from evsched.shards import Share
-from evsched.store.acts import ACTS_MOST, ActName, AuditEntry, read_entry, stream_position
+from evsched.store.acts import ActName
+from evsched.store.audit_trail import AuditTrail
 from evsched.store.gate_limits import (
     DeclaredLimit,
     Limits,
@@ -21,7 +21,7 @@ from evsched.store.gate_limits import (
     read_declared,
     read_limits,
 )
-from evsched.store.queue import Queue, StreamPart, as_moment, as_optional, as_revision, as_scores, as_texts, as_tuple
+from evsched.store.queue import as_moment, as_optional, as_revision, as_scores, as_texts, as_tuple
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -182,7 +182,7 @@ def _read_violations(met: bytes) -> Callable[[list[bytes]], list[Violation]]:
     return read
 
 
-class OperatorCalls(Queue):
+class OperatorCalls(AuditTrail):
     """The calls about a queue as a whole; see `store.py`.
 
     The calls whose names end with `_matching` change jobs by a filter, see `condition`. They take at most 1,000 ids,
@@ -368,26 +368,6 @@ class OperatorCalls(Queue):
 
     def _act_matching(self, name: ActName, matching: bytes, **what: Any) -> str:
         return self._act_text(name, filter=msgspec.Raw(matching), **what)
-
-    def acts(self, before: str, since: float | None, limit: int) -> Call[StreamPart[AuditEntry | None]]:
-        """Read entries of the audit trail, the latest first, back from `before`; None for one of another program."""
-        first = "-" if since is None else stream_position(since)
-        read = partial(read_entry, self.queue)
-        return self._newest(keys.audit(self.queue), before, first, limit, read)
-
-    def note_act(self, name: ActName, ids: Sequence[str] = (), **what: Any) -> Call[Any] | None:
-        """Note an act that no script does, in a form that its readers know; None if no operator acts.
-
-        `ids`: the jobs that it made or changed; none = it is not about jobs.
-        """
-        act = self._act_text(name, **what)
-        if not act:
-            return None
-        call, _, known = act.partition(" ")
-        words: list[Word] = ["call", call, "act", known, "count", len(ids) or ""]
-        for job_id in ids:
-            words += ("id", job_id)
-        return self._call(("XADD", keys.audit(self.queue), "MAXLEN", "~", ACTS_MOST, "*", *words), raw)
 
     def audit(self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = ()) -> Call[list[Violation]]:
         """Find violations of at most 250 jobs. `met`: where their ids were read, a key without the root.

@@ -86,11 +86,15 @@ class Queue:
     def __init__(
         self, queue: str, clock: Callable[[], float] | None = None, *, by: str = "", act: Act | None = None
     ) -> None:
-        self.queue = keys.check_queue(queue)
+        self.queue = self._checked(queue)
         self._root = keys.root(queue)
         self._clock = clock
         self._by = by
         self._act = act
+
+    @staticmethod
+    def _checked(queue: str) -> str:
+        return keys.check_queue(queue)
 
     def at(self, now: float | None) -> Self:
         """Return the same calls at a moment, Unix seconds; None = at the time of Redis's clock."""

@@ -28,7 +28,7 @@ _READERS: Final = frozenset(
     (
         *("CLUSTER", "DBSIZE", "EXISTS", "GET", "INFO", "PUBSUB", "SCAN", "TIME", "TYPE"),
         *("HGET", "HGETALL", "HMGET", "HSTRLEN", "LINDEX", "LRANGE", "SCARD", "SMEMBERS", "SSCAN"),
-        *("XINFO", "XLEN", "XREVRANGE", "ZCARD", "ZRANGE", "ZSCAN", "ZSCORE"),
+        *("XINFO", "XLEN", "XREAD", "XREVRANGE", "ZCARD", "ZRANGE", "ZSCAN", "ZSCORE"),
     )
 )
 """Commands that change nothing, as they are used here."""

@@ -14,6 +14,7 @@ from evsched import keys
 from evsched.client.client import SyncClient
 from evsched.console.page import NAVIGATION
 from evsched.console.views import VIEWS
+from evsched.store.client_calls import New
 from tests.support.cli import Cli
 from tests.support.console import LATER, QUERIES, seed
 
@@ -207,6 +208,46 @@ def test_open_page_follows_without_a_reload_until_it_is_frozen(tab: Tabs, consol
     one.open("/sign-in")
     while console.open_pages:
         one.page.evaluate("1")
+    assert one.problems == []
+
+
+@pytest.mark.parametrize("look", ["light", pytest.param("dark", marks=pytest.mark.extra), "phone"])
+def test_newer_rows_are_announced_and_no_row_moves(tab: Tabs, console: Any, queue: str, raw: Any, look: str) -> None:
+    seed(raw, queue)
+    one = tab(**LOOKS[look])
+    page, newer = one.page, "[data-live=newer] a"
+    with closing(SyncClient(console.redis)) as client:
+        changes: dict[str, Callable[[str], object]] = {
+            "/history": lambda job: client.cancel(queue, job),
+            "/audit": lambda why: client.as_operator("ann").pause(queue, why=why),
+        }
+        for path, change in changes.items():
+            client.enqueue(queue, [New(f"{path[1]}{n}", b"{}", due=4e9) for n in range(40)])
+            for n in range(20):
+                change(f"{path[1]}{n}")
+            one.open(f"{path}?queue={queue}")
+            page.wait_for_selector("#live:text-is('Live')")
+            assert page.locator(newer).count() == 0
+            rows = page.locator("main table").first.locator("tbody tr")
+            page.evaluate("scrollTo(0, 500)")
+            before = [rows.nth(n).bounding_box()["y"] for n in range(20)]
+            for n in range(20, 23):
+                change(f"{path[1]}{n}")
+            page.wait_for_selector(f"{newer}:has-text('3 newer: show')")
+            after = [rows.nth(n).bounding_box()["y"] for n in range(20)]
+            # An age above them may take a line less: the browser then scrolls, to a whole pixel.
+            assert after == pytest.approx(before, abs=1)
+            assert rows.count() == 20
+            assert page.evaluate(
+                "(one) => { const box = document.querySelector(one).getBoundingClientRect(); "
+                "return box.top >= 0 && box.bottom < innerHeight }",
+                newer,
+            ), "it is seen further down"
+            assert (one.hindrances(), one.overflow()) == ([], 0)
+            page.click(newer)
+            page.wait_for_load_state()
+            assert rows.count() == 23
+            assert page.locator(newer).count() == 0
     assert one.problems == []
 
 

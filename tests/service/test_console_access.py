@@ -21,6 +21,7 @@ from evsched.console.users import COOKIE, LENGTH, ROLES, Role, Visitor
 from evsched.console.views import VIEWS
 from evsched.errors import ConfigError
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.browsing import words
 from tests.support.cli import Cli
 from tests.support.console import BASE, Consoles, Found, Stream, consoles, query_of, seed
 
@@ -286,6 +287,49 @@ async def test_commands_make_tokens_and_end_sessions(users: Consoles, app: Any, 
         ["", "--role", "admin"],
     ):
         assert cli.run("console", "token", *wrong).returncode == 2, wrong
+
+
+async def test_tokens_that_are_made_and_deleted_are_in_the_audit_trail(users: Consoles, app: Any, cli: Cli) -> None:
+    async with users.signed_in(app, "admin", name="root") as root:
+        begun = cli.json("audit", "--limit", "1")[0]["at"]
+        await root.send("/act/make-token", name="carol", role="viewer")
+        await root.send("/act/remove-token", name="carol")
+        await root.send("/act/remove-token", name="nobody")
+        cli.run("console", "token", "dave", "--role", "operator", "--as", "ann")
+        acts = [
+            (one["queue"], one["who"], one["from"], one["act"], one["what"])
+            for one in cli.json("audit", "--since", str(begun))
+            if one["at"] > begun
+        ]
+        assert acts == [
+            ("", "ann", "cli", "make-token", {"user": "dave", "role": "operator"}),
+            ("", "root", "console", "remove-token", {"user": "carol"}),
+            ("", "root", "console", "make-token", {"user": "carol", "role": "viewer"}),
+        ]
+        page = words((await root.get("/audit?id=carol")).text)
+        assert "root console deleted the token of carol" in page
+        assert "root console made a token for carol as viewer" in page
+        assert "dave" not in page
+        assert [one["act"] for one in cli.json("audit", "--id", "carol", "--limit", "2")] == [
+            "remove-token",
+            "make-token",
+        ]
+        assert "for carol" not in (await root.get("/audit?id=carol&queue=other")).text
+
+
+@pytest.mark.extra
+async def test_token_is_not_made_if_the_act_cannot_be_noted(users: Consoles, app: Any, raw: Any) -> None:
+    async with users.signed_in(app, "admin", name="root") as root:
+        kept = raw.dump(keys.audit(""))
+        raw.delete(keys.audit(""))
+        try:
+            raw.set(keys.audit(""), "of another type")
+            assert (await root.send("/act/make-token", name="mallory", role="admin")).status_code == 502
+            assert not raw.hexists(keys.CONSOLE_TOKENS, "mallory")
+            page = words((await root.get("/audit")).text)
+            assert "Not read acts on no queue" in page
+        finally:
+            raw.restore(keys.audit(""), 0, kept, replace=True)
 
 
 async def test_new_token_is_shown_once_and_to_its_maker_only(users: Consoles, app: Any, raw: Any) -> None:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from html import unescape
 from typing import Any
 
 import pytest
 
 from evsched.client.client import Client
 from evsched.client.history import EVERY_END
+from evsched.client.operations import ActFilter
 from evsched.console.ends_search import search_ends
+from evsched.console.newer_rows import NewerActs, NewerEnds
+from evsched.console.users import make_token, remove_token
 from evsched.jobs.job import Buried, Done
+from evsched.store.acts import Operator
+from evsched.store.audit_trail import DeploymentTrail
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.browsing import Browser, browsing, words
+from tests.support.console import Stream
 from tests.support.patience import PATIENCE
+from tests.support.sent import Sent
 
 pytestmark = pytest.mark.anyio
 
@@ -147,10 +155,10 @@ async def test_week_of_many_queues_is_added_up_once_for_all_readers(browser: Bro
     async with asyncio.timeout(PATIENCE):
         while "still being counted" in (first := words(await browser.page(page))):
             pass
-    assert "24 h: 63 ended" in first
+    assert "last 24 hours: 63 ended" in first
     raw.delete(*hours)
-    assert "24 h: 63 ended" in words(await browser.page(page))
-    assert "24 h: 0 ended" in words(await browser.page(f"/history?queue={names[0]}"))
+    assert "last 24 hours: 63 ended" in words(await browser.page(page))
+    assert "last 24 hours: 0 ended" in words(await browser.page(f"/history?queue={names[0]}"))
 
 
 async def test_job_runs_again_as_a_copy_with_its_redacted_values(browser: Browser, ended: Ended, queue: str) -> None:
@@ -195,6 +203,148 @@ async def test_copy_has_no_expiry_that_has_passed(browser: Browser, ended: Ended
     raw.hset(f"evsched:{{{queue}}}:job:good", "payload", old)
     copy = await client.run_again(queue, "good")
     assert await client.send(Store(queue).payload(copy)) == PAYLOAD
+
+
+# Newer rows.
+
+
+def stream_of(page: str) -> str:
+    found = re.search(r'data-stream="([^"]*)"', page)
+    assert found is not None, "the page is not live"
+    return unescape(found[1])
+
+
+async def announced(stream: Stream) -> str:
+    """Return what the next reading that has changed says of newer rows."""
+    return words((await stream.regions())["newer"])
+
+
+async def test_newer_ends_that_match_are_counted_while_the_page_is_open(
+    browser: Browser, ended: Ended, queue: str
+) -> None:
+    await ended("first")
+    path = f"/history?queue={queue}&outcome=done"
+    live = stream_of(await browser.page(path))
+    await ended("good1", "good2")
+    await ended("bad", error="Timeout")
+    async with Stream(browser.app, live) as stream:
+        assert await announced(stream) == "2 newer: show"
+        await ended("good3")
+        assert await announced(stream) == "3 newer: show"
+    assert words((await browser.page(path)).partition("<tbody>")[2]).count("good") == 3
+    async with Stream(browser.app, stream_of(await browser.page(path))) as stream:
+        assert await announced(stream) == ""
+
+
+async def test_newer_acts_that_match_are_counted_while_the_page_is_open(browser: Browser, queue: str) -> None:
+    client = browser.console.client.as_operator("ann")
+    await client.pause(queue)
+    live = stream_of(await browser.page(f"/audit?queue={queue}&who=ann"))
+    async with Stream(browser.app, live) as stream:
+        assert await announced(stream) == ""
+        await client.resume(queue)
+        await client.as_operator("bob").pause(queue)
+        assert await announced(stream) == "1 newer: show"
+
+
+@pytest.mark.extra
+async def test_newer_token_is_counted_in_the_audit_trail(browser: Browser) -> None:
+    live = stream_of(await browser.page("/audit?act=remove-token"))
+    async with Stream(browser.app, live) as stream:
+        assert await announced(stream) == ""
+        client = browser.console.client
+        await client.run(make_token("zoe", "viewer", 0.0, Operator("ann", "cli")))
+        await client.run(remove_token("zoe", Operator("ann", "cli")))
+        assert await announced(stream) == "1 newer: show"
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("page", ["/history?queue={queue}&before=5", "/history?queue={queue}&until=1h"])
+async def test_page_of_older_rows_is_not_live(browser: Browser, ended: Ended, queue: str, page: str) -> None:
+    await ended("first")
+    assert "data-stream" not in await browser.page(page.format(queue=queue))
+
+
+@pytest.mark.extra
+async def test_console_that_did_not_draw_the_page_counts_too(
+    browser: Browser, ended: Ended, queue: str, server: EmbeddedRedis
+) -> None:
+    await ended("first")
+    live = stream_of(await browser.page(f"/history?queue={queue}"))
+    await ended("second", "third")
+    async with browsing(server.url) as other, Stream(other.app, live) as stream:
+        assert await announced(stream) == "2 newer: show"
+        await ended("fourth")
+        assert await announced(stream) == "3 newer: show"
+
+
+@pytest.mark.one_server
+async def test_newer_rows_of_200_queues_cost_one_command(browser: Browser, server: EmbeddedRedis, queue: str) -> None:
+    client, names = browser.console.client.metered(), [f"{queue}.{n}" for n in range(200)]
+    stores = [Store(name) for name in names]
+    newer = NewerEnds(EVERY_END, 0.0, dict.fromkeys(names, "0-0"))
+    for store in stores[:3]:
+        await client.send(store.enqueue([New("j", PAYLOAD)]))
+        await client.cancel(store.queue, "j")
+    client.commands = 0
+    with Sent(server.url) as sent:
+        await newer.look(client, stores)
+        await newer.look(client, stores)
+        lines = [line for line in sent.commands() if queue in line]
+    assert (newer.words, client.commands, len(lines)) == ("3", 2, 2)
+    acts = NewerActs(ActFilter(), 0.0)
+    client.commands = 0
+    await acts.look(client, [*stores, DeploymentTrail()])
+    assert client.commands == 1
+
+
+@pytest.mark.extra
+async def test_stream_of_another_type_does_not_hide_the_others(browser: Browser, queue: str, raw: Any) -> None:
+    client, stores = browser.console.client, [Store(f"{queue}.a"), Store(f"{queue}.b")]
+    newer = NewerEnds(EVERY_END, 0.0, {store.queue: "0-0" for store in stores})
+    raw.set(f"evsched:{{{queue}.a}}:history", "text")
+    await client.send(stores[1].enqueue([New("j", PAYLOAD)]))
+    await client.cancel(stores[1].queue, "j")
+    for _ in range(2):
+        await newer.look(client.metered(), stores)
+        assert newer.words == "1"
+
+
+# The chart.
+
+
+async def test_chart_shows_what_the_list_is_about(browser: Browser, ended: Ended, queue: str, raw: Any) -> None:
+    await ended("good", group="alice")
+    await ended("bad", "worse", error="Timeout")
+    raw.hset(f"evsched:{{{queue}}}:hour:{raw.time()[0] // 3600}", "done 2 5 other", 40)
+    path = f"/history?queue={queue}"
+    assert "last 24 hours: 43 ended, 95.35 % without a death, 2 died" in words(await browser.page(path))
+    for query, said in (
+        ("&task=pay", "last 24 hours: 3 ended"),
+        ("&task=other", "last 24 hours: 40 ended"),
+        ("&outcome=dead", "last 24 hours: 2 ended"),
+        ("&task=pay&outcome=done", "last 24 hours: 1 ended"),
+        ("&since=20h", "21 whole hours: 43 ended"),
+        ("&tag=patient:42", "of the 3 jobs found"),
+        ("&error=Timeout", "of the 2 jobs found"),
+        ("&since=1h", "of the 3 jobs found"),
+    ):
+        assert said in words(await browser.page(path + query)), query
+    one = await browser.page(f"{path}&group=alice")
+    assert 'class="chart"' not in one, "of one job there is no chart"
+
+
+@pytest.mark.extra
+async def test_table_of_the_week_follows_the_task_and_no_other_condition(
+    browser: Browser, ended: Ended, queue: str, raw: Any
+) -> None:
+    await ended("good")
+    raw.hset(f"evsched:{{{queue}}}:hour:{raw.time()[0] // 3600}", "done 2 5 other", 40)
+    table = words((await browser.page(f"/history?queue={queue}&task=pay")).partition("By queue and task")[2])
+    assert f"{queue} pay 1" in table
+    assert "other" not in table
+    assert f"evsched history counts --since 7d --task pay --queue {queue}" in table
+    assert "By queue and task" not in await browser.page(f"/history?queue={queue}&tag=patient:42")
 
 
 async def test_audit_trail_is_shown_as_sentences(browser: Browser, queue: str) -> None:

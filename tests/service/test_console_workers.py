@@ -15,6 +15,7 @@ from evsched.config import Config
 from evsched.console.page import Visit
 from evsched.console.users import Visitor, make_token
 from evsched.console.views.workers import Collector, described
+from evsched.store.acts import Operator
 from evsched.store.client_calls import New
 from evsched.top.snapshot import History, Look, compose
 from evsched.transport.embedded import EmbeddedRedis
@@ -122,7 +123,7 @@ async def test_stack_of_a_job_is_on_its_page(browser: Browser, running: System, 
 
 @pytest.mark.extra
 async def test_viewer_gets_no_forms(browser: Browser, running: System) -> None:
-    token = await browser.console.client.run(make_token("eve", "viewer", 0.0, "ann"))
+    token = await browser.console.client.run(make_token("eve", "viewer", 0.0, Operator("ann", "cli")))
     await browser.client.post("/sign-in", data={"token": token})
     for path in ("/workers?worker=w", "/history", "/audit"):
         page = await browser.page(path)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+from starlette.applications import Starlette
 
 from evsched.config import Config
 from evsched.console.console_app import Console, create
@@ -16,8 +17,9 @@ from evsched.console.console_app import Console, create
 class Browser:
     """The user of a console without tokens: an admin, whose name is `local`."""
 
-    def __init__(self, console: Console, client: httpx.AsyncClient) -> None:
-        self.console, self.client = console, client
+    def __init__(self, app: Starlette, client: httpx.AsyncClient) -> None:
+        self.app, self.client = app, client
+        self.console: Console = app.state.console
 
     async def page(self, path: str) -> str:
         """Return the HTML of a page."""
@@ -44,9 +46,9 @@ def words(html: str) -> str:
 
 
 @asynccontextmanager
-async def browsing(url: str) -> AsyncGenerator[Browser]:
-    app = create(Config(url=url), alone=True)
+async def browsing(url: str, **settings: Any) -> AsyncGenerator[Browser]:
+    app = create(Config(url=url, **settings), alone=True)
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        yield Browser(app.state.console, client)
+        yield Browser(app, client)
     await app.state.console.close()

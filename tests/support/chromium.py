@@ -47,6 +47,7 @@ class ServedConsole:
     """A console on a port of this machine, without tokens: everybody is an admin."""
 
     def __init__(self, url: str) -> None:
+        self.redis = url
         self.app = create(Config(url=url, console_name="test"), alone=True)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"

@@ -19,6 +19,7 @@ from evsched.client.client import SyncClient
 from evsched.config import Config
 from evsched.console import create
 from evsched.console.users import COOKIE, Role, make_token
+from evsched.store.acts import Operator
 from tests.support.patience import PATIENCE
 
 LATER: Final = 4e9
@@ -82,7 +83,7 @@ class Consoles:
         self._client = SyncClient(url)
 
     def token(self, name: str, role: Role) -> str:
-        return self._client.run(make_token(name, role, 1.7e9, "test"))
+        return self._client.run(make_token(name, role, 1.7e9, Operator("test", "python")))
 
     def audited(self, queue: str) -> list[tuple[str, str, str]]:
         """Return who did what to a queue from where, the latest first."""
@@ -176,7 +177,7 @@ class Stream:
 
     def __init__(self, app: ASGIApp, path: str, cookie: str = "", **headers: str) -> None:
         self._app, self._path = app, path
-        self._headers = {"host": "console", **({"cookie": f"{COOKIE}={cookie}"} if cookie else {}), **headers}
+        self._headers = {"host": "localhost", **({"cookie": f"{COOKIE}={cookie}"} if cookie else {}), **headers}
         self._leave = asyncio.Event()
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None

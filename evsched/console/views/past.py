@@ -7,8 +7,8 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, tzinfo
-from typing import Any, Final
+from datetime import timedelta
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,17 +18,25 @@ from evsched.client.sweep import past_moment
 from evsched.client.time_texts import parse_past
 from evsched.console.ends_search import PastPage, search_ends
 from evsched.console.hour_counts import hour_counts
+from evsched.console.ledger_search import LedgerUnread, search_ledger
+from evsched.console.newer_rows import NewerEnds, after, mark_of, newer_of
 from evsched.console.page import View, Visit
+from evsched.console.past_charts import Weeks, hours_of, of_ends, of_hours
 from evsched.errors import StoreError
 from evsched.keys import check_queue
 from evsched.store.history_calls import EndCount, PastJob
 from evsched.store.server import clock
 
+T = TypeVar("T")
+
 ROWS: Final = 50
 """Rows of a page, here and in the audit trail."""
 
-_FIELDS: Final = ("task", "group", "tag", "error", "id", "queue", "since", "until", "outcome")
-"""Parameters of the page's address: the options of `evsched history`."""
+_FIELDS: Final = ("task", "group", "tag", "error", "id", "queue", "since", "until", "outcome", "ledger")
+"""Parameters of the page's address: the options of `evsched history`, and whether the ledger is searched."""
+
+_UNCOUNTED: Final = ("group", "tag", "error", "id")
+"""Those by which hours are not counted."""
 
 _COUNTING: Final = 0.05
 """Seconds for which the page waits for the counts of hours; the rest is counted for the next one."""
@@ -36,9 +44,6 @@ _COUNTING: Final = 0.05
 _MANY: Final = 20
 _SAME: Final = 15.0
 """Adding up the weeks of more than `_MANY` queues takes some 0.1 s, so the sums of all readers are that old at most."""
-
-_DAY: Final = 24
-"""Hours that are drawn."""
 
 _TABLE: Final = 200
 """Rows of the table of counts: those with the most jobs."""
@@ -79,9 +84,13 @@ class PastQuery:
         text = self.given[name]
         return parse_past(text, self._visit.console.config.console_zone) if text else None
 
-    def command(self, words: str) -> str:
-        """Return the command that does the same."""
-        options = (f" --{name} {shlex.quote(value)}" for name, value in self.given.items() if value)
+    def command(self, words: str, fields: Sequence[str] = ()) -> str:
+        """Return the command that does the same. `fields`: the ones that are its options; none = all.
+
+        It searches the ledger if a variable has its address.
+        """
+        given = {name: self.given[name] for name in fields or self.given if self.given[name] and name != "ledger"}
+        options = (f" --{name} {shlex.quote(value)}" for name, value in given.items())
         return f"evsched {words}{''.join(options)}"
 
 
@@ -116,9 +125,7 @@ async def chosen_queues(visit: Visit) -> tuple[list[str], list[str]]:
 
 async def _history(visit: Visit) -> dict[str, Any]:
     query, client = PastQuery(visit, "/history", _FIELDS), visit.client
-    given = query.given
-    names: dict[str, Any] = {name: given[name] or None for name in ("task", "group", "tag", "error", "id", "outcome")}
-    matching = HistoryFilter(**names)
+    given, matching = query.given, _filter(query.given)
     moment, skip = before(visit)
     queues, known = await chosen_queues(visit)
     now = await client.send(clock())
@@ -128,34 +135,72 @@ async def _history(visit: Visit) -> dict[str, Any]:
     )
     stores = [store for queue in queues for store in client.stores(queue)]
     span = -math.inf if since is None else since, min(math.inf if until is None else until, moment)
+    skip = skip if moment < math.inf else 0
+    ledger, why = None, ""
+    if given["ledger"]:
+        try:
+            ledger = await search_ledger(visit, queues if given["queue"] else (), matching, span, skip, now)
+        except LedgerUnread as error:
+            why = str(error)
     ends = await search_ends(
-        client,
-        stores,
-        replace(matching, outcome=None),
-        given["outcome"],
-        span,
-        skip=skip if moment < math.inf else 0,
-        limit=ROWS,
+        client, stores, replace(matching, outcome=None), given["outcome"], span, skip=skip, limit=ROWS, ledger=ledger
     )
     kept = await asyncio.gather(*(client.send(client.store(job.queue).traces(job.id)[0]) for job in ends.rows))
-    counts, unread = await _counts(visit, queues, now)
+    first, counted = math.isinf(moment), not any(given[name] for name in _UNCOUNTED)
+    week, unread = await _week(visit, queues, now) if counted else (WeekSums({}), {})
+    chart, zone = None, visit.console.pages.clock.zone
+    hours = hours_of(since, until, now) if first and counted and not (unread or given["ledger"]) else None
+    if hours is not None:
+        which = given["task"], given["outcome"], hours, bool(given["since"] or given["until"])
+        chart = week.sum(which, lambda weeks: of_hours(weeks, *which, now, zone))
     return {
         "given": given,
         "link": query.link,
         "rows": [_row(client.shards.whole, job, there) for job, there in zip(ends.rows, kept, strict=True)],
         "ends": ends,
-        "first": math.isinf(moment),
+        "first": first,
         "sentence": _sentence(given, ends),
         "outcomes": OUTCOMES,
         "older": ends.older and query.link(before=repr(ends.older[0]), skip=ends.older[1]),
         "known": known,
-        "queues": queues,
         "unread": {**ends.unread, **unread},
+        "ledger": visit.console.config.ledger_url is not None,
+        "unsearched": why,
         "command": query.command("history"),
+        "counting": query.command("history counts --since 7d", ("task", "queue")) if counted else "",
         "now": now,
         "data": {"jobs": ends.rows, "counts": ends.counts, "back_to": ends.back_to},
-        **counts,
+        "newer": "",
+        "live": _live(visit, given, ends, now) if first and not given["until"] else "",
+        "chart": chart or of_ends(ends.times, zone),
+        "uncounted": len(queues) - len(week.weeks) if counted else 0,
+        "counted": counted,
+        **week.sum(given["task"], lambda weeks: _table(weeks, given["task"])),
     }
+
+
+def _filter(given: Mapping[str, str]) -> HistoryFilter:
+    names: dict[str, Any] = {name: given[name] or None for name in ("task", "group", "tag", "error", "id", "outcome")}
+    return HistoryFilter(**names)
+
+
+# Newer ends.
+
+
+def _live(visit: Visit, given: Mapping[str, str], ends: PastPage, now: float) -> str:
+    """Return the address of the stream that counts the ends that are newer than the page."""
+    mark, newest = mark_of(ends.newest), ends.times[0][0] if ends.times else now
+    newer_of(visit, "ends", (mark, *given.values()), lambda: NewerEnds(_filter(given), newest, ends.newest))
+    return visit.url("/live/history", **given, seen=mark, after=repr(newest))
+
+
+async def _newer(visit: Visit) -> dict[str, Any]:
+    query = PastQuery(visit, "/history", _FIELDS)
+    key = visit.get("seen"), *query.given.values()
+    newer = newer_of(visit, "ends", key, lambda: NewerEnds(_filter(query.given), after(visit)))
+    queues, _ = await chosen_queues(visit)
+    await newer.look(visit.client, [store for queue in queues for store in visit.client.stores(queue)])
+    return {"newer": newer.words, "link": query.link}
 
 
 def _row(whole: Callable[[str], str], job: PastJob, kept: bool) -> EndRow:
@@ -183,40 +228,41 @@ def _sentence(given: Mapping[str, str], ends: PastPage) -> tuple[str, str]:
 # Counts.
 
 
-async def _counts(visit: Visit, queues: Sequence[str], now: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of the charts and of the table, and why the counts cannot be read."""
+class WeekSums:
+    """The counts of the week by queue, and their sums: to add them up for many queues takes 0.1 s."""
+
+    def __init__(self, weeks: Weeks) -> None:
+        self.weeks = weeks
+        self._sums = dict[Any, Any]()
+
+    def sum(self, key: object, add: Callable[[Weeks], T]) -> T:
+        """Return a sum of them. `key`: which one."""
+        if key not in self._sums:
+            self._sums[key] = add(self.weeks)
+        return self._sums[key]
+
+
+async def _week(visit: Visit, queues: Sequence[str], now: float) -> tuple[WeekSums, dict[str, str]]:
+    """Return the counts of the week, and why they cannot be read."""
     memory, key = visit.console.memory, ("week", *queues)
     at, kept = memory.get("week", (0.0, {}))
     if kept.get("key") == key and time.monotonic() - at < _SAME:
-        return kept["values"], {}
+        return kept["sums"], {}
     try:
-        weeks = await hour_counts(visit).week(visit.client, queues, int(now // HOUR), _COUNTING)
+        found = WeekSums(await hour_counts(visit).week(visit.client, queues, int(now // HOUR), _COUNTING))
     except StoreError as error:
-        return _charted({}, queues, now, visit.console.pages.clock.zone), {"the counts": str(error)}
-    values = _charted(weeks, queues, now, visit.console.pages.clock.zone)
-    if len(queues) > _MANY and not values["uncounted"]:
-        memory["week"] = time.monotonic(), {"key": key, "values": values}
-    return values, {}
+        return WeekSums({}), {"the counts": str(error)}
+    if len(queues) > _MANY and len(found.weeks) == len(queues):
+        memory["week"] = time.monotonic(), {"key": key, "sums": found}
+    return found, {}
 
 
-def _charted(
-    weeks: Mapping[str, list[list[EndCount]]], queues: Sequence[str], now: float, zone: tzinfo
-) -> dict[str, Any]:
-    last = [part[-_DAY:] for part in weeks.values()]
-    hours = [[one for part in last for one in part[at]] for at in range(_DAY)]
-    table = [row for queue in sorted(weeks) for row in _counted(queue, weeks[queue])]
+def _table(weeks: Weeks, task: str) -> dict[str, Any]:
+    """Return the rows of the table, and how many there are more."""
+    table = [row for queue in sorted(weeks) for row in _counted(queue, weeks[queue]) if task in ("", row.task)]
     table.sort(key=lambda row: -row.ended)
     shown = table[:_TABLE]
-    return {
-        "ended": [sum(one.jobs for one in part) for part in hours],
-        "dead": [sum(one.jobs for one in part if one.outcome == "dead") for part in hours],
-        "marks": [
-            datetime.fromtimestamp((now // HOUR - back) * HOUR, zone).strftime("%H:%M") for back in (23, 18, 12, 6, 0)
-        ],
-        "table": shown,
-        "more": len(table) - len(shown),
-        "uncounted": len(queues) - len(weeks),
-    }
+    return {"table": shown, "more": len(table) - len(shown)}
 
 
 def _counted(queue: str, hours: Sequence[Sequence[EndCount]]) -> list[TaskCounts]:
@@ -227,4 +273,4 @@ def _counted(queue: str, hours: Sequence[Sequence[EndCount]]) -> list[TaskCounts
     return [counts_of(queue, task, counted) for task, counted in tasks.items()]
 
 
-VIEWS = (View("/history", "history", _history),)
+VIEWS = (View("/history", "history", _history, every=2.0, follow=_newer),)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from msgspec import Struct
 
-from evsched.client.operations import ActFilter, read_acts
+from evsched.client.operations import ActFilter, read_acts, read_deployment_acts
 from evsched.client.sweep import past_moment
+from evsched.console.newer_rows import NewerActs, after, newer_of
 from evsched.console.page import View, Visit
 from evsched.console.search import quoted
 from evsched.console.views.past import ROWS, PastQuery, before, chosen_queues, spoken_span
 from evsched.display import format_duration
 from evsched.errors import StoreError
 from evsched.store.acts import AuditedAct
+from evsched.store.audit_trail import AuditTrail, DeploymentTrail
 from evsched.store.server import clock
 
 _FIELDS: Final = ("queue", "who", "act", "id", "since", "until")
@@ -45,6 +48,8 @@ _ACTS: Final = {
     "move": "moved to other shards",
     "quiet": "asked to fetch no more:",
     "stop": "asked to stop:",
+    "make-token": "made a token for",
+    "remove-token": "deleted the token of",
 }
 """The names of acts, and how they begin a sentence."""
 
@@ -84,11 +89,12 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         since, None if math.isinf(ending) else ending, given["who"] or None, given["act"] or None, given["id"] or None
     )
     most = ROWS + skip + 1
-    read = await asyncio.gather(
-        *(client.run(read_acts(queue, client.stores(queue), wanted, most)) for queue in queues), return_exceptions=True
-    )
+    reading = {queue: read_acts(queue, client.stores(queue), wanted, most) for queue in queues}
+    if not given["queue"]:
+        reading["acts on no queue"] = read_deployment_acts(wanted, most)
+    read = await asyncio.gather(*map(client.run, reading.values()), return_exceptions=True)
     found, unread = list[AuditedAct](), dict[str, str]()
-    for queue, part in zip(queues, read, strict=True):
+    for queue, part in zip(reading, read, strict=True):
         if isinstance(part, StoreError):
             unread[queue] = str(part)
         elif isinstance(part, BaseException):
@@ -96,6 +102,7 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         else:
             found += part
     found.sort(key=lambda act: -act.at)
+    newest = max(now, found[0].at if found else now)
     shown = found[skip : skip + ROWS]
     older = None
     if len(found) > skip + ROWS:
@@ -115,7 +122,20 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         "command": query.command("audit"),
         "now": now,
         "data": shown,
+        "newer": "",
+        "live": visit.url("/live/audit", **given, after=repr(newest)) if math.isinf(ending) else "",
     }
+
+
+async def _newer(visit: Visit) -> dict[str, Any]:
+    query, client = PastQuery(visit, "/audit", _FIELDS), visit.client
+    given, key = query.given, (visit.get("after"), *query.given.values())
+    wanted = ActFilter(who=given["who"] or None, act=given["act"] or None, id=given["id"] or None)
+    newer = newer_of(visit, "acts", key, lambda: NewerActs(wanted, after(visit) or time.time()))
+    queues, _ = await chosen_queues(visit)
+    trails: list[AuditTrail] = [store for queue in queues for store in client.stores(queue)]
+    await newer.look(client, trails if given["queue"] else [*trails, DeploymentTrail()])
+    return {"newer": newer.words, "link": query.link}
 
 
 def _sentence(given: Mapping[str, str], shown: Sequence[AuditedAct], *, cut: bool) -> str:
@@ -140,6 +160,9 @@ def did(visit: Visit, act: AuditedAct) -> list[Piece]:
     what, verb = act.what, Piece(_ACTS.get(act.act, act.act))
     if act.act == "limit":
         return [verb, Piece(act.queue, visit.url("/queue", name=act.queue)), Piece(_limits(what.get("limits")))]
+    if act.act in ("make-token", "remove-token"):
+        role = [Piece(f"as {what['role']}")] if isinstance(what.get("role"), str) else []
+        return [verb, Piece(str(what.get("user"))), *role]
     found = [verb]
     recurrence, worker = what.get("recurrence"), what.get("worker")
     if isinstance(recurrence, str):
@@ -200,4 +223,4 @@ def _times(name: str, what: Mapping[str, Any]) -> list[Piece]:
     return found
 
 
-VIEWS = (View("/audit", "audit", _audit),)
+VIEWS = (View("/audit", "audit", _audit, every=2.0, follow=_newer),)
