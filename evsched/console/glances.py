@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from evsched import keys
-from evsched.client.operations import node_of
 from evsched.console.page import MeteredClient
 from evsched.errors import StoreRefused
 from evsched.store.dispatcher_calls import Seen
-from evsched.transport.address import Host
+from evsched.store.many_queues import by_node
 
 _AGAIN: Final = 5.0
 """Seconds for which the answers are kept."""
@@ -36,11 +34,8 @@ class QueueGlances:
         """Look again if it is time to, or if a queue is new."""
         if time.monotonic() - self._at < _AGAIN and self._asked.issuperset(queues):
             return
-        by_node = dict[Host | None, list[str]]()
-        for queue in queues:
-            by_node.setdefault(await client.run(node_of(keys.root(queue))), []).append(queue)
         seen = dict[str, Seen]()
-        for names in by_node.values():
+        for names in await by_node(client.find_node, queues):
             for at in range(0, len(names), _AT_ONCE):
                 some = names[at : at + _AT_ONCE]
                 try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from itertools import count
 from typing import Any
@@ -24,7 +24,7 @@ from tests.support.cluster import Cluster
 
 
 @pytest.fixture
-def queues(send: Send, raw: Any, queue: str) -> Generator[list[str]]:
+def queues(send: Send, raw: Any, queue: str) -> list[str]:
     """Four queues: one with jobs, workers and limits; one with nothing; one with a key of another type; one paused."""
     busy, empty, wrong, paused = (f"{queue}-{name}" for name in ("busy", "empty", "wrong", "paused"))
     store = Store(busy).at(NOW)
@@ -37,7 +37,7 @@ def queues(send: Send, raw: Any, queue: str) -> Generator[list[str]]:
     send(store.enqueue([New("later", due, due=NOW + 60), New("now", due, due=NOW - 1)]))
     raw.set(keys.root(wrong) + "leases", "wrong")
     send(Store(paused).at(NOW - 5).pause(until=NOW + 50, why="stock-taking"))
-    yield [busy, empty, wrong, paused]
+    return [busy, empty, wrong, paused]
 
 
 def places(schedule: int = 0, backlog: int = 0, ready: int = 0, processing: int = 0, dead: int = 0) -> dict[str, int]:

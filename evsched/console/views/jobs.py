@@ -38,7 +38,7 @@ _TIME: Final = 0.2
 
 _COMPLETIONS: Final = 12
 
-_COUNTED: Final = 20
+_COUNTED: Final = 200
 """Queues whose places are counted beside a search."""
 
 _KEPT: Final = 10_000
@@ -164,8 +164,8 @@ async def _counts(client: MeteredClient, queues: Sequence[str]) -> dict[str, int
     """Return how many jobs each place has; nothing for many queues, or if one cannot be read."""
     if len(queues) > _COUNTED:
         return {}
-    found = await asyncio.gather(*(read_stats(client, queue) for queue in queues))
-    stats = [one for one in found if not isinstance(one, StoreError)]
+    found = await read_stats(client, queues)
+    stats = [one for one in found.values() if not isinstance(one, StoreError)]
     if len(stats) < len(found):
         return {}
     return {_WORDS[place][1]: sum(one.places[place] for one in stats) for place in SEARCHED}
