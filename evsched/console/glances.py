@@ -8,18 +8,11 @@ from math import inf
 from typing import Final
 
 from evsched.console.page import MeteredClient
-from evsched.errors import StoreRefused
 from evsched.store.dispatcher_calls import Seen
-from evsched.store.many_queues import by_node
+from evsched.store.many_queues import read_glances
 
 _AGAIN: Final = 5.0
 """Seconds for which the answers are kept."""
-
-_AT_ONCE: Final = 250
-"""Queues of one call: 2 ms."""
-
-_UNKNOWN: Final = Seen(nearest=0.0, gated=True, workers=True, recurs=True)
-"""A queue that cannot be looked at so: it may have anything."""
 
 
 class QueueGlances:
@@ -34,14 +27,7 @@ class QueueGlances:
         """Look again if it is time to, or if a queue is new."""
         if time.monotonic() - self._at < _AGAIN and self._asked.issuperset(queues):
             return
-        seen = dict[str, Seen]()
-        for names in await by_node(client.find_node, queues):
-            for at in range(0, len(names), _AT_ONCE):
-                some = names[at : at + _AT_ONCE]
-                try:
-                    seen |= (await client.send(client.store(some[0]).glance(some))).seen
-                except StoreRefused:
-                    seen |= dict.fromkeys(some, _UNKNOWN)
+        seen = await read_glances(client.send, client.find_node, queues)
         self._at, self._asked, self._seen = time.monotonic(), frozenset(queues), seen
 
     def recurring(self, queues: Sequence[str]) -> list[str]:

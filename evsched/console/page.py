@@ -28,7 +28,6 @@ from evsched.console.users import Role, Visitor
 from evsched.recurrence.cron import find_zone
 from evsched.transport.address import Host
 from evsched.transport.call import Word
-from evsched.transport.senders import BatchingSender
 
 STATIC: Final = Path(__file__).with_name("static")
 
@@ -40,11 +39,6 @@ class MeteredClient(Client):
     """A client that counts its commands, so that an open page asks Redis no oftener than it may."""
 
     commands = 0
-
-    @property
-    def sender(self) -> BatchingSender:
-        """The sender with which the checks of the doctor ask."""
-        return self._sender
 
     def metered(self) -> Self:
         """Return a client with a count of its own. Both share their connections."""

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 
 from evsched import keys
 from evsched.errors import MOVING, StoreDown, StoreError
-from evsched.store.dispatcher_calls import Survey
+from evsched.store.dispatcher_calls import GLANCE_MOST, Seen, Survey
 from evsched.store.history_calls import EndCount
 from evsched.store.operator_calls import QueueStats
 from evsched.store.store import Store
@@ -27,6 +27,9 @@ _HOURS_AT_ONCE: Final = 500
 _OF_THIS_CALL: Final = (MOVING, "misconf", "noreplicas", "readonly")
 """Kinds of errors after which Redis may take other calls: the slot of the first queue moves; Redis takes no writes now,
 and so no script that sends a message."""
+
+_UNKNOWN: Final = Seen(nearest=0.0, gated=True, workers=True, recurs=True)
+"""A queue that a glance cannot read: it may have anything."""
 
 R = TypeVar("R")
 
@@ -76,6 +79,25 @@ async def request_statuses(
         return store.request_statuses(asker, some)
 
     return await _read(send, find_node, queues, many, lambda store: store.request_status(asker))
+
+
+async def read_glances(send: SendCall, find_node: FindNode, queues: Sequence[str]) -> dict[str, Seen]:
+    """Return what is seen of each queue that needs attention. One that cannot be looked at so may have anything.
+
+    Raises:
+        StoreDown
+    """
+    found = dict[str, Seen]()
+    for names in await by_node(find_node, queues):
+        for at in range(0, len(names), GLANCE_MOST):
+            some = names[at : at + GLANCE_MOST]
+            try:
+                found |= (await send(Store(some[0]).glance(some))).seen
+            except StoreError as error:
+                if isinstance(error, StoreDown) and error.kind != MOVING:
+                    raise
+                found |= dict.fromkeys(some, _UNKNOWN)
+    return found
 
 
 async def read_hours(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -11,19 +10,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched.client.history import HOUR, counts_of
+from evsched.console.doctor_pass import doctor_pass
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.diagnostics.finding import Finding
-from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys
-from evsched.diagnostics.standstill import find_standstill
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import server
 from evsched.store.history_calls import EndCount
 from evsched.store.many_queues import read_queue_stats
 from evsched.store.operator_calls import QueueStats, merged
-
-_EXAMINED_EVERY: Final = 300.0
-"""Seconds between two examinations by the doctor."""
 
 _LATE: Final = 1.0
 """Seconds: a queue whose first job has waited longer is late."""
@@ -117,41 +112,6 @@ class EndRates:
         return None if length < _SHORTEST or first < now - 2 * _MINUTE else (ended - before) / length * _MINUTE
 
 
-class DoctorPass:
-    """The findings of the doctor, without the audit of all jobs. It is asked in the background, every 5 minutes."""
-
-    def __init__(self) -> None:
-        self.found = list[Finding]()
-        self._at = -_EXAMINED_EVERY
-        self._task: asyncio.Task[None] | None = None
-
-    def refresh(self, visit: Visit, queues: Sequence[str]) -> None:
-        """Ask again, if it is time to."""
-        if time.monotonic() - self._at >= _EXAMINED_EVERY:
-            self._at = time.monotonic()
-            self._task = asyncio.create_task(self._examine(visit, queues))
-
-    async def _examine(self, visit: Visit, queues: Sequence[str]) -> None:
-        sender, shards, found = visit.client.sender, visit.client.shards, list[Finding]()
-        for check in (
-            lambda: find_standstill(sender, queues, shards),
-            lambda: incomplete_deploys(sender, queues),
-            lambda: broken_recurrences(sender, queues),
-        ):
-            try:
-                found += [one for one in await check() if one.level != "info"]
-            except StoreError as error:
-                mend = "The counts below are read with other commands."
-                found.append(Finding("doctor", "info", f"not everything was examined: {error}", "Redis", mend))
-        self.found = found
-
-    async def close(self) -> None:
-        """End the pass that is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-
 _URGENCY: Final = {"no worker": 0, "late": 1, "paused": 2, "running": 3, "on time": 4, "idle": 5}
 
 
@@ -163,8 +123,8 @@ async def _now(visit: Visit) -> dict[str, Any]:
     now = max((stats.now for stats in known.values()), default=time.time())
     ends = await hour_counts(visit).read_last(visit.client, first[:_CHARTED], int(now // HOUR), _HOURS)
     rows = [_row(visit, name, known[name], hours) for name, hours in ends.items()]
-    examined: DoctorPass = visit.console.memory.setdefault("examined", DoctorPass())
-    examined.refresh(visit, names)
+    examined = doctor_pass(visit)
+    examined.refresh(visit.client, names)
     dispatchers, hours = await _dispatchers(visit, names), range(_HOURS)
     ended = [sum(row.ended[at] for row in rows) for at in hours]
     dead = [sum(row.dead[at] for row in rows) for at in hours]
