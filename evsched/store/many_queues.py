@@ -65,6 +65,20 @@ async def read_queue_stats(
     return await _read(send, find_node, queues, Store.many_queue_stats, Store.queue_stats)
 
 
+async def read_all_queue_stats(send: SendCall, find_node: FindNode, queues: Sequence[str]) -> list[QueueStats]:
+    """Return the figures of all queues, in their order.
+
+    Raises:
+        StoreDown, StoreRefused: one cannot be read.
+    """
+    found = list[QueueStats]()
+    for one in (await read_queue_stats(send, find_node, queues)).values():
+        if isinstance(one, StoreError):
+            raise one
+        found.append(one)
+    return found
+
+
 async def read_surveys(send: SendCall, find_node: FindNode, queues: Sequence[str]) -> dict[str, Survey | StoreError]:
     """Return the survey of each queue, in their order, or why it cannot be read."""
     return await _read(send, find_node, queues, Store.many_surveys, Store.survey)
