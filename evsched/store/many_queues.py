@@ -18,7 +18,7 @@ from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
 
-_AT_ONCE: Final = 100
+AT_ONCE: Final = 100
 """Queues of one call: 2 ms of Redis's time on a slow machine, and up to 2 ms more if there are many workers."""
 
 _HOURS_AT_ONCE: Final = 500
@@ -150,12 +150,12 @@ async def _read(
         left = names
         while left:
             try:
-                part = await send(many(Store(left[0]), left[:_AT_ONCE]))
+                part = await send(many(Store(left[0]), left[:AT_ONCE]))
             except StoreError as error:
                 if isinstance(error, StoreDown) and error.kind not in _OF_THIS_CALL:
                     found |= dict.fromkeys(left, error)
                     break
-                part = [None] * len(left[:_AT_ONCE])
+                part = [None] * len(left[:AT_ONCE])
             part = part or [None]  # another program's reply: the queue alone says more
             for name, value in zip(left, part, strict=False):
                 found[name] = await _read_alone(send, alone(Store(name))) if value is None else value

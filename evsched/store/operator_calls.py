@@ -354,10 +354,6 @@ class OperatorCalls(Queue):
         """Read the workers that have a lease."""
         return self._call(("ZRANGE", self._root + "leases", 0, -1), texts)
 
-    def keys(self) -> Call[int]:
-        """Count the keys of the node that has the queue."""
-        return self._call(("DBSIZE",), int)
-
     def line(self, limit: int) -> Call[list[str]]:
         """Read the first ids in ready."""
         return self._call(("LRANGE", keys.ready(self.queue), 0, limit - 1), texts)
