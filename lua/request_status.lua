@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the keys of one of the queues
 -- ARGV   asker     who asks: it is a part of the name of the channel for the replies
 -- ROWS   queue     its name
--- REPLY  for each queue, how many workers were asked; in a cluster, only those that are connected to this node count
+-- REPLY  for each queue, how many workers were asked; in a cluster, only the workers at this node count
 -- FAILS  none
 -- TWICE  the workers reply once more
 -- USES   rows

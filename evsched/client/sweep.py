@@ -410,7 +410,7 @@ def _by_now(matching: Filter) -> Filter:
 
 
 def _read_stats(stores: Sequence[Store]) -> Operation[dict[str, QueueStats]]:
-    """Return the figures of queues, a few calls for all; without those that the call of one alone has to read."""
+    """Return the figures of queues with a few calls. A queue that Redis refuses to read is left out."""
     by_node, found = dict[Host | None, list[Store]](), dict[str, QueueStats]()
     for store in stores:
         by_node.setdefault((yield from node_of(keys.root(store.queue))), []).append(store)

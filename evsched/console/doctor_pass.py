@@ -45,7 +45,7 @@ class _PacedSender(BatchingSender):
         return await super().send_all(calls)
 
     async def _pace(self, commands: int) -> None:
-        """Wait until so many commands may be sent."""
+        """Wait until this number of commands may be sent."""
         now = time.monotonic()
         at = max(now, self._next)
         self._next = at + commands / _EXAMINING_RATE

@@ -58,7 +58,7 @@ async def stray_jobs(
 
 
 async def _read_stats(sender: BatchingSender, queues: Sequence[str]) -> dict[str, QueueStats]:
-    """Return the figures of queues, without those that have a key of a wrong type.
+    """Return the figures of queues. A queue that has a key of a wrong type is left out.
 
     Raises:
         StoreDown, StoreRefused

@@ -96,7 +96,7 @@ async def request_statuses(
 
 
 async def read_glances(send: SendCall, find_node: FindNode, queues: Sequence[str]) -> dict[str, Seen]:
-    """Return what is seen of each queue that needs attention. One that cannot be looked at so may have anything.
+    """Glance at queues; return the ones that need attention. A queue that a glance cannot read may have anything.
 
     Raises:
         StoreDown
@@ -117,7 +117,7 @@ async def read_glances(send: SendCall, find_node: FindNode, queues: Sequence[str
 async def read_hours(
     send: SendCall, find_node: FindNode, hours: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], list[EndCount]]:
-    """Return how many jobs ended in hours of queues; those that cannot be read are left out. `hours`: since 1970.
+    """Return how many jobs ended in hours of queues; unreadable hours are left out. `hours`: since 1970.
 
     Raises:
         StoreDown, StoreRefused
