@@ -65,6 +65,11 @@ CONSOLE_SESSION: Final = "evsched:{}:console:session:"
 EVERY_KEY: Final = "evsched:{*}:*"
 """Glob of all keys of all queues."""
 
+EVERY_RECORD: Final = "evsched:{*}:job:*"
+"""Glob of the records of the jobs of all queues."""
+
+_RECORD: Final = re.compile(rb"evsched:\{([^{}]+)\}:job:(.*)", re.DOTALL)
+
 _KEY: Final = re.compile(rb"evsched:\{([^{}]+)\}:(.*)", re.DOTALL)
 
 _QUEUE: Final = re.compile(
@@ -201,6 +206,14 @@ def parse(key: bytes) -> tuple[str, str | None] | None:
     if not all(NAME.fullmatch(name) for name in names):
         return None
     return names[0], names[1] if len(names) > 1 else None
+
+
+def parse_record(key: bytes) -> tuple[str, bytes] | None:
+    """Return the queue and the id of the job whose record a key is; None for any other key."""
+    match = _RECORD.fullmatch(key)
+    if match is None or not NAME.fullmatch(queue := match[1].decode(errors="replace")):
+        return None
+    return queue, match[2]
 
 
 def parse_past(key: bytes) -> str | None:

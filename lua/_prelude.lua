@@ -81,6 +81,31 @@ local function rows(first, width)
   end
 end
 
+-- Read some queues, whose names ARGV has from `first` on. `read(prefix)` returns the reply about the queue with this
+-- prefix of its keys, and how many other keys it has read for it. Returns the replies in the order of the names; false
+-- for a queue that Redis refuses to read, but the error if it is the only one. The last queues are left out after
+-- MORE_KEYS_MOST other keys, so that a call is short however many there are: the caller calls again for them.
+-- USES rows
+local MORE_KEYS_MOST = 2000
+local function read_queues(first, read)
+  local prefixes, replies, more_keys = {}, {}, 0
+  for name in rows(first, 1) do
+    prefixes[#prefixes + 1] = 'evsched:{' .. name .. '}:'
+  end
+  if #prefixes == 1 then
+    return { (read(prefixes[1])) }
+  end
+  for i, prefix in ipairs(prefixes) do
+    local good, reply, more = pcall(read, prefix)
+    replies[i] = good and reply
+    more_keys = more_keys + (good and more or 0)
+    if more_keys > MORE_KEYS_MOST then
+      break
+    end
+  end
+  return replies
+end
+
 -- A refusal. INFO errorstats counts it under its code.
 local function fail(code, text)
   return redis.error_reply(code .. ' ' .. text)

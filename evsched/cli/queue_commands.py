@@ -13,19 +13,23 @@ from evsched.cli.command_client import CommandClient, client, missing, note_unkn
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, acting, check_queues, whole
 from evsched.cli.output import Column, Moment, listing, table
-from evsched.client import new_shards, reshard, spread
+from evsched.client import new_shards, operations, reshard, spread
 from evsched.client.client import SyncClient
 from evsched.client.new_shards import Gates
-from evsched.client.operations import Operation, find_queues, find_queues_once
+from evsched.client.operations import Operation, find_queues, find_queues_once, node_of, once
 from evsched.client.reshard import CALM, Reshard, stray_shards
-from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
+from evsched.errors import ConfigError, EvschedError, StoreDown, StoreError, StoreRefused
 from evsched.keys import check_queue
 from evsched.shards import Shards, check_count
 from evsched.store import server
 from evsched.store.gate_limits import Limits, merged
+from evsched.store.many_queues import read_queue_stats
 from evsched.store.operator_calls import QueueStats
+from evsched.store.operator_calls import merged as merged_stats
 from evsched.store.store import Store
 from evsched.transport.address import Host
+from evsched.transport.call import Call, Word
+from evsched.transport.links import finish
 from evsched.transport.servers import nodes_down, reason, topology
 
 _STAY: Final = {
@@ -266,16 +270,23 @@ class Reading(NamedTuple, Generic[T]):
 
 
 def each(
-    redis: SyncClient, named: list[str] | None, read: Read[T], *, past: bool = False, more: Iterable[str] = ()
+    redis: SyncClient,
+    named: list[str] | None,
+    read: Read[T],
+    *,
+    past: bool = False,
+    more: Iterable[str] = (),
+    begin: Callable[[list[str]], None] = lambda _: None,
 ) -> tuple[list[Reading[T]], list[Host]]:
     """Read each queue with its shards by itself: an error in one does not hide the others.
 
     Also return the primaries of a cluster that do not answer: they may have queues that are not listed. Without names,
     `past`: also read the queues, and shards beyond their number, that have nothing but a history or an audit trail.
-    `more`: read these too, even if Redis has nothing of them.
+    `more`: read these too, even if Redis has nothing of them. `begin`: called with all names before they are read.
     """
     down = set[Host]()
     if named:
+        begin(named)
         return [_read(redis, name, read, down) for name in dict.fromkeys(named)], []
     if topology(redis.url) is None:
         names, lost = redis.run(find_queues(past=past)), list[str]()
@@ -284,6 +295,7 @@ def each(
         down.update(nodes)
     shown = redis.shards.wholes(names) if past else redis.run(spread.shown(redis.shards, redis.store, names))
     known = {*shown, *redis.shards.wholes([*lost, *more])}
+    begin(shown)
     return [_read(redis, name, read, down) for name in sorted(known)], sorted(down)
 
 
@@ -308,8 +320,32 @@ def read_limits(stores: Sequence[Store]) -> Operation[list[Limits]]:
     return found
 
 
-def _read_figures(stores: Sequence[Store]) -> Operation[tuple[QueueStats, list[Limits]]]:
-    return (yield from spread.queue_stats(stores)), (yield from read_limits(stores))
+class _Figures:
+    """Reads the figures of queues: the places of all with a few calls, before the limits of each."""
+
+    def __init__(self, redis: SyncClient) -> None:
+        self._redis = redis
+        self._stats = dict[str, QueueStats | StoreError]()
+
+    def begin(self, queues: list[str]) -> None:
+        names = [store.queue for queue in queues for store in self._redis.stores(queue)]
+        client = self._redis.client
+
+        async def send(call: Call[T]) -> T:
+            return await client.run(once(operations.send(call)))
+
+        async def find_node(key: Word) -> Host | None:
+            return await client.run(node_of(key))
+
+        self._stats = finish(read_queue_stats(send, find_node, names))
+
+    def read(self, stores: Sequence[Store]) -> Operation[tuple[QueueStats, list[Limits]]]:
+        """Return the figures of a queue and its shards, and their limits."""
+        known = [self._stats.get(store.queue) for store in stores]
+        stats = [one for one in known if isinstance(one, QueueStats)]
+        if len(stats) < len(stores):  # the call of each says why it cannot be read
+            return (yield from spread.queue_stats(stores)), (yield from read_limits(stores))
+        return merged_stats(stats), (yield from read_limits(stores))
 
 
 @app.default
@@ -328,7 +364,8 @@ def queues(names: Named = None, /, *, queue: Queues = None, json: Json = False, 
     check_queues(queue)
     rows = list[dict[str, Any]]()
     with client(url) as redis:
-        read, down = each(redis, queue, _read_figures)
+        figures = _Figures(redis)
+        read, down = each(redis, queue, figures.read, begin=figures.begin)
         for one in read:
             row: dict[str, Any] = {"queue": one.queue, **dict.fromkeys(_FIELDS), "error": one.error}
             if one.found is not None:

@@ -20,16 +20,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import keys
-from evsched.client.operations import Operation, Send, send
+from evsched.client.operations import Operation, Send, node_of, send
 from evsched.client.option_values import due_and_delay, finite_seconds, past_moment, unix
-from evsched.errors import ConfigError, StoreDown, StoreRefused
+from evsched.client.record_walk import RecordWalk
+from evsched.errors import ConfigError, StoreDown, StoreError, StoreRefused
 from evsched.jobs import option_checks as check
 from evsched.jobs.job import decode, encode, is_not_finite
 from evsched.jobs.record import PLACES, Place
 from evsched.jobs.retry import parameters_of
-from evsched.store.operator_calls import Match, Slice, WantedArgument, condition
+from evsched.store.many_queues import AT_ONCE
+from evsched.store.operator_calls import Match, QueueStats, Slice, WantedArgument, condition
 from evsched.store.server import clock
 from evsched.store.store import Store
+from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 
 Waiting = Literal["schedule", "backlog", "ready", "dead"]
@@ -43,9 +46,6 @@ SEARCHED: Final[tuple[Place, ...]] = (*WAITING, "processing", "dead")
 
 _SLICE: Final = 150
 """Jobs that a call examines: about 2 ms of Redis's time."""
-
-_KEYS: Final = 1000
-"""Keys that a call scans for records of jobs that finished."""
 
 _CHANGES: Final = 60
 """Jobs that a call changes: about 2 ms of Redis's time, with few workers."""
@@ -226,8 +226,15 @@ class Sweep:
         self.changed = 0
         """A job whose change Redis lost, and which was changed again, counts twice."""
         self._stores, self._filter, self._places, self._change = stores, matching, places, change
-        self._all = [_Pass(store) for store in stores]
-        self._going = deque(self._all)
+        self._lists = [place for place in places if place != "finished"]
+        self._all = [_Pass(store) for store in stores] if self._lists else []
+        self._going = deque[_Pass | RecordWalk](self._all)
+        self._walk = RecordWalk(stores, self._condition_of) if "finished" in places else None
+        """All queues share it."""
+        if self._walk is not None:
+            self._going.append(self._walk)
+        self._stats: dict[str, QueueStats] | None = None
+        """The figures with which the passes begin."""
         self._matched = set[tuple[str, str]]()
         """The queues and ids of the jobs."""
         self._unknown = 0
@@ -254,17 +261,23 @@ class Sweep:
     @property
     def found(self) -> list[Match]:
         """The jobs that matched, if nothing is to be changed."""
-        return [match for going in self._all for match in going.found]
+        return [match for _, match in self.found_in]
+
+    @property
+    def found_in(self) -> list[tuple[str, Match]]:
+        """The same with their queues, or shards."""
+        found = [(going.store.queue, match) for going in self._all for match in going.found]
+        return found if self._walk is None else [*found, *self._walk.found]
 
     @property
     def examined(self) -> int:
         """About how many jobs were examined, of `total`."""
-        return sum(going.examined for going in self._all)
+        return sum(going.examined for going in (*self._all, *filter(None, [self._walk])))
 
     @property
     def total(self) -> int:
         """About how many jobs there are in the queues whose sweep has begun: after a step for each, in all."""
-        return sum(going.total for going in self._all)
+        return sum(going.total for going in (*self._all, *filter(None, [self._walk])))
 
     @property
     def swept(self) -> Swept:
@@ -273,7 +286,8 @@ class Sweep:
 
     def step(self) -> Operation[bool]:
         """Do one slice; return whether there is more to do."""
-        more = yield from self._step(self._going[0])
+        first = self._going[0]
+        more = yield from (self._step(first) if isinstance(first, _Pass) else self._step_of_walk(first))
         going = self._going.popleft()  # not before: after an error, the next step goes on with this queue
         if more:
             self._going.append(going)
@@ -285,18 +299,26 @@ class Sweep:
             pass
         return self.swept
 
+    def _step_of_walk(self, walk: RecordWalk) -> Operation[bool]:
+        absences, known = self._absences, len(walk.found)
+        more = yield from walk.step(self._send)
+        if self._absences > absences:
+            walk.restart()
+            return True
+        self._matched.update((queue, job.id) for queue, job in walk.found[known:])
+        return more
+
     def _step(self, going: _Pass) -> Operation[bool]:
         absences = self._absences
         if not going.keys:
             yield from self._begin(going)
-        if not going.keys:  # no worker holds a job
+        if not going.keys:  # no job is there
             return False
         ids = list(going.left)
         call = going.store.find(going.keys[0], going.condition, going.cursor, limit=_SLICE, ids=ids)
         part = yield from self._send(call)
         if self._absences == absences:
-            examined = 0 if ids else _KEYS if going.keys[0] == "finished" else _SLICE
-            going.examined = min(going.total, going.examined + examined)
+            going.examined = min(going.total, going.examined + (0 if ids else _SLICE))
             new = {match.id: match for match in part.found if match.id not in going.seen}
             going.seen.update(new)
             self._matched.update((going.store.queue, job) for job in new)
@@ -311,14 +333,16 @@ class Sweep:
 
     def _begin(self, going: _Pass) -> Operation[None]:
         store = going.store
+        if self._stats is None:
+            self._stats = (yield from _read_stats([one.store for one in self._all])) if len(self._all) > 1 else {}
+        stats = self._stats.pop(store.queue, None) or (yield from send(store.queue_stats()))
+        going.total = sum(stats.places.get(place, 0) for place in self._lists)
+        if not going.total:
+            return
         if not going.condition:
-            now = (yield from send(clock(keys.root(store.queue)))) if self._filter.is_timed else 0.0
-            parameters = (yield from _parameters(store)) if self._filter.names_arguments else {}
-            going.condition = self._filter.condition(now, parameters)
-        stats = yield from send(store.queue_stats())
-        going.total = sum(stats.places.get(place, 0) for place in self._places)
+            going.condition = yield from self._condition_of(store)
         going.at_once = max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers))
-        places = list[str](self._places)
+        places = list[str](self._lists)
         if "backlog" in places:
             groups = yield from send(store.throttled())
             # Before the backlog, to which jobs return that the limits of their group let go on.
@@ -327,9 +351,13 @@ class Sweep:
         if "processing" in places:
             at = places.index("processing")
             places[at : at + 1] = [f"processing:{worker}" for worker in (yield from send(store.workers()))]
-        if "finished" in places:
-            going.total += yield from send(store.keys())
         going.keys = places
+
+    def _condition_of(self, store: Store) -> Operation[bytes]:
+        """Return the filter as the scripts of a queue take it."""
+        now = (yield from send(clock(keys.root(store.queue)))) if self._filter.is_timed else 0.0
+        parameters = (yield from _parameters(store)) if self._filter.names_arguments else {}
+        return self._filter.condition(now, parameters)
 
     def _change_all(self, going: _Pass, change: Change, ids: Sequence[str]) -> Operation[None]:
         fresh = [job for job in ids if job not in going.changed]
@@ -379,6 +407,22 @@ def _by_now(matching: Filter) -> Filter:
     """
     _check(matching)
     return replace(matching, older=0.0) if matching.older is None else matching
+
+
+def _read_stats(stores: Sequence[Store]) -> Operation[dict[str, QueueStats]]:
+    """Return the figures of queues with a few calls. A queue that Redis refuses to read is left out."""
+    by_node, found = dict[Host | None, list[Store]](), dict[str, QueueStats]()
+    for store in stores:
+        by_node.setdefault((yield from node_of(keys.root(store.queue))), []).append(store)
+    for of_node in by_node.values():
+        for at in range(0, len(of_node), AT_ONCE):
+            names = [store.queue for store in of_node[at : at + AT_ONCE]]
+            try:
+                read = yield from send(of_node[at].many_queue_stats(names))
+            except StoreError:
+                continue
+            found |= {name: stats for name, stats in zip(names, read, strict=False) if stats is not None}
+    return found
 
 
 def _parameters(store: Store) -> Operation[dict[str, tuple[str, ...]]]:

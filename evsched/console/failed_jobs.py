@@ -20,7 +20,8 @@ from evsched.console.page import MeteredClient
 from evsched.console.turns import Turns
 from evsched.errors import StoreRefused
 from evsched.jobs.record import JobStatus
-from evsched.store.operator_calls import Match, condition
+from evsched.store.many_queues import read_queue_stats
+from evsched.store.operator_calls import Match, QueueStats, condition
 from evsched.store.store import Store
 
 _SLICES: Final = {"dead": 200, "schedule": 500}
@@ -30,6 +31,11 @@ _FILTERS: Final = {"dead": condition(), "schedule": condition(failed=True)}
 
 _AGAIN: Final = 5.0
 """Seconds after which a queue is counted again."""
+
+_EXAMINED_AGAIN: Final = 120.0
+"""Seconds for which a queue whose figures stay the same, and where no job moves, is not examined again."""
+
+_MOVING: Final = ("backlog", "ready", "processing")
 
 _LOOK: Final = 0.2
 """Seconds for which one reading of the page examines jobs."""
@@ -152,6 +158,12 @@ class QueueCount:
         self._left = list[tuple[Store, str]]()
         self._cursor = "0"
         self._ids = list[bytes]()
+        self._begun = False
+        """Whether a slice of this pass was examined."""
+        self._mark: object = None
+        """The figures of the queue when the last pass began."""
+        self._examined = -inf
+        """When that was, on the clock of this process."""
 
     @property
     def shown(self) -> FailurePass:
@@ -166,8 +178,11 @@ class QueueCount:
     def is_due(self) -> bool:
         return self._going is not None or time.monotonic() - self.ended > _AGAIN
 
-    def is_begun(self) -> bool:
+    def is_going(self) -> bool:
         return self._going is not None
+
+    def is_begun(self) -> bool:
+        return self._going is not None and self._begun
 
     async def step(self, client: MeteredClient) -> None:
         """Examine one slice."""
@@ -179,6 +194,31 @@ class QueueCount:
             self.problem = ""
         except StoreRefused as error:  # this queue only
             self.problem, self._left = str(error), []
+        self._end_if_over()
+
+    async def _begin(self, client: MeteredClient) -> None:
+        stores = client.stores(self.queue)
+        stats = await asyncio.gather(*(client.send(store.queue_stats()) for store in stores))
+        self.begin([*zip(stores, stats, strict=True)])
+
+    def begin(self, parts: Sequence[tuple[Store, QueueStats]]) -> None:
+        """Begin a pass over the queue and its shards; it is over if no job can have failed, or nothing has changed."""
+        mark = [(stats.places, stats.next_due) for _, stats in parts]
+        at_rest = not any(stats.due or stats.places[place] for _, stats in parts for place in _MOVING)
+        known = time.monotonic() - self._examined < _EXAMINED_AGAIN and self._whole is not None
+        at = max(stats.now for _, stats in parts)
+        if known and self._whole is not None and at_rest and mark == self._mark:
+            self._whole.at, self.ended = at, time.monotonic()
+            return
+        self._mark, self._examined, self._begun = mark, time.monotonic(), False
+        going = FailurePass()
+        going.at, going.dead = at, sum(stats.places["dead"] for _, stats in parts)
+        left = [(store, place) for place in _SLICES for store, stats in parts if stats.places[place]]  # the dead first
+        going.total = sum(stats.places[place] for _, stats in parts for place in _SLICES)
+        self._going, self._left, self._cursor, self._ids = going, left, "0", []
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
         if self._going is not None and not self._left:
             if not self.problem:
                 self._going.seen.clear()
@@ -187,22 +227,8 @@ class QueueCount:
         if self._going is None:
             self.ended = time.monotonic()
 
-    async def _begin(self, client: MeteredClient) -> None:
-        going, left = FailurePass(), list[tuple[Store, str]]()
-        stores = client.stores(self.queue)
-        for store, stats in zip(
-            stores, await asyncio.gather(*(client.send(store.queue_stats()) for store in stores)), strict=True
-        ):
-            going.at = max(going.at, stats.now)
-            going.dead += stats.places["dead"]
-            for place in _SLICES:
-                if stats.places[place]:
-                    going.total += stats.places[place]
-                    left.append((store, place))
-        left.sort(key=lambda part: part[1])  # the dead ones first
-        self._going, self._left, self._cursor, self._ids = going, left, "0", []
-
     async def _examine(self, client: MeteredClient, going: FailurePass) -> None:
+        self._begun = True
         store, place = self._left[0]
         ids, self._ids = self._ids, []
         part = await client.send(store.find(place, _FILTERS[place], self._cursor, limit=_SLICES[place], ids=ids))
@@ -221,13 +247,28 @@ class FailureCounts:
     def __init__(self) -> None:
         self._queues = dict[str, QueueCount]()
         self._turns = Turns()
+        self._beginning = asyncio.Lock()
         self._tracebacks = dict[Kind, tuple[float, str, JobStatus | None]]()
 
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[QueueCount]:
         """Examine jobs for a short time, and return the counts of the queues."""
         counts = [self._queues.setdefault(queue, QueueCount(queue)) for queue in queues]
+        if not self._beginning.locked():
+            async with self._beginning:
+                await self._begin(client, [count for count in counts if count.is_due() and not count.is_going()])
         await self._turns.look(client, counts, _LOOK)
         return counts
+
+    async def _begin(self, client: MeteredClient, counts: Sequence[QueueCount]) -> None:
+        """Begin the passes that are due, with a few calls for all. One whose figures cannot be read begins alone."""
+        stores = {count.queue: client.stores(count.queue) for count in counts}
+        names = [store.queue for some in stores.values() for store in some]
+        read = await read_queue_stats(client.send, client.find_node, names)
+        for count in counts:
+            parts = [(one, stats) for one in stores[count.queue] if isinstance(stats := read[one.queue], QueueStats)]
+            if len(parts) == len(stores[count.queue]) and not count.is_going():
+                count.problem = ""
+                count.begin(parts)
 
     async def newest_of(self, client: MeteredClient, shown: Sequence[Failures], again: bool) -> dict[Kind, JobStatus]:
         """Return the newest job of each kind, if it still exists. `again`: read another one that is the newest now."""

@@ -7,21 +7,12 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from evsched import keys
-from evsched.client.operations import node_of
 from evsched.console.page import MeteredClient
-from evsched.errors import StoreRefused
 from evsched.store.dispatcher_calls import Seen
-from evsched.transport.address import Host
+from evsched.store.many_queues import read_glances
 
 _AGAIN: Final = 5.0
 """Seconds for which the answers are kept."""
-
-_AT_ONCE: Final = 250
-"""Queues of one call: 2 ms."""
-
-_UNKNOWN: Final = Seen(nearest=0.0, gated=True, workers=True, recurs=True)
-"""A queue that cannot be looked at so: it may have anything."""
 
 
 class QueueGlances:
@@ -36,17 +27,7 @@ class QueueGlances:
         """Look again if it is time to, or if a queue is new."""
         if time.monotonic() - self._at < _AGAIN and self._asked.issuperset(queues):
             return
-        by_node = dict[Host | None, list[str]]()
-        for queue in queues:
-            by_node.setdefault(await client.run(node_of(keys.root(queue))), []).append(queue)
-        seen = dict[str, Seen]()
-        for names in by_node.values():
-            for at in range(0, len(names), _AT_ONCE):
-                some = names[at : at + _AT_ONCE]
-                try:
-                    seen |= (await client.send(client.store(some[0]).glance(some))).seen
-                except StoreRefused:
-                    seen |= dict.fromkeys(some, _UNKNOWN)
+        seen = await read_glances(client.send, client.find_node, queues)
         self._at, self._asked, self._seen = time.monotonic(), frozenset(queues), seen
 
     def recurring(self, queues: Sequence[str]) -> list[str]:

@@ -20,13 +20,14 @@ from msgspec import Struct
 from starlette.datastructures import QueryParams
 
 from evsched.client.client import Client
-from evsched.client.operations import Send, Step, Wait
+from evsched.client.operations import Send, SendMany, Step, Wait, node_of
 from evsched.config import Config
 from evsched.console import charts, words
 from evsched.console.search import quoted
 from evsched.console.users import Role, Visitor
 from evsched.recurrence.cron import find_zone
-from evsched.transport.senders import BatchingSender
+from evsched.transport.address import Host
+from evsched.transport.call import Word
 
 STATIC: Final = Path(__file__).with_name("static")
 
@@ -39,21 +40,22 @@ class MeteredClient(Client):
 
     commands = 0
 
-    @property
-    def sender(self) -> BatchingSender:
-        """The sender with which the checks of the doctor ask."""
-        return self._sender
-
     def metered(self) -> Self:
         """Return a client with a count of its own. Both share their connections."""
         found = copy(self)
         found.commands = 0
         return found
 
+    async def find_node(self, key: Word) -> Host | None:
+        """Return the node of a cluster that has a key."""
+        return await self.run(node_of(key))
+
     async def perform(self, step: Step) -> Any:
         """Perform one step, and count it if Redis is asked."""
         if isinstance(step, Send | Wait):
             self.commands += 1
+        elif isinstance(step, SendMany):
+            self.commands += len(step.calls)
         return await super().perform(step)
 
 

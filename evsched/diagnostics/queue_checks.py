@@ -11,21 +11,23 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
 from evsched import keys
 from evsched.diagnostics.finding import Finding
 from evsched.display import format_duration
-from evsched.errors import ConfigError
+from evsched.errors import WRONG_TYPE, ConfigError, StoreError, StoreRefused
 from evsched.jobs.record import JobStatus, whole
 from evsched.jobs.tasks import RESERVED
 from evsched.recurrence.look_ahead import check_by_policies
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.shards import Shards
-from evsched.store import server
+from evsched.store.many_queues import read_queue_stats, read_surveys
+from evsched.store.operator_calls import QueueStats
 from evsched.store.store import Store
+from evsched.transport.call import T
 from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
 
@@ -40,9 +42,8 @@ async def stray_jobs(
     """
     found, known = list[Finding](), {*names}
     for queue in queues or sorted(shards.counts):
-        for name in shards.beyond(queue, known):
-            stats = await unless_mistyped(sender.send(Store(name).queue_stats()))
-            if stats is None or stats.workers or stats.parents:
+        for name, stats in (await _read_stats(sender, shards.beyond(queue, known))).items():
+            if stats.workers or stats.parents:
                 continue
             if jobs := sum(stats.places.values()) - stats.places["dead"]:
                 count = shards.counts[queue]
@@ -56,37 +57,57 @@ async def stray_jobs(
     return found
 
 
+async def _read_stats(sender: BatchingSender, queues: Sequence[str]) -> dict[str, QueueStats]:
+    """Return the figures of queues. A queue that has a key of a wrong type is left out.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    return _without_mistyped(await read_queue_stats(sender.send, sender.node_of, queues))
+
+
+def _without_mistyped(found: Mapping[str, T | StoreError]) -> dict[str, T]:
+    known = dict[str, T]()
+    for queue, one in found.items():
+        if not isinstance(one, StoreError):
+            known[queue] = one
+        elif not isinstance(one, StoreRefused) or one.kind != WRONG_TYPE:
+            raise one
+    return known
+
+
 _LOOKED_AT: Final = 100
 """Jobs of a queue that are examined: the next ones that are due. Workers offer such a job again within 36 s."""
 
 
-async def incomplete_deploys(sender: BatchingSender, queues: Sequence[str]) -> list[Finding]:
+async def incomplete_deploys(
+    sender: BatchingSender, queues: Sequence[str], *, looked_at: int = _LOOKED_AT
+) -> list[Finding]:
     """Return a finding for each unknown task among the next jobs of each queue, and one if several releases run.
 
     Raises:
         StoreDown, StoreRefused
     """
     found, members = list[Finding](), set[str]()
-    for queue in queues:
-        if (facts := await unless_mistyped(_look(sender, queue))) is not None:
-            unknown, of_queue = facts
-            found += unknown
-            members |= of_queue
+    stats = await _read_stats(sender, queues)
+    surveys = _without_mistyped(await read_surveys(sender.send, sender.node_of, [*stats]))
+    for queue, survey in surveys.items():
+        members.update(lease.worker for lease in survey.leases)
+        if stats[queue].places["schedule"]:
+            found += await unless_mistyped(_unknown_tasks(sender, queue, stats[queue].now, looked_at)) or []
+        if stats[queue].parents:
+            members.update(parent for parent, _ in await sender.send(Store(queue).parents()))
     return [*found, *_releases(members)]
 
 
-async def _look(sender: BatchingSender, queue: str) -> tuple[list[Finding], set[str]]:
-    """Return the findings about unknown tasks of a queue, and its workers and the parents that stand by."""
+async def _unknown_tasks(sender: BatchingSender, queue: str, now: float, most: int) -> list[Finding]:
     store = Store(queue)
-    front = await sender.send(store.front("schedule", _LOOKED_AT))
+    front = await sender.send(store.front("schedule", most))
     ids = [job_id for job_id, _ in front if not job_id.startswith("{")]  # an inline job has not been offered yet
     statuses = await sender.send_all([store.look(job_id) for job_id in ids])
     waiting = [status for status in statuses if status is not None and status.unknown_since is not None]
-    now = await sender.send(server.clock(keys.root(queue)))
     by_task = groupby(sorted(waiting, key=_task), _task)
-    found = [_describe_unknown(queue, task, list(jobs), now) for task, jobs in by_task]
-    survey, parents = await sender.send_all([store.survey(), store.parents()])
-    return found, {lease.worker for lease in survey.leases} | {parent for parent, _ in parents}
+    return [_describe_unknown(queue, task, list(jobs), now) for task, jobs in by_task]
 
 
 def _releases(members: set[str]) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.store.dispatcher_calls import Lease
 from evsched.store.gate_limits import Limits
+from evsched.store.many_queues import by_node, read_glances, read_queue_stats, read_surveys
 from evsched.store.operator_calls import QueueStats
 from evsched.store.store import Store
 from evsched.transport.call import T
@@ -103,7 +104,7 @@ async def find_standstill(
         found = () if look is None else _suspicions(queue, shards.whole(queue), look)
         return {finding.check: (finding, mark) for finding, mark in found}
 
-    suspects = {queue: await suspect(queue) for queue in queues}
+    suspects = {queue: await suspect(queue) for queue in await _suspicious(sender, queues)}
     for _ in range(_LOOKS - 1):
         suspects = {queue: found for queue, found in suspects.items() if found}
         if not suspects:
@@ -120,17 +121,54 @@ async def find_standstill(
     return list(dict.fromkeys(found))  # `no-dispatcher` is the same finding for each queue
 
 
+async def _suspicious(sender: BatchingSender, queues: Sequence[str]) -> list[str]:
+    """Return the queues about which a look may find something; the others need none. A few calls for all queues."""
+    send, find_node, found, recurring = sender.send, sender.node_of, set[str](), list[Store]()
+    seen = await read_glances(send, find_node, queues)
+    stats, surveys = await read_queue_stats(send, find_node, queues), await read_surveys(send, find_node, queues)
+    for names in await by_node(find_node, queues):
+        no_dispatcher = await _count_dispatchers(sender, names[0]) == 0
+        for queue in names:
+            figures, survey = stats[queue], surveys[queue]
+            if isinstance(figures, StoreError) or isinstance(survey, StoreError):
+                found.add(queue)  # the look at it says why
+                continue
+            places, recurs = figures.places, queue in seen and seen[queue].recurs
+            waits = figures.due or places["backlog"] or places["ready"]
+            undone = (no_dispatcher and places["schedule"]) or any(map(_is_lost, survey.leases))
+            unserved = recurs and (no_dispatcher or not (figures.workers or figures.parents))
+            if waits or undone or unserved:
+                found.add(queue)
+            elif recurs:
+                recurring.append(Store(queue))
+    firsts = await asyncio.gather(*(unless_mistyped(send(store.recurrences(0, 1))) for store in recurring))
+    for store, first in zip(recurring, firsts, strict=True):
+        figures = stats[store.queue]
+        if first and not isinstance(figures, StoreError) and first[0][1] < figures.now - _MOVED:
+            found.add(store.queue)
+    return [queue for queue in queues if queue in found]
+
+
+def _is_lost(lease: Lease) -> bool:
+    """Return whether a worker is dead, and nobody has put its jobs back."""
+    return bool(lease.held) and lease.left < -_RECOVERED
+
+
+async def _count_dispatchers(sender: BatchingSender, queue: str) -> int | None:
+    try:
+        return await sender.send(server.dispatchers(queue))
+    except StoreRefused as error:
+        if error.kind != "noperm":
+            raise
+        return None
+
+
 async def _look(sender: BatchingSender, queue: str) -> _Look:
     store, send = Store(queue), sender.send
     fronts = store.front("schedule", 1), store.front("backlog", 1), store.line(1), store.recurrences(0, _RECURRENCES)
     due, waiting, ready, named = await sender.send_all(fronts)
     stats, limits, survey = await sender.send_all((store.queue_stats(), store.limits(), store.survey()))
-    dispatchers: int | None = None
-    try:
-        dispatchers = await send(server.dispatchers(queue))
-    except StoreRefused as error:
-        if error.kind != "noperm":
-            raise
+    dispatchers = await _count_dispatchers(sender, queue)
     moved = await send(store.moved(due[0][0])) if stats.due and due else []
     refusal: StoreError | None = None
     try:
@@ -201,7 +239,7 @@ def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
 
 def _not_recovered(queue: str, look: _Look) -> Iterator[_Suspicion]:
     """Find jobs of workers whose lease has ended, which no janitor has put back."""
-    lost = [lease for lease in look.leases if lease.held and lease.left < -_RECOVERED]
+    lost = [*filter(_is_lost, look.leases)]
     if lost:
         jobs, ago = sum(lease.held for lease in lost), format_duration(max(-lease.left for lease in lost))
         dead = _count(len(lost), "dead worker")

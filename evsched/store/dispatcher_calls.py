@@ -84,6 +84,16 @@ class Survey(Struct, frozen=True):
     """The workers that died a moment ago, and whose lists are watched."""
 
 
+def _read_survey(reply: list[Any]) -> Survey:
+    since, beside, reserved, died, *flat = reply
+    leases = [
+        Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3], parse_lease(flat[i + 4]))
+        for i in range(0, len(flat), 5)
+    ]
+    moving = float(since) if since else None
+    return Survey(leases, moving, text(beside) if beside else None, reserved == b"1", texts(died))
+
+
 class Agenda(Struct, frozen=True):
     """The recurrences that fall due now."""
 
@@ -201,17 +211,15 @@ class DispatcherCalls(Queue):
 
     def survey(self) -> Call[Survey]:
         """Read all leases of the queue, whether jobs move to another shard, and whether one waits beside workers."""
+        return self._verb("survey", lambda reply: _read_survey(reply[0]), self._now(), self.queue)
 
-        def read(reply: list[Any]) -> Survey:
-            since, beside, reserved, died, *flat = reply
-            leases = [
-                Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3], parse_lease(flat[i + 4]))
-                for i in range(0, len(flat), 5)
-            ]
-            moving = float(since) if since else None
-            return Survey(leases, moving, text(beside) if beside else None, reserved == b"1", texts(died))
+    def many_surveys(self, queues: Sequence[str]) -> Call[list[Survey | None]]:
+        """Survey many queues in one call, as `many_queue_stats`."""
 
-        return self._verb("survey", read, self._now())
+        def read(reply: list[Any]) -> list[Survey | None]:
+            return [None if one is None else _read_survey(one) for one in reply]
+
+        return self._verb("survey", read, self._now(), *queues)
 
     def waits(self) -> Call[bool]:
         """Return whether jobs wait in ready or behind the gate."""

@@ -7,7 +7,7 @@ that are malformed are left out, never an error.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -113,6 +113,14 @@ class EndCount(Struct, frozen=True):
     jobs: int
 
 
+def _read_counts(reply: list[bytes]) -> list[EndCount]:
+    found = list[EndCount]()
+    for at in range(0, len(reply), 2):
+        outcome, late, run, task = (*text(reply[at]).split(" ", 3), "", "", "")[:4]
+        found.append(EndCount(task, outcome, _power(late), _power(run), whole(reply[at + 1])))
+    return found
+
+
 class HistoryCalls(Queue):
     """The calls that read the history."""
 
@@ -130,15 +138,18 @@ class HistoryCalls(Queue):
 
     def hour(self, hour: int) -> Call[list[EndCount]]:
         """Read how many jobs ended in an hour. `hour`: hours since 1970."""
+        return self._call(("HGETALL", f"{self._root}hour:{hour}"), _read_counts)
 
-        def counts(reply: list[bytes]) -> list[EndCount]:
-            found = list[EndCount]()
-            for at in range(0, len(reply), 2):
-                outcome, late, run, task = (*text(reply[at]).split(" ", 3), "", "", "")[:4]
-                found.append(EndCount(task, outcome, _power(late), _power(run), whole(reply[at + 1])))
-            return found
+    def hours(self, hours: Sequence[tuple[str, int]], *, most: int = 5000) -> Call[list[list[EndCount] | None]]:
+        """Read hours of many queues in one call, as `many_queue_stats`. `hours`: queue and hour.
 
-        return self._call(("HGETALL", f"{self._root}hour:{hour}"), counts)
+        `most`: how many counts to read, about 0.2 us of Redis's time for each.
+        """
+
+        def read(reply: list[Any]) -> list[list[EndCount] | None]:
+            return [None if one is None else _read_counts(one) for one in reply]
+
+        return self._verb("hours", read, most, *(word for row in hours for word in row))
 
 
 def read_history(last: Mapping[str, str], limit: int, block: float | None) -> Call[dict[str, list[HistoryEntry]]]:

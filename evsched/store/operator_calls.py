@@ -67,6 +67,28 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
     )
 
 
+_NOTHING: Final[list[Any]] = [0, 0, 0, 0, 0, 0, 0, b"", b"", b"", 0, b"", b""]
+"""The figures of a queue that has nothing."""
+
+
+def _read_stats(now: float, figures: list[Any]) -> QueueStats:
+    schedule, due, backlog, ready, processing, dead, workers, next_due, *more = figures or _NOTHING
+    paused, front, parents, until, why = more
+    counts = (schedule, backlog, ready, processing, dead)
+    return QueueStats(
+        now,
+        dict(zip(("schedule", "backlog", "ready", "processing", "dead"), counts, strict=True)),
+        due,
+        workers,
+        number(next_due),
+        number(paused),
+        max(0.0, now - found) if (found := number(front)) is not None else 0.0,
+        parents,
+        number(until) if paused else None,
+        text(why) or None if paused else None,
+    )
+
+
 class WantedArgument(Struct, frozen=True, omit_defaults=True):
     """An argument of a filter. `position`, from 1: where it is if it was not passed by name. `positions`: by task."""
 
@@ -263,23 +285,20 @@ class OperatorCalls(AuditTrail):
         """Count the jobs of each place, at the same moment."""
 
         def read(reply: list[Any]) -> QueueStats:
-            moment, schedule, due, backlog, ready, processing, dead, workers, next_due, *more = reply
-            paused, front, parents, until, why = more
-            counts = (schedule, backlog, ready, processing, dead)
-            return QueueStats(
-                float(moment),
-                dict(zip(("schedule", "backlog", "ready", "processing", "dead"), counts, strict=True)),
-                due,
-                workers,
-                number(next_due),
-                number(paused),
-                max(0.0, float(moment) - found) if (found := number(front)) is not None else 0.0,
-                parents,
-                number(until) if paused else None,
-                text(why) or None if paused else None,
-            )
+            return _read_stats(float(reply[0]), reply[1][0])
 
-        return self._verb("queue_stats", read, self._now())
+        return self._verb("queue_stats", read, self._now(), self.queue)
+
+    def many_queue_stats(self, queues: Sequence[str]) -> Call[list[QueueStats | None]]:
+        """Count the jobs of many queues in one call, as far as the reply goes; None = Redis refuses to read it.
+
+        In a cluster, all are on the node of this one. `many_queues.py` sends it.
+        """
+
+        def read(reply: list[Any]) -> list[QueueStats | None]:
+            return [None if one is None else _read_stats(float(reply[0]), one) for one in reply[1]]
+
+        return self._verb("queue_stats", read, self._now(), *queues)
 
     def forecast(self, first: float | None, length: float, spans: int) -> Call[tuple[float, list[int]]]:
         """Count the jobs on the schedule that are due in each of some spans of time, in seconds; under 1,000 spans.
@@ -295,6 +314,10 @@ class OperatorCalls(AuditTrail):
         In a cluster it counts only those whose subscriptions are at the node of the queue.
         """
         return self._call(("PUBLISH", keys.status_requests(self.queue), keys.status_replies(self.queue, asker)), int)
+
+    def request_statuses(self, asker: str, queues: Sequence[str]) -> Call[list[int]]:
+        """Ask the workers of many queues in one call, as `request_status`."""
+        return self._verb("request_status", raw, asker, *queues)
 
     def request_stack(self, asker: str, job_id: str) -> Call[int]:
         """Ask the workers of the queue for the stack of a run; as `request_status`, but only its worker replies."""
@@ -330,10 +353,6 @@ class OperatorCalls(AuditTrail):
     def workers(self) -> Call[list[str]]:
         """Read the workers that have a lease."""
         return self._call(("ZRANGE", self._root + "leases", 0, -1), texts)
-
-    def keys(self) -> Call[int]:
-        """Count the keys of the node that has the queue."""
-        return self._call(("DBSIZE",), int)
 
     def line(self, limit: int) -> Call[list[str]]:
         """Read the first ids in ready."""

@@ -56,6 +56,16 @@ def scan_all(cursor: int) -> Call[tuple[int, list[bytes]]]:
     return Call(("SCAN", cursor, "MATCH", keys.EVERY_KEY, "COUNT", 1000), read)
 
 
+def scan_records(cursor: int, queue: str | None, count: int) -> Call[tuple[int, list[tuple[str, bytes]]]]:
+    """Read the queue and the id of each job that has a record among a slice of the keys. `queue`: of this one alone."""
+    pattern = keys.EVERY_RECORD if queue is None else keys.job(queue, "*")
+
+    def read(reply: list[Any]) -> tuple[int, list[tuple[str, bytes]]]:
+        return int(reply[0]), [found for found in map(keys.parse_record, reply[1]) if found]
+
+    return Call(("SCAN", cursor, "MATCH", pattern, "COUNT", count), read)
+
+
 def add_queues(names: Sequence[str]) -> Call[Any]:
     """Add queues to the set of all queues. If that fails in a way that `set_may_wait`, do without it and try later."""
     return Call(("SADD", keys.QUEUES, *names), raw, near=keys.QUEUES)

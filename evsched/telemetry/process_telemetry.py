@@ -31,6 +31,7 @@ from evsched.process_events import (
 )
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.store import server
+from evsched.store.many_queues import read_all_queue_stats
 from evsched.store.operator_calls import QueueStats, merged
 from evsched.store.store import Store
 from evsched.telemetry.http_server import HttpServer
@@ -43,7 +44,7 @@ _FRESH: Final = 1.0
 """Seconds for which the figures are reused."""
 
 _SLICE: Final = 50
-"""Queues read in one round trip, 0.5 ms of Redis's time: other commands run in between."""
+"""Queues whose recurrences are read in one round trip: other commands run in between."""
 
 DEADLINE: Final = 0.75
 """Seconds that a scrape or a probe waits for Redis; then it answers without it, within a second."""
@@ -76,7 +77,7 @@ class Depths:
             async with asyncio.timeout(DEADLINE):
                 servers, found, recurrences = await asyncio.gather(
                     self._read_servers(),
-                    self._read([Store(queue).queue_stats() for queue in queues]),
+                    read_all_queue_stats(self._runtime.sender.send, self._runtime.sender.node_of, queues),
                     self._read([Store(queue).recurrence_stats() for queue in wholes]),
                 )
         except (StoreError, TimeoutError) as error:

@@ -1,8 +1,8 @@
 """Collects the data of `evsched top`: the state in Redis, and the status that each worker reports.
 
-Each refresh is one round trip: the queue stats and leases of each queue, and a status request. PUBLISH returns how many
-workers received the request, so the number of replies to wait for is known. In a cluster it counts those at one node
-only; there a reply is expected for each lease. It costs nothing while nobody watches.
+Each refresh is one round trip for 100 queues: their stats, their leases, and a status request to the workers of each.
+PUBLISH returns how many workers received the request, so the number of replies to wait for is known. In a cluster it
+counts those at one node only; there a reply is expected for each lease. It costs nothing while nobody watches.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Final
 import msgspec
 
 from evsched import keys
-from evsched.errors import StoreDown, StoreRefused
+from evsched.errors import StoreDown, StoreError, StoreRefused
 from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.store.dispatcher_calls import Lease
+from evsched.store.many_queues import read_queue_stats, read_surveys, request_statuses
 from evsched.store.operator_calls import QueueStats
-from evsched.store.store import Store
 from evsched.top.snapshot import Down, History, Look, Page, compose
 from evsched.transport.address import Host
+from evsched.transport.call import Call, T
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import nodes_down, reason
 from evsched.transport.subscription import Subscription
@@ -55,9 +56,11 @@ class Top:
         self._sender = BatchingSender(url, reply_timeout=_DEADLINE)
         self._asker = secrets.token_hex(8)
         self._named = list(queues)
+        self.commands = 0
+        """How many commands were sent, without those of the workers that reply."""
         self._shards = NONE
-        self._stores = dict[str, Store]()
-        """For the queues that are shown, and their shards."""
+        self._queues = list[str]()
+        """The queues that are shown, and their shards."""
         self._down = set[Host]()
         """The primaries of a cluster that did not answer in this look."""
         self._cursors = dict[Host | None, int]()
@@ -127,20 +130,40 @@ class Top:
 
     async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
         """Return the stats, leases and expected replies of each queue, and the errors of queues that cannot be read."""
-        answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
-        read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
         refused, unreachable = dict[str, str](), dict[str, str]()
-        for queue, answer in zip(self._stores, answers, strict=True):
-            if isinstance(answer, StoreRefused):
-                refused[queue] = str(answer)
-            elif isinstance(answer, BaseException):
-                unreachable[queue] = self._note_down(answer)
+        queues = list[str]()
+        for queue in self._queues:
+            node = await self._sender.node_of(keys.root(queue)) if self._down else None
+            if node is not None and node in self._down:  # it need not be waited for once more
+                unreachable[queue] = self._note_down(StoreDown(nodes_down([node]), kind="connection", node=node))
             else:
-                read[queue] = answer
+                queues.append(queue)
+        send, find_node = self._send, self._sender.node_of
+        stats, surveys, asked = await asyncio.gather(
+            read_queue_stats(send, find_node, queues),
+            read_surveys(send, find_node, queues),
+            request_statuses(send, find_node, self._asker, queues),
+        )
+        by_lease = len(await self._sender.nodes()) > 1
+        read = dict[str, tuple[QueueStats, list[Lease], int]]()
+        for queue in queues:
+            of_queue, survey, count = stats[queue], surveys[queue], asked[queue]
+            if isinstance(of_queue, StoreError) or isinstance(survey, StoreError) or isinstance(count, StoreError):
+                error = next(one for one in (of_queue, survey, count) if isinstance(one, StoreError))
+                if isinstance(error, StoreRefused):
+                    refused[queue] = str(error)
+                else:
+                    unreachable[queue] = self._note_down(error)
+                continue
+            read[queue] = of_queue, survey.leases, sum(one.left > 0 for one in survey.leases) if by_lease else count
         if refused and not read:
             queue, why = next(iter(refused.items()))
             raise StoreRefused(f"queue {queue}: {why}")
         return read, refused | unreachable
+
+    async def _send(self, call: Call[T]) -> T:
+        self.commands += 1
+        return await self._sender.send(call)
 
     def _note_down(self, error: BaseException) -> str:
         """Note the primary of a cluster that does not answer, and return the reason: the page shows the others.
@@ -153,17 +176,6 @@ class Top:
         self._down.add(error.node)
         return reason(error)
 
-    async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
-        node = await self._sender.node_of(keys.root(store.queue))
-        if node in self._down:  # it need not be waited for once more
-            raise StoreDown(nodes_down([node]), kind="connection", node=node)
-        queue_stats, survey, asked = await self._sender.send_all(
-            [store.queue_stats(), store.survey(), store.request_status(self._asker)]
-        )
-        if len(await self._sender.nodes()) > 1:
-            asked = sum(lease.left > 0 for lease in survey.leases)
-        return queue_stats, survey.leases, asked
-
     async def _find(self) -> None:
         """Read how many shards queues have and, unless queues are named, which queues there are.
 
@@ -172,6 +184,7 @@ class Top:
         nodes = [] if self._named else await self._sender.nodes()
         sets = [server.shards()] if self._named else [server.shards(), server.queue_names()]
         scans = [server.scan(self._cursors.get(node, 0)).at(node) for node in nodes]
+        self.commands += len(sets) + len(scans)
         replies = await self._sender.attempt_all([*sets, *scans])
         for n, reply in enumerate(replies):
             # Without these two, the known shards are shown as one queue, and the slices find the queues later.
@@ -186,16 +199,16 @@ class Top:
             if not isinstance(part, BaseException):
                 self._cursors[node] = part.next
                 queues |= part.queues
-        for queue in sorted(queues.difference(self._stores)):
-            self._stores[queue] = Store(queue)
+        self._queues += sorted(queues.difference(self._queues))
 
     async def _subscribe(self) -> None:
         """Subscribe to the replies of the workers of all queues."""
-        channels = {keys.status_replies(queue, self._asker).encode(): queue for queue in self._stores}
+        channels = {keys.status_replies(queue, self._asker).encode(): queue for queue in self._queues}
         if self._receiving is not None and not self._receiving.done() and channels == self._channels:
             return
         await self._unsubscribe()
         if channels:
+            self.commands += 1
             self._subscription, self._channels = Subscription(self._url), channels
             await self._subscription.open([], [channel.decode() for channel in channels])
             self._receiving = asyncio.ensure_future(self._receive(self._subscription))

@@ -22,6 +22,7 @@ from evsched.execution.executor import Executor
 from evsched.execution.precautions import AppSource
 from evsched.execution.program import Program
 from evsched.runtime.loops import Pulse, Runtime, ended_loop, returned
+from evsched.store.many_queues import read_all_queue_stats
 from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
@@ -283,5 +284,6 @@ class Worker:
         Raises:
             StoreDown, StoreRefused
         """
-        calls = [Store(queue).queue_stats() for queue in self.consumers]
-        return any(stats.places["ready"] for stats in await self._runtime.sender.send_all(calls))
+        sender = self._runtime.sender
+        found = await read_all_queue_stats(sender.send, sender.node_of, [*self.consumers])
+        return any(stats.places["ready"] for stats in found)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from evsched import ConfigError, Filter, Swept
+from evsched import ConfigError, Filter, Swept, keys
 from evsched.client.client import Client, SyncClient
 from evsched.client.operations import Send, Step
+from evsched.client.sweep import Sweep
 from evsched.errors import StoreDown
 from evsched.store.client_calls import New
 from evsched.store.store import Store
@@ -278,3 +279,47 @@ async def test_jobs_are_found_in_places_that_exist(client: Client, queue: str) -
     place: Any = "procesing"
     with pytest.raises(ConfigError, match="place is 'procesing', did you mean 'processing'"):
         await client.find(queue, PAY, place)
+
+
+async def test_ended_jobs_of_many_queues_are_found_by_one_walk(client: Client, queue: str, raw: Any) -> None:
+    stores = [client.store(f"{queue}-{n}") for n in range(20)]
+    for store in stores:
+        for n in range(30):
+            fields = {"payload": '{"task":"pay"}' if n % 3 else '{"task":"mail"}', "finished": 1.7e9 + n}
+            raw.hset(keys.job(store.queue, f"j{n}"), mapping=fields)
+        raw.zadd(keys.root(store.queue) + "dead", {"j1": 1.0})
+    raw.hset(keys.job(f"{queue}-other", "j1"), mapping={"payload": '{"task":"pay"}', "finished": 1.7e9})
+    sweep, sent, perform = Sweep(stores, PAY, ["finished"]), list[str](), client.perform
+
+    async def counted(step: Step) -> Any:
+        sent.append(step.call.name if isinstance(step, Send) else "")
+        return await perform(step)
+
+    client.perform = counted
+    await client.run(sweep.finish())
+    wanted = {(store.queue, f"j{n}") for store in stores for n in range(30) if n % 3 and n != 1}
+    assert {(found_in, match.id) for found_in, match in sweep.found_in} == wanted
+    assert len(sweep.found) == len(wanted)
+    nodes, size = sent.count("DBSIZE"), len(raw.keys("*"))
+    assert sent.count("SCAN") <= nodes * (size / 500 + 2)
+    assert sent.count("find") == len(stores), "records are examined when the walk has met many, or is over"
+
+
+@pytest.mark.extra
+async def test_places_without_jobs_are_not_searched(client: Client, queue: str, raw: Any) -> None:
+    stores = [client.store(f"{queue}-{n}") for n in range(20)]
+    await client.enqueue(stores[3].queue, jobs(3))
+    sweep, sent, perform = Sweep(stores, PAY, ["schedule", "backlog", "ready", "dead"]), list[str](), client.perform
+
+    async def counted(step: Step) -> Any:
+        sent.append(step.call.name if isinstance(step, Send) else "")
+        return await perform(step)
+
+    client.perform = counted
+    await client.run(sweep.finish())
+    assert [(found_in, match.id) for found_in, match in sweep.found_in] == [
+        (stores[3].queue, "j0"),
+        (stores[3].queue, "j2"),
+    ]
+    assert sent.count("find") == 4
+    assert sent.count("queue_stats") <= 3, "one for each node"

@@ -117,6 +117,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "forecast": lambda store, runs: store.forecast(NOW, 60.0, 9),
     "forget": lambda store, runs: store.at(NOW).forget([store.queue]),
     "glance": lambda store, runs: store.at(NOW).glance([store.queue]),
+    "hours": lambda store, runs: store.hours([(store.queue, int(NOW // 3600))]),
     "hold": lambda store, runs: store.at(NOW).hold("r", True),
     "limit": lambda store, runs: store.at(NOW).limit({"concurrency": 9, "concurrency:g": 2}),
     "look": lambda store, runs: store.at(NOW).look("g1"),
@@ -135,6 +136,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
         [RowJob("r5", b"{}", None, None, NOW, 8), RowJob("n1", b"{}", None, None, NOW, 9)]
     ),
     "replace": lambda store, runs: store.at(NOW).replace([New("r5", b"{}", due=NOW), New("n1", b"{}", due=NOW)]),
+    "request_status": lambda store, runs: store.request_statuses("asker", [store.queue]),
     "requeue": lambda store, runs: store.at(NOW).requeue("w", "x"),
     "replan": lambda store, runs: store.at(NOW).replan("r"),
     "reschedule": lambda store, runs: store.at(NOW).reschedule("g1", NOW),

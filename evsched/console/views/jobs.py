@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -38,7 +38,7 @@ _TIME: Final = 0.2
 
 _COMPLETIONS: Final = 12
 
-_COUNTED: Final = 20
+_COUNTED: Final = 200
 """Queues whose places are counted beside a search."""
 
 _KEPT: Final = 10_000
@@ -84,27 +84,30 @@ class Found(Struct, frozen=True):
 
 
 class _Going:
-    """A search that can be gone on with: it keeps its place in each queue."""
+    """A search that can be gone on with: it keeps its place in each queue.
 
-    def __init__(self, parts: Sequence[tuple[str, Sweep]]) -> None:
-        self.parts = [*parts]
-        self.left = [*parts]
+    `wholes`: the queues and shards that are searched -> the queue that a person sees.
+    """
+
+    def __init__(self, sweep: Sweep, wholes: Mapping[str, str]) -> None:
+        self._sweep, self._wholes, self._more = sweep, wholes, True
 
     async def look(self, client: MeteredClient, enough: int, wanted: Search) -> Found:
         """Look on for a short time; return the first rows found so far."""
         until = time.monotonic() + _TIME
-        while self.left and time.monotonic() < until and sum(len(one.found) for _, one in self.parts) < _KEPT:
-            more = await client.run(self.left[0][1].step())
-            self.left.append(self.left.pop(0))
-            if not more:
-                self.left.pop()
+        while self._more and time.monotonic() < until and self._sweep.swept.matched < _KEPT:
+            self._more = await client.run(self._sweep.step())
         rows = self._matching(wanted)
         rows.sort(key=lambda row: (list(_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
-        examined, total = (sum(getattr(one, name) for _, one in self.parts) for name in ("examined", "total"))
-        return Found(rows[:enough], examined, total, not self.left, len(rows))
+        return Found(rows[:enough], self._sweep.examined, self._sweep.total, not self._more, len(rows))
 
     def _matching(self, wanted: Search) -> list[FoundJob]:
-        return [as_row(queue, job) for queue, one in self.parts for job in one.found if wanted.takes(job)]
+        return [as_row(self._wholes[part], job) for part, job in self._sweep.found_in if wanted.takes(job)]
+
+
+def _wholes(client: MeteredClient, queues: Sequence[str]) -> dict[str, str]:
+    """Return the queues and their shards, each with the queue that a person sees."""
+    return {store.queue: queue for queue in queues for store in client.stores(queue)}
 
 
 def as_row(queue: str, job: Match, declared: Redactions = NONE_DECLARED) -> FoundJob:
@@ -164,8 +167,8 @@ async def _counts(client: MeteredClient, queues: Sequence[str]) -> dict[str, int
     """Return how many jobs each place has; nothing for many queues, or if one cannot be read."""
     if len(queues) > _COUNTED:
         return {}
-    found = await asyncio.gather(*(read_stats(client, queue) for queue in queues))
-    stats = [one for one in found if not isinstance(one, StoreError)]
+    found = await read_stats(client, queues)
+    stats = [one for one in found.values() if not isinstance(one, StoreError)]
     if len(stats) < len(found):
         return {}
     return {_WORDS[place][1]: sum(one.places[place] for one in stats) for place in SEARCHED}
@@ -192,7 +195,9 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     key = f"{visit.visitor.name} {text}"
     going = searches.pop(key, None) if visit.get("more") else None
     if going is None:
-        going = _Going([(queue, Sweep(client.stores(queue), wanted.filter, wanted.searched)) for queue in queues])
+        wholes = _wholes(client, queues)
+        stores = [client.store(part) for part in wholes]
+        going = _Going(Sweep(stores, wanted.filter, wanted.searched), wholes)
     page = int(visit.get("more")) if visit.get("more").isdecimal() else 0
     found = await going.look(client, _ROWS * (min(page, _PAGES) + 1), wanted)
     searches[key] = going
@@ -214,8 +219,9 @@ async def _bulk(visit: Visit) -> dict[str, Any]:
         return values | {"examined": len(chosen), "first": [redacted_member(job) for _, job in chosen[:10]]}
     wanted = read_search(visit.get("q"))
     queues = [*wanted.queues] or await visit.console.queues(client)
-    parts = [(queue, planned(act, client.stores(queue), wanted).without_change()) for queue in queues]
-    found = await _Going(parts).look(client, 1_000_000, wanted)
+    wholes = _wholes(client, queues)
+    sweep = planned(act, [client.store(part) for part in wholes], wanted).without_change()
+    found = await _Going(sweep, wholes).look(client, 1_000_000, wanted)
     first = [row.id for row in (await _redacted(client, replace(found, rows=found.rows[:10]))).rows]
     return values | {
         "search": wanted,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -10,19 +9,16 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evsched.client import spread
 from evsched.client.history import HOUR, counts_of
+from evsched.console.doctor_pass import doctor_pass
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.diagnostics.finding import Finding
-from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys
-from evsched.diagnostics.standstill import find_standstill
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import server
-from evsched.store.operator_calls import QueueStats
-
-_EXAMINED_EVERY: Final = 300.0
-"""Seconds between two examinations by the doctor."""
+from evsched.store.history_calls import EndCount
+from evsched.store.many_queues import read_queue_stats
+from evsched.store.operator_calls import QueueStats, merged
 
 _LATE: Final = 1.0
 """Seconds: a queue whose first job has waited longer is late."""
@@ -55,12 +51,16 @@ class QueueLine(Struct, frozen=True):
     late_p99: float | None
 
 
-async def read_stats(client: MeteredClient, queue: str) -> QueueStats | StoreError:
-    """Return the counts of a queue with its shards, or why they cannot be read."""
-    try:
-        return await client.run(spread.queue_stats(client.stores(queue)))
-    except StoreError as error:
-        return error
+async def read_stats(client: MeteredClient, queues: Sequence[str]) -> dict[str, QueueStats | StoreError]:
+    """Return the counts of queues with their shards, or why they cannot be read."""
+    parts = {queue: [store.queue for store in client.stores(queue)] for queue in queues}
+    read = await read_queue_stats(client.send, client.find_node, [name for some in parts.values() for name in some])
+    found = dict[str, QueueStats | StoreError]()
+    for queue, names in parts.items():
+        stats = [one for name in names if not isinstance(one := read[name], StoreError)]
+        errors = [one for name in names if isinstance(one := read[name], StoreError)]
+        found[queue] = errors[0] if errors else merged(stats)
+    return found
 
 
 def state_of(stats: QueueStats) -> tuple[str, str]:
@@ -77,11 +77,8 @@ def state_of(stats: QueueStats) -> tuple[str, str]:
     return ("ok", "on time") if stats.workers or stats.parents else ("wait", "idle")
 
 
-async def _row(visit: Visit, name: str, stats: QueueStats) -> QueueLine:
-    hour, counted = int(stats.now // HOUR), hour_counts(visit)
-    hours = await asyncio.gather(
-        *(counted.read(visit.client, name, hour - back, hour) for back in reversed(range(_HOURS)))
-    )
+def _row(visit: Visit, name: str, stats: QueueStats, hours: Sequence[Sequence[EndCount]]) -> QueueLine:
+    hour = int(stats.now // HOUR)
     late = counts_of(name, "", [*hours[-1], *(hours[-2] if stats.now % HOUR < HOUR / 4 else ())])
     rates: EndRates = visit.console.memory.setdefault("rates", EndRates())
     return QueueLine(
@@ -115,52 +112,19 @@ class EndRates:
         return None if length < _SHORTEST or first < now - 2 * _MINUTE else (ended - before) / length * _MINUTE
 
 
-class DoctorPass:
-    """The findings of the doctor, without the audit of all jobs. It is asked in the background, every 5 minutes."""
-
-    def __init__(self) -> None:
-        self.found = list[Finding]()
-        self._at = -_EXAMINED_EVERY
-        self._task: asyncio.Task[None] | None = None
-
-    def refresh(self, visit: Visit, queues: Sequence[str]) -> None:
-        """Ask again, if it is time to."""
-        if time.monotonic() - self._at >= _EXAMINED_EVERY:
-            self._at = time.monotonic()
-            self._task = asyncio.create_task(self._examine(visit, queues))
-
-    async def _examine(self, visit: Visit, queues: Sequence[str]) -> None:
-        sender, shards, found = visit.client.sender, visit.client.shards, list[Finding]()
-        for check in (
-            lambda: find_standstill(sender, queues, shards),
-            lambda: incomplete_deploys(sender, queues),
-            lambda: broken_recurrences(sender, queues),
-        ):
-            try:
-                found += [one for one in await check() if one.level != "info"]
-            except StoreError as error:
-                mend = "The counts below are read with other commands."
-                found.append(Finding("doctor", "info", f"not everything was examined: {error}", "Redis", mend))
-        self.found = found
-
-    async def close(self) -> None:
-        """End the pass that is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-
 _URGENCY: Final = {"no worker": 0, "late": 1, "paused": 2, "running": 3, "on time": 4, "idle": 5}
 
 
 async def _now(visit: Visit) -> dict[str, Any]:
     names = await visit.console.queues(visit.client)
-    read = zip(names, await asyncio.gather(*(read_stats(visit.client, name) for name in names)), strict=True)
-    known = {name: stats for name, stats in read if not isinstance(stats, StoreError)}
+    read = await read_stats(visit.client, names)
+    known = {name: stats for name, stats in read.items() if not isinstance(stats, StoreError)}
     first = sorted(known, key=lambda name: (_URGENCY[state_of(known[name])[1]], name))
-    rows = await asyncio.gather(*(_row(visit, name, known[name]) for name in first[:_CHARTED]))
-    examined: DoctorPass = visit.console.memory.setdefault("examined", DoctorPass())
-    examined.refresh(visit, names)
+    now = max((stats.now for stats in known.values()), default=time.time())
+    ends = await hour_counts(visit).read_last(visit.client, first[:_CHARTED], int(now // HOUR), _HOURS)
+    rows = [_row(visit, name, known[name], hours) for name, hours in ends.items()]
+    examined = doctor_pass(visit)
+    examined.refresh(visit.client, names)
     dispatchers, hours = await _dispatchers(visit, names), range(_HOURS)
     ended = [sum(row.ended[at] for row in rows) for at in hours]
     dead = [sum(row.dead[at] for row in rows) for at in hours]
@@ -173,7 +137,7 @@ async def _now(visit: Visit) -> dict[str, Any]:
         "findings": [*_alone(dispatchers), *_findings(rows), *examined.found],
         "ended": ended,
         "dead": dead,
-        "now": max((stats.now for stats in known.values()), default=time.time()),
+        "now": now,
     }
 
 

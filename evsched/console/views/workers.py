@@ -23,9 +23,6 @@ from evsched.top.snapshot import History, Look, WorkerRow, compose
 _SAME: Final = 1.0
 """Seconds for which what one reader was answered holds for another: all readers share the collector."""
 
-_CALLS: Final = 3
-"""Commands that a look sends for each queue and shard."""
-
 _LONGEST: Final = 30
 """Runs that the page names."""
 
@@ -62,8 +59,9 @@ class Collector:
         async with self._lock:
             if self._last is not None and time.monotonic() - self._last[0] < _SAME:
                 return self._last[1]
+            before = self._top.commands
             found = await self._top.look()
-            visit.client.commands += _CALLS * len(found.stats) + 2
+            visit.client.commands += self._top.commands - before
             self._last = time.monotonic(), found
             return found
 
