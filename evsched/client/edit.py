@@ -168,7 +168,7 @@ def _payload(original: Original, changes: Changes, payload_cap: int) -> tuple[by
             fields[name] = Raw(encode(new[name]))
     text = msgspec.json.encode(fields)
     read: tuple[list[Any], dict[str, Any]] = decode(encode(values)), decode(encode(named))
-    check_arguments(task, *read, text, payload_cap)
+    check_arguments(task, args or (), dict(kwargs or {}), text, payload_cap)
     check_target(task, *read, text)
     return text, changed
 
