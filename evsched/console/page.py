@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, Self
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import escape
 from msgspec import Struct
 from starlette.datastructures import QueryParams
 
@@ -57,10 +58,18 @@ class MeteredClient(Client):
         return await super().perform(step)
 
 
+class KnownAct(Protocol):
+    """An act that a console remembers: see `ActRun`."""
+
+    title: str
+    by: str
+    draft: dict[str, str]
+
+
 class KnownActs(Protocol):
     """The acts that a console remembers."""
 
-    def find(self, run_id: str, /) -> object | None: ...
+    def find(self, run_id: str, /) -> KnownAct | None: ...
 
 
 class Shared(Protocol):
@@ -156,6 +165,7 @@ class Pages:
         known |= {
             "percent": words.percent,
             "quoted": quoted,
+            "whole": escape,
             "bars": charts.bars,
             "ticks": charts.ticks,
             "name": config.console_name,

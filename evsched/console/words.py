@@ -63,6 +63,20 @@ def as_json(value: Any) -> str:
     return msgspec.json.format(text, indent=2).decode()
 
 
+EDITABLE_MOST: Final = 200_000
+"""Characters of JSON in a form."""
+
+
+def editable(value: Any) -> str:
+    """Return a value as JSON for a form: whole, and with escapes for characters that cannot be seen."""
+    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in as_json(value))
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
+
+
 class PageClock:
     """Writes times in one zone."""
 

@@ -21,7 +21,7 @@ from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from tests.support.console_pages import browsing
+from tests.support.browsing import browsing
 
 PLACE = "/srv/app/webhooks.py:88 in post"
 TRACE = """Traceback (most recent call last):
