@@ -23,7 +23,7 @@ from starlette.datastructures import QueryParams
 from evsched.client.client import Client
 from evsched.client.operations import Send, Step, Wait
 from evsched.config import Config
-from evsched.console import charts, words
+from evsched.console import words
 from evsched.console.search import quoted
 from evsched.console.users import Role, Visitor
 from evsched.recurrence.cron import find_zone
@@ -166,8 +166,8 @@ class Pages:
             "percent": words.percent,
             "quoted": quoted,
             "whole": escape,
-            "bars": charts.bars,
-            "ticks": charts.ticks,
+            "bars": words.bars,
+            "ticks": words.ticks,
             "name": config.console_name,
             "zone": config.console_zone,
             "navigation": NAVIGATION,
