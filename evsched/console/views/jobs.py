@@ -17,12 +17,13 @@ from evsched.client import operations, spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
-from evsched.console.search import QUALIFIERS, Search, quoted, read_search
+from evsched.console.search import QUALIFIERS, Search, offered_spans, pick_span, quoted, read_search
 from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
 from evsched.errors import StoreError
 from evsched.jobs.record import Place
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted_member
+from evsched.recurrence.cron import find_zone
 from evsched.store.operator_calls import Match
 
 _ROWS: Final = 50
@@ -175,6 +176,13 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     known = await visit.console.queues(client)
     queues = [*wanted.queues] or known
     values: dict[str, Any] = {"search": wanted, "qualifiers": QUALIFIERS, "known": known}
+    zone = visit.console.config.console_zone
+    picked = pick_span(visit.get("span"), visit.get("from"), visit.get("to"), zone, time.time())
+    if not picked.problem and (picked.since, picked.until) != (None, None):
+        of_span = picked.words(find_zone(zone))
+        return {"redirect": visit.url("/jobs", q=wanted.spanning(of_span.get("since"), of_span.get("until")))}
+    given = wanted.span_fields(zone) | {name: visit.get(name) for name in ("from", "to") if visit.get(name)}
+    values |= {"spans": offered_spans(zone), "given": given, "span_problem": picked.problem}
     values |= {"acts": JOB_ACTS, "go_on": "", "place": wanted.places[0] if len(wanted.places) == 1 else ""}
     values |= {"offered": _offered(wanted), "counts": await _counts(client, queues)}
     if wanted.problem:
