@@ -144,7 +144,7 @@ class _Drawn(Struct, frozen=True):
     def row(self, one: Failures, newest: JobStatus | None) -> FailureRow:
         task, error, location, rest = one.key
         titles = {"error": _title(one.key), "task": task or "no task", "group": rest or "no group"}
-        errors = [] if self.by == "error" else one.kinds.most_common(3)
+        errors = [] if self.by == "error" else sorted(one.kinds.items(), key=lambda of: (-of[1], of[0]))[:3]
         return FailureRow(
             title=titles[self.by],
             error=error,
