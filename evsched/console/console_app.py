@@ -296,7 +296,7 @@ async def _tokens(visit: Visit) -> dict[str, Any]:
     return {"tokens": sorted(found.items()), "roles": ROLES}
 
 
-_PAGES: Final = (*VIEWS, View("/tokens", "tokens", _tokens, part="tokens", needs="admin"))
+PAGES: Final = (*VIEWS, View("/tokens", "tokens", _tokens, part="tokens", needs="admin"))
 """All pages: the views, and that of the users."""
 
 
@@ -394,8 +394,8 @@ def create(config: Config | None = None, *, alone: bool = False) -> Starlette:
 
     app = Starlette(
         routes=[
-            *(Route(view.path, answers(console.page, view)) for view in _PAGES),
-            *(Route(f"/live{view.path}", answers(console.live, view)) for view in _PAGES if view.every),
+            *(Route(view.path, answers(console.page, view)) for view in PAGES),
+            *(Route(f"/live{view.path}", answers(console.live, view)) for view in PAGES if view.every),
             Route("/complete", console.complete),
             Route("/act/{act}", console.act, methods=["POST"]),
             Route("/sign-in", console.sign_in, methods=["GET", "POST"]),
