@@ -20,8 +20,8 @@
 --        CHANGED   with an `edit`: its description is not the one that the caller has read
 -- TWICE  the second call sets the same due, or the delay from the later now; with an `edit`, it changes nothing
 -- USES   clock, rows, seconds, expect, expect_gate, waiting_place, holder_of, field_of, fail, remove_waiting, admit,
---        read_filter, match_waiting, moving_due, IS_MOVING, note_act, record, size_of, valid_field, place_of, known_due,
---        MEMBER_MOST
+--        read_filter, match_waiting, moving_due, IS_MOVING, note_act, record, size_of, valid_field, place_of,
+--        known_due, MEMBER_MOST
 --
 -- An edit changes what the job is, and nothing of what has happened to it: its attempts, its recurrence and its row in
 -- the ledger stay. A dead job stays dead. A job is not edited while a worker holds it, even if its id waits again,

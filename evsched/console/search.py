@@ -170,8 +170,11 @@ def quoted(value: str) -> str:
     return msgspec.json.encode(value).decode() if not value or re.search(r'[\s"\\]', value) else value
 
 
-def read_search(text: str) -> Search:
-    """Read the text of a search. One that cannot be read finds nothing, and says why."""
+def read_search(text: str, zone: str | None = None) -> Search:
+    """Read the text of a search. One that cannot be read finds nothing, and says why.
+
+    `zone`: that of times without an offset; None = this machine's.
+    """
     words = list[tuple[str, str]]()
     try:
         for word in _WORD.findall(text):
@@ -181,7 +184,7 @@ def read_search(text: str) -> Search:
                     raise ConfigError(f"{name}: is not a qualifier; these are: {', '.join(QUALIFIERS)}")
                 name, value = "id", word
             words.append((name, _unquoted(value)))
-        return _searched(text, words)
+        return _searched(text, words, zone)
     except ConfigError as error:
         return Search(text, words, problem=str(error))
 
@@ -195,7 +198,7 @@ def _unquoted(value: str) -> str:
         return value.strip('"')
 
 
-def _searched(text: str, words: Sequence[tuple[str, str]]) -> Search:
+def _searched(text: str, words: Sequence[tuple[str, str]], zone: str | None) -> Search:
     one, tags, arguments = dict[str, str](), list[str](), dict[str, Any]()
     for name, value in words:
         if not value:
@@ -224,8 +227,8 @@ def _searched(text: str, words: Sequence[tuple[str, str]]) -> Search:
         tags=tags,
         arguments=arguments,
         older=parse_length(one["older"]) if "older" in one else None,
-        since=parse_past(one["since"]) if "since" in one else None,
-        until=parse_past(one["until"]) if "until" in one else None,
+        since=parse_past(one["since"], zone) if "since" in one else None,
+        until=parse_past(one["until"], zone) if "until" in one else None,
     )
     queues = tuple(map(check_queue, one["queue"].split(","))) if "queue" in one else ()
     return Search(text, [*words], queues, tuple(places), matching, one.get("by", ""), one.get("id", ""))

@@ -355,7 +355,7 @@ def _on_jobs(name: str) -> Perform:
                 "/jobs",
                 lambda run: _change_each(run, act, client, chosen, due),
             )
-        wanted = read_search(form.get("q"))
+        wanted = read_search(form.get("q"), visit.console.config.console_zone)
         queues = wanted.queues or await visit.console.queues(visit.client)
         matching_of(wanted)
         back = address("", "/jobs", q=form.get("q"))

@@ -172,7 +172,7 @@ async def _counts(client: MeteredClient, queues: Sequence[str]) -> dict[str, int
 
 async def _jobs(visit: Visit) -> dict[str, Any]:
     text, client = visit.get("q"), visit.client
-    wanted = read_search(text)
+    wanted = read_search(text, visit.console.config.console_zone)
     known = await visit.console.queues(client)
     queues = [*wanted.queues] or known
     values: dict[str, Any] = {"search": wanted, "qualifiers": QUALIFIERS, "known": known}
@@ -218,7 +218,7 @@ async def _bulk(visit: Visit) -> dict[str, Any]:
     values = {"act": act, "verb": name, "chosen": chosen, "search": None, "matched": len(chosen), "over": True}
     if chosen and not visit.get("all"):
         return values | {"examined": len(chosen), "first": [redacted_member(job) for _, job in chosen[:10]]}
-    wanted = read_search(visit.get("q"))
+    wanted = read_search(visit.get("q"), visit.console.config.console_zone)
     queues = [*wanted.queues] or await visit.console.queues(client)
     parts = [(queue, planned(act, client.stores(queue), wanted).without_change()) for queue in queues]
     found = await _Going(parts).look(client, 1_000_000, wanted)
