@@ -23,8 +23,8 @@
 --        read_filter, match_waiting, moving_due, IS_MOVING, note_act, record, size_of, valid_field, place_of,
 --        known_due, MEMBER_MOST
 --
--- An edit changes what the job is, and nothing of what has happened to it: its attempts, its recurrence and its row in
--- the ledger stay. A dead job stays dead. A job is not edited while a worker holds it, even if its id waits again,
+-- An edit changes the description of a job, and nothing else: its attempts, its recurrence and its row in the ledger
+-- stay. A dead job stays dead. A job is not edited while a worker holds it, even if its id waits again,
 -- since the record is that of the run. O(workers).
 
 local now, due, delay, filter, act, edit, was, payload, priority, group = unpack(ARGV, 1, 10)

@@ -109,7 +109,7 @@ class EnqueueJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class EditJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What changes. Fields that are left out stay.
+    """The changes of a job. Fields that are left out stay.
 
     `due`, or `delay` in seconds from now; a `delay` of 0 is now. `args` and `kwargs` stand for all arguments; one that
     is given as `[redacted]` keeps the value that readers do not get.

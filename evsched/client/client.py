@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, Ty
 from evsched import keys
 from evsched.client import gate, operations, spread, sweep, worker_orders
 from evsched.client import history as job_history
-from evsched.client.edit import Changes, Edited, check_changes, edit
 from evsched.client.gate import LimitOptions
 from evsched.client.history import EVERY_END, HistoryFilter, HistoryPage, TaskCounts
 from evsched.client.operations import (
@@ -54,6 +53,7 @@ from evsched.transport.redis_errors import named
 from evsched.transport.senders import BatchingSender, DirectSender, SyncSender
 
 if TYPE_CHECKING:
+    from evsched.client.edit import Changes, Edited
     from evsched.client.explain import Explanation
     from evsched.recurrence.recurrence import Declared
 
@@ -288,6 +288,8 @@ class Client:
             JobChanged: it was edited or replaced since.
             ConfigError: a value is not valid, or the payload is too large.
         """
+        from evsched.client.edit import check_changes, edit  # it imports the targets
+
         check_changes(changes)
         parts = self.parts_of(queue, job_id)
         return await self.run(spread.of_job(parts, lambda store: edit(store, job_id, version, changes, payload_cap)))

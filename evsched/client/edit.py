@@ -1,6 +1,6 @@
 """Edit a job that waits, or is dead: its arguments, tags, priority, group and due.
 
-What a reader does not see is kept: a redacted argument that is given as `[redacted]` keeps its value. The script writes
+A redacted argument that is given as `[redacted]` keeps its value. The script writes
 only if the job is still as it was read; and with a `version`, as somebody was shown before (`JobStatus.version`).
 """
 
@@ -37,14 +37,14 @@ _TRIES: Final = 5
 """Times that a job is read again which others edit at the same moment, if no version is given."""
 
 _PRIORITY: Final = 5
-"""Of a job that has none."""
+"""The priority of a job that names none."""
 
 _OWN: Final = ("id", "priority", "group")
 """Fields of a payload that describe an inline job: a record has them beside its payload."""
 
 
 class Changes(TypedDict, total=False):
-    """What changes; an option that is left out stays."""
+    """The changes of an edit; an option that is left out stays."""
 
     args: Sequence[Any]
     """All arguments by position."""
@@ -65,7 +65,7 @@ class Edited(Struct, frozen=True):
     due: float
     """When the job is due, in Unix seconds; of a dead job, when it was."""
     changed: tuple[str, ...]
-    """The names of what is different now: args, kwargs, tags, priority, group, due."""
+    """The names of the parts that are different now: args, kwargs, tags, priority, group, due."""
 
 
 def check_changes(changes: Changes) -> None:

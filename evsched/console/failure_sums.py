@@ -19,7 +19,7 @@ from evsched.client.history import HOUR
 from evsched.store.operator_calls import Match
 
 By = Literal["error", "task", "group"]
-"""What failed jobs are grouped by. "error": task, class of the exception and line of the user's code."""
+"""The ways to group failed jobs. "error": task, class of the exception and line of the user's code."""
 
 Kind = tuple[str, str, str, str]
 """Task, class of the exception, line of the user's code; without an exception, the reason without its numbers."""
@@ -42,7 +42,7 @@ def kind_of(job: Match) -> Kind:
     return job.task or "", job.error or "", job.location or "", pattern
 
 
-class Span(Struct, frozen=True):
+class DeathSpan(Struct, frozen=True):
     """When jobs died, both ends included; in Unix seconds. `start`, `end`: those of the chart."""
 
     start: float
@@ -61,10 +61,10 @@ class Span(Struct, frozen=True):
         return max(1.0, (self.end - self.start) / BARS)
 
 
-def last_day(now: float) -> Span:
+def last_day(now: float) -> DeathSpan:
     """Return the span of all jobs, whose chart has the last 24 hours, the present one last."""
     end = (now // HOUR + 1) * HOUR
-    return Span(end - BARS * HOUR, end)
+    return DeathSpan(end - BARS * HOUR, end)
 
 
 class Failures:
@@ -121,7 +121,7 @@ class FailedJobs:
         self._ids = list[str]()
         self._waiting = Counter[tuple[int, int]]()
         """Those that wait for a retry, by kind and group."""
-        self._sums = dict[tuple[By, Span], list[Failures]]()
+        self._sums = dict[tuple[By, DeathSpan], list[Failures]]()
 
     def note(self, job: Match) -> None:
         kind = kind_of(job)
@@ -144,8 +144,8 @@ class FailedJobs:
     def __len__(self) -> int:
         return len(self._ids) + self._waiting.total()
 
-    def summed(self, queue: str, by: By, span: Span, now: float) -> list[Failures]:
-        """Return the sums of those that died in a span; of those that wait for a retry, if it has all jobs.
+    def summed(self, queue: str, by: By, span: DeathSpan, now: float) -> list[Failures]:
+        """Return the sums of the jobs that died in a span; and that wait for a retry, if the span has all jobs.
 
         `now`: when they were counted.
         """
@@ -155,7 +155,7 @@ class FailedJobs:
             self._sums[by, span] = self._sum(queue, by, span, now)
         return self._sums[by, span]
 
-    def _sum(self, queue: str, by: By, span: Span, now: float) -> list[Failures]:
+    def _sum(self, queue: str, by: By, span: DeathSpan, now: float) -> list[Failures]:
         kind, group, died = self._kind, self._group, self._died
         kinds, groups = [*self._kinds], [*self._groups]
         picked = range(len(died))

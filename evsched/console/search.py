@@ -107,7 +107,7 @@ class PickedSpan(Struct, frozen=True):
     """A span of time that a person has picked, by a link or a form, in Unix seconds; None = without this end."""
 
     name: str = ""
-    """Of the link; empty = there is none, or the form was used."""
+    """The name of the link; empty = there is none, or the form was used."""
     since: float | None = None
     until: float | None = None
     problem: str = ""

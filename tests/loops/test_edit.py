@@ -35,7 +35,7 @@ def payload_of(raw: Any, queue: str) -> bytes:
     return raw.hget(f"evsched:{{{queue}}}:job:a", "payload")
 
 
-async def test_edit_changes_what_is_given_and_keeps_the_rest(client: Client, queue: str, raw: Any) -> None:
+async def test_edit_changes_the_given_parts_and_keeps_the_rest(client: Client, queue: str, raw: Any) -> None:
     before = (
         b'{"task":"t","args":[12345678901234567890123,2.50],"kwargs":{"a":1},"timeout":9,"tags":["x"],"meta":{"m":1}}'
     )

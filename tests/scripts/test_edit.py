@@ -67,7 +67,7 @@ def test_job_that_was_changed_since_it_was_read_is_not_edited(
     assert state() == before
 
 
-def test_of_two_edits_of_the_same_reading_the_second_is_refused(send: Send, store: Store, state: State) -> None:
+def test_second_of_two_edits_of_the_same_reading_is_refused(send: Send, store: Store, state: State) -> None:
     """Even if the first has changed nothing that is seen."""
     put(send, store, "schedule")
     edit = edit_of(send, store)
@@ -127,7 +127,7 @@ def test_job_that_was_fetched_and_not_started_is_not_edited(send: Send, store: S
     assert state() == before
 
 
-def test_group_of_an_edited_job_is_counted_anew(send: Send, store: Store, state: State) -> None:
+def test_edited_job_counts_for_its_new_group(send: Send, store: Store, state: State) -> None:
     send(store.at(NOW).limit({"concurrency:g": 1.0, "concurrency:h": 1.0}))
     send(store.at(NOW).enqueue([New("a", b"{}", group="g", due=NOW), New("b", b"{}", group="g", due=NOW + 1)]))
     send(store.at(NOW + 1).dispatch(limit=9, cap=1000))

@@ -70,7 +70,7 @@ async def test_form_that_is_sent_as_it_was_changes_nothing(browser: Browser, que
     assert record_of(raw, queue) == before
 
 
-async def test_edit_after_another_is_refused_and_what_was_typed_stays(browser: Browser, queue: str, raw: Any) -> None:
+async def test_edit_after_another_is_refused_and_the_typed_text_stays(browser: Browser, queue: str, raw: Any) -> None:
     page = await browser.page("/edit", queue=queue, id="a")
     await browser.console.client.edit(queue, "a", priority=1)
     before = record_of(raw, queue)
@@ -103,7 +103,7 @@ async def test_edit_after_another_is_refused_and_what_was_typed_stays(browser: B
         ({"due": "soon"}, "soon"),
     ],
 )
-async def test_what_is_not_valid_is_said_and_stays_in_the_form(
+async def test_invalid_field_is_explained_and_stays_in_the_form(
     browser: Browser, queue: str, raw: Any, changes: dict[str, str], sentence: str
 ) -> None:
     before = record_of(raw, queue)

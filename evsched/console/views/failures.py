@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from msgspec import Struct
 
 from evsched.console.failed_jobs import FailureCounts, QueueCount
-from evsched.console.failure_sums import OTHERS, By, Failures, Kind, Span, last_day
+from evsched.console.failure_sums import OTHERS, By, DeathSpan, Failures, Kind, last_day
 from evsched.console.page import View, Visit
 from evsched.console.search import PickedSpan, offered_spans, pick_span, written_words
 from evsched.jobs.record import JobStatus
@@ -40,7 +40,7 @@ _BY: Final[dict[By, tuple[str, str]]] = {
     "task": ("task", "tasks"),
     "group": ("group", "groups"),
 }
-"""What a link says that groups by it, and how a sentence counts the rows."""
+"""The words of the link that groups by it, and how a sentence counts the rows."""
 
 
 class FailureRow(Struct, frozen=True):
@@ -50,7 +50,7 @@ class FailureRow(Struct, frozen=True):
     error: str
     """The whole class of the exception; empty = none was raised, or there are several."""
     task: str
-    """Of the jobs of one error."""
+    """The task, if the jobs have one error."""
     location: str
     """The line of the user's code, with the last two parts of its path."""
     message: str
@@ -64,7 +64,7 @@ class FailureRow(Struct, frozen=True):
     grouped: int
     """How many groups there are."""
     errors: list[tuple[str, str, int]]
-    """Of the jobs of several errors, those that most have: the error, the task, and how many."""
+    """The most frequent errors, if there are several: the error, the task, and how many."""
     more: int
     """How many other errors there are."""
     queues: list[str]
@@ -78,7 +78,7 @@ class FailureRow(Struct, frozen=True):
     """Queue and id."""
 
 
-def merge(counts: Sequence[QueueCount], by: By, span: Span) -> list[Failures]:
+def merge(counts: Sequence[QueueCount], by: By, span: DeathSpan) -> list[Failures]:
     """Return the sums of several queues as one list."""
     found = dict[Kind, Failures]()
     for count in counts:
@@ -185,13 +185,13 @@ def _command(queue: str, first: Failures | None, by: By, span: dict[str, str]) -
     return shlex.join([*words, *(word for name, value in span.items() for word in (f"--{name}", value))])
 
 
-def _span(picked: PickedSpan, now: float) -> Span:
+def _span(picked: PickedSpan, now: float) -> DeathSpan:
     if picked.since is None and picked.until is None:
         return last_day(now)
     since = -inf if picked.since is None else picked.since
     until = inf if picked.until is None else picked.until
     end = min(until, max(now, since + 1)) if picked.name == "" else since + _LENGTHS[picked.name]
-    return Span(picked.since if picked.since is not None else end - 86400, end, since, until)
+    return DeathSpan(picked.since if picked.since is not None else end - 86400, end, since, until)
 
 
 _LENGTHS: Final = {"1h": 3600, "noon": 43200, "today": 86400, "24h": 86400, "7d": 604800}

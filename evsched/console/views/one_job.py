@@ -48,7 +48,7 @@ async def _job(visit: Visit) -> dict[str, Any]:
 
 
 async def _edit(visit: Visit) -> dict[str, Any]:
-    """Return the form that edits a job; after one that was refused, with what was typed."""
+    """Return the form that edits a job; after one that was refused, with the text that was typed."""
     queue, job = check_queue(visit.get("queue")), visit.query.get("id", "")
     run = visit.console.acts.find(visit.get("draft"))
     draft = run.draft if run is not None and run.by == visit.visitor.name else {}
