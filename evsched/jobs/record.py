@@ -191,7 +191,7 @@ class JobStatus(Struct, frozen=True):
     again: float | None = None
     """When the next run is due, if the id was scheduled again while this one ran, and waits for its end."""
     version: str | None = None
-    """Changes when the job is edited or replaced; `edit` compares it. None = it neither waits nor is dead."""
+    """Changes when the job is edited or replaced; `edit` compares it. None = it cannot be edited."""
     unknown_since: float | None = None
     """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
 
@@ -311,6 +311,7 @@ def read_status(
     payload = found["payload"] = redacted(found.get("payload"), declared)
     said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
     task, window, expires = said.get("task"), said.get("window"), said.get("expires")
+    editable = "payload" in fields and place not in ("processing", "finished")
     ended, runs = "finished" in fields, _read_runs(fields.get("runs", b""))
     status = JobStatus(
         id=job_id,
@@ -321,7 +322,7 @@ def read_status(
         tags=_tags(said.get("tags")),
         window=window if isinstance(window, str) else None,
         stopping="stop" in fields and not ended,
-        version=None if place in ("processing", "finished") else _version(fields, payload),
+        version=_version(fields, payload) if editable else None,
         unknown_since=None if ended else unknown_since(fields.get("unknown"), found.get("due")),
         **found,
     )
