@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
 from math import inf
 from typing import Final, Literal
 
@@ -117,11 +117,15 @@ class FailedJobs:
         self._kinds, self._groups = dict[Kind, int](), dict[str, int]()
         self._newest = dict[int, tuple[bool, float, str, str]]()
         """By kind: as `Failures.newest`, without the queue."""
-        self._kind, self._group, self._died = array("H"), array("I"), array("d")
+        self._cells = dict[tuple[int, int], int]()
+        """The pairs of a kind and a group that were seen, by their numbers."""
+        self._cell, self._died = array("I"), array("d")
         self._ids = list[str]()
         self._waiting = Counter[tuple[int, int]]()
         """Those that wait for a retry, by kind and group."""
         self._sums = dict[tuple[By, DeathSpan], list[Failures]]()
+        self._order: list[int] | None = None
+        """The dead jobs in the order in which they died; None = not sorted yet."""
 
     def note(self, job: Match) -> None:
         kind = kind_of(job)
@@ -131,8 +135,7 @@ class FailedJobs:
         number, group = self._kinds.setdefault(kind, len(self._kinds)), job.group or ""
         of_group = self._groups.setdefault(group, len(self._groups))
         if dead:
-            self._kind.append(number)
-            self._group.append(of_group)
+            self._cell.append(self._cells.setdefault((number, of_group), len(self._cells)))
             self._died.append(at)
             self._ids.append(job.id)
         else:
@@ -140,6 +143,7 @@ class FailedJobs:
         newest = dead, at, job.id, (job.reason or "")[:500]
         self._newest[number] = max(self._newest.get(number, newest), newest)
         self._sums.clear()
+        self._order = None
 
     def __len__(self) -> int:
         return len(self._ids) + self._waiting.total()
@@ -156,30 +160,35 @@ class FailedJobs:
         return self._sums[by, span]
 
     def _sum(self, queue: str, by: By, span: DeathSpan, now: float) -> list[Failures]:
-        kind, group, died = self._kind, self._group, self._died
         kinds, groups = [*self._kinds], [*self._groups]
-        picked = range(len(died))
-        if not span.whole:
-            picked = [at for at in picked if span.since <= died[at] <= span.until]
-        width, start, recent = span.bar, span.start, now - HOUR
-        cells = Counter((kind[at], group[at], int((died[at] - start) // width), died[at] > recent) for at in picked)
         found = dict[Kind, Failures]()
-        of_cell = dict[tuple[int, int], Failures]()
 
         def sums_of(cell: tuple[int, int]) -> Failures:
-            if cell not in of_cell:
-                key = _key(by, kinds[cell[0]], groups[cell[1]])
-                of_cell[cell] = found.setdefault(key, Failures(key))
-            return of_cell[cell]
+            key = _key(by, kinds[cell[0]], groups[cell[1]])
+            if key not in found:
+                found[key] = Failures(key)
+            return found[key]
 
-        for (of_kind, of_group, bar, late), count in cells.items():
-            sums = sums_of((of_kind, of_group))
-            _count(sums, kinds[of_kind], groups[of_group], count)
-            sums.dead += count
-            sums.recent += count * late
+        # By columns: a loop over the jobs would take five times as long.
+        cells, moments, places = self._in_span(span)
+        start, width, recent = span.start, span.bar, now - HOUR
+        of_cell = {number: sums_of(cell) for cell, number in self._cells.items()}
+        numbers = [*self._cells]
+        for number, count in Counter(cells).items():
+            of_kind, of_group = numbers[number]
+            of_cell[number].dead += count
+            _count(of_cell[number], kinds[of_kind], groups[of_group], count)
+        for (number, bar), count in Counter(
+            zip(cells, [int((at - start) // width) for at in moments], strict=True)
+        ).items():
             if bar >= 0:
-                sums.bars[min(bar, BARS - 1)] += count
-        self._note_ends(queue, picked, of_cell)
+                of_cell[number].bars[min(bar, BARS - 1)] += count
+        for number, count in Counter(number for number, at in zip(cells, moments, strict=True) if at > recent).items():
+            of_cell[number].recent += count
+        for number, at in dict(zip(reversed(cells), reversed(moments), strict=True)).items():
+            of_cell[number].first = min(of_cell[number].first, at)
+        for number, place in dict(zip(cells, places, strict=True)).items():
+            self._note_last(queue, of_cell[number], numbers[number][0], place)
         for cell, count in self._waiting.items() if span.whole else ():
             sums = sums_of(cell)
             _count(sums, kinds[cell[0]], groups[cell[1]], count)
@@ -187,26 +196,26 @@ class FailedJobs:
             dead, at, job, reason = self._newest[cell[0]]
             if not dead:
                 sums.newest = max(sums.newest, (dead, at, queue, job, reason))
-        for sums in found.values():
+        failed = [sums for sums in found.values() if sums.dead or sums.retried]
+        for sums in failed:
             sums.queues.add(queue)
-        return [*found.values()]
+        return failed
 
-    def _note_ends(self, queue: str, picked: Iterable[int], of_cell: dict[tuple[int, int], Failures]) -> None:
-        """Note when the first and the last of each sum died, and which is the last."""
-        kind, group, died = self._kind, self._group, self._died
-        last = dict[tuple[int, int], int]()
-        for at in picked:
-            cell, moment = (kind[at], group[at]), died[at]
-            if cell not in last or moment > died[last[cell]]:
-                last[cell] = at
-            sums = of_cell[cell]
-            if moment < sums.first:
-                sums.first = moment
-        for cell, at in last.items():
-            sums, newest = of_cell[cell], self._newest[cell[0]]
-            reason = newest[3] if newest[2] == self._ids[at] else ""
-            sums.last = max(sums.last, died[at])
-            sums.newest = max(sums.newest, (True, died[at], queue, self._ids[at], reason))
+    def _in_span(self, span: DeathSpan) -> tuple[list[int], list[float], list[int]]:
+        """Return the cells, moments and places of the jobs that died in a span, in the order of their deaths."""
+        if self._order is None:
+            self._order = sorted(range(len(self._died)), key=self._died.__getitem__)
+        moments = [*map(self._died.__getitem__, self._order)]
+        first, end = bisect_left(moments, span.since), bisect_right(moments, span.until)
+        places = self._order[first:end]
+        return [*map(self._cell.__getitem__, places)], moments[first:end], places
+
+    def _note_last(self, queue: str, sums: Failures, kind: int, place: int) -> None:
+        """Note the last job of a sum that died."""
+        at, job = self._died[place], self._ids[place]
+        _, _, newest, reason = self._newest[kind]
+        sums.last = max(sums.last, at)
+        sums.newest = max(sums.newest, (True, at, queue, job, reason if newest == job else ""))
 
 
 def _key(by: By, kind: Kind, group: str) -> Kind:
