@@ -10,6 +10,7 @@ EvschedError
 │   ├── JobExists      a job of that id has not ended
 │   ├── JobMissing     there is no such job (any more)
 │   ├── JobRunning     a worker runs it
+│   ├── JobChanged     it is not as you have seen it: somebody has edited or replaced it
 │   ├── JobDead        `result()` of a job that was given up, or cancelled
 │   └── BadResult      `result()` of a job whose result is not what its task returns
 └── StoreError         about Redis
@@ -69,6 +70,10 @@ class JobMissing(JobError):
 
 class JobRunning(JobError):
     """A worker holds the job."""
+
+
+class JobChanged(JobError):
+    """The job was edited or replaced after it was read."""
 
 
 class JobDead(JobError):

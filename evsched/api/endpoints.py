@@ -85,7 +85,7 @@ OPERATIONS: Final = (
     _row("POST", f"{_QUEUE}/jobs", job_handlers.enqueue, 201, 200, key=True),
     _row("POST", f"{_QUEUE}/batches", job_handlers.enqueue_many, 201, 200, key=True),
     _row("GET", _JOB, job_handlers.look),
-    _row("PATCH", _JOB, job_handlers.reschedule),
+    _row("PATCH", _JOB, job_handlers.edit),
     _row("DELETE", _JOB, job_handlers.cancel, 204, 202),
     _row("GET", f"{_JOB}/explain", job_handlers.explain),
     _row("GET", f"{_JOB}/result", job_handlers.wait_for_end, 200, 202),

@@ -85,15 +85,31 @@ async def cancel(request: ApiRequest) -> Reply[replies.Stopping]:
     return Reply(HTTPStatus.NO_CONTENT)
 
 
-async def reschedule(request: ApiRequest, body: requests.Reschedule) -> replies.Scheduled:
-    """Give a waiting job another due."""
-    if body.due is None and body.delay is None:
-        raise invalid("give due or delay: a delay of 0 makes the job due now")
+async def edit(request: ApiRequest, body: requests.EditJob) -> replies.Scheduled:
+    """Give a waiting job another due, or other arguments, tags, priority or group; the latter to a dead job too."""
+    changes: Any = {name: value for name in _EDITED if (value := getattr(body, name)) is not UNSET}
+    if body.due is None and body.delay is None and not changes:
+        raise invalid("give due, delay or another field: a delay of 0 makes the job due now")
     if body.delay is not None and idempotency_key(request.http.headers) is not None:
         # Each repetition would move the job again.
         raise invalid("a request with a delay is not done once, whatever its Idempotency-Key: send `due` instead")
-    due = await request.client.reschedule(request.queue, request.job, body.due, delay=body.delay)
-    return replies.Scheduled(request.job, request.queue, due)
+    if not changes and body.version is None:
+        due = await request.client.reschedule(request.queue, request.job, body.due, delay=body.delay)
+        return replies.Scheduled(request.job, request.queue, due)
+    edited = await request.client.edit(
+        request.queue,
+        request.job,
+        version=body.version,
+        payload_cap=request.config.payload_cap,
+        due=body.due,
+        delay=body.delay,
+        **changes,
+    )
+    return replies.Scheduled(request.job, request.queue, edited.due)
+
+
+_EDITED: Final = ("args", "kwargs", "priority", "group", "tags")
+"""The fields of a request that change what a job is."""
 
 
 async def wait_for_end(request: ApiRequest, query: requests.ResultQuery) -> Reply[replies.Outcome]:

@@ -294,6 +294,7 @@ def invalid(detail: str) -> Problem:
 _REFUSALS: Final = (
     (errors.JobExists, HTTPStatus.CONFLICT, "job-exists"),
     (errors.JobRunning, HTTPStatus.CONFLICT, "job-running"),
+    (errors.JobChanged, HTTPStatus.CONFLICT, "job-changed"),
     (errors.InUse, HTTPStatus.CONFLICT, "in-use"),
     (errors.JobMissing, HTTPStatus.NOT_FOUND, "not-found"),
     (errors.ConfigError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),

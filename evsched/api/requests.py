@@ -108,11 +108,21 @@ class EnqueueJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     unique: UniqueJobs | None = None
 
 
-class Reschedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the job is due: a moment, or seconds from now. A `delay` of 0 is now."""
+class EditJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The changes of a job. Fields that are left out stay.
+
+    `due`, or `delay` in seconds from now; a `delay` of 0 is now. `args` and `kwargs` stand for all arguments; one that
+    is given as `[redacted]` keeps the value that readers do not get.
+    """
 
     due: Moment | None = None
     delay: Delay | None = None
+    args: list[Any] | UnsetType = UNSET
+    kwargs: dict[str, Any] | UnsetType = UNSET
+    priority: Priority | UnsetType | None = UNSET
+    group: Group | UnsetType | None = UNSET
+    tags: Tags | UnsetType = UNSET
+    version: Annotated[str, Meta(description="Of the job as you have read it; if it has another, 409.")] | None = None
 
 
 class NewRecurrence(JobFields, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -61,6 +61,7 @@ FAMILIES: Final = {
         "explain": "job_commands:explain",
         "cancel": "job_commands:cancel",
         "reschedule": "job_commands:reschedule",
+        "edit": "job_commands:edit",
         "run-now": "job_commands:run_now",
         "dead": "dead_commands:app",
         "history": "history_commands:app",

@@ -23,6 +23,7 @@ from evsched.cli.options import Json, Queue, QueueOfJob, Url, acting, check_limi
 from evsched.cli.output import Column, Moment
 from evsched.client import operations, spread
 from evsched.client.client import Client, SyncClient
+from evsched.client.edit import Changes, shown_arguments
 from evsched.client.explain import Explanation, missing, no_explanation, opening
 from evsched.client.explain_job import explain_any, window_of
 from evsched.client.new_job import JobOptions, check_job_options, new_job
@@ -219,6 +220,62 @@ def reschedule(
     with client_of_job(url, queue, job) as (redis, queue):
         print(f"{job} is due {output.moment(redis.reschedule(queue, job, due, delay=delay))}")
     return 0
+
+
+@acting
+def edit(
+    job: Id,
+    arguments: Annotated[
+        list[str] | None, Parameter(help="All arguments by position, each as JSON. Default: as they are.", negative="")
+    ] = None,
+    /,
+    *,
+    arg: Annotated[
+        list[str] | None,
+        Parameter(help="A keyword argument, as NAME=JSON; the others stay. You can repeat it.", negative=""),
+    ] = None,
+    priority: Priority = None,
+    group: Annotated[str | None, Parameter(help="The group; an empty text takes the job out of its group.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        Parameter(help="All tags; you can repeat it. An empty text leaves the job without tags.", negative=""),
+    ] = None,
+    at: At = None,
+    after: In = None,
+    version: Annotated[
+        str | None, Parameter(help="Change it only if it still has this version: see `evsched show`.")
+    ] = None,
+    queue: QueueOfJob = None,
+    url: Url = None,
+) -> None:
+    """Change a job that waits, or is dead: its arguments, priority, group, tags or due.
+
+    A job that a worker has is never changed, and a dead job stays dead: revive it afterwards. An argument that is
+    given as "[redacted]" keeps its value.
+
+    Example: evsched edit report-17 --arg 'to="ann@example.org"' --priority 7
+    """
+    changes = Changes()
+    changes["due"], changes["delay"] = parse_due(at, after)
+    if arguments is not None:
+        changes["args"] = [argument(text) for text in arguments]
+    if priority is not None:
+        changes["priority"] = priority
+    if group is not None:
+        changes["group"] = group or None
+    if tag is not None:
+        changes["tags"] = [one for one in tag if one]
+    named = keyword_arguments(arg or ())
+    if not named and group is None and all(value is None for value in changes.values()):
+        raise UsageError("edit: say what to change: arguments, --arg, --priority, --group, --tag, --at or --in")
+    with client_of_job(url, queue, job) as (redis, queue):
+        if named:
+            status = redis.status(queue, job)
+            known = None if status is None else shown_arguments(status)
+            version = version or (status.version if status is not None else None)
+            changes["kwargs"] = {**(known[1] if known else {}), **named}
+        done = redis.edit(queue, job, version=version, **changes)
+        print(f"{job}: {', '.join(done.changed)} changed" if done.changed else f"{job} is like that already")
 
 
 @acting

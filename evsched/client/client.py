@@ -33,7 +33,7 @@ from evsched.client.reshard import finish_moves
 from evsched.client.spread import ChangeDead, MakeStore, Parts
 from evsched.client.sweep import Filter, Sweep, Swept
 from evsched.client.transaction import without_loop
-from evsched.config import DEFAULT_QUEUE
+from evsched.config import DEFAULT_QUEUE, PAYLOAD_CAP
 from evsched.errors import JobMissing, StoreDown
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place
@@ -53,6 +53,7 @@ from evsched.transport.redis_errors import named
 from evsched.transport.senders import BatchingSender, DirectSender, SyncSender
 
 if TYPE_CHECKING:
+    from evsched.client.edit import Changes, Edited
     from evsched.client.explain import Explanation
     from evsched.recurrence.recurrence import Declared
 
@@ -265,6 +266,33 @@ class Client:
         return await self.run(
             spread.of_job(self.parts_of(queue, job_id), lambda store: operations.reschedule(store, job_id, due, delay))
         )
+
+    async def edit(
+        self,
+        queue: str,
+        job_id: str,
+        *,
+        version: str | None = None,
+        payload_cap: int = PAYLOAD_CAP,
+        **changes: Unpack[Changes],
+    ) -> Edited:
+        """Change the arguments, tags, priority, group or due of a job that waits, or is dead; return what changed.
+
+        `args` and `kwargs` stand for all arguments; those given as "[redacted]" keep the value that readers do not get.
+        `version`: of the `JobStatus` that you have read, so that nobody's edit is overwritten; None = any. A dead job
+        stays dead: `revive` it afterwards.
+
+        Raises:
+            JobMissing: no job of this id waits or is dead.
+            JobRunning: a worker has it; it is never edited then.
+            JobChanged: it was edited or replaced since.
+            ConfigError: a value is not valid, or the payload is too large.
+        """
+        from evsched.client.edit import check_changes, edit  # it imports the targets
+
+        check_changes(changes)
+        parts = self.parts_of(queue, job_id)
+        return await self.run(spread.of_job(parts, lambda store: edit(store, job_id, version, changes, payload_cap)))
 
     async def find(self, queue: str, matching: Filter, place: Place | None = None) -> list[Match]:
         """Return the waiting and dead jobs that match a filter, in no order; with a `place`, only there.
@@ -621,6 +649,7 @@ class SyncClient:
     status = _sync(Client.status)
     explain = _sync(Client.explain)
     cancel = _sync(Client.cancel)
+    edit = _sync(Client.edit)
     reschedule = _sync(Client.reschedule)
     find = _sync(Client.find)
     cancel_matching = _sync(Client.cancel_matching)

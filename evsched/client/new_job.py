@@ -177,21 +177,38 @@ def job_maker(
     def make(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
         hidden = _redacted(task, signature, redact, args, kwargs) if redact else ()
         text = _encode(Payload(task, list(args), kwargs, redact=hidden, **shared))
-        # Most payloads have no null and are short, and their arguments are not looked at.
-        if (b"null" in text or (len(text) > _LONG and _HUGE.search(text))) and is_not_finite((args, kwargs)):
-            wrong = _not_finite(args, kwargs, signature)
-            raise BadArguments(
-                f"task {task}: argument {wrong} has a number that JSON cannot hold, NaN, infinite or beyond 1.8e308: "
-                "pass None or a string for it"
-            )
-        if len(text) > payload_cap:
-            raise ConfigError(
-                f"task {task}: the payload has {len(text)} bytes, more than {payload_cap}: store the data elsewhere and"
-                " pass a reference, or raise EVSCHED_PAYLOAD_CAP for dispatchers and for the programs that enqueue"
-            )
+        check_arguments(task, args, kwargs, text, payload_cap, signature)
         return New(job_id or random_id(), text, priority, group, due, delay)
 
     return make
+
+
+def check_arguments(
+    task: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    text: bytes,
+    payload_cap: int,
+    signature: Signature | None = None,
+) -> None:
+    """Check the arguments of a job, and the size of its payload, which is `text`.
+
+    Raises:
+        BadArguments: JSON cannot hold a number in one.
+        ConfigError: the payload is too large.
+    """
+    # Most payloads have no null and are short, and their arguments are not looked at.
+    if (b"null" in text or (len(text) > _LONG and _HUGE.search(text))) and is_not_finite((args, kwargs)):
+        wrong = _not_finite(args, kwargs, signature)
+        raise BadArguments(
+            f"task {task}: argument {wrong} has a number that JSON cannot hold, NaN, infinite or beyond 1.8e308: "
+            "pass None or a string for it"
+        )
+    if len(text) > payload_cap:
+        raise ConfigError(
+            f"task {task}: the payload has {len(text)} bytes, more than {payload_cap}: store the data elsewhere and"
+            " pass a reference, or raise EVSCHED_PAYLOAD_CAP for dispatchers and for the programs that enqueue"
+        )
 
 
 def _encode(payload: Payload) -> bytes:

@@ -30,7 +30,7 @@ from evsched.config import Config
 from evsched.console.live import Hub, PageReading
 from evsched.console.page import STATIC, MeteredClient, Pages, View, Visit, address
 from evsched.console.user_acts import UserActs
-from evsched.console.users import COOKIE, LENGTH, Refused, Users, Visitor, check_origin
+from evsched.console.users import COOKIE, LENGTH, ROLES, Refused, Users, Visitor, check_origin, read_tokens
 from evsched.console.views import VIEWS
 from evsched.console.views.jobs import complete
 from evsched.errors import ConfigError, EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
@@ -291,6 +291,15 @@ class Console:
         return HTMLResponse(self.pages.draw("error", values), status, headers)
 
 
+async def _tokens(visit: Visit) -> dict[str, Any]:
+    found = await visit.client.send(read_tokens())
+    return {"tokens": sorted(found.items()), "roles": ROLES}
+
+
+PAGES: Final = (*VIEWS, View("/tokens", "tokens", _tokens, part="tokens", needs="admin"))
+"""All pages: the views, and that of the users."""
+
+
 def _form_of(request: Request) -> str:
     """Return the address of the page whose form was sent: the first page, if the browser does not say it."""
     sent = urlsplit(request.headers.get("referer", ""))
@@ -385,8 +394,8 @@ def create(config: Config | None = None, *, alone: bool = False) -> Starlette:
 
     app = Starlette(
         routes=[
-            *(Route(view.path, answers(console.page, view)) for view in VIEWS),
-            *(Route(f"/live{view.path}", answers(console.live, view)) for view in VIEWS if view.every),
+            *(Route(view.path, answers(console.page, view)) for view in PAGES),
+            *(Route(f"/live{view.path}", answers(console.live, view)) for view in PAGES if view.every),
             Route("/complete", console.complete),
             Route("/act/{act}", console.act, methods=["POST"]),
             Route("/sign-in", console.sign_in, methods=["GET", "POST"]),

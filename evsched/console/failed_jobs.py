@@ -1,4 +1,4 @@
-"""The failures of queues: dead jobs and jobs that wait for a retry, counted by kind.
+"""The failures of queues: dead jobs and jobs that wait for a retry, which are read and counted.
 
 The jobs are examined in slices, as a search does, and each slice is a call of some milliseconds. All viewers share the
 counts. A queue is counted again from its beginning every few seconds while somebody looks; the last counts
@@ -8,14 +8,12 @@ are shown until then.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections import Counter
 from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from evsched.client.history import HOUR
+from evsched.console.failure_sums import FailedJobs, Failures, Kind
 from evsched.console.page import MeteredClient
 from evsched.console.turns import Turns
 from evsched.errors import StoreRefused
@@ -40,91 +38,15 @@ _MOVING: Final = ("backlog", "ready", "processing")
 _LOOK: Final = 0.2
 """Seconds for which one reading of the page examines jobs."""
 
-_KINDS: Final = 500
-"""Kinds of failures of a queue that are counted apart."""
-
-_GROUPS: Final = 500
-"""Groups that are counted for a kind."""
-
-HOURS: Final = 24
-
-Kind = tuple[str, str, str, str]
-"""Task, class of the exception, line of the user's code; without an exception, the reason without its numbers."""
-
-OTHERS: Final[Kind] = ("", "", "", "others")
-"""All that exceed `_KINDS`."""
-
-
-def kind_of(job: Match) -> Kind:
-    pattern = "" if job.error else re.sub(r"\d[\d.,]*", "#", (job.reason or "")[:200])
-    return job.task or "", job.error or "", job.location or "", pattern
-
-
-class Failures:
-    """The jobs that failed alike, in one queue or in several."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-        self.task, self.error, self.location, self.pattern = kind
-        self.dead = 0
-        self.retried = 0
-        """How many wait for a retry."""
-        self.first, self.last = inf, -inf
-        """When jobs died."""
-        self.recent = 0
-        """How many died within an hour before they were counted."""
-        self.hours = Counter[int]()
-        """How many died, by hours since 1970."""
-        self.groups = Counter[str]()
-        self.queues = set[str]()
-        self.newest: tuple[bool, float, str, str, str] = (False, -inf, "", "", "")
-        """Whether it is dead; when it died or is due; its queue, id and reason."""
-
-    def note(self, queue: str, job: Match, now: float) -> None:
-        at, dead = job.at or 0.0, job.place == "dead"
-        if dead:
-            self.dead += 1
-            self.first, self.last = min(self.first, at), max(self.last, at)
-            self.hours[int(at // HOUR)] += 1
-            self.recent += at > now - HOUR
-        else:
-            self.retried += 1
-        if job.group and (job.group in self.groups or len(self.groups) < _GROUPS):
-            self.groups[job.group] += 1
-        self.queues.add(queue)
-        self.newest = max(self.newest, (dead, at, queue, job.id, (job.reason or "")[:500]))
-
-    def add(self, other: Failures) -> None:
-        """Add those of another queue."""
-        self.dead += other.dead
-        self.retried += other.retried
-        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
-        self.recent += other.recent
-        self.hours += other.hours
-        self.groups += other.groups
-        self.queues |= other.queues
-        self.newest = max(self.newest, other.newest)
-
-    def by_hour(self, now: float) -> list[int]:
-        """Return how many died in each of the last 24 hours, the present one last."""
-        hour = int(now // HOUR)
-        return [self.hours[hour - back] for back in reversed(range(HOURS))]
-
-    def grows(self, now: float) -> bool:
-        """Return whether more than twice as many died in the last hour as in an hour of the day before it."""
-        before = sum(self.by_hour(now)) - self.recent
-        return self.recent >= 2 and self.recent > 2 * before / (HOURS - 1)
-
-    @property
-    def growth(self) -> float:
-        return self.recent - (sum(self.hours.values()) - self.recent) / (HOURS - 1)
+_READ_MOST: Final = 500
+"""Jobs that were read and are kept."""
 
 
 class FailurePass:
     """One pass over a queue and its shards."""
 
     def __init__(self) -> None:
-        self.kinds = dict[Kind, Failures]()
+        self.jobs = FailedJobs()
         self.seen = set[str]()
         """Redis may return an id twice, and a job that is revived may fail again."""
         self.examined = 0
@@ -134,14 +56,10 @@ class FailurePass:
         self.at = 0.0
         """When it began, by Redis's clock."""
 
-    def note(self, queue: str, job: Match) -> None:
-        if job.id in self.seen:
-            return
-        self.seen.add(job.id)
-        kind = kind_of(job)
-        if kind not in self.kinds and len(self.kinds) >= _KINDS:
-            kind = OTHERS
-        self.kinds.setdefault(kind, Failures(kind)).note(queue, job, self.at)
+    def note(self, job: Match) -> None:
+        if job.id not in self.seen:
+            self.seen.add(job.id)
+            self.jobs.note(job)
 
 
 class QueueCount:
@@ -235,7 +153,7 @@ class QueueCount:
         if not ids:
             going.examined = min(going.total, going.examined + _SLICES[place])
         for job in part.found:
-            going.note(self.queue, job)
+            going.note(job)
         self._cursor, self._ids = part.cursor, part.left
         if part.cursor == "0" and not part.left:
             self._left.pop(0)
@@ -248,7 +166,7 @@ class FailureCounts:
         self._queues = dict[str, QueueCount]()
         self._turns = Turns()
         self._beginning = asyncio.Lock()
-        self._tracebacks = dict[Kind, tuple[float, str, JobStatus | None]]()
+        self._tracebacks = dict[tuple[str, Kind], tuple[float, str, JobStatus | None]]()
 
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[QueueCount]:
         """Examine jobs for a short time, and return the counts of the queues."""
@@ -270,22 +188,27 @@ class FailureCounts:
                 count.problem = ""
                 count.begin(parts)
 
-    async def newest_of(self, client: MeteredClient, shown: Sequence[Failures], again: bool) -> dict[Kind, JobStatus]:
-        """Return the newest job of each kind, if it still exists. `again`: read another one that is the newest now."""
+    async def newest_of(
+        self, client: MeteredClient, view: str, shown: Sequence[Failures], again: bool
+    ) -> dict[Kind, JobStatus]:
+        """Return the newest job of each row of a view, if it still exists.
+
+        `again`: read another one that is the newest now.
+        """
         now = time.monotonic()
         wanted = dict[Kind, tuple[str, str]]()
         for one in shown:
-            read, known, _ = self._tracebacks.get(one.kind, (-inf, "", None))
+            read, known, _ = self._tracebacks.get((view, one.key), (-inf, "", None))
             if known != one.newest[3] and now - read > _AGAIN and (again or not known):
-                wanted[one.kind] = one.newest[2:4]
+                wanted[one.key] = one.newest[2:4]
         found = await asyncio.gather(*(self._read(client, *one) for one in wanted.values()))
-        for kind, status in zip(wanted, found, strict=True):
-            self._tracebacks.pop(kind, None)
-            self._tracebacks[kind] = now, wanted[kind][1], status
-        while len(self._tracebacks) > _KINDS:
+        for key, status in zip(wanted, found, strict=True):
+            self._tracebacks.pop((view, key), None)
+            self._tracebacks[view, key] = now, wanted[key][1], status
+        while len(self._tracebacks) > _READ_MOST:
             del self._tracebacks[next(iter(self._tracebacks))]
-        kept = {one.kind: self._tracebacks.get(one.kind) for one in shown}
-        return {kind: read[2] for kind, read in kept.items() if read is not None and read[2] is not None}
+        kept = {one.key: self._tracebacks.get((view, one.key)) for one in shown}
+        return {key: read[2] for key, read in kept.items() if read is not None and read[2] is not None}
 
     async def _read(self, client: MeteredClient, queue: str, job: str) -> JobStatus | None:
         try:

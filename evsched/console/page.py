@@ -16,13 +16,14 @@ from typing import Any, Final, Protocol, Self
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import escape
 from msgspec import Struct
 from starlette.datastructures import QueryParams
 
 from evsched.client.client import Client
 from evsched.client.operations import Send, SendMany, Step, Wait, node_of
 from evsched.config import Config
-from evsched.console import charts, words
+from evsched.console import words
 from evsched.console.search import quoted
 from evsched.console.users import Role, Visitor
 from evsched.recurrence.cron import find_zone
@@ -59,10 +60,18 @@ class MeteredClient(Client):
         return await super().perform(step)
 
 
+class KnownAct(Protocol):
+    """An act that a console remembers: see `ActRun`."""
+
+    title: str
+    by: str
+    draft: dict[str, str]
+
+
 class KnownActs(Protocol):
     """The acts that a console remembers."""
 
-    def find(self, run_id: str, /) -> object | None: ...
+    def find(self, run_id: str, /) -> KnownAct | None: ...
 
 
 class Shared(Protocol):
@@ -160,8 +169,9 @@ class Pages:
         known |= {
             "percent": words.percent,
             "quoted": quoted,
-            "bars": charts.bars,
-            "ticks": charts.ticks,
+            "whole": escape,
+            "bars": words.bars,
+            "ticks": words.ticks,
             "name": config.console_name,
             "zone": config.console_zone,
             "navigation": NAVIGATION,

@@ -6,17 +6,19 @@ Its text is in the address of the page, so a search can be shared.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime, tzinfo
 from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import Struct
 
 from evsched.client.sweep import SEARCHED, Filter, Waiting
-from evsched.client.time_texts import parse_length, parse_past
+from evsched.client.time_texts import parse_length, parse_past, parse_time
 from evsched.errors import ConfigError
 from evsched.jobs.record import Place
 from evsched.keys import check_queue
+from evsched.recurrence.cron import find_zone
 from evsched.store.operator_calls import Match
 
 QUALIFIERS: Final = {
@@ -68,6 +70,11 @@ class Search(Struct, frozen=True):
         """The places that are searched."""
         return self.places or (SEARCHED if self.words else get_args(Waiting))
 
+    @property
+    def timed(self) -> bool:
+        """Whether it is about a span of time."""
+        return any(name in ("since", "until", "older") for name, _ in self.words)
+
     def takes(self, job: Match) -> bool:
         """Return whether a job that matches the filter matches the rest, too."""
         return (not self.by or job.by == self.by) and (not self.id or job.id == self.id)
@@ -77,7 +84,85 @@ class Search(Struct, frozen=True):
         words = [(known, given) for known, given in self.words if known != name]
         if value is not None:
             words.append((name, value))
-        return " ".join(f"{known}:{quoted(given)}" for known, given in words)
+        return written_words(words)
+
+    def span_fields(self, zone: str) -> dict[str, str]:
+        """Return the values of a form for its span: of the ends that are moments."""
+        ends = {"from": self.filter.since, "to": self.filter.until}
+        local = find_zone(zone)
+        return {
+            name: f"{datetime.fromtimestamp(at, local):%Y-%m-%dT%H:%M}"
+            for name, at in ends.items()
+            if isinstance(at, float | int) and 0 <= at < MOST
+        }
+
+    def spanning(self, since: str | None, until: str | None = None) -> str:
+        """Return the text of a search in another span of time, or in none."""
+        words = [(name, value) for name, value in self.words if name not in ("since", "until")]
+        words += [(name, value) for name, value in (("since", since), ("until", until)) if value is not None]
+        return written_words(words)
+
+
+class PickedSpan(Struct, frozen=True):
+    """A span of time that a person has picked, by a link or a form, in Unix seconds; None = without this end."""
+
+    name: str = ""
+    """The name of the link; empty = there is none, or the form was used."""
+    since: float | None = None
+    until: float | None = None
+    problem: str = ""
+    """Why the form cannot be read."""
+
+    def words(self, zone: tzinfo) -> dict[str, str]:
+        """Return the qualifiers that find jobs of this span."""
+        ends = {"since": self.since, "until": self.until}
+        return {name: written(at, zone) for name, at in ends.items() if at is not None}
+
+
+MOST: Final = 253_402_214_400.0
+"""The last day of the year 9999: later times are not written as dates."""
+
+SPANS: Final = {"1h": "last hour", "noon": "since noon", "today": "today", "24h": "24 hours", "7d": "7 days"}
+"""Spans of time that links offer, by their names."""
+
+
+def offered_spans(zone: str) -> dict[str, str]:
+    """Return the spans that links offer now: noon may be yet to come."""
+    noon = datetime.now(find_zone(zone)).hour >= 12
+    return {name: words for name, words in SPANS.items() if noon or name != "noon"}
+
+
+def written(moment: float, zone: tzinfo) -> str:
+    """Return a moment as the search box takes it, with its offset."""
+    local = datetime.fromtimestamp(moment, zone)
+    return local.isoformat(timespec="seconds" if moment % 60 else "minutes")
+
+
+def pick_span(name: str, since: str, until: str, zone: str, now: float) -> PickedSpan:
+    """Return the span of a link, by its name, or of a form. Times without an offset are in `zone`.
+
+    It begins at a whole minute, so that a list, and a page that acts on it, name the same moment.
+    """
+    if since or until:
+        try:
+            first, last = (parse_time(text, zone) if text else None for text in (since, until))
+        except ConfigError as error:
+            return PickedSpan(problem=str(error))
+        if first is not None and last is not None and first > last:
+            return PickedSpan(problem="the span ends before it begins: exchange both times")
+        return PickedSpan("", first, last)
+    if name not in SPANS:
+        return PickedSpan()
+    if name not in ("noon", "today"):
+        return PickedSpan(name, (now - parse_length(name)) // 60 * 60)
+    local = datetime.fromtimestamp(now, find_zone(zone))
+    begins = local.replace(hour=12 if name == "noon" else 0, minute=0, second=0, microsecond=0)
+    return PickedSpan(name, min(begins.timestamp(), now))
+
+
+def written_words(words: Iterable[tuple[str, str]]) -> str:
+    """Return the text of a search."""
+    return " ".join(f"{name}:{quoted(value)}" for name, value in words)
 
 
 def quoted(value: str) -> str:
@@ -85,8 +170,11 @@ def quoted(value: str) -> str:
     return msgspec.json.encode(value).decode() if not value or re.search(r'[\s"\\]', value) else value
 
 
-def read_search(text: str) -> Search:
-    """Read the text of a search. One that cannot be read finds nothing, and says why."""
+def read_search(text: str, zone: str | None = None) -> Search:
+    """Read the text of a search. One that cannot be read finds nothing, and says why.
+
+    `zone`: that of times without an offset; None = this machine's.
+    """
     words = list[tuple[str, str]]()
     try:
         for word in _WORD.findall(text):
@@ -96,7 +184,7 @@ def read_search(text: str) -> Search:
                     raise ConfigError(f"{name}: is not a qualifier; these are: {', '.join(QUALIFIERS)}")
                 name, value = "id", word
             words.append((name, _unquoted(value)))
-        return _searched(text, words)
+        return _searched(text, words, zone)
     except ConfigError as error:
         return Search(text, words, problem=str(error))
 
@@ -110,7 +198,7 @@ def _unquoted(value: str) -> str:
         return value.strip('"')
 
 
-def _searched(text: str, words: Sequence[tuple[str, str]]) -> Search:
+def _searched(text: str, words: Sequence[tuple[str, str]], zone: str | None) -> Search:
     one, tags, arguments = dict[str, str](), list[str](), dict[str, Any]()
     for name, value in words:
         if not value:
@@ -139,8 +227,8 @@ def _searched(text: str, words: Sequence[tuple[str, str]]) -> Search:
         tags=tags,
         arguments=arguments,
         older=parse_length(one["older"]) if "older" in one else None,
-        since=parse_past(one["since"]) if "since" in one else None,
-        until=parse_past(one["until"]) if "until" in one else None,
+        since=parse_past(one["since"], zone) if "since" in one else None,
+        until=parse_past(one["until"], zone) if "until" in one else None,
     )
     queues = tuple(map(check_queue, one["queue"].split(","))) if "queue" in one else ()
     return Search(text, [*words], queues, tuple(places), matching, one.get("by", ""), one.get("id", ""))

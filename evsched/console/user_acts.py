@@ -8,22 +8,25 @@ the search says how many jobs are left, and the same act does the rest.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import msgspec
 from starlette.exceptions import HTTPException
 
 from evsched.client import recurrence_operations, spread
 from evsched.client.client import Client
+from evsched.client.edit import Changes
 from evsched.client.sweep import Filter, Sweep, cancelling, dropping, rescheduling, reviving
 from evsched.client.time_texts import parse_future
 from evsched.console.page import Visit, address
 from evsched.console.search import Search, read_search
 from evsched.console.users import Refused, Role, make_token, remove_token
-from evsched.errors import ConfigError, EvschedError, JobMissing
+from evsched.errors import ConfigError, EvschedError, JobError, JobMissing
 from evsched.keys import check_queue
 from evsched.store.acts import Operator, named_operator
 from evsched.store.store import Store
@@ -34,6 +37,7 @@ _KEPT: Final = 100
 _FAILURES: Final = 20
 """Jobs of an act that are named because they were not changed."""
 
+T = TypeVar("T")
 Fields = Sequence[tuple[str, str]]
 
 
@@ -57,6 +61,8 @@ class ActRun:
         self.stopping = False
         self.secret = ""
         """A new token, until it is shown."""
+        self.draft = dict[str, str]()
+        """The fields of a form that was refused, for the next one; `title` says why."""
 
     def take_secret(self) -> str:
         """Return the secret, once."""
@@ -75,6 +81,10 @@ class Form:
 
     def all(self, name: str) -> list[str]:
         return [value for known, value in self._fields if known == name]
+
+    def texts(self) -> dict[str, str]:
+        """Return the first value of each field."""
+        return dict(reversed(self._fields))
 
     def queue(self) -> str:
         """Return the queue that the form is about.
@@ -155,6 +165,12 @@ class UserActs:
         run.secret = secret
         run.sentence, run.ended = sentence, time.time()
         return address("", path, **parameters, act=run.id)
+
+    def draft(self, visit: Visit, problem: str, form: Form, path: str, /, **parameters: str) -> str:
+        """Remember a form that was refused, and return the path of the page where this user can correct it."""
+        run = self._new(problem, visit, path)
+        run.draft, run.ended = form.texts(), time.time()
+        return address("", path, **parameters, draft=run.id)
 
     def _new(self, title: str, visit: Visit, back: str) -> ActRun:
         run = ActRun(title, visit.visitor.name, back)
@@ -340,7 +356,7 @@ def _on_jobs(name: str) -> Perform:
                 "/jobs",
                 lambda run: _change_each(run, act, client, chosen, due),
             )
-        wanted = read_search(form.get("q"))
+        wanted = read_search(form.get("q"), visit.console.config.console_zone)
         queues = wanted.queues or await visit.console.queues(visit.client)
         matching_of(wanted)
         back = address("", "/jobs", q=form.get("q"))
@@ -348,6 +364,59 @@ def _on_jobs(name: str) -> Perform:
         return acts.begin(title, visit, back, lambda run: _change_all(run, act, client, queues, wanted, due))
 
     return perform
+
+
+async def _edit(acts: UserActs, visit: Visit, form: Form) -> str:
+    queue, _, job = form.get("job").partition(" ")
+    try:
+        cap = visit.console.config.payload_cap
+        version, changes = form.get("version"), _changes(form)
+        done = await client_of(visit).edit(check_queue(queue), job, version=version, payload_cap=cap, **changes)
+    except (ConfigError, JobError) as error:
+        return acts.draft(visit, str(error), form, "/edit", queue=queue, id=job)
+    what = ", ".join(_PARTS[name] for name in done.changed)
+    sentence = f"Of job {job:.200}, this was changed: {what}." if what else f"Job {job:.200} was like that already."
+    return acts.note(visit, sentence, "/job", queue=queue, id=job)
+
+
+_PARTS: Final = {
+    "args": "the arguments by position",
+    "kwargs": "the arguments by name",
+    "tags": "the tags",
+    "priority": "the priority",
+    "group": "the group",
+    "due": "the due",
+}
+"""How a sentence names what an edit changes."""
+
+
+def _changes(form: Form) -> Changes:
+    """Return what a form changes.
+
+    Raises:
+        ConfigError: a field is not valid.
+    """
+    changes = Changes(args=_json("arguments by position", form.get("args"), list[Any], '[1, "two"]'))
+    changes["kwargs"] = _json("arguments by name", form.get("kwargs"), dict[str, Any], '{"name": 1}')
+    if form.get("priority") != form.get("shown_priority"):
+        if not re.fullmatch("[0-9]", text := form.get("priority")):
+            raise ConfigError(f"priority: {text!r:.60} is not a whole number from 0 to 9")
+        changes["priority"] = int(text)
+    if form.get("group") != form.get("shown_group"):
+        changes["group"] = form.get("group") or None
+    if form.get("tags") != form.get("shown_tags"):
+        changes["tags"] = form.get("tags").split()
+    if (due := form.moment("due", time.time())) is not None:
+        changes["due"] = due
+    return changes
+
+
+def _json(what: str, text: str, kind: type[T], example: str) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"the {what} cannot be read ({why}): write JSON such as {example}") from None
 
 
 async def _again(acts: UserActs, visit: Visit, form: Form) -> str:
@@ -455,6 +524,7 @@ ACTS: Final[dict[str, tuple[Role, Perform]]] = {
     "release": ("operator", _release),
     "backfill": ("operator", _backfill),
     "again": ("operator", _again),
+    "edit": ("operator", _edit),
     "quiet-worker": ("operator", _quiet_worker),
     "stop-worker": ("operator", _stop_worker),
     "stop": ("operator", _stop),

@@ -1,9 +1,10 @@
-"""How values are written on a page: times, lengths, counts, and text from jobs, which may hold anything."""
+"""How values are written on a page: times, lengths, counts, text from jobs, and small charts."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
@@ -63,6 +64,20 @@ def as_json(value: Any) -> str:
     return msgspec.json.format(text, indent=2).decode()
 
 
+EDITABLE_MOST: Final = 200_000
+"""Characters of JSON in a form."""
+
+
+def editable(value: Any) -> str:
+    """Return a value as JSON for a form: whole, and with escapes for characters that cannot be seen."""
+    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in as_json(value))
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
+
+
 class PageClock:
     """Writes times in one zone."""
 
@@ -95,3 +110,28 @@ class PageClock:
         return Markup('<time class="age" datetime="{}" title="{} UTC">{}</time>').format(
             stamp, f"{utc:%Y-%m-%d %H:%M:%S}", text
         )
+
+
+# Shapes of small charts, as paths of SVG. Words and axes are HTML beside them; a label says what it shows.
+
+
+def bars(values: Sequence[float], width: float, height: float, most: float | None = None) -> str:
+    """Return the path of a bar for each value, from the left; none for 0. `most`: the value of the full height."""
+    top, step, path = most or max(values, default=0.0), width / max(len(values), 1), list[str]()
+    for at, value in enumerate(values):
+        if value > 0 and top > 0:
+            tall = max(1.0, height * min(value / top, 1.0))
+            path.append(f"M{at * step:.4g},{height:.4g}h{step * 0.8:.4g}v{-tall:.4g}h{-step * 0.8:.4g}z")
+    return "".join(path)
+
+
+def ticks(outcomes: Sequence[str], width: float, wanted: str) -> str:
+    """Return the path of the ticks of those runs that had an outcome: done above the line, failed below, none hollow.
+
+    `outcomes`: of all runs, the last at the right: done, failed or missed.
+    """
+    top, tall = {"done": (2, 12), "failed": (10, 12), "missed": (3, 10)}[wanted]
+    step, first = 6.0, width - 6.0 * len(outcomes)
+    return "".join(
+        f"M{first + at * step:.4g},{top}h3v{tall}h-3z" for at, outcome in enumerate(outcomes) if outcome == wanted
+    )

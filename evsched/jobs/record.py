@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from hashlib import sha1
 from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
@@ -61,6 +62,7 @@ FIELDS: Final = (
     Field("created", "time", "description"),
     Field("by", "text", "description"),
     Field("ledger", "text", "description"),
+    Field("edited", "text", "description"),
     Field("revised", "text", "id"),
     Field("due", "time", "job"),
     Field("attempt", "count", "job"),
@@ -91,6 +93,10 @@ FIELDS: Final = (
     Field("member", "text", "id"),
 )
 """All fields. docs/protocol.md says what each means, in the same order."""
+
+
+DESCRIPTION: Final = tuple(field.name for field in FIELDS if field.lifetime == "description")
+"""The fields that say what a job is, in the order in which digests have them."""
 
 
 def _quoted(chosen: Callable[[Field], bool]) -> str:
@@ -184,6 +190,8 @@ class JobStatus(Struct, frozen=True):
     """Whether its worker was asked to stop it."""
     again: float | None = None
     """When the next run is due, if the id was scheduled again while this one ran, and waits for its end."""
+    version: str | None = None
+    """Changes when the job is edited or replaced; `edit` compares it. None = it cannot be edited."""
     unknown_since: float | None = None
     """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
 
@@ -282,6 +290,12 @@ def _with_last(runs: list[JobRun], status: JobStatus) -> list[JobRun]:
     return [*runs, JobRun(*last, status.error or "", status.location or "", (status.reason or "")[:300])]
 
 
+def _version(fields: dict[str, bytes], shown: Any) -> str:
+    """Return a digest of a job's description, as readers get it: redacted values could be guessed from their digest."""
+    parts = (encode(shown) if name == "payload" else fields.get(name, b"") for name in DESCRIPTION)
+    return sha1(b"\0".join(parts), usedforsecurity=False).hexdigest()[:16]
+
+
 def read_status(
     queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes], declared: Redactions = NONE_DECLARED
 ) -> JobStatus:
@@ -297,6 +311,7 @@ def read_status(
     payload = found["payload"] = redacted(found.get("payload"), declared)
     said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
     task, window, expires = said.get("task"), said.get("window"), said.get("expires")
+    editable = "payload" in fields and place not in ("processing", "finished")
     ended, runs = "finished" in fields, _read_runs(fields.get("runs", b""))
     status = JobStatus(
         id=job_id,
@@ -307,6 +322,7 @@ def read_status(
         tags=_tags(said.get("tags")),
         window=window if isinstance(window, str) else None,
         stopping="stop" in fields and not ended,
+        version=_version(fields, payload) if editable else None,
         unknown_since=None if ended else unknown_since(fields.get("unknown"), found.get("due")),
         **found,
     )

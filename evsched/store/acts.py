@@ -26,6 +26,7 @@ ActName = Literal[
     "limit",
     "cancel",
     "reschedule",
+    "edit",
     "revive",
     "drop",
     "trigger",

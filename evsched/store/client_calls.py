@@ -12,8 +12,10 @@ from msgspec import Struct, structs
 from evsched import keys
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place, number, read_status
+from evsched.jobs.redaction import Redactions
 from evsched.store.gate_limits import Limits, read_declared, read_limits
 from evsched.store.queue import (
+    NO_EDIT,
     NO_REQUEST,
     IdempotentRequest,
     Queue,
@@ -44,6 +46,28 @@ class Accepted(Struct, frozen=True):
 
     asked: str
     jobs: list[tuple[str, float]]
+
+
+class Edit(Struct, frozen=True):
+    """Another description of a job, in place of the one that was read."""
+
+    was: str
+    """The digest of the fields that were read, as the script makes it."""
+    payload: bytes
+    priority: int | bytes | None
+    group: str | bytes | None
+    key: str
+    """A random text: a call with the same one changes nothing."""
+    changed: tuple[str, ...]
+    """The names of what differs, for the audit trail; the values may be redacted."""
+
+
+class Original(Struct, frozen=True):
+    """A job as Redis has it, with its redacted values: it is for an edit, not for a reader."""
+
+    status: JobStatus
+    fields: dict[str, bytes]
+    declared: Redactions
 
 
 class Facts(Struct, frozen=True):
@@ -173,15 +197,39 @@ class ClientCalls(Queue):
         act = self._act_text("cancel")
         return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._now(), "", act, job_id, "")
 
-    def reschedule(self, job_id: str, due: float | None, *, delay: float = 0.0) -> Call[float]:
+    def reschedule(
+        self, job_id: str, due: float | None, *, delay: float | None = 0.0, edit: Edit | None = None
+    ) -> Call[float]:
         """Give a waiting job another due, None = `delay` seconds from now; the reply is the due.
 
+        `edit`: the job's description changes too, and that of a dead job may. Then its due stays if both are None.
+
         Raises (when sent):
-            JobMissing, JobRunning: nothing was written.
+            JobMissing, JobRunning, JobChanged: nothing was written.
         """
-        act = self._act_text("reschedule", due=due, delay=delay if due is None else None)
-        words = (self._now(), "" if due is None else repr(due), repr(delay), "", act, job_id)
+        what = {"due": due, "delay": delay if due is None else None}
+        given = "" if due is None else repr(due), "" if delay is None else repr(delay)
+        if edit is None:
+            act, new = self._act_text("reschedule", **what), NO_EDIT
+        else:
+            act = self._act_text("edit", changed=list(edit.changed), **what)
+            priority = "" if edit.priority is None else edit.priority
+            new = (edit.key, edit.was, edit.payload, priority, edit.group or "")
+        words = (self._now(), *given, "", act, *new, job_id)
         return self._verb("reschedule", lambda reply: float(reply[0]), *words)
+
+    def original(self, job_id: str) -> Call[Original | None]:
+        """Read a job for an edit; None if there is none."""
+
+        def read(reply: list[Any]) -> Original | None:
+            _, place, score, flat, redactions = reply
+            if not place:
+                return None
+            record, declared = as_fields(flat), read_redactions(redactions)
+            status = read_status(self.queue, job_id, cast(Place, text(place)), text(score), record, declared)
+            return Original(status, record, declared)
+
+        return self._verb("look", read, self._now(), job_id)
 
     def revive(self, ids: Sequence[str]) -> Call[list[str]]:
         """Put dead jobs back on the schedule, due now; the reply is their ids.

@@ -21,7 +21,15 @@ from evsched.store.gate_limits import (
     read_declared,
     read_limits,
 )
-from evsched.store.queue import as_moment, as_optional, as_revision, as_scores, as_texts, as_tuple
+from evsched.store.queue import (
+    NO_EDIT,
+    as_moment,
+    as_optional,
+    as_revision,
+    as_scores,
+    as_texts,
+    as_tuple,
+)
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -375,7 +383,7 @@ class OperatorCalls(AuditTrail):
         """Give jobs that wait and match another due, None = `delay` seconds from now."""
         moment = "" if due is None else repr(due)
         act = self._act_matching("reschedule", matching, due=due, delay=delay if due is None else None)
-        return self._verb("reschedule", _count, self._now(), moment, repr(delay), matching, act, *ids)
+        return self._verb("reschedule", _count, self._now(), moment, repr(delay), matching, act, *NO_EDIT, *ids)
 
     def revive_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Put jobs that are dead and match back on the schedule, due now."""

@@ -150,6 +150,10 @@ class IdempotentRequest(Struct, frozen=True):
 NO_REQUEST: Final = IdempotentRequest("", "")
 
 
+NO_EDIT: Final[tuple[Word, ...]] = ("",) * 5
+"""The arguments of a call of `reschedule` that changes only the due."""
+
+
 class Announced(Struct, frozen=True):
     """The declarations that a worker has written in a queue; empty texts if it has none."""
 

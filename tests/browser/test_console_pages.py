@@ -12,8 +12,8 @@ import pytest
 
 from evsched import keys
 from evsched.client.client import SyncClient
+from evsched.console.console_app import PAGES
 from evsched.console.page import NAVIGATION
-from evsched.console.views import VIEWS
 from evsched.store.client_calls import New
 from tests.support.cli import Cli
 from tests.support.console import LATER, QUERIES, seed
@@ -75,7 +75,7 @@ def run_hostile_jobs(cli: Cli, queue: str, raw: Any) -> None:
 def paths(tab: Any, queue: str) -> list[str]:
     """Return the address of each page. The page of an act needs one."""
     found = list[str]()
-    for view in VIEWS:
+    for view in PAGES:
         query = QUERIES.get(view.path, "")
         if "{run}" in query:
             tab.open(f"/bulk?verb=drop&q=queue:{queue}+place:dead+task:spare")
@@ -171,7 +171,7 @@ def test_console_is_used_with_keys_alone(tab: Tabs, queue: str, raw: Any) -> Non
     assert page.url.endswith("#main"), "letters are switched off"
     page.evaluate("localStorage.clear()")
     for name, _, key in NAVIGATION:
-        if name in {view.name for view in VIEWS}:
+        if name in {view.name for view in PAGES}:
             one.open(f"/queue?name={queue}")
             press(key)
             page.wait_for_url("**/" if name == "now" else f"**/{name}")
@@ -251,6 +251,24 @@ def test_newer_rows_are_announced_and_no_row_moves(tab: Tabs, console: Any, queu
     assert one.problems == []
 
 
+def test_phone_shows_states_and_acts_of_each_row(tab: Tabs, cli: Cli, queue: str, raw: Any) -> None:
+    seed(raw, queue)
+    one = tab(**LOOKS["phone"])
+    one.open(f"/recurrences?queue={queue}")
+    state = one.page.locator("tbody .p .s")
+    assert state.is_visible()
+    assert state.inner_text() in ("on time", "not yet run", "scheduled")
+    one.open(f"/jobs?q=queue:{queue}+place:dead")
+    assert "spare" in one.page.inner_text("tbody")
+    (cli.folder / "tasks.py").write_text(APP.replace("QUEUE", queue))
+    with cli.running("worker", "tasks:app", until="WorkerStarted"):
+        while not one.page.get_by_role("link", name="Stop").count():
+            one.open("/workers")
+        one.page.get_by_role("link", name="Stop").click()
+        assert "to do?" in one.page.inner_text("#ask")
+    assert one.problems == []
+
+
 def test_console_works_without_javascript(tab: Tabs, queue: str, raw: Any) -> None:
     seed(raw, queue)
     one = tab(java_script_enabled=False)
@@ -265,6 +283,21 @@ def test_console_works_without_javascript(tab: Tabs, queue: str, raw: Any) -> No
     page.fill("[name=why]", "a release")
     page.get_by_role("button", name="Pause").click()
     assert f"Queue {queue} is paused" in page.inner_text("[role=status]")
+    one.open(f"/job?queue={queue}&id=waits")
+    page.get_by_role("link", name="Edit").click()
+    page.fill("[name=args]", "[1")
+    page.get_by_role("button", name="Save").click()
+    assert "cannot be read" in page.inner_text("[role=alert]")
+    page.fill("[name=args]", page.input_value("[name=args]") + "]")
+    page.get_by_role("button", name="Save").click()
+    assert "the arguments by position" in page.inner_text("[role=status]")
+    assert b"[1]" in raw.hget(keys.job(queue, "waits"), "payload")
+    one.open("/failures")
+    page.fill("[name=from]", "2023-11-01T00:00")
+    page.fill("[name=to]", "2023-11-30T00:00")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_role("link", name="Revive all that died then").click()
+    assert "Revive 1 job?" in page.inner_text("h1")
     one.open(f"/jobs?q=queue:{queue}+place:schedule")
     page.check("[name=job]")
     page.get_by_role("button", name="Cancel").click()

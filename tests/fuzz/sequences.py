@@ -19,6 +19,7 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from msgspec import Struct, msgpack
 
+from evsched.client.edit import digest_of
 from tests.support import hostile
 from tests.support.headers import VERBS, read_header
 
@@ -103,6 +104,11 @@ _PAYLOADS: Final[Values] = (
     ],
     [b"", b"{", b"[]", b'{"task":1}', b'{"task":"\xff"}', b'{"task":"noop","args":' + b"[" * 5000 + b"]" * 5000 + b"}"],
 )
+_READ: Final = [
+    digest_of({"payload": b'{"task":"noop","reply":true}', "created": b"%d" % created}).encode()
+    for created in (NOW - 5, NOW)
+]
+"""The digests of jobs of the first state, as a client has read them."""
 _RUNS: Final[Values] = (
     [b"1 %d.000000" % NOW, b"2 %d.000000" % NOW, b""],
     [b"x", b"1", b" ", b"1e300 1e300", b"0 0", b"-1 -1"],
@@ -208,6 +214,9 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("stand_by", "claim"): ([b"0", b"9"], _LENGTHS[1]),
     ("snooze", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("reschedule", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
+    ("reschedule", "delay"): ([b"0", b"9", b"0.5", b""], _LENGTHS[1]),
+    ("reschedule", "edit"): ([b"", b"first", b"second"], [b"x" * 300]),
+    ("reschedule", "was"): (_READ, [b"x"]),
     ("enqueue", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("replace", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("enqueue", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
@@ -277,9 +286,12 @@ def _call(verb: str, level: int) -> st.SearchStrategy[Step]:
 
 
 def _at_most_one(verb: str, words: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Leave the verbs that take several rows only with a filter one row without it."""
-    once = {"cancel": 2, "reschedule": 4}.get(verb)
-    return words if once is None or words[once - 1 : once] != (b"",) else words[: once + 4 - once // 2]
+    """Leave the verbs that take several rows only with a filter one row without it, and an edit one."""
+    if verb == "cancel":
+        return words[:5] if words[1:2] == (b"",) else words
+    if verb == "reschedule":
+        return words[:11] if words[3:4] == (b"",) or words[5:6] != (b"",) else words
+    return words
 
 
 _ZSETS: Final = (

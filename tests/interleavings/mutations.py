@@ -55,6 +55,14 @@ MUTATIONS: Final = {
         (("dispatch", "'-inf', seconds(now))\n\n-- Members", "'-inf', seconds(now + 3600))\n\n-- Members"),),
         *("reschedule", 0, 0, "early"),
     ),
+    "an edit of a job that has begun": Mutation(
+        (("reschedule", "elseif holder then\n    return nil,", "elseif false then\n    return nil,"),),
+        *("edit", 0, 0, "is in schedule and processing"),
+    ),
+    "an edit under the old group": Mutation(
+        (("reschedule", "remove_waiting(id) -- before", "-- before"),),
+        *("edit", 0, 0, "is in schedule and ready"),
+    ),
     "start counts a repeated call again": Mutation(
         (("start", "if holder ~= worker or attempts == 0", "if true"),),
         *("plain", 1, 0, "is charged"),

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from evsched.client.edit import digest_of
 from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import Declared
-from evsched.store.client_calls import New
+from evsched.store.client_calls import Edit, New
 from evsched.transport.call import Call
 from tests.interleavings.processes import Handlers, client, dispatcher, janitor, recurring, worker
 from tests.interleavings.releases import ROOT, STORE, THIS, previous
@@ -83,6 +84,10 @@ def _recurrence(overlap: str) -> dict[str, Any]:
     }
 
 
+_EDIT: Final = Edit(
+    digest_of({"payload": PAYLOAD.encode(), "group": b"g"}), b'{"task":"t","reply":true,"args":[1]}', None, "h", "k", ()
+)
+
 _FAILS: Final = {RECORD: ("retry", "bury"), INLINE: ("snooze", "done")}
 
 SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -111,6 +116,10 @@ SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
     "hook of a dead job": {"rules": Rules(Handlers({RECORD: ("bury",)}, hook=Hook("h", "t")))},
     "cancel": {"calls": [STORE.cancel(RECORD)], "rules": Rules(cancelled=frozenset({RECORD}))},
     "reschedule": {"calls": [STORE.reschedule(RECORD, BASE + 1.0)]},
+    "edit": {
+        "setup": [("HSET", f"{ROOT}limits", "concurrency:g", "1", "concurrency:h", "1")],
+        "calls": [STORE.reschedule(RECORD, None, delay=None, edit=_EDIT)],
+    },
     "replace": {
         "calls": [STORE.replace([New(RECORD, PAYLOAD.encode(), due=BASE - 1.0)])],
         "rules": Rules(again=frozenset({RECORD})),

@@ -97,7 +97,7 @@ return 1
 _TIME: Final = re.compile(r"19\d{8}(?:\.\d+)?")
 """A Unix time in a state."""
 
-_REFUSALS: Final = ("MISSING", "RUNNING", "EXISTS", "MOVING")
+_REFUSALS: Final = ("MISSING", "RUNNING", "EXISTS", "MOVING", "CHANGED")
 _PIPELINE: Final = 300
 """Commands sent together."""
 

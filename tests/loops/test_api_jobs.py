@@ -173,6 +173,22 @@ async def test_a_waiting_job_is_rescheduled_and_cancelled(api: Caller, jobs: str
     assert (await api.ask("GET", f"{jobs}/a/result")).status_code == 404
 
 
+async def test_waiting_job_is_edited_if_it_is_as_it_was_read(api: Caller, jobs: str) -> None:
+    await api.ask("POST", jobs, {"task": "t", "id": "a", "due": LATER, "args": [1], "kwargs": {"b": 2}, "group": "g"})
+    version = (await api.ask("GET", f"{jobs}/a")).json()["version"]
+    body = {"args": [2], "priority": 9, "group": None, "tags": ["x"], "version": version}
+    assert (await api.ask("PATCH", f"{jobs}/a", body)).json()["due"] == LATER
+    job = (await api.ask("GET", f"{jobs}/a")).json()
+    assert (job["payload"]["args"], job["payload"]["kwargs"], job["tags"]) == ([2], {"b": 2}, ["x"])
+    assert (job["priority"], job["group"], job["due"]) == (9, None, LATER)
+    late = await api.ask("PATCH", f"{jobs}/a", {"kwargs": {}, "version": version})
+    assert (late.status_code, late.json()["code"]) == (409, "job-changed")
+    large = await api.ask("PATCH", f"{jobs}/a", {"args": ["x" * 300_000]})
+    assert (large.status_code, large.json()["code"]) == (422, "invalid")
+    assert (await api.ask("GET", f"{jobs}/a")).json() == job
+    assert (await api.ask("PATCH", f"{jobs}/nobody", {"args": []})).status_code == 404
+
+
 async def test_a_job_runs_and_its_result_is_waited_for(
     server: EmbeddedRedis, api: Caller, jobs: str, queue: str
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import msgpack
 from redis.exceptions import NoPermissionError, ResponseError
 
-from evsched.errors import JobExists, JobMissing, JobRunning
+from evsched.errors import JobChanged, JobExists, JobMissing, JobRunning
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
@@ -23,6 +23,7 @@ from evsched.store.store import Store
 from evsched.transport.call import CHECK, Call, arguments, script
 from evsched.transport.embedded import EmbeddedRedis
 from tests.scripts.conftest import NOW, Send, State
+from tests.scripts.test_edit import edit_of
 from tests.support import hostile
 from tests.support.headers import VERBS, read_header
 from tests.support.hostile import ON_RUNNING, VALID, WAYS
@@ -103,6 +104,7 @@ def change_each_way(send: Send, store: Store, job_id: str) -> None:
     calls: list[Call[Any]] = [
         store.ask(job_id),
         store.at(NOW).reschedule(job_id, NOW),
+        store.at(NOW).reschedule(job_id, NOW, edit=edit_of(send, store, job_id)),
         store.at(NOW).enqueue([New(job_id, VALID, due=NOW)], keep=True),
         store.at(NOW).enqueue([New(job_id, VALID, due=NOW)]),
         store.at(NOW).replace([New(job_id, VALID, due=NOW)]),
@@ -113,7 +115,7 @@ def change_each_way(send: Send, store: Store, job_id: str) -> None:
     for call in calls:
         try:
             send(call)
-        except (JobExists, JobMissing, JobRunning):
+        except (JobChanged, JobExists, JobMissing, JobRunning):
             pass
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from evsched.client.edit import digest_of
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
-from evsched.store.client_calls import New
+from evsched.store.client_calls import Edit, New
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send
@@ -23,6 +24,9 @@ CAP = 262_144
 LONG = b"x" * 1_048_576
 MOST = 20_000
 """Bytes that a script may read of records in these tests: those of small records are read as they are."""
+
+READ = digest_of({"payload": VALID, "created": b"%d" % NOW})
+"""The digest of a job whose other fields are too long."""
 
 VERBS: dict[str, Callable[[Store], Call[Any]]] = {
     "dispatch": lambda store: store.at(NOW).dispatch(limit=100, cap=CAP),
@@ -35,6 +39,7 @@ VERBS: dict[str, Callable[[Store], Call[Any]]] = {
     "replace": lambda store: store.at(NOW).replace([New("ready", VALID, due=NOW)]),
     "enqueue-keep": lambda store: store.at(NOW).enqueue([New("ready", VALID, due=NOW)], keep=True),
     "reschedule": lambda store: store.at(NOW).reschedule("due", NOW),
+    "edit": lambda store: store.at(NOW).reschedule("due", NOW, edit=Edit(READ, VALID, None, None, "k", ())),
     "queue-stats": lambda store: store.at(NOW).queue_stats(),
     "audit": lambda store: store.at(NOW).audit([b"ready", b"held", b"due"]),
 }

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from evsched.errors import JobMissing, StoreRefused
+from evsched.client.edit import digest_of
+from evsched.errors import JobChanged, JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.store.client_calls import New
+from evsched.store.client_calls import Edit, New
 from evsched.store.moves import Arrival, Batch
 from evsched.store.operator_calls import Violation, condition
 from evsched.store.queue import Announced
@@ -157,12 +158,16 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "trigger": lambda store, runs: store.at(NOW).trigger("r", f"{NOW:.6f}"),
     "withdraw": lambda store, runs: store.at(NOW).withdraw([("dead", 7)]),
 }
+READY = Edit(
+    digest_of({"payload": b'{"task":"t","reply":true}', "created": b"%d" % (NOW - 5)}), b'{"task":"t"}', 9, "g", "k", ()
+)
 WAITING = ["scheduled", "r4", "g1", "g2", "running", "r@1"]
 BY_FILTER: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "find in ready": lambda store, runs: store.find("ready", TASK),
     "find in a group": lambda store, runs: store.find("backlog:g", TASK),
     "cancel matching": lambda store, runs: store.at(NOW).cancel_matching(WAITING, TASK),
     "reschedule matching": lambda store, runs: store.at(NOW).reschedule_matching(WAITING, TASK, NOW),
+    "edit": lambda store, runs: store.at(NOW).reschedule("r4", NOW, edit=READY),
     "revive matching": lambda store, runs: store.at(NOW).revive_matching(["dead"], TASK),
     "drop matching": lambda store, runs: store.drop_matching(["dead"], TASK),
 }
@@ -196,7 +201,7 @@ REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
 OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
-OF_ONE = {"cancel", "ask", "reschedule", "look", "explain", "enqueue", "revive", "drop"}
+OF_ONE = {"cancel", "ask", "reschedule", "edit", "look", "explain", "enqueue", "revive", "drop"}
 OF_APPS = {"declare", "declare_limits", "register", "retire"}
 OF_REQUESTS = {"trigger", "backfill", "replan", "unpause"}
 OF_RECURRENCES = {"agenda", "roster", "hold", "recur", "remove", "rewind", "prune"} | OF_APPS | OF_REQUESTS
@@ -261,7 +266,7 @@ def refused(send: Send, call: Call[Any]) -> str:
         send(call)
     except StoreRefused as refusal:
         return str(refusal)
-    except JobMissing:
+    except (JobChanged, JobMissing):
         pass
     return ""
 

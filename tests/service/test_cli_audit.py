@@ -49,6 +49,26 @@ def brief(acts: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     return [(act["who"], act["from"], act["act"]) for act in acts]
 
 
+def test_job_is_edited_from_the_command_line(cli: Cli, queue: str, enqueue: Callable[[int], None]) -> None:
+    enqueue(1)
+    of = ("--queue", queue)
+    words = ("edit", "j0", "1", '"two"', "--arg", "a=[3]", "--priority", "9", "--group", "g", "--tag", "x", *of)
+    assert cli.run(*words, "--as", "ann").stdout == "j0: args, kwargs, tags, priority, group changed\n"
+    job = cli.json("show", "j0", *of)
+    assert job["payload"] == {"task": "pay", "args": [1, "two"], "kwargs": {"a": [3]}, "tags": ["x"]}
+    assert (job["priority"], job["group"], job["due"]) == (9, "g", FAR)
+    assert cli.run("edit", "j0", "--arg", "b=4", "--group", "", "--tag", "", *of).returncode == 0
+    job = cli.json("show", "j0", *of)
+    assert (job["payload"]["kwargs"], job["group"], job["tags"]) == ({"a": [3], "b": 4}, None, [])
+    late = cli.run("edit", "j0", "--priority", "1", "--version", "0", *of)
+    assert (late.returncode, "was edited or replaced after you have read it" in late.stderr) == (1, True)
+    assert cli.run("edit", "j0", *of).returncode == 2
+    acts = cli.json("audit", *of, "--who", "ann")
+    assert [(act["act"], act["what"]["changed"]) for act in acts] == [
+        ("edit", ["args", "kwargs", "tags", "priority", "group"])
+    ]
+
+
 def test_acts_are_listed_with_who_and_what(cli: Cli, queue: str, enqueue: Callable[[int], None]) -> None:
     enqueue(3)
     cli.run("pause", queue, "--why", "the provider is down", "--as", "ann")

@@ -15,10 +15,10 @@ from starlette.routing import Mount
 from evsched import keys
 from evsched.config import Config
 from evsched.console import create
+from evsched.console.console_app import PAGES
 from evsched.console.page import Pages
 from evsched.console.user_acts import ACTS
 from evsched.console.users import COOKIE, LENGTH, ROLES, Role, Visitor
-from evsched.console.views import VIEWS
 from evsched.errors import ConfigError
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.browsing import words
@@ -102,9 +102,9 @@ async def test_an_operator_acts_and_is_named_in_the_audit_trail(
 
 async def test_pages_of_a_viewer_only_search_and_sign_out(users: Consoles, app: Any, queue: str, raw: Any) -> None:
     seed(raw, queue)
-    searched = {"", *(view.path for view in VIEWS)}
+    searched = {"", *(view.path for view in PAGES)}
     async with users.signed_in(app, "viewer") as viewer:
-        for view in VIEWS:
+        for view in PAGES:
             answer = await viewer.get(view.path + await query_of(view.path, queue, app, users))
             forms = Found(answer.text).forms
             if view.needs != "viewer":
@@ -387,7 +387,7 @@ async def test_with_a_token_everybody_must_sign_in(users: Consoles) -> None:
 
 async def test_console_of_other_machines_serves_nothing_without_tokens(users: Consoles) -> None:
     async with users.app() as app, users.browser(app, base="http://localhost") as local:
-        for view in VIEWS:
+        for view in PAGES:
             assert (await local.get(view.path)).status_code == 303, view.path
         assert "There is no token yet" in (await local.get("/sign-in")).text
 
@@ -549,7 +549,7 @@ async def test_every_answer_has_the_headers(
 async def test_parameters_of_any_name_are_answered(users: Consoles, app: Any) -> None:
     async with users.signed_in(app, "viewer") as viewer:
         for name in ("path", "prefix", "self", "url", "visitor", "proof", "act", "more", "__class__"):
-            for view in (view for view in VIEWS if view.needs == "viewer"):
+            for view in (view for view in PAGES if view.needs == "viewer"):
                 assert (await viewer.get(view.path, params={name: "1"})).status_code < 500, (view.path, name)
 
 

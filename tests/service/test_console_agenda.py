@@ -13,7 +13,7 @@ from evsched.client.client import Client
 from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import New
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.console_pages import browsing
+from tests.support.browsing import browsing
 
 PAYLOAD = b'{"task":"report"}'
 

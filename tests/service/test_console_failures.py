@@ -6,22 +6,26 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from html import unescape
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from evsched import Filter
 from evsched.client.client import Client
 from evsched.console import failed_jobs
 from evsched.console.failed_jobs import QueueCount
+from evsched.console.failure_sums import Failures, last_day
 from evsched.console.page import MeteredClient
 from evsched.jobs.job import Buried, Retried
 from evsched.store.client_calls import New
 from evsched.store.store import Store
+from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from tests.support.console_pages import browsing
+from tests.support.browsing import browsing, words
 
 PLACE = "/srv/app/webhooks.py:88 in post"
 TRACE = """Traceback (most recent call last):
@@ -56,6 +60,14 @@ async def fail(
         assert await sender.send(store.at(now).retry("w", [(run, end) for run in runs])) == []
 
 
+def sums(count: QueueCount) -> list[Failures]:
+    return count.shown.jobs.summed(count.queue, "error", last_day(time.time()), count.shown.at)
+
+
+def dead(count: QueueCount) -> int:
+    return sum(one.dead for one in sums(count))
+
+
 async def test_failures_are_grouped_by_task_exception_and_line(
     server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
 ) -> None:
@@ -67,18 +79,18 @@ async def test_failures_are_grouped_by_task_exception_and_line(
     await fail(sender, store, ["f"], Buried("expired 12 s before it could start", False, "expired"))
     await fail(sender, store, ["g"], Buried("expired 250 s before it could start", False, "expired"))
     async with browsing(server.url) as browser:
-        page, words = await browser.settled("/failures"), await browser.words("/failures")
-    assert "6 jobs are dead, 1 will be retried, in 3 groups." in words
-    assert "One group grows" not in words
-    assert "3 groups grow: ConnectTimeout in hook since" not in words, "one death is no growth"
-    assert "2 groups grow: ConnectTimeout in hook since" in words
-    group = words[words.index("ConnectTimeout in hook no connection") :]
+        page, said = await browser.settled("/failures"), await browser.words("/failures")
+    assert "6 jobs are dead, 1 will be retried, in 3 kinds." in said
+    assert "One kind grows" not in said
+    assert "3 kinds grow: ConnectTimeout in hook since" not in said, "one death is no growth"
+    assert "2 kinds grow: ConnectTimeout in hook since" in said
+    group = said[said.index("ConnectTimeout in hook no connection") :]
     assert group.startswith("ConnectTimeout in hook no connection to seeblick.example app/webhooks.py:88 in post")
     assert f"{queue}; 2 groups, 3 of 4 for seeblick" in group
     assert "3 dead 1 to be retried Revive 3… Drop…" in group
     assert '<mark>  File "/srv/app/webhooks.py", line 88, in post' in unescape(page)
-    assert "no exception in hook expired 250 s before it could start" in words
-    assert f"evsched dead --limit 100 --queue {queue} --task hook --error ConnectTimeout" in words
+    assert "no exception in hook expired 250 s before it could start" in said
+    assert f"evsched dead --limit 100 --queue {queue} --task hook --error ConnectTimeout" in said
 
 
 async def test_the_links_of_a_group_are_about_its_jobs(
@@ -109,17 +121,17 @@ async def test_many_jobs_are_counted_in_slices_and_again(
     await count.step(client)
     await count.step(client)
     assert (count.over, count.shown.total) == (False, 600)
-    assert 0 < sum(one.dead for one in count.shown.kinds.values()) < 600
+    assert 0 < dead(count) < 600
     while not count.over:
         await count.step(client)
-    (group,) = count.shown.kinds.values()
+    (group,) = sums(count)
     assert (group.dead, count.shown.examined) == (600, 600)
     await sender.send(store.drop(jobs[:100]))
     await count.step(client)
-    assert sum(one.dead for one in count.shown.kinds.values()) == 600, "the last whole count is shown until the next"
+    assert dead(count) == 600, "the last whole count is shown until the next"
     while count.is_due() and count.shown.dead == 600:
         await count.step(client)
-    assert sum(one.dead for one in count.shown.kinds.values()) == 500
+    assert dead(count) == 500
     await client.close()
 
 
@@ -131,9 +143,9 @@ async def test_a_queue_that_redis_refuses_to_read_does_not_hide_the_others(
     raw.set("evsched:{broken}:dead", "wrong")
     raw.sadd("evsched:queues", "broken")
     async with browsing(server.url, queues=(queue, "broken")) as browser:
-        words = await browser.words("/failures")
-        assert "1 job is dead" in words
-        assert "not read broken:" in words
+        said = await browser.words("/failures")
+        assert "1 job is dead" in said
+        assert "not read broken:" in said
         assert f"No job is dead in {queue}" not in await browser.words("/failures", queue=queue)
 
 
@@ -155,3 +167,78 @@ async def test_without_failures_the_page_says_so(server: EmbeddedRedis, queue: s
     await client.close()
     async with browsing(server.url) as browser:
         assert "No job is dead, and none waits for a retry." in await browser.words("/failures")
+
+
+async def test_customer_with_most_failures_since_noon_is_found_in_three_clicks(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
+) -> None:
+    """And its jobs, of all tasks and of this span alone, are revived in two more."""
+    await fail(sender, store, ["a", "b"], TIMEOUT, "seeblick")
+    await fail(sender, store, ["c"], Buried("attempt 1 of 1: x", False, error="ValueError"), "seeblick", "export")
+    await fail(sender, store, ["d", "e"], TIMEOUT, "westend")
+    await fail(sender, store, ["f"], TIMEOUT)
+    await sender.send(Call(("ZADD", f"evsched:{{{queue}}}:dead", 1e9, "a"), int))
+    async with browsing(server.url, queues=(queue,)) as browser:
+        page = await browser.settled("/")
+        for link in ("Failures", "group", "today"):  # the morning has no noon
+            path = re.findall(rf'<a href="([^"]+)"[^>]*>{link}(?=<| )', page)[0]
+            page = await browser.settled(unescape(path))
+        said = words(page)
+        assert "5 jobs died today, in 3 groups. Most: seeblick, 2." in said
+        assert "seeblick ValueError in export 1, ConnectTimeout in hook 1" in said
+        assert "westend ConnectTimeout in hook 2" in said
+        assert "no group ConnectTimeout in hook 1" in said
+        acts = [unescape(link) for link in re.findall(r'href="(/bulk[^"]+)"', page)]
+        assert "no+group" not in "".join(acts)
+        (revive,) = (link for link in acts if "verb=revive" in link and "seeblick" in link)
+        dry = await browser.page(revive)
+        assert "Revive 2 jobs?" in words(dry)
+        fields = {name: unescape(value) for name, value in re.findall(r'name="(q)" value="([^"]*)"', dry)}
+        await browser.send(dry.partition('action="/act/revive"')[2], "revive", **fields)
+        await browser.console.acts.wait()
+        left = {job.id for job in await browser.console.client.find(queue, Filter(), "dead")}
+    assert left == {"a", "d", "e", "f"}
+
+
+async def test_failures_of_a_span_that_was_typed_are_counted_by_task_and_order(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
+) -> None:
+    await fail(sender, store, ["a", "b"], TIMEOUT)
+    await fail(sender, store, ["c", "d"], TIMEOUT, task="mail")
+    await fail(sender, store, ["e"], Retried(600.0, "attempt 1 of 3: x", error="ValueError"))
+    for job, at in (("a", "14:00:00"), ("b", "15:00:00"), ("c", "14:30:00"), ("d", "15:00:01")):
+        moment = datetime.fromisoformat(f"2026-03-01T{at}+01:00").timestamp()
+        await sender.send(Call(("ZADD", f"evsched:{{{queue}}}:dead", moment, job), int))
+    async with browsing(server.url, queues=(queue,), console_zone="Europe/Berlin") as browser:
+        span = {"from": "2026-03-01T14:00", "to": "2026-03-01T15:00"}
+        page = await browser.settled("/failures", by="task", sort="last", **span)
+        assert "3 jobs died from 1 Mar 14:00:00 until 1 Mar 15:00:00, in 2 tasks." in re.sub(
+            r" 20\d\d", "", words(page)
+        )
+        assert re.findall(r"<h2><a[^>]*>(\w+)</a>", page) == ["hook", "mail"]
+        links = [unescape(link) for link in re.findall(r'href="(/bulk\?verb=revive[^"]+)"', page)]
+        assert parse_qs(urlsplit(links[0]).query)["q"] == [
+            "place:dead since:2026-03-01T14:00+01:00 until:2026-03-01T15:00+01:00"
+        ]
+        assert "Revive 3 jobs?" in await browser.words(links[0])
+        wrong = await browser.words("/failures", **{"from": span["to"], "to": span["from"]})
+        assert "The span cannot be read: the span ends before it begins: exchange both times." in wrong
+        assert "1 will be retried" in wrong
+
+
+async def test_span_of_jobs_is_picked_without_syntax(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
+) -> None:
+    await fail(sender, store, ["a", "b"], TIMEOUT)
+    moment = datetime.fromisoformat("2026-03-01T14:30+01:00").timestamp()
+    await sender.send(Call(("ZADD", f"evsched:{{{queue}}}:dead", moment, "a"), int))
+    async with browsing(server.url, queues=(queue,), console_zone="Europe/Berlin") as browser:
+        page = await browser.page("/jobs", q="place:dead", **{"from": "2026-03-01T14:00", "to": "2026-03-01T15:00"})
+        assert 'value="place:dead since:2026-03-01T14:00+01:00 until:2026-03-01T15:00+01:00"' in page
+        assert "1 job matches." in words(page)
+        assert 'name="from" value="2026-03-01T14:00"' in page
+        again = await browser.page("/jobs", q="place:dead since:2h until:1h", span="today")
+        assert "place:dead since:20" in again
+        assert "until:" not in unescape(re.findall(r'name="q" [^>]*value="([^"]*)"', again)[0])
+        wrong = await browser.words("/jobs", q="place:dead", **{"from": "soon"})
+        assert "The span cannot be read: 'soon' is not a time" in wrong

@@ -13,7 +13,7 @@ from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
-from tests.support.console_pages import Browser, browsing
+from tests.support.browsing import Browser, browsing
 
 LATER = 4_000_000_000.0
 

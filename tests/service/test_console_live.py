@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from evsched.console import live
+from evsched.console.console_app import PAGES
 from evsched.console.page import View
 from evsched.console.users import COOKIE
-from evsched.console.views import VIEWS
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 from tests.support.console import Consoles, Found, Stream, consoles, query_of, seed
@@ -23,7 +23,7 @@ from tests.support.sent import Sent
 
 pytestmark = pytest.mark.one_server
 
-LIVE = [view for view in VIEWS if view.every is not None]
+LIVE = [view for view in PAGES if view.every is not None]
 IDS = [view.name for view in LIVE]
 
 

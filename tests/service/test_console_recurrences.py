@@ -17,7 +17,7 @@ from evsched.recurrence.recurrence import Declared
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from tests.support.console_pages import browsing, words_of
+from tests.support.browsing import browsing, words
 
 PAYLOAD = b'{"task":"report","kwargs":{"token":"abc123","week":7},"redact":["token"]}'
 
@@ -104,8 +104,8 @@ async def test_many_recurrences_are_read_in_slices_and_shown_on_pages(
         assert (len(rows), visited.commands) == (130, 5), "four slices, and a glance"
         browser.console.memory["rosters"] = found
         first, second = await browser.settled("/recurrences"), await browser.settled("/recurrences", page="1")
-    assert "1 to 100 of 130" in words_of(first)
-    assert "101 to 130 of 130" in words_of(second)
+    assert "1 to 100 of 130" in words(first)
+    assert "101 to 130 of 130" in words(second)
     names = [re.findall(r"/recurrence\?[^\"]*name=(r\d+)", page) for page in (first, second)]
     assert sorted([*names[0], *names[1]]) == [f"r{n:03}" for n in range(130)]
 
@@ -156,9 +156,9 @@ async def test_a_backfill_is_counted_before_it_runs(
     span = {"from": "2026-03-28", "to": "2026-03-31"}
     async with browsing(server.url) as browser:
         page = await browser.page("/recurrence", queue=queue, name="nightly", **span)
-        words = words_of(page)
-        assert "3 planned times have passed in this span. Nothing has changed yet." in words
-        assert "28 Mar 02:30:00, 29 Mar 03:00:00, 30 Mar 02:30:00" in re.sub(r"(Mar) 20\d\d", r"\1", words)
+        said = words(page)
+        assert "3 planned times have passed in this span. Nothing has changed yet." in said
+        assert "28 Mar 02:30:00, 29 Mar 03:00:00, 30 Mar 02:30:00" in re.sub(r"(Mar) 20\d\d", r"\1", said)
         assert await sender.send(store.requests("nightly")) == 0
         fields = dict(re.findall(r'name="(from|to)" value="([\d.]+)"', unescape(page)))
         said = await browser.send(page, "backfill", queue=queue, name="nightly", **fields)

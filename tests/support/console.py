@@ -153,6 +153,7 @@ def seed(raw: Any, queue: str) -> None:
 QUERIES: Final[dict[str, str]] = {
     "/queue": "?name={queue}",
     "/job": "?queue={queue}&id=waits",
+    "/edit": "?queue={queue}&id=waits",
     "/bulk": "?verb=cancel&q=queue:{queue}+place:schedule",
     "/recurrence": "?queue={queue}&name=r",
     "/act": "?id={run}",

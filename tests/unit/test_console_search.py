@@ -20,6 +20,8 @@ def test_words_of_a_search_are_conditions_that_all_hold() -> None:
         task="send", tags=["patient:42", "a"], arguments={"patient": 42, "to": "bob b"}, older=7200.0
     )
     assert read_search("since:2h").filter.since == timedelta(hours=2)
+    at = read_search("since:2030-01-31T09:00 until:2030-01-31T09:30+00:00", "Asia/Tokyo").filter
+    assert (at.since, at.until) == (1896048000.0, 1896082200.0), "a time without an offset is in the console's zone"
     assert read_search('group:"a b"').filter.group == "a b"
 
 

@@ -1,4 +1,4 @@
-"""How the console writes values, and draws charts."""
+"""How the console writes values, and draws words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from evsched.console import charts, words
+from evsched.console import words
 
 
 def test_text_from_jobs_cannot_hide_or_turn_the_page_around() -> None:
@@ -37,7 +37,7 @@ def test_a_time_has_its_date_unless_that_is_today_and_the_exact_time_for_the_bro
 
 
 def test_charts_draw_a_bar_for_each_value_and_none_for_nothing() -> None:
-    assert charts.bars([0, 5, 10], 30, 20) == "M10,20h8v-10h-8zM20,20h8v-20h-8z"
-    assert charts.bars([0, 0], 30, 20) == ""
-    assert charts.bars([], 30, 20) == ""
-    assert charts.ticks(["done", "failed", "missed", "done"], 24, "done") == "M0,2h3v12h-3zM18,2h3v12h-3z"
+    assert words.bars([0, 5, 10], 30, 20) == "M10,20h8v-10h-8zM20,20h8v-20h-8z"
+    assert words.bars([0, 0], 30, 20) == ""
+    assert words.bars([], 30, 20) == ""
+    assert words.ticks(["done", "failed", "missed", "done"], 24, "done") == "M0,2h3v12h-3zM18,2h3v12h-3z"

@@ -1,4 +1,4 @@
-"""The page of what fails: dead jobs and jobs that wait for a retry, grouped by task, exception and line."""
+"""The page of what fails: dead jobs and jobs that wait for a retry, by error, task or group, and by when they died."""
 
 from __future__ import annotations
 
@@ -8,39 +8,49 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import Struct
 
-from evsched.console.failed_jobs import OTHERS, FailureCounts, Failures, Kind, QueueCount
+from evsched.console.failed_jobs import FailureCounts, QueueCount
+from evsched.console.failure_sums import OTHERS, By, DeathSpan, Failures, Kind, last_day
 from evsched.console.page import View, Visit
-from evsched.console.search import quoted
+from evsched.console.search import PickedSpan, offered_spans, pick_span, written_words
 from evsched.jobs.record import JobStatus
 from evsched.keys import check_queue
+from evsched.recurrence.cron import find_zone
 
 _SHOWN: Final = 50
-"""Kinds of failures of a page."""
+"""Rows of a page."""
 
 _READ: Final = 12
-"""Kinds whose newest job is read, for its traceback."""
+"""Rows whose newest job is read, for its traceback."""
 
 _NAMED: Final = 5
 """Queues that a search names; of more, it searches all."""
 
 _ORDERS: Final[dict[str, tuple[str, Callable[[Failures], float]]]] = {
     "growing": ("growing first", lambda one: one.growth),
-    "last": ("last", lambda one: one.last),
-    "dead": ("most dead", lambda one: one.dead),
+    "last": ("newest first", lambda one: one.last),
+    "dead": ("most first", lambda one: one.dead),
 }
+
+_BY: Final[dict[By, tuple[str, str]]] = {
+    "error": ("error", "kinds"),
+    "task": ("task", "tasks"),
+    "group": ("group", "groups"),
+}
+"""The words of the link that groups by it, and how a sentence counts the rows."""
 
 
 class FailureRow(Struct, frozen=True):
-    """Jobs that failed alike, as the page shows them."""
+    """Jobs that are counted together, as the page shows them."""
 
     title: str
     error: str
-    """The whole class of the exception; empty = none was raised."""
+    """The whole class of the exception; empty = none was raised, or there are several."""
     task: str
+    """The task, if the jobs have one error."""
     location: str
     """The line of the user's code, with the last two parts of its path."""
     message: str
@@ -49,10 +59,14 @@ class FailureRow(Struct, frozen=True):
     retried: int
     first: float | None
     last: float | None
-    hours: list[int]
+    bars: list[int]
     groups: list[tuple[str, int]]
     grouped: int
     """How many groups there are."""
+    errors: list[tuple[str, str, int]]
+    """The most frequent errors, if there are several: the error, the task, and how many."""
+    more: int
+    """How many other errors there are."""
     queues: list[str]
     search: str
     """Finds these jobs; empty if no search does."""
@@ -64,39 +78,40 @@ class FailureRow(Struct, frozen=True):
     """Queue and id."""
 
 
-def merge(counts: Sequence[QueueCount]) -> list[Failures]:
-    """Return the failures of several queues as one list."""
+def merge(counts: Sequence[QueueCount], by: By, span: DeathSpan) -> list[Failures]:
+    """Return the sums of several queues as one list."""
     found = dict[Kind, Failures]()
     for count in counts:
-        for kind, one in count.shown.kinds.items():
-            found.setdefault(kind, Failures(kind)).add(one)
+        for one in count.shown.jobs.summed(count.queue, by, span, count.shown.at):
+            found.setdefault(one.key, Failures(one.key)).add(one)
     return [*found.values()]
 
 
-def _search(one: Failures) -> str:
+def _search(one: Failures, by: By, span: dict[str, str]) -> str:
     """Return the search that finds the jobs; empty if no search does."""
-    if one.kind == OTHERS or not one.task:
+    task, error, _, rest = one.key
+    words = {"task": task}
+    if by == "group":
+        words = {"group": rest}
+    elif by == "error" and error:
+        words["error"] = error
+    elif by == "error":
+        words["reason"] = max(rest.split("#"), key=len).strip()
+    if one.key == OTHERS or not all(words.values()):
         return ""
-    words = {"task": one.task}
-    if one.error:
-        words["error"] = one.error
-    else:
-        fixed = max(one.pattern.split("#"), key=len).strip()
-        if not fixed:
-            return ""
-        words["reason"] = fixed
     if len(one.queues) <= _NAMED:
         words["queue"] = ",".join(sorted(one.queues))
-    return " ".join(f"{name}:{quoted(value)}" for name, value in words.items())
+    return written_words({**words, **span}.items())
 
 
-def _message(one: Failures) -> str:
+def _message(one: Failures, newest: JobStatus | None) -> str:
     """Return the reason of the newest job without what the page says besides: the attempt, the class and the line."""
-    text = re.sub(r"^attempt \d+ of \d+: ", "", one.newest[4])
-    if not one.error:
+    _, error, location, _ = one.key
+    text = re.sub(r"^attempt \d+ of \d+: ", "", one.newest[4] or (newest and newest.reason) or "")
+    if not error:
         return text
-    text = text.removesuffix(f" ({one.location})")
-    return text.removeprefix(one.error).removeprefix(one.error.rpartition(".")[2]).removeprefix(": ") or text
+    text = text.removesuffix(f" ({location})")
+    return text.removeprefix(error).removeprefix(error.rpartition(".")[2]).removeprefix(": ") or text
 
 
 def split_traceback(status: JobStatus) -> tuple[str, str, str] | None:
@@ -115,72 +130,153 @@ def split_traceback(status: JobStatus) -> tuple[str, str, str] | None:
     return text[:start], text[start:end], text[end:]
 
 
-def _row(
-    one: Failures, others: Counter[tuple[str, str]], over: bool, newest: JobStatus | None, now: float
-) -> FailureRow:
-    search = _search(one)
-    return FailureRow(
-        title=one.error.rpartition(".")[2] or ("other failures" if one.kind == OTHERS else "no exception"),
-        error=one.error,
-        task=one.task,
-        location="/".join(one.location.replace("\\", "/").split("/")[-2:]),
-        message=_message(one),
-        dead=one.dead,
-        retried=one.retried,
-        first=None if one.first == inf else one.first,
-        last=None if one.last == -inf else one.last,
-        hours=one.by_hour(now),
-        groups=one.groups.most_common(2),
-        grouped=len(one.groups),
-        queues=sorted(one.queues),
-        search=search,
-        exact=over and bool(one.error) and others[one.task, one.error] == 1,
-        traceback=None if newest is None else split_traceback(newest),
-        newest=one.newest[2:4],
-    )
+class _Drawn(Struct, frozen=True):
+    """How the rows of a page are drawn."""
+
+    by: By
+    span: dict[str, str]
+    """The qualifiers of the span."""
+    others: Counter[tuple[str, str]]
+    """How many rows each task and error has."""
+    over: bool
+    """Whether all jobs were counted."""
+
+    def row(self, one: Failures, newest: JobStatus | None) -> FailureRow:
+        task, error, location, rest = one.key
+        titles = {"error": _title(one.key), "task": task or "no task", "group": rest or "no group"}
+        errors = [] if self.by == "error" else sorted(one.kinds.items(), key=lambda of: (-of[1], of[0]))[:3]
+        return FailureRow(
+            title=titles[self.by],
+            error=error,
+            task=task if self.by == "error" else "",
+            location="/".join(location.replace("\\", "/").split("/")[-2:]),
+            message=_message(one, newest) if self.by == "error" else "",
+            dead=one.dead,
+            retried=one.retried,
+            first=None if one.first == inf else one.first,
+            last=None if one.last == -inf else one.last,
+            bars=one.bars,
+            groups=[] if self.by == "group" else one.groups.most_common(2),
+            grouped=0 if self.by == "group" else len(one.groups),
+            errors=[(_title(kind), kind[0], count) for kind, count in errors],
+            more=max(0, len(one.kinds) - 3) if errors else 0,
+            queues=sorted(one.queues),
+            search=_search(one, self.by, self.span),
+            exact=self.over and (self.by != "error" or (bool(error) and self.others[task, error] == 1)),
+            traceback=None if newest is None else split_traceback(newest),
+            newest=one.newest[2:4],
+        )
 
 
-def _command(queue: str, first: Failures | None) -> str:
+def _title(kind: Kind) -> str:
+    return "other failures" if kind == OTHERS else kind[1].rpartition(".")[2] or "no exception"
+
+
+def _command(queue: str, first: Failures | None, by: By, span: dict[str, str]) -> str:
     """Return the command that lists the jobs of the first row, or of the queue."""
     words = ["evsched", "dead", "--limit", "100"]
     if queue or first is not None:
         words += ["--queue", queue or min(first.queues if first else (), default="default")]
-    if first is not None and first.task and first.error:
-        words += ["--task", first.task, "--error", first.error.rpartition(".")[2]]
-    return shlex.join(words)
+    if first is not None:
+        task, error, _, rest = first.key
+        given = {"group": rest} if by == "group" else {"task": task, "error": error.rpartition(".")[2]}
+        if by == "task" or all(given.values()):
+            words += [word for name, value in given.items() if value for word in (f"--{name}", value)]
+    return shlex.join([*words, *(word for name, value in span.items() for word in (f"--{name}", value))])
+
+
+def _span(picked: PickedSpan, now: float) -> DeathSpan:
+    if picked.since is None and picked.until is None:
+        return last_day(now)
+    since = -inf if picked.since is None else picked.since
+    until = inf if picked.until is None else picked.until
+    end = min(until, max(now, since + 1)) if picked.name == "" else since + _LENGTHS[picked.name]
+    return DeathSpan(picked.since if picked.since is not None else end - 86400, end, since, until)
+
+
+_LENGTHS: Final = {"1h": 3600, "noon": 43200, "today": 86400, "24h": 86400, "7d": 604800}
+"""Seconds of the chart of a span that a link has picked."""
+
+_SPOKEN: Final = {
+    "1h": "in the last hour",
+    "noon": "since noon",
+    "today": "today",
+    "24h": "in 24 hours",
+    "7d": "in 7 days",
+}
+"""How a sentence calls a span that a link has picked."""
+
+
+def _counted(counts: Sequence[QueueCount]) -> dict[str, Any]:
+    """Return how far the counts are."""
+    begun = [count.shown.at for count in counts if count.shown.at]
+    return {
+        "over": all(count.over for count in counts),
+        "examined": sum(count.shown.examined for count in counts),
+        "total": sum(count.shown.total for count in counts),
+        "unread": [(count.queue, count.problem) for count in counts if count.problem],
+        "now": max(begin for begin in begun) if begun else time.time(),
+        "oldest": min(begun) if begun else time.time(),
+        "as_of": time.time(),
+    }
+
+
+def _chosen(visit: Visit, known: Sequence[str]) -> dict[str, Any]:
+    """Return what the links and the form of the page have chosen, and offer."""
+    zone = visit.console.config.console_zone
+    picked = pick_span(visit.get("span"), visit.get("from"), visit.get("to"), zone, time.time())
+    by = cast(By, visit.get("by")) if visit.get("by") in _BY else "error"
+    in_span = picked.since is not None or picked.until is not None
+    orders = [name for name in _ORDERS if name != "growing" or (by == "error" and not in_span)]
+    given = {name: visit.get(name) for name in ("queue", "sort", "by", "span", "from", "to")}
+    words = picked.words(find_zone(zone))
+    all_of_span = {**words, **({"queue": given["queue"]} if given["queue"] else {})}
+    return {
+        "queue": given["queue"],
+        "known": known,
+        "by": by,
+        "bys": {name: word for name, (word, _) in _BY.items()},
+        "order": next(
+            (name for name in orders if name == given["sort"]), orders[0] if len(orders) == len(_ORDERS) else "dead"
+        ),
+        "orders": {name: _ORDERS[name][0] for name in orders},
+        "picked": picked,
+        "spans": offered_spans(zone),
+        "spoken": _SPOKEN.get(picked.name, ""),
+        "in_span": in_span,
+        "span_words": words,
+        "all_of_span": written_words(all_of_span.items()),
+        "given": {name: value for name, value in given.items() if value},
+    }
 
 
 async def _failures(visit: Visit) -> dict[str, Any]:
-    client, order = visit.client, visit.get("sort")
+    client = visit.client
     known = await visit.console.queues(client)
     queues = [check_queue(visit.get("queue"))] if visit.get("queue") else known
     counted: FailureCounts = visit.console.memory.setdefault("failures", FailureCounts())
     counts = await counted.look(client, queues)
-    now = max((count.shown.at for count in counts), default=0.0) or time.time()
-    found = merge(counts)
-    found.sort(key=lambda one: (-_ORDERS.get(order, _ORDERS["growing"])[1](one), -one.dead, -one.retried, one.kind))
-    shown, others = found[:_SHOWN], Counter((one.task, one.error) for one in found)
-    over = all(count.over for count in counts)
-    newest = await counted.newest_of(client, shown[:_READ], over)
+    values = {**_counted(counts), **_chosen(visit, known)}
+    by, order, in_span, words = values["by"], values["order"], values["in_span"], values["span_words"]
+    span = _span(values["picked"], values["now"])
+    found = merge(counts, by, span)
+    found.sort(key=lambda one: (-_ORDERS[order][1](one), -one.dead, -one.retried, one.key))
+    shown = found[:_SHOWN]
+    drawn = _Drawn(by, words, Counter((one.key[0], one.key[1]) for one in found), values["over"])
+    view = repr((by, values["picked"].name or words, values["queue"]))
+    newest = await counted.newest_of(client, view, shown[:_READ], values["over"])
+    grow = [one for one in found if one.grows()] if by == "error" and not in_span else []
     return {
-        "rows": [_row(one, others, over, newest.get(one.kind), now) for one in shown],
-        "growing": [_row(one, others, over, None, now) for one in found if one.grows(now)][:2],
-        "grow": sum(one.grows(now) for one in found),
+        **values,
+        "rows": [drawn.row(one, newest.get(one.key)) for one in shown],
+        "growing": [drawn.row(one, None) for one in grow[:2]],
+        "grow": len(grow),
         "kinds": len(found),
-        "dead": sum(count.shown.dead for count in counts),
+        "counted_as": _BY[by][1] if len(found) != 1 else _BY[by][1].removesuffix("s"),
+        "dead": sum(one.dead for one in found) if in_span else sum(count.shown.dead for count in counts),
         "retried": sum(one.retried for one in found),
-        "over": over,
-        "examined": sum(count.shown.examined for count in counts),
-        "total": sum(count.shown.total for count in counts),
-        "unread": [(count.queue, count.problem) for count in counts if count.problem],
-        "now": now,
-        "oldest": min((count.shown.at for count in counts if count.shown.at), default=now),
-        "as_of": time.time(),
-        "queue": visit.get("queue"),
-        "known": known,
-        "order": order if order in _ORDERS else "growing",
-        "command": _command(visit.get("queue"), found[0] if found else None),
-        "orders": {name: words for name, (words, _) in _ORDERS.items()},
+        "bar": span.bar,
+        "command": _command(values["queue"], found[0] if found else None, by, words),
     }
 
 

@@ -1,4 +1,4 @@
-"""The pages about jobs: a search, an act on all that match, and one job."""
+"""The pages about jobs: a search, and an act on all that match."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from evsched.client import operations, spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
-from evsched.console.search import QUALIFIERS, Search, quoted, read_search
+from evsched.console.search import QUALIFIERS, Search, offered_spans, pick_span, quoted, read_search
 from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
-from evsched.errors import JobMissing, StoreError
+from evsched.errors import StoreError
 from evsched.jobs.record import Place
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted_member
-from evsched.keys import check_queue
+from evsched.recurrence.cron import find_zone
 from evsched.store.operator_calls import Match
-from evsched.top.stack import ask_stack
 
 _ROWS: Final = 50
 """Jobs of a page."""
@@ -47,7 +46,7 @@ _KEPT: Final = 10_000
 _SEARCHES: Final = 50
 """Searches that can be gone on with."""
 
-_WORDS: Final[dict[Place, tuple[str, str]]] = {
+PLACE_WORDS: Final[dict[Place, tuple[str, str]]] = {
     "schedule": ("wait", "schedule"),
     "backlog": ("wait", "backlog"),
     "ready": ("wait", "ready"),
@@ -98,7 +97,7 @@ class _Going:
         while self._more and time.monotonic() < until and self._sweep.swept.matched < _KEPT:
             self._more = await client.run(self._sweep.step())
         rows = self._matching(wanted)
-        rows.sort(key=lambda row: (list(_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
+        rows.sort(key=lambda row: (list(PLACE_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
         return Found(rows[:enough], self._sweep.examined, self._sweep.total, not self._more, len(rows))
 
     def _matching(self, wanted: Search) -> list[FoundJob]:
@@ -112,11 +111,11 @@ def _wholes(client: MeteredClient, queues: Sequence[str]) -> dict[str, str]:
 
 def as_row(queue: str, job: Match, declared: Redactions = NONE_DECLARED) -> FoundJob:
     shown = redacted_member(job.id, declared)
-    return FoundJob(queue, job, _WORDS[_place(job)], shown, job.id if shown == job.id else None)
+    return FoundJob(queue, job, PLACE_WORDS[_place(job)], shown, job.id if shown == job.id else None)
 
 
 def _place(job: Match) -> Place:
-    return job.place if job.place in _WORDS else "processing"
+    return job.place if job.place in PLACE_WORDS else "processing"
 
 
 async def _by_order(
@@ -171,15 +170,22 @@ async def _counts(client: MeteredClient, queues: Sequence[str]) -> dict[str, int
     stats = [one for one in found.values() if not isinstance(one, StoreError)]
     if len(stats) < len(found):
         return {}
-    return {_WORDS[place][1]: sum(one.places[place] for one in stats) for place in SEARCHED}
+    return {PLACE_WORDS[place][1]: sum(one.places[place] for one in stats) for place in SEARCHED}
 
 
 async def _jobs(visit: Visit) -> dict[str, Any]:
     text, client = visit.get("q"), visit.client
-    wanted = read_search(text)
+    wanted = read_search(text, visit.console.config.console_zone)
     known = await visit.console.queues(client)
     queues = [*wanted.queues] or known
     values: dict[str, Any] = {"search": wanted, "qualifiers": QUALIFIERS, "known": known}
+    zone = visit.console.config.console_zone
+    picked = pick_span(visit.get("span"), visit.get("from"), visit.get("to"), zone, time.time())
+    if not picked.problem and (picked.since, picked.until) != (None, None):
+        of_span = picked.words(find_zone(zone))
+        return {"redirect": visit.url("/jobs", q=wanted.spanning(of_span.get("since"), of_span.get("until")))}
+    given = wanted.span_fields(zone) | {name: visit.get(name) for name in ("from", "to") if visit.get(name)}
+    values |= {"spans": offered_spans(zone), "given": given, "span_problem": picked.problem}
     values |= {"acts": JOB_ACTS, "go_on": "", "place": wanted.places[0] if len(wanted.places) == 1 else ""}
     values |= {"offered": _offered(wanted), "counts": await _counts(client, queues)}
     if wanted.problem:
@@ -217,7 +223,7 @@ async def _bulk(visit: Visit) -> dict[str, Any]:
     values = {"act": act, "verb": name, "chosen": chosen, "search": None, "matched": len(chosen), "over": True}
     if chosen and not visit.get("all"):
         return values | {"examined": len(chosen), "first": [redacted_member(job) for _, job in chosen[:10]]}
-    wanted = read_search(visit.get("q"))
+    wanted = read_search(visit.get("q"), visit.console.config.console_zone)
     queues = [*wanted.queues] or await visit.console.queues(client)
     wholes = _wholes(client, queues)
     sweep = planned(act, [client.store(part) for part in wholes], wanted).without_change()
@@ -233,32 +239,14 @@ async def _bulk(visit: Visit) -> dict[str, Any]:
     }
 
 
-async def _job(visit: Visit) -> dict[str, Any]:
-    queue, job, client = check_queue(visit.get("queue")), visit.query.get("id", ""), visit.client
-    status = await client.status(queue, job)
-    if status is None:
-        raise JobMissing(
-            f"There is no job {redacted_member(job):.200} in queue {queue}: it never existed, was cancelled while it "
-            "waited, or ended and its retention is over. The history may have its end."
+async def _act(visit: Visit) -> dict[str, Any]:
+    """Say how far an act is, how it ended, and what it left as it was."""
+    run = visit.console.acts.find(visit.get("id"))
+    if run is None:
+        raise HTTPException(
+            HTTPStatus.NOT_FOUND, "This console does not know the act any more. The audit trail has what was done."
         )
-    explained = await client.explain(queue, job)
-    declared = await client.run(operations.redactions(client.stores(queue), [job]))
-    stack, asked = None, bool(visit.get("stack")) and status.place == "processing"
-    if asked:
-        parts = [store.queue for store in client.stores(client.shards.whole(queue))]
-        stack = await ask_stack(visit.console.config.url, parts, job)
-        client.commands += len(parts) + 3  # with its connections
-    return {
-        "stack": stack,
-        "stack_asked": asked,
-        "job": replace(status, id=redacted_member(status.id, declared)),
-        "key": job,
-        "queue": queue,
-        "state": _WORDS[status.place],
-        "explained": explained,
-        "now": time.time(),
-        "waits": status.place in ("schedule", "backlog", "ready"),
-    }
+    return {"run": run}
 
 
 async def complete(visit: Visit) -> list[tuple[str, str]]:
@@ -282,5 +270,5 @@ async def complete(visit: Visit) -> list[tuple[str, str]]:
 VIEWS = (
     View("/jobs", "jobs", _jobs),
     View("/bulk", "bulk", _bulk, part="jobs", needs="operator"),
-    View("/job", "job", _job, part="jobs", every=1.0),
+    View("/act", "act", _act, part="audit", every=1.0),
 )

@@ -37,6 +37,7 @@ _ACTS: Final = {
     "limit": "limited",
     "cancel": "cancelled",
     "reschedule": "rescheduled",
+    "edit": "edited",
     "revive": "revived",
     "drop": "dropped",
     "again": "ran again",

@@ -1,0 +1,101 @@
+"""The pages about one job: its life, and a form that edits it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from msgspec.structs import replace
+
+from evsched.client import operations
+from evsched.client.edit import shown_arguments
+from evsched.console import words
+from evsched.console.page import View, Visit
+from evsched.console.views.jobs import PLACE_WORDS
+from evsched.errors import JobMissing
+from evsched.jobs.record import JobStatus
+from evsched.jobs.redaction import redacted_member
+from evsched.keys import check_queue
+from evsched.top.stack import ask_stack
+
+
+async def _job(visit: Visit) -> dict[str, Any]:
+    queue, job, client = check_queue(visit.get("queue")), visit.query.get("id", ""), visit.client
+    status = await client.status(queue, job)
+    if status is None:
+        raise JobMissing(
+            f"There is no job {redacted_member(job):.200} in queue {queue}: it never existed, was cancelled while it "
+            "waited, or ended and its retention is over. The history may have its end."
+        )
+    explained = await client.explain(queue, job)
+    declared = await client.run(operations.redactions(client.stores(queue), [job]))
+    stack, asked = None, bool(visit.get("stack")) and status.place == "processing"
+    if asked:
+        parts = [store.queue for store in client.stores(client.shards.whole(queue))]
+        stack = await ask_stack(visit.console.config.url, parts, job)
+        client.commands += len(parts) + 3  # with its connections
+    return {
+        "stack": stack,
+        "stack_asked": asked,
+        "job": replace(status, id=redacted_member(status.id, declared)),
+        "key": job,
+        "queue": queue,
+        "state": PLACE_WORDS[status.place],
+        "explained": explained,
+        "now": time.time(),
+        "waits": status.place in ("schedule", "backlog", "ready"),
+    }
+
+
+async def _edit(visit: Visit) -> dict[str, Any]:
+    """Return the form that edits a job; after one that was refused, with the text that was typed."""
+    queue, job = check_queue(visit.get("queue")), visit.query.get("id", "")
+    run = visit.console.acts.find(visit.get("draft"))
+    draft = run.draft if run is not None and run.by == visit.visitor.name else {}
+    status = await visit.client.status(queue, job)
+    if status is None and not draft:
+        raise JobMissing(
+            f"There is no job {redacted_member(job):.200} in queue {queue}: it has ended, or was cancelled."
+        )
+    return {
+        "queue": queue,
+        "key": job,
+        "id": redacted_member(job),
+        "job": status,
+        "state": None if status is None else PLACE_WORDS[status.place],
+        "problem": run.title if run is not None and draft else "",
+        "draft": draft,
+        "form": None if status is None else _form(status, draft),
+    }
+
+
+def _form(status: JobStatus, draft: dict[str, str]) -> dict[str, Any] | None:
+    """Return the values of the fields; None if the job cannot be edited here.
+
+    Each field that a page may show otherwise than the job has it comes with its own text, `shown_`: only what differs
+    from that was changed.
+    """
+    arguments = shown_arguments(status)
+    if arguments is None:
+        return None
+    args, kwargs = map(words.editable, arguments)
+    if len(args) + len(kwargs) > words.EDITABLE_MOST:
+        return None
+    shown = {
+        "priority": str(status.priority),
+        "group": words.visible(status.group or ""),
+        "tags": " ".join(status.tags),
+    }
+    values = {"args": args, "kwargs": kwargs, **shown, "due": ""}
+    return {
+        **{name: draft.get(name, value) for name, value in values.items()},
+        "args_rows": min(20, 2 + draft.get("args", args).count("\n")),
+        "kwargs_rows": min(20, 2 + draft.get("kwargs", kwargs).count("\n")),
+        "kept": {"version": status.version, **{f"shown_{name}": value for name, value in shown.items()}},
+    }
+
+
+VIEWS = (
+    View("/job", "job", _job, part="jobs", every=1.0),
+    View("/edit", "edit", _edit, part="jobs", needs="operator"),
+)
