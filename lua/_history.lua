@@ -19,45 +19,55 @@
 -- be more.
 local HISTORY = { most = 10000, age = 86400 }
 
--- The ends that this call writes: lists of rows, by outcome and worker; and the parts, each of jobs with the same
--- outcome, worker, task and times.
-local endings = { lists = {}, parts = {} }
+-- The ends that this call writes: lists, by outcome and worker; and parts, each of jobs with the same outcome, worker,
+-- label and start. A list has its rows as pieces of text, an id and what follows it, that are joined at the end: each
+-- byte of a text that is made here costs Redis 10 instructions to collect it. `texts`: the beginnings of texts, as JSON.
+local endings = { lists = {}, parts = {}, texts = {} }
 
 -- The beginning of a text as JSON. The same texts come again and again.
-local json_texts = {}
+-- USES endings
 local function json_text(text)
-  local found = json_texts[text]
+  local found = endings.texts[text]
   if not found then
     found = cjson.encode(text:sub(1, 300))
-    json_texts[text] = found
+    endings.texts[text] = found
   end
   return found
 end
 
--- A new part. `label`: JSON, a list of the task and the tags.
+-- Prepare a part for its next jobs, which have another due: what follows their ids, and where they are counted.
 -- USES endings, moment_of, worker_of
-local function begin_part(outcome, worker, label, due, started, now)
+local function prepare(part, due, now)
+  if not part.list then
+    local key = part.outcome .. ' ' .. (worker_of(part.worker or nil) or '')
+    part.list = endings.lists[key] or { ids = {}, pieces = { '[["' } }
+    endings.lists[key] = part.list
+    part.began = moment_of(part.started or nil)
+    endings.parts[#endings.parts + 1] = part
+  end
   local planned = moment_of(due or nil)
-  local began = planned and moment_of(started or nil)
-  local key = outcome .. ' ' .. (worker_of(worker or nil) or '')
-  local part = { outcome = outcome, worker = worker, label = label, due = due, started = started, size = 0 }
-  part.list = endings.lists[key] or {}
-  endings.lists[key] = part.list
+  local began = planned and part.began
+  part.due = due
+  part.text = '",' .. part.label .. ',' .. (planned or 'null') .. ',' .. (began or 'null') .. ',1],["'
+  local late = began and began - planned
+  if late and part.least and part.least <= late and late < part.most then
+    return
+  end
   -- The k of a length of time: it is less than 2^k ms, and at least half of that, or k is 0.
   local function power_of(length)
     local _, k = math.frexp(length * 1000)
     return math.max(0, math.min(k, 40))
   end
-  local lengths = began and power_of(began - planned) .. ' ' .. power_of(now - began) or '- -'
-  part.field = outcome .. ' ' .. lengths .. ' ' .. (label:match('^%["([^"]*)"') or '')
-  part.head = '",' .. label .. ',' .. (planned or 'null') .. ',' .. (began or 'null') .. ','
-  endings.parts[#endings.parts + 1] = part
-  return part
+  local power = late and power_of(late)
+  part.least = late and (power > 0 and 2 ^ (power - 1) / 1000 or -math.huge)
+  part.most = late and (power < 40 and 2 ^ power / 1000 or math.huge)
+  local lengths = late and power .. ' ' .. power_of(now - began) or '- -'
+  part.field = part.outcome .. ' ' .. lengths .. ' ' .. (part.label:match('^%["([^"]*)"') or '')
 end
 
 -- Note the end of a job, for `write_history`. `worker` and what follows it: the fields of its record, as they are
--- there. Jobs that end together have mostly the same task and times.
--- USES policy, endings, attempt_of, json_text, begin_part
+-- there. Jobs that end together have mostly the same task and start.
+-- USES policy, endings, attempt_of, json_text, prepare
 local function add_end(id, outcome, label, now, worker, attempt, started, due, group, by, error, location)
   if policy.history == 0 then
     return
@@ -67,26 +77,27 @@ local function add_end(id, outcome, label, now, worker, attempt, started, due, g
     started = attempt > 0 and started
   end
   local part = endings.last
-  if
-    not part
-    or part.label ~= label
-    or part.due ~= due
-    or part.started ~= started
-    or part.worker ~= worker
-    or part.outcome ~= outcome
-  then
-    part = begin_part(outcome, worker, label, due, started, now)
+  if not part or part.label ~= label or part.started ~= started or part.worker ~= worker or part.outcome ~= outcome then
+    part = { outcome = outcome, worker = worker, label = label, started = started, counts = {} }
     endings.last = part
   end
-  part.size = part.size + 1
-  -- Another client may have used any bytes as an id.
-  local text = id:find('[%c"\\]') and json_text(id):sub(2, -2) or id
-  local row = '["' .. text .. part.head .. attempt
-  if group or by or error or location then
-    row = row .. ',' .. json_text(group or '') .. ',' .. json_text(by or '')
-    row = row .. ',' .. json_text(error or '') .. ',' .. json_text(location or '')
+  if part.due ~= due or not part.list then
+    prepare(part, due, now)
   end
-  part.list[#part.list + 1] = row
+  part.counts[part.field] = (part.counts[part.field] or 0) + 1
+  local text = part.text
+  if attempt ~= '1' or group or by or error or location then
+    text = text:sub(1, -6) .. attempt
+    if group or by or error or location then
+      text = text .. ',' .. json_text(group or '') .. ',' .. json_text(by or '')
+      text = text .. ',' .. json_text(error or '') .. ',' .. json_text(location or '')
+    end
+    text = text .. '],["'
+  end
+  local ids, pieces = part.list.ids, part.list.pieces
+  local count = #ids
+  ids[count + 1] = id
+  pieces[2 * count + 2], pieces[2 * count + 3] = id, text
 end
 
 -- The task and the tags of a payload, for `add_end`; '' if it has no task, or is too long to be decoded here.
@@ -120,10 +131,24 @@ local function note_next(id, now)
 end
 
 -- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.
--- USES policy, endings, seconds, milliseconds
+-- USES policy, endings, seconds, milliseconds, json_text
 local function write_history(now)
   if not next(endings.lists) then
     return
+  end
+  local function rows_of(ids, pieces)
+    local length = 1
+    for _, id in ipairs(ids) do
+      length = length + #id + 3
+    end
+    -- Another client may have used any bytes as an id: the length shows whether JSON has all of them as they are.
+    if #cjson.encode(ids) ~= length then
+      for i, id in ipairs(ids) do
+        pieces[2 * i] = id:find('[%c"\\]') and json_text(id):sub(2, -2) or id
+      end
+    end
+    pieces[#pieces] = pieces[#pieces]:sub(1, -4) .. ']' -- no row follows
+    return table.concat(pieces)
   end
   local history, last = root .. 'history', redis.pcall('XREVRANGE', root .. 'history', '+', '-', 'COUNT', 1)[1]
   local ends, mark = (type(last) == 'table' and last[1] or ''):match('^(%d+)-(%d+)$')
@@ -131,10 +156,10 @@ local function write_history(now)
     mark = string.format('%.0f', math.max(0, math.min(now * 1e6, 9e15)))
     ends = mark
   end
-  for key, ended in pairs(endings.lists) do
+  for key, list in pairs(endings.lists) do
     local outcome, worker = key:match('^(%S+) (.*)$')
-    ends = tonumber(ends) + #ended
-    local jobs = '[' .. table.concat(ended, '],') .. ']]'
+    ends = tonumber(ends) + #list.ids
+    local jobs = rows_of(list.ids, list.pieces)
     local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', jobs }
     local least = string.format('%.0f', math.max(0, ends - policy.history + 1))
     redis.pcall('XADD', history, 'MINID', '=', least, string.format('%.0f-%s', ends, mark), unpack(entry))
@@ -142,7 +167,9 @@ local function write_history(now)
   redis.pcall('PEXPIRE', history, milliseconds(policy.history_age))
   local hour, counts = root .. 'hour:' .. math.floor(now / 3600), {}
   for _, part in ipairs(endings.parts) do
-    counts[part.field] = (counts[part.field] or 0) + part.size
+    for field, more in pairs(part.counts) do
+      counts[field] = (counts[field] or 0) + more
+    end
   end
   for field, more in pairs(counts) do
     if redis.pcall('HINCRBY', hour, field, more) == more then -- a new field
