@@ -20,17 +20,18 @@
 local HISTORY = { most = 10000, age = 86400 }
 
 -- The ends that this call writes: lists, by outcome and worker; and parts, each of jobs with the same outcome, worker,
--- label and start. A list has its rows as pieces of text, an id and what follows it, that are joined at the end: each
--- byte of a text that is made here costs Redis 10 instructions to collect it. `texts`: the beginnings of texts, as JSON.
-local endings = { lists = {}, parts = {}, texts = {} }
+-- label and start. A list has ids, and the texts that follow an id in its row, each with the place of the first id that
+-- it follows: mostly one text for all. Rows are joined at the end, because each byte of a text that is made here costs
+-- Redis 10 instructions to collect it. `known`: the beginnings of texts, as JSON.
+local endings = { lists = {}, parts = {}, known = {} }
 
 -- The beginning of a text as JSON. The same texts come again and again.
 -- USES endings
 local function json_text(text)
-  local found = endings.texts[text]
+  local found = endings.known[text]
   if not found then
     found = cjson.encode(text:sub(1, 300))
-    endings.texts[text] = found
+    endings.known[text] = found
   end
   return found
 end
@@ -40,7 +41,7 @@ end
 local function prepare(part, due, now)
   if not part.list then
     local key = part.outcome .. ' ' .. (worker_of(part.worker or nil) or '')
-    part.list = endings.lists[key] or { ids = {}, pieces = { '[["' } }
+    part.list = endings.lists[key] or { ids = {}, texts = {}, first = {} }
     endings.lists[key] = part.list
     part.began = moment_of(part.started or nil)
     endings.parts[#endings.parts + 1] = part
@@ -94,10 +95,42 @@ local function add_end(id, outcome, label, now, worker, attempt, started, due, g
     end
     text = text .. '],["'
   end
-  local ids, pieces = part.list.ids, part.list.pieces
-  local count = #ids
-  ids[count + 1] = id
-  pieces[2 * count + 2], pieces[2 * count + 3] = id, text
+  local list = part.list
+  local count = #list.ids + 1
+  list.ids[count] = id
+  if text ~= list.last then
+    list.last = text
+    list.texts[#list.texts + 1] = text
+    list.first[#list.texts] = count
+  end
+end
+
+-- The rows of a list as JSON. Another client may have used any bytes as an id: the length of all ids in JSON shows
+-- whether they are in it as they are, which costs less than a pattern for each.
+-- USES json_text
+local function joined_rows(list)
+  local ids, texts, first, length = list.ids, list.texts, list.first, 1
+  for _, id in ipairs(ids) do
+    length = length + #id + 3
+  end
+  if #cjson.encode(ids) ~= length then
+    for i, id in ipairs(ids) do
+      ids[i] = id:find('[%c"\\]') and json_text(id):sub(2, -2) or id
+    end
+  end
+  local rows, count = {}, #ids
+  local last = texts[#texts]:sub(1, -4) .. ']' -- no row follows
+  ids[1] = '[["' .. ids[1]
+  if #texts == 1 then
+    ids[count] = ids[count] .. last
+    return table.concat(ids, texts[1])
+  end
+  for k, text in ipairs(texts) do
+    rows[2 * k - 1] = table.concat(ids, text, first[k], (first[k + 1] or count + 1) - 1)
+    rows[2 * k] = text
+  end
+  rows[#rows] = last
+  return table.concat(rows)
 end
 
 -- The task and the tags of a payload, for `add_end`; '' if it has no task, or is too long to be decoded here.
@@ -131,24 +164,10 @@ local function note_next(id, now)
 end
 
 -- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.
--- USES policy, endings, seconds, milliseconds, json_text
+-- USES policy, endings, seconds, milliseconds, joined_rows
 local function write_history(now)
   if not next(endings.lists) then
     return
-  end
-  local function rows_of(ids, pieces)
-    local length = 1
-    for _, id in ipairs(ids) do
-      length = length + #id + 3
-    end
-    -- Another client may have used any bytes as an id: the length shows whether JSON has all of them as they are.
-    if #cjson.encode(ids) ~= length then
-      for i, id in ipairs(ids) do
-        pieces[2 * i] = id:find('[%c"\\]') and json_text(id):sub(2, -2) or id
-      end
-    end
-    pieces[#pieces] = pieces[#pieces]:sub(1, -4) .. ']' -- no row follows
-    return table.concat(pieces)
   end
   local history, last = root .. 'history', redis.pcall('XREVRANGE', root .. 'history', '+', '-', 'COUNT', 1)[1]
   local ends, mark = (type(last) == 'table' and last[1] or ''):match('^(%d+)-(%d+)$')
@@ -159,8 +178,7 @@ local function write_history(now)
   for key, list in pairs(endings.lists) do
     local outcome, worker = key:match('^(%S+) (.*)$')
     ends = tonumber(ends) + #list.ids
-    local jobs = rows_of(list.ids, list.pieces)
-    local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', jobs }
+    local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', joined_rows(list) }
     local least = string.format('%.0f', math.max(0, ends - policy.history + 1))
     redis.pcall('XADD', history, 'MINID', '=', least, string.format('%.0f-%s', ends, mark), unpack(entry))
   end
