@@ -22,8 +22,9 @@ local HISTORY = { most = 10000, age = 86400 }
 -- The ends that this call writes: lists, by outcome and worker; and parts, each of jobs with the same outcome, worker,
 -- label and start. A list has ids, and the texts that follow an id in its row, each with the place of the first id that
 -- it follows: mostly one text for all. Rows are joined at the end, because each byte of a text that is made here costs
--- Redis 10 instructions to collect it. `known`: the beginnings of texts, as JSON.
-local endings = { lists = {}, parts = {}, known = {} }
+-- Redis 10 instructions to collect it. `plain`: JSON has all ids as they are. `known`: the beginnings of texts, as
+-- JSON.
+local endings = { lists = {}, parts = {}, plain = false, known = {} }
 
 -- The beginning of a text as JSON. The same texts come again and again.
 -- USES endings
@@ -44,13 +45,14 @@ local function prepare(part, due, now)
     part.list = endings.lists[key] or { ids = {}, texts = {}, first = {} }
     endings.lists[key] = part.list
     part.began = moment_of(part.started or nil)
+    part.at = tonumber(part.began)
     endings.parts[#endings.parts + 1] = part
   end
   local planned = moment_of(due or nil)
   local began = planned and part.began
   part.due = due
   part.text = '",' .. part.label .. ',' .. (planned or 'null') .. ',' .. (began or 'null') .. ',1],["'
-  local late = began and began - planned
+  local late = began and part.at - planned
   if late and part.least and part.least <= late and late < part.most then
     return
   end
@@ -62,7 +64,7 @@ local function prepare(part, due, now)
   local power = late and power_of(late)
   part.least = late and (power > 0 and 2 ^ (power - 1) / 1000 or -math.huge)
   part.most = late and (power < 40 and 2 ^ power / 1000 or math.huge)
-  local lengths = late and power .. ' ' .. power_of(now - began) or '- -'
+  local lengths = late and power .. ' ' .. power_of(now - part.at) or '- -'
   part.field = part.outcome .. ' ' .. lengths .. ' ' .. (part.label:match('^%["([^"]*)"') or '')
 end
 
@@ -105,20 +107,23 @@ local function add_end(id, outcome, label, now, worker, attempt, started, due, g
   end
 end
 
--- The rows of a list as JSON. Another client may have used any bytes as an id: the length of all ids in JSON shows
--- whether they are in it as they are, which costs less than a pattern for each.
--- USES json_text
+-- Note whether JSON has all ids of this call as they are: '1' = yes.
+-- USES endings
+local function note_plain(plain)
+  endings.plain = plain == '1'
+end
+
+-- The rows of a list as JSON. Another client may have used any bytes as an id. To look for those costs 4 % of a job, so
+-- a worker does it, where jobs end by the thousand.
+-- USES endings, json_text
 local function joined_rows(list)
-  local ids, texts, first, length = list.ids, list.texts, list.first, 1
-  for _, id in ipairs(ids) do
-    length = length + #id + 3
-  end
-  if #cjson.encode(ids) ~= length then
+  local ids, texts, first = list.ids, list.texts, list.first
+  if not endings.plain then
     for i, id in ipairs(ids) do
       ids[i] = id:find('[%c"\\]') and json_text(id):sub(2, -2) or id
     end
   end
-  local rows, count = {}, #ids
+  local joined, count = {}, #ids
   local last = texts[#texts]:sub(1, -4) .. ']' -- no row follows
   ids[1] = '[["' .. ids[1]
   if #texts == 1 then
@@ -126,11 +131,11 @@ local function joined_rows(list)
     return table.concat(ids, texts[1])
   end
   for k, text in ipairs(texts) do
-    rows[2 * k - 1] = table.concat(ids, text, first[k], (first[k + 1] or count + 1) - 1)
-    rows[2 * k] = text
+    joined[2 * k - 1] = table.concat(ids, text, first[k], (first[k + 1] or count + 1) - 1)
+    joined[2 * k] = text
   end
-  rows[#rows] = last
-  return table.concat(rows)
+  joined[#joined] = last
+  return table.concat(joined)
 end
 
 -- The task and the tags of a payload, for `add_end`; '' if it has no task, or is too long to be decoded here.
