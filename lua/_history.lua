@@ -113,7 +113,7 @@ local function note_plain(plain)
   endings.plain = plain == '1'
 end
 
--- The rows of a list as JSON. Another client may have used any bytes as an id. To look for those costs 4 % of a job, so
+-- The rows of a list as JSON. Another client may have used any bytes as an id. To look for those costs 3 % of a job, so
 -- a worker does it, where jobs end by the thousand.
 -- USES endings, json_text
 local function joined_rows(list)
