@@ -46,8 +46,8 @@ def audit(
     act: Annotated[
         str | None,
         Parameter(
-            help="Only acts of this name: pause, resume, limit, cancel, reschedule, revive, drop, trigger, backfill, "
-            "remove, prune, again, quiet, stop, mend or move."
+            help="Only acts of this name: pause, resume, limit, cancel, reschedule, signal, revive, drop, trigger, "
+            "backfill, remove, prune, again, quiet, stop, mend or move."
         ),
     ] = None,
     id: Annotated[str | None, Parameter(help="Only changes of this job or recurrence.")] = None,  # noqa: A002

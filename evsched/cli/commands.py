@@ -62,6 +62,7 @@ FAMILIES: Final = {
         "cancel": "job_commands:cancel",
         "reschedule": "job_commands:reschedule",
         "run-now": "job_commands:run_now",
+        "signal": "job_commands:signal",
         "dead": "dead_commands:app",
         "history": "history_commands:app",
     },
@@ -86,6 +87,7 @@ FAMILIES: Final = {
         "doctor": "doctor_commands:doctor",
         "lease": "policy_commands:lease",
         "schema": "run_commands:schema",
+        "script": "run_commands:script",
         "completion": "run_commands:completion",
     },
 }

@@ -25,6 +25,7 @@ ActName = Literal[
     "limit",
     "cancel",
     "reschedule",
+    "signal",
     "revive",
     "drop",
     "trigger",
