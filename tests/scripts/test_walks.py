@@ -32,7 +32,7 @@ START = 1_900_000_000.0
 IDS = [f"j{n:02}" for n in range(40)]
 WORKERS = ["u", "v"]
 
-STEPS = 340
+STEPS = 330
 """Steps of a walk: enough to call each verb about ten times, and for pairs of verbs to meet on one id."""
 
 WEIGHTS = {
@@ -44,7 +44,7 @@ WEIGHTS = {
     "fetch_and_die": 1,
     "end": 10,
     "begin": 3,
-    "keep": 1,
+    "keep": 1.5,
     "signal": 2,
     "requeue": 2,
     "decline": 0.5,
