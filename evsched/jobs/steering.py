@@ -71,7 +71,7 @@ class Waiting(Snooze):
 
     def __init__(self, signal: str, until: float) -> None:
         end = "" if until == math.inf else f", at most until {_text(until)}"
-        EvschedError.__init__(self, f"waits for the signal {signal}{end}")
+        EvschedError.__init__(self, f"waiting for the signal {signal}{end}")
         self.delay, self.until, self.signal, self.reason = None, until, signal, str(self)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from evsched import App, GiveUp, Retry, current_job, events
+from evsched import App, GiveUp, Retry, current_job, events, process_events
 from evsched.config import Config
 from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.job import encode
@@ -20,6 +21,7 @@ from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support import long_jobs
 from tests.support.long_jobs import note, notes
+from tests.support.proxy import Proxy
 from tests.support.system import System, system
 
 
@@ -194,6 +196,7 @@ async def test_job_that_waits_holds_no_slot_and_goes_on_when_the_signal_comes(
     async with system(config, app) as running:
         put(raw, queue, kind, path, isolated="approval")
         waiting = await until_waiting(running, queue)
+        assert (waiting.reason or "").startswith("waiting for the signal approved, at most until ")
         assert (waiting.place, waiting.attempt, waiting.snoozes) == ("schedule", 0, 0)
         explained = await app.client.explain(queue, "a")
         assert await app.signal("a", "approved", {"by": "ann"})
@@ -355,3 +358,46 @@ async def test_step_does_not_begin_in_a_worker_that_stops(config: Config, queue:
         running.work()
         await found.result(10)
     assert notes(path) == ["one", "two"]
+
+
+async def test_worker_that_hands_back_a_row_saves_the_place_before_it(config: Config, queue: str) -> None:
+    app, seen, stuck = App(queue=queue), list[int](), asyncio.Event()
+
+    @app.task
+    async def job() -> None:
+        async for row in resumable(range(9), key=int, every=60.0):
+            seen.append(row)
+            if row == 5 and seen.count(5) == 1:
+                stuck.set()
+                await asyncio.Event().wait()
+
+    async with system(replace(config, shutdown_grace=0.0), app) as running:
+        found = await job.enqueue()
+        await stuck.wait()
+        running.workers[0].stop()
+        await running.recorder.wait(events.WorkerStopped)
+        running.work()
+        await found.result(10)
+    assert seen == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8]
+
+
+@pytest.mark.extra
+async def test_step_whose_reply_is_lost_waits_for_redis(own: EmbeddedRedis, queue: str) -> None:
+    app, go, began = App(queue=queue), asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def job() -> int:
+        began.set()
+        await go.wait()
+        return await step("one", lambda: 7)
+
+    async with Proxy(str(own.socket)) as proxy:
+        config = Config(url=f"redis://{proxy.host}:{proxy.port}/0", queues=(queue,), shutdown_grace=5.0)
+        async with system(config, app) as running:
+            found = await job.enqueue()
+            await began.wait()
+            proxy.swallow("down")
+            go.set()
+            await running.recorder.wait(process_events.RedisDown)
+            proxy.heal()
+            assert await found.result(20) == 7

@@ -14,7 +14,7 @@ from evsched.store.client_calls import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State, status_of
 
-WAIT = Snoozed("waits for the signal ok", until=NOW + 60, signal="ok")
+WAIT = Snoozed("waiting for the signal ok", until=NOW + 60, signal="ok")
 
 
 def begin(send: Send, store: Store, now: float = NOW, worker: str = "w") -> FetchedJob:

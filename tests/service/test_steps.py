@@ -23,6 +23,7 @@ __all__ = ["clock", "evsched_server"]
 SHORT = {"EVSCHED_LEASE": "1", "EVSCHED_TEST_HEARTBEAT": "0.2"}
 
 TASKS = """
+import os
 from pathlib import Path
 from evsched import App, Retry
 from evsched.steps import step, wait_for
