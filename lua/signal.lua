@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- signal: moves nothing, or schedule -> schedule: a job that waits for the signal is due now. A signal that comes before
--- the job waits for it is kept with the job.
+-- signal: moves nothing, or schedule -> schedule: a job that waits for the signal is due now. A signal that comes
+-- before the job waits for it is kept with the job.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock

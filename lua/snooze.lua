@@ -19,8 +19,8 @@
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that was cancelled
 -- does not run again: it ends as cancelled. The handler has begun, so the rates get nothing back.
 --
--- A job whose signal has come since its run asked for it is due now. Otherwise `signal` makes it due when it comes: both
--- scripts look for what the other one writes.
+-- A job whose signal has come since its run asked for it is due now. Otherwise `signal` makes it due when it comes:
+-- each of the two scripts looks for the writes of the other.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)

@@ -15,8 +15,8 @@
 -- TWICE  the second call writes nothing; it finds a signal that has come meanwhile
 -- USES   clock, seconds, run_is_here, record, signal_of, awaited_until, kept_text, WAITS_MOST, check_signal
 --
--- A run that gets 'waits' ends by `snooze`, which looks for the signal once more. So that all runs of a job get the same
--- reply, `signal` takes none whose time is over.
+-- A run that gets 'waits' ends by `snooze`, which looks for the signal once more. So that all runs of a job get the
+-- same reply, `signal` takes none whose time is over.
 
 local now, worker, id, run, signal, timeout = unpack(ARGV, 1, 6)
 now = clock(now)
