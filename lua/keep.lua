@@ -14,8 +14,8 @@
 -- TWICE  the second call writes the same
 -- USES   clock, rows, seconds, run_is_here, record, kept_text, find_line, STEPS_MOST, refuse
 --
--- A name has one line: a later value replaces the earlier one. About 5 us for a row, and 0.1 ms when the record keeps
--- as much as it may.
+-- A name has one line: a later value replaces the earlier one. About 10 us for a row, and at most 1 ms when the record
+-- keeps as much as it may, since the field is written again.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = seconds(clock(now))
