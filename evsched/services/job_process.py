@@ -88,7 +88,8 @@ class WorkerLink:
             case process_pool.QuestionAnswered():
                 if order.draining:
                     run.drain()
-                if asked := self._asked.pop(order.number, None):
+                asked = self._asked.pop(order.number, None)
+                if asked is not None and asked.set_running_or_notify_cancel():  # False: its handler was cancelled
                     asked.set_result(order.answer)
             case process_pool.Draining():
                 run.drain()

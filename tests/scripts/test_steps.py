@@ -250,3 +250,18 @@ def test_cancelled_job_does_not_wait(run: FetchedJob, send: Send, store: Store, 
     send(store.at(NOW).cancel("a"))
     assert send(store.at(NOW).snooze("w", [(run, WAIT)])) == []
     assert (state()["job:a"]["outcome"], "waiting" in state()["job:a"]) == ("cancelled", False)
+
+
+def test_waiting_job_moves_to_another_shard_with_its_steps(run: FetchedJob, send: Send, store: Store) -> None:
+    other = Store(f"{store.queue}-1")
+    send(store.at(NOW).keep("w", run, '"one"', b"1"))
+    send(store.at(NOW).wait_for("w", run, "ok", 60.0))
+    send(store.at(NOW).snooze("w", [(run, WAIT)]))
+    batch = send(store.at(NOW).depart(other.queue, "token", [b"a"], calm=0.0)).batch
+    assert batch is not None
+    send(store.vacate(batch, send(other.at(NOW).arrive(store.queue, batch))))
+    with pytest.raises(JobMissing, match="has no record"):
+        send(store.at(NOW).signal("a", "ok", b"1"))
+    status = status_of(send, other, "a")
+    assert (status.steps, status.waiting) == (("one",), SignalWait("ok", NOW, NOW + 60))
+    assert send(other.at(NOW).signal("a", "ok", b"1")) == "due"
