@@ -6,8 +6,8 @@ read_globals = { "redis", "cjson", "cmsgpack", "KEYS", "ARGV" }
 
 -- What the linker writes out (LUA_CONSTANTS of evsched/jobs/record.py).
 local constants = {
-  "DESCRIPTION_FIELDS", "OWN_FIELDS", "END_FIELDS", "JOB_FIELDS", "RUN_FIELDS", "ATTEMPT_FIELDS", "TIME_FIELDS",
-  "COUNT_FIELDS", "GROUP_FIELDS", "RETENTION",
+  "DESCRIPTION_FIELDS", "OWN_FIELDS", "END_FIELDS", "WORK_FIELDS", "JOB_FIELDS", "RUN_FIELDS", "ATTEMPT_FIELDS",
+  "TIME_FIELDS", "COUNT_FIELDS", "GROUP_FIELDS", "RETENTION",
 }
 
 -- A script sees the shared names that its header declares (`-- USES`), besides the names of the keys; a shared file

@@ -209,6 +209,18 @@ class App:
         """
         return Job(id, check_queue(self.queue if queue is None else queue), None, self.client)
 
+    async def signal(self, job_id: str, signal: str, value: Any = None, *, queue: str | None = None) -> bool:
+        """Send a signal to a job, with a JSON value, for which its handler may wait; `queue`: else the app's.
+
+        A job that waits for it goes on at once; otherwise the job keeps it. Return False if a signal of that name had
+        come to the job before: the first one stays.
+
+        Raises:
+            JobMissing: there is no such job, it has ended or is dead, or its wait for the signal is over.
+            ConfigError: the name or the value is not valid.
+        """
+        return await self.client.signal(check_queue(self.queue if queue is None else queue), job_id, signal, value)
+
     @contextmanager
     def sync(self) -> Generator[SyncSession]:
         """Yield a client for a program without an event loop. All its threads may share it; see `SyncSession`."""

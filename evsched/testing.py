@@ -30,6 +30,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
 from datetime import date, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Literal
@@ -53,6 +54,7 @@ from evsched.execution.executor import Executor
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
+from evsched.jobs.kept import KeptAnswer, Question
 from evsched.jobs.retry import task_of
 from evsched.jobs.tasks import Tasks
 from evsched.lease import DEFAULT
@@ -340,7 +342,7 @@ class Clock:
         worked = bool(step.moved or step.buried or recurs <= 0)
         while jobs := self._sender.send(store.start(_WORKER, (), hold=1, lease=DEFAULT)).jobs:
             (job,) = jobs
-            run = Run(job, Delivery(queue, self.now, time.monotonic()))
+            run = Run(job, Delivery(queue, self.now, time.monotonic(), keeper=self))
             task = task_of(job.payload)
             is_target = task in self._targets and task not in self._program.tasks
             await (self._target_executor if is_target else self._executor).run(run)
@@ -352,6 +354,12 @@ class Clock:
             if self._runs > _MOST:
                 raise ConfigError(f"more than {_MOST} runs: does job {job.id}, task {run.task}, schedule itself?")
         return 0.0 if worked else max(_TICK, min(step.sleep, recurs))
+
+    def ask(self, run: Run, question: Question) -> Future[KeptAnswer]:
+        """Answer a question of a run about the data of its job; for evsched's own use."""
+        answer = Future[KeptAnswer]()
+        answer.set_result(self._sender.send(self.store(run.delivery.queue).answer(_WORKER, run.job, question)))
+        return answer
 
     def _end(self, store: Store, run: Run) -> None:
         for call, _ in store.end_runs(_WORKER, [run]):

@@ -265,7 +265,8 @@ local function supplant(id, payload, priority, group, now, more, next_row)
   write_record(id, payload, priority, group, created, more)
 end
 
--- Reset the record of a job that has ended, because its id is used again.
+-- Reset the record of a job that has ended, because its id is used again. The data that its runs have kept stays, for a
+-- job that is revived.
 -- USES record, drop_next
 local function reuse(id)
   redis.call('PERSIST', record(id))
@@ -280,7 +281,7 @@ end
 -- USES record, take_next, acquit, again_of
 local function begin_next(id, again)
   take_next(id)
-  redis.call('HDEL', record(id), 'again', JOB_FIELDS)
+  redis.call('HDEL', record(id), 'again', JOB_FIELDS, WORK_FIELDS)
   acquit(id)
   if again then
     redis.call('ZADD', schedule, 'LT', again_of(again), id)

@@ -29,7 +29,7 @@
 local now, to, token, above, calm = unpack(ARGV, 1, 5)
 now, calm = clock(now), tonumber(calm)
 
--- Bytes of the payloads of a batch, about, and the fields of a record that moves.
+-- Bytes of the payloads and of the results of steps of a batch, about, and the fields of a record that moves.
 local BATCH_MOST, FIELDS_MOST = 262144, 100
 
 expect('ZCARD', dead, leases)
@@ -67,6 +67,14 @@ local function why_stays(member)
   return why_record_stays(member)
 end
 
+-- Bytes of the fields of a record that may be long.
+local function size_of_record(id)
+  local key = record(id)
+  return redis.call('HSTRLEN', key, 'payload')
+    + redis.call('HSTRLEN', key, 'steps')
+    + redis.call('HSTRLEN', key, 'signals')
+end
+
 -- The window that a job waits for, if it is noted as deferred for it; else ''.
 local function window_of(id, due)
   if not field_of(id, 'reason') then
@@ -101,7 +109,7 @@ for member in rows(6, 1) do
       stays[#stays + 1] = member
       stays[#stays + 1] = why
     elseif not number and bytes < BATCH_MOST then
-      bytes = bytes + #member + (is_inline(member) and 0 or redis.call('HSTRLEN', record(member), 'payload'))
+      bytes = bytes + #member + (is_inline(member) and 0 or size_of_record(member))
       leaving[#leaving + 1] = member
     end
   end

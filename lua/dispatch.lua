@@ -195,7 +195,7 @@ local function move_on(id, score)
   end
   if finished then
     reuse(id)
-    redis.call('HDEL', key, OWN_FIELDS) -- of the job that has ended: a client used its id again
+    redis.call('HDEL', key, OWN_FIELDS, WORK_FIELDS) -- of the job that has ended: a client used its id again
     redis.call('DEL', root .. 'reply:' .. id)
   end
   if is_ready[id] or (parked and throttled_in(id)) then

@@ -88,6 +88,7 @@ OPERATIONS: Final = (
     _row("PATCH", _JOB, job_handlers.edit),
     _row("DELETE", _JOB, job_handlers.cancel, 204, 202),
     _row("GET", f"{_JOB}/explain", job_handlers.explain),
+    _row("POST", f"{_JOB}/signals", job_handlers.signal),
     _row("GET", f"{_JOB}/result", job_handlers.wait_for_end, 200, 202),
     _row("GET", f"{_QUEUE}/recurrences", job_handlers.list_recurrences),
     _row("GET", _RECURRENCE, job_handlers.look_recurrence),

@@ -112,6 +112,13 @@ _EDITED: Final = ("args", "kwargs", "priority", "group", "tags")
 """The fields of a request that change what a job is."""
 
 
+async def signal(request: ApiRequest, body: requests.Signal) -> replies.Signaled:
+    """Send a signal to a job, for which its handler may wait."""
+    parts = request.client.parts_of(request.queue, request.job)
+    done = await request.client.run(spread.signal(parts, request.job, body.name, body.value))
+    return replies.Signaled(request.job, body.name, done)
+
+
 async def wait_for_end(request: ApiRequest, query: requests.ResultQuery) -> Reply[replies.Outcome]:
     """Return how a job has ended; wait for it if the query says so."""
     parts = request.client.parts_of(request.queue, request.job)

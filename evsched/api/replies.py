@@ -68,6 +68,17 @@ class Stopping(Struct, frozen=True):
     place: Place
 
 
+class Signaled(Struct, frozen=True):
+    """The effect of a signal. "due": the job waited for it, and goes on. "kept": the job does not wait for it yet.
+
+    "known": a signal of that name had come to the job, and nothing was changed.
+    """
+
+    id: str
+    signal: str
+    done: Literal["due", "kept", "known"]
+
+
 class Outcome(Struct, frozen=True):
     """How a job has ended: `outcome` is done, dead, expired or cancelled; null = it has not ended."""
 

@@ -125,6 +125,13 @@ class EditJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: Annotated[str, Meta(description="Of the job as you have read it; if it has another, 409.")] | None = None
 
 
+class Signal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A signal to a job (docs/steps.md). The first one of a name stays."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:@-]{1,100}$", description="The name that the handler waits for.")]
+    value: Annotated[Any, Meta(description="The value that the handler gets: JSON of at most 32 KiB.")] = None
+
+
 class NewRecurrence(JobFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rule that makes jobs again and again (docs/recurrence-reference.md)."""
 

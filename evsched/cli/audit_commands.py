@@ -46,8 +46,8 @@ def audit(
     act: Annotated[
         str | None,
         Parameter(
-            help="Only acts of this name: pause, resume, limit, cancel, reschedule, edit, revive, drop, trigger, "
-            "backfill, remove, prune, again, quiet, stop, mend, move, make-token or remove-token."
+            help="Only acts of this name: pause, resume, limit, cancel, reschedule, edit, signal, revive, drop, "
+            "trigger, backfill, remove, prune, again, quiet, stop, mend, move, make-token or remove-token."
         ),
     ] = None,
     id: Annotated[str | None, Parameter(help="Only changes of this job, recurrence or user.")] = None,  # noqa: A002

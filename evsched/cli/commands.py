@@ -63,6 +63,7 @@ FAMILIES: Final = {
         "reschedule": "job_commands:reschedule",
         "edit": "job_commands:edit",
         "run-now": "job_commands:run_now",
+        "signal": "job_commands:signal",
         "dead": "dead_commands:app",
         "history": "history_commands:app",
     },
@@ -87,6 +88,7 @@ FAMILIES: Final = {
         "doctor": "doctor_commands:doctor",
         "lease": "policy_commands:lease",
         "schema": "run_commands:schema",
+        "script": "run_commands:script",
         "completion": "run_commands:completion",
     },
 }

@@ -37,7 +37,7 @@ from evsched.display import escape, format_duration
 from evsched.errors import JobDead, JobMissing, StoreDown
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import OnConflict
-from evsched.jobs.record import JobRun, JobStatus, Place
+from evsched.jobs.record import JobRun, JobStatus, Place, SignalWait
 from evsched.transport.subscription import Subscription
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
@@ -279,6 +279,35 @@ def edit(
 
 
 @acting
+def signal(
+    job: Id,
+    name: Annotated[str, Parameter(help="The name of the signal.")],
+    value: Annotated[str | None, Parameter(help="The value, as JSON. Default: null.")] = None,
+    /,
+    *,
+    queue: QueueOfJob = None,
+    url: Url = None,
+) -> None:
+    """Send a signal to a job: if it waits for that, it goes on at once; otherwise the job keeps it.
+
+    A signal that has come to the job before stays as it is.
+
+    Example: evsched signal order-17 approved '{"by": "ann"}'
+    """
+    given = None if value is None else argument(value)
+    with client_of_job(url, queue, job) as (redis, queue):
+        done = redis.run(spread.signal(redis.parts_of(queue, job), job, name, given))
+    print(_SIGNALED[done].format(job=job, name=name))
+
+
+_SIGNALED: Final = {
+    "due": "{job} waited for the signal {name}, and is due now",
+    "kept": "{job} does not wait for the signal {name} yet: it is kept until then",
+    "known": "the signal {name} had come to {job} before: nothing was changed",
+}
+
+
+@acting
 def run_now(job: Id, /, *, queue: QueueOfJob = None, url: Url = None) -> None:
     """Make a waiting job due now.
 
@@ -387,6 +416,12 @@ def show(
     for name in ("due", "can_start", "created", "expires", "started", "finished", "again", "unknown_since"):
         if name in fields:
             fields[name] = Moment(fields[name], whole=name == "created")
+    for name in ("steps", "signals"):
+        fields[name] = ", ".join(fields[name])
+        if not fields[name]:
+            del fields[name]
+    if status.waiting is not None:
+        fields["waiting"] = _waiting(status.waiting)
     for name in ("payload", "progress"):
         if name in fields:
             fields[name] = msgspec.json.encode(fields[name]).decode()
@@ -401,6 +436,12 @@ def show(
             print(f"the runs of {left_out} attempts in between are left out")
     if traceback:
         print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
+
+
+def _waiting(waiting: SignalWait) -> str:
+    since = "" if waiting.since is None else f" since {output.moment(waiting.since)}"
+    until = "without an end" if waiting.until is None else f"at most until {output.moment(waiting.until)}"
+    return f"for the signal {waiting.signal}{since}, {until}"
 
 
 _RUNS: Final = (

@@ -19,6 +19,7 @@ from evsched.cli.options import Url, UrlOrPrivate, settings, takes_settings, who
 from evsched.client.wire_schema import Written, wire_schema
 from evsched.config import Config, variable
 from evsched.environment import as_environment
+from evsched.store.client_calls import signal_script
 from evsched.transport import address
 
 Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is: tasks:app is `app` in tasks.py.")]
@@ -169,6 +170,20 @@ def schema(
     Example: evsched schema payload > payload.schema.json
     """
     output.as_json(wire_schema(of))
+
+
+def script(
+    name: Annotated[Literal["signal"], Parameter(help="The verb.")],
+    /,
+) -> None:
+    """Print the Lua script with which other Redis clients send signals to jobs.
+
+    docs/protocol.md has its arguments and replies.
+
+    Example: evsched script signal | redis-cli -x SCRIPT LOAD
+    """
+    assert name == "signal"
+    print(signal_script())
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Your shell.")], /) -> None:

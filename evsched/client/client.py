@@ -249,6 +249,18 @@ class Client:
         """
         return (await self.run(spread.cancel(self.parts_of(queue, job_id), job_id))).place
 
+    async def signal(self, queue: str, job_id: str, signal: str, value: Any = None) -> bool:
+        """Send a signal to a job, with a JSON value; return False if one of that name had come, which stays.
+
+        A job that waits for it (`evsched.steps.wait_for`) runs at once; otherwise it is kept until the job does. If the
+        call was sent twice, because a reply was lost, False may also be about the first time.
+
+        Raises:
+            JobMissing: there is no such job, it has ended or is dead, or its wait for the signal is over.
+            ConfigError: the name or the value is not valid.
+        """
+        return (await self.run(spread.signal(self.parts_of(queue, job_id), job_id, signal, value))) != "known"
+
     async def reschedule(
         self,
         queue: str,
@@ -650,6 +662,7 @@ class SyncClient:
     explain = _sync(Client.explain)
     cancel = _sync(Client.cancel)
     edit = _sync(Client.edit)
+    signal = _sync(Client.signal)
     reschedule = _sync(Client.reschedule)
     find = _sync(Client.find)
     cancel_matching = _sync(Client.cancel_matching)

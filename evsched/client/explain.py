@@ -19,7 +19,7 @@ from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs import groups
 from evsched.jobs.job import Requeued
-from evsched.jobs.record import JobStatus
+from evsched.jobs.record import JobStatus, SignalWait
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.client_calls import Facts
 from evsched.store.gate_limits import Limits, shown
@@ -295,6 +295,8 @@ def _in_schedule(status: JobStatus, facts: Facts) -> str:
     wait = (status.due or 0.0) - facts.now
     if status.payload is None and not status.id.startswith("{"):  # an inline job gets its record when it is due
         return "its record is missing: HSET its payload within 2 s of the ZADD"
+    if status.waiting is not None and wait > 0:
+        return _waiting(status.waiting, status.id, facts.now)
     if wait < -0.5:
         return f"due {format_duration(-wait)} ago and still on the schedule: no dispatcher serves this queue"
     if status.reason and status.reason.startswith("outside its window"):
@@ -311,6 +313,16 @@ def _in_schedule(status: JobStatus, facts: Facts) -> str:
         return f"{status.reason}; due again in {format_duration(max(wait, 0.0))}, and {_times(status.snoozes)} so far"
     again = f"retried after {status.reason}; due again" if status.attempt and status.reason else "due"
     return f"{again} in {format_duration(max(wait, 0.0))}"
+
+
+def _waiting(waiting: SignalWait, job_id: str, now: float) -> str:
+    """Return the sentence about a job that waits for a signal."""
+    since = "" if waiting.since is None else f" since {format_duration(max(now - waiting.since, 0.0))} ago"
+    until = ", without an end"
+    if waiting.until is not None:
+        until = f", at most until {format_duration(max(waiting.until - now, 0.0))} from now"
+    send = f"`evsched signal {job_id} {waiting.signal}` sends it"
+    return f"waits for the signal {waiting.signal}{since}{until}: {send}"
 
 
 def _times(snoozes: int) -> str:
@@ -413,6 +425,8 @@ def _list_facts(
         "priority": str(status.priority),
         "attempt": str(status.attempt) if status.attempt else None,
         "snoozes": str(status.snoozes) if status.snoozes else None,
+        "steps": ", ".join(status.steps) or None,
+        "signals": ", ".join(status.signals) or None,
         "by": status.by,
         "tags": " ".join(status.tags) or None,
         "window": f"{status.window}: {window}" if window else status.window,

@@ -107,6 +107,10 @@ class Job(_Handle, Generic[R], frozen=True):
         """
         return await self._client.reschedule(self.queue, self.id, due, delay=delay)
 
+    async def signal(self, signal: str, value: Any = None) -> bool:
+        """Send a signal to the job, which a handler may wait for (docs/steps.md). As `App.signal`."""
+        return await self._client.signal(self.queue, self.id, signal, value)
+
     async def cancel_in(self, connection: Any, /) -> None:
         """Cancel a job of `enqueue_in`, in the transaction of a connection: if it does not commit, the job stays.
 
@@ -164,6 +168,10 @@ class SyncJob(_Handle, Generic[R], frozen=True):
     def cancel(self) -> Place:
         """Delete the job if it waits, or stop it, as `Job.cancel`."""
         return self._client.cancel(self.queue, self.id)
+
+    def signal(self, signal: str, value: Any = None) -> bool:
+        """Send a signal to the job, as `Job.signal`."""
+        return self._client.signal(self.queue, self.id, signal, value)
 
     def reschedule(self, due: datetime | float | None = None, *, delay: timedelta | float | None = None) -> float:
         """Give the job another due, as `Job.reschedule`."""

@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from evsched.errors import ConfigError
+from evsched.jobs.job import encode, is_not_finite
+from evsched.jobs.kept import SIGNAL, SIGNALS_MOST
 from evsched.jobs.option_checks import invalid
 from evsched.jobs.tasks import Task
 
@@ -89,6 +91,30 @@ def _number(name: str, given: Any, give: str) -> float:
 
 
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+def signal_value(signal: str, value: Any) -> bytes:
+    """Return the value of a signal to a job as JSON.
+
+    Raises:
+        ConfigError: the name of the signal is not valid, or the value is not JSON or too long.
+    """
+    if not isinstance(signal, str) or not SIGNAL.fullmatch(signal):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid("signal", signal, "a name of 1 to 100 of A-Z a-z 0-9 . _ : @ -")
+    try:
+        text = encode(value)
+        lost = is_not_finite(value)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise ConfigError(f"signal {signal}: its value must be JSON: {error}") from None
+    if lost:
+        raise ConfigError(f"signal {signal}: its value has a number that JSON cannot hold, NaN or infinite")
+    if len(text) > _SIGNAL_MOST:
+        raise ConfigError(f"signal {signal}: its value has {len(text)} bytes, at most {_SIGNAL_MOST} are allowed")
+    return text
+
+
+_SIGNAL_MOST: Final = SIGNALS_MOST // 2
+"""Bytes of one value: several fit in the record."""
 
 _DIGITS: Final = 32
 """Hex digits of the digest that an id has: 128 bits, so nobody can make two calls that have the same id."""

@@ -180,6 +180,8 @@ class Handlers:
             run.report_progress,
             tags=prepared.payload.tags,
             redact=prepared.payload.redact,
+            draining=run.draining,
+            keeper=run,
         )
         set_current_job(run.current)
 
@@ -308,7 +310,7 @@ def _ended(error: BaseException, prepared: Prepared) -> Failed | Snoozed:
         case RetryLater():
             return Failed(message(error), delay=error.delay, error=class_name(error))
         case Snooze():
-            return Snoozed(shorten(message(error)), error.delay or 0.0, error.until)
+            return Snoozed(shorten(message(error)), error.delay or 0.0, error.until, error.signal)
         case HandlerFailed():
             failure = Failure(str(error), error.traceback, error.error)
         case _:

@@ -25,6 +25,7 @@ from msgspec import Struct
 from evsched.execution.handlers import Handlers
 from evsched.execution.process_pool import (
     Begin,
+    Draining,
     HandlerMissing,
     Isolate,
     Process,
@@ -133,6 +134,9 @@ class Isolation:
         # The process enforces the timeout. This one is for a handler that does not yield to it.
         self._handlers.begin(run, self._kill_grace)
         running = asyncio.ensure_future(process.ask(Begin()))
+        run.on_drain = lambda: process.send(Draining())
+        if run.draining:
+            run.on_drain()
         try:
             outcome = await self._outcome_of(process, running, run)
         except ProcessDied as error:

@@ -9,8 +9,9 @@ may reach them too.
 This file has the worker's end of the link to a process, and the frames that pass over it; `services/job_process.py` is
 the program that has the other end.
 
-    worker -> process   Find, CallHandler; of an isolated run: Isolate, Begin, Stop
-    process -> worker   Reported, Begun; and one reply to each order but Stop
+    worker -> process   Find, CallHandler, QuestionAnswered; of an isolated run: Isolate, Begin, Draining, Stop
+    process -> worker   Reported, Begun, Asked, Noted; and one reply to each order, but none to QuestionAnswered,
+                        Draining and Stop
 
 The link is a pair of sockets without a name, so nobody else can write there, and each side reads the end of the stream
 when the other one has ended. A frame is the length of a MessagePack value, and the value.
@@ -40,7 +41,8 @@ from evsched.errors import EvschedError
 from evsched.execution.run import Run, StopReason
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import FetchedJob, Outcome, decode
-from evsched.jobs.steering import GiveUp, RetryLater, Snooze
+from evsched.jobs.kept import KeptAnswer, Question
+from evsched.jobs.steering import GiveUp, RetryLater, Snooze, Waiting
 
 LENGTH: Final = 8
 """Bytes of the length."""
@@ -90,6 +92,19 @@ class Stop(Struct, frozen=True, tag=True):
     reason: StopReason
 
 
+class Draining(Struct, frozen=True, tag=True):
+    """Tell the handler of the isolated job that the worker stops. It has no reply."""
+
+
+class QuestionAnswered(Struct, frozen=True, tag=True):
+    """The answer to a question of a handler."""
+
+    number: int
+    answer: KeptAnswer
+    draining: bool
+    """The worker stops."""
+
+
 class HandlerReady(Struct, frozen=True, tag=True):
     """The handler is found, or the isolated job can begin."""
 
@@ -114,6 +129,7 @@ class Raised(Struct, frozen=True, tag=True):
     reason: str
     delay: float | None = None
     until: float | None = None
+    signal: str = ""
     traceback: str = ""
     error: str = ""
     """The class, see `retry.class_name`."""
@@ -137,9 +153,23 @@ class Reported(Struct, frozen=True, tag=True):
     progress: Progress
 
 
-Order = Find | CallHandler | Isolate | Begin | Stop
+class Asked(Struct, frozen=True, tag=True):
+    """The handler asks what its job has kept, or keeps more."""
+
+    number: int
+    question: Question
+
+
+class Noted(Struct, frozen=True, tag=True):
+    """The last position of a handler, as it ends."""
+
+    name: str
+    value: bytes
+
+
+Order = Find | CallHandler | Isolate | Begin | Stop | Draining | QuestionAnswered
 Reply = HandlerReady | Missing | Returned | Raised | RunEnded
-Answer = Reply | Reported | Begun
+Answer = Reply | Reported | Begun | Asked | Noted
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 read_order: Final = msgspec.msgpack.Decoder[Order](Order).decode
@@ -209,6 +239,7 @@ class Process:
         self._reader = reader
         self._writer = writer
         self._free = True
+        self._answering = set[asyncio.Task[None]]()
 
     def descriptors(self) -> Iterable[int]:
         """Return the descriptor of the link: a forked child that held it would hide the end of the worker."""
@@ -258,15 +289,26 @@ class Process:
             raise HandlerMissing(f"a fresh process cannot run it: {dying or error}{hint()}") from None
 
     async def _next_reply(self) -> Reply:
-        while isinstance(answer := await self._next_answer(), Reported | Begun):
+        while isinstance(answer := await self._next_answer(), Reported | Begun | Asked | Noted):
             if self.run is None:
                 continue
-            if isinstance(answer, Begun):
-                self.run.entered = True
-                self.begun.set()
-            else:
-                self.run.report_progress(answer.progress)
+            match answer:
+                case Begun():
+                    self.run.entered = True
+                    self.begun.set()
+                case Reported():
+                    self.run.report_progress(answer.progress)
+                case Noted():
+                    self.run.note_position(answer.name, answer.value)
+                case Asked():
+                    answering = asyncio.ensure_future(self._answer(self.run, answer))
+                    self._answering.add(answering)
+                    answering.add_done_callback(self._answering.discard)
         return answer
+
+    async def _answer(self, run: Run, asked: Asked) -> None:
+        answer = await asyncio.wrap_future(run.ask(asked.question))
+        self.send(QuestionAnswered(asked.number, answer, run.draining))
 
     async def _next_answer(self) -> Answer:
         length = int.from_bytes(await self._reader.readexactly(LENGTH), "big")
@@ -278,6 +320,8 @@ class Process:
         So its run knows whether its handler had begun, even if the process was killed at that moment.
         """
         self._running.kill()
+        for answering in self._answering:
+            answering.cancel()
         return asyncio.ensure_future(self._wait())
 
     async def _wait(self) -> None:
@@ -415,6 +459,8 @@ def _exception(raised: Raised) -> EvschedError:
         case "retry":
             return RetryLater(raised.delay, raised.reason)
         case "snooze":
+            if raised.signal and raised.until is not None:
+                return Waiting(raised.signal, raised.until)
             return Snooze(raised.delay, raised.reason, until=raised.until)
         case "give up":
             return GiveUp(raised.reason)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from concurrent.futures import Future
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -37,6 +38,7 @@ from evsched.jobs.job import (
     label_of,
     shorten,
 )
+from evsched.jobs.kept import Keep, KeptAnswer, Question
 from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.redaction import REDACTED
 from evsched.jobs.retry import Retry, least_delay
@@ -139,6 +141,12 @@ StopReason = Literal["timeout", "cancelled", "lost"]
 _PRECEDENCE: Final[dict[StopReason | None, int]] = {None: 0, "timeout": 1, "cancelled": 2, "lost": 3}
 
 
+class RunKeeper(Protocol):
+    """Answers the questions of runs about what their jobs have kept, as a `Keeper` does for one run."""
+
+    def ask(self, run: Run, question: Question) -> Future[KeptAnswer]: ...
+
+
 class Delivery(Struct, frozen=True):
     """One reply of `start`: the data that its runs have in common."""
 
@@ -151,6 +159,8 @@ class Delivery(Struct, frozen=True):
     """Called when one of the runs has reported progress, from any thread."""
     shard_of: str | None = None
     """The queue of which `queue` is a shard; None = it is not a shard."""
+    keeper: RunKeeper | None = None
+    """Keeps data of these runs for later runs of their jobs."""
 
     @property
     def whole_queue(self) -> str:
@@ -166,8 +176,8 @@ class Run(Struct, eq=False):
     """A run; `(job.id, job.attempt)` names it. One object for each job, so it is as small as it can be.
 
     Each group of attributes below has one writer. `job` and `delivery` do not change. The executor sets the attributes
-    of the second group, and the consumer those of the third. The handler sets `progress`, from any thread, and nothing
-    else. To stop a run, call `stop` in the event loop's thread.
+    of the second group, and the consumer those of the third. The handler sets `progress` and `positions`, from any
+    thread, and nothing else. To stop a run, call `stop` in the event loop's thread.
     """
 
     job: FetchedJob
@@ -204,7 +214,13 @@ class Run(Struct, eq=False):
 
     progress: Progress | None = None
     """The last report of the handler. `ProgressWriter` sets it back to None when that is written."""
+    positions: dict[str, bytes] | None = None
+    """The last positions that the handler has noted and not kept. They are written when the run ends."""
     stop_reason: StopReason | None = None
+    draining: bool = False
+    """The worker stops."""
+    on_drain: Callable[[], None] | None = None
+    """Called when the worker begins to stop."""
 
     @property
     def reply(self) -> bool:
@@ -221,6 +237,30 @@ class Run(Struct, eq=False):
         self.progress = progress
         if self.delivery.on_progress is not None:
             self.delivery.on_progress()
+
+    def ask(self, question: Question) -> Future[KeptAnswer]:
+        """Ask what the job has kept, or keep more. For any thread."""
+        if isinstance(question, Keep) and self.positions:
+            self.positions.pop(question.name, None)
+        if self.delivery.keeper is not None:
+            return self.delivery.keeper.ask(self, question)
+        nobody = Future[KeptAnswer]()
+        nobody.set_result(KeptAnswer("refused", b"nothing can be kept here"))
+        return nobody
+
+    def note_position(self, name: str, value: bytes) -> None:
+        """Note a position of the handler. For any thread."""
+        if self.positions is None:
+            self.positions = {}
+        self.positions[name] = value
+
+    def drain(self) -> None:
+        """Tell the handler that the worker stops."""
+        self.draining = True
+        if self.current is not None:
+            self.current.draining = True
+        if self.on_drain is not None:
+            self.on_drain()
 
     def prepare(self, tasks: Tasks) -> Prepared | NoTask | Buried:
         """Read the payload and find the task; return the job ready to run, or why it cannot run."""
@@ -243,7 +283,7 @@ class Run(Struct, eq=False):
         """
         if self.outcome is None:
             self.outcome = outcome
-        self.prepared = self.current = self.work = None
+        self.prepared = self.current = self.work = self.on_drain = None
 
     def refuse(self, why: str) -> None:
         """Note that Redis has refused the message with which the run ends: it ends in another way."""

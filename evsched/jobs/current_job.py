@@ -10,6 +10,8 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
+from evsched.jobs.kept import Keeper
+
 
 class Progress(Struct, frozen=True, omit_defaults=True):
     """How far a run is, as its handler reports it."""
@@ -54,6 +56,12 @@ class CurrentJob(Struct, eq=False):
     """The payload's `tags`."""
     redact: tuple[str, ...] = ()
     """The payload's `redact`: the arguments whose values messages must not have."""
+    draining: bool = False
+    """The worker stops: it runs this job for the shutdown grace at most. `raise Snooze(0)` lets another one go on."""
+    keeper: Keeper | None = None
+    """Keeps data for later runs of the job; for `evsched.steps`."""
+    memory: Any = None
+    """The knowledge that `evsched.steps` has of the run."""
 
     @property
     def cancelled(self) -> bool:

@@ -200,6 +200,8 @@ class Snoozed(Struct, frozen=True, tag=True):
     reason: str
     delay: float = 0.0
     until: float | None = None
+    signal: str = ""
+    """The signal that the job waits for: it runs again as soon as that comes, and has not snoozed."""
 
 
 class Requeued(Struct, frozen=True, tag=True):

@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched.jobs.job import TAG, TAGS_MOST, decode, encode
+from evsched.jobs.kept import read_lines
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted
 
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
@@ -33,12 +34,13 @@ a result; at 1,000 jobs/s results take about 100 MB."""
 Kind = Literal["text", "JSON", "time", "number", "count", "digit", "group"]
 """Which values of a field are valid. "time" is Unix seconds, "group" at most 200 bytes without `}`."""
 
-Lifetime = Literal["id", "description", "end", "job", "run", "attempt"]
+Lifetime = Literal["id", "description", "end", "work", "job", "run", "attempt"]
 """When the scripts delete a field, besides with its record:
 
 id           never; it is overwritten, or deleted by the script that no longer needs it
 description  when another job of the same id takes the place of this one
 end          when the job's id is used again after its end, or it is revived
+work         when the job's id is used again after its end, or was scheduled again meanwhile; not when it is revived
 job          as "end", and when the job has ended and its id was scheduled again meanwhile
 run          as "job", and when a run is over
 attempt      as "job", and when the next attempt fails or the job ends
@@ -77,6 +79,10 @@ FIELDS: Final = (
     Field("runs", "text", "job"),
     Field("outcome", "text", "end"),
     Field("progress", "JSON", "job"),
+    Field("steps", "text", "work"),
+    Field("signals", "text", "work"),
+    Field("waits", "text", "job"),
+    Field("waiting", "text", "run"),
     Field("result", "JSON", "end"),
     Field("finished", "time", "end"),
     Field("planned", "time", "job"),
@@ -107,6 +113,7 @@ LUA_CONSTANTS: Final = {
     "DESCRIPTION_FIELDS": _quoted(lambda field: field.lifetime == "description"),
     "OWN_FIELDS": _quoted(lambda field: field.lifetime == "description" and field.writer == "evsched"),
     "END_FIELDS": _quoted(lambda field: field.lifetime == "end"),
+    "WORK_FIELDS": _quoted(lambda field: field.lifetime == "work"),
     "JOB_FIELDS": _quoted(lambda field: field.lifetime in ("job", "run", "attempt")),
     "RUN_FIELDS": _quoted(lambda field: field.lifetime == "run"),
     "ATTEMPT_FIELDS": _quoted(lambda field: field.lifetime == "attempt"),
@@ -142,6 +149,16 @@ class JobRun(Struct, frozen=True, array_like=True):
     location: str = ""
     reason: str = ""
     """At most 300 bytes."""
+
+
+class SignalWait(Struct, frozen=True):
+    """A job's wait for a signal. Times in Unix seconds on Redis's clock."""
+
+    signal: str
+    since: float | None
+    """When a run of the job waited for it first."""
+    until: float | None
+    """When the wait is over; None = it has no end."""
 
 
 class JobStatus(Struct, frozen=True):
@@ -186,6 +203,12 @@ class JobStatus(Struct, frozen=True):
     """The payload's: when the job may start, or the name of a window that is kept in Redis."""
     progress: Any = None
     """The handler's last report: done, total, note."""
+    steps: tuple[str, ...] = ()
+    """The names of the steps whose results are kept, the first one first."""
+    signals: tuple[str, ...] = ()
+    """The names of the signals that have come, the first one first."""
+    waiting: SignalWait | None = None
+    """The signal that the job waits for, while no run holds it."""
     stopping: bool = False
     """Whether its worker was asked to stop it."""
     again: float | None = None
@@ -261,7 +284,7 @@ _READERS: Final[dict[Kind, Callable[[bytes], Any]]] = {
 _SHOWN: Final = tuple(
     (field.name, _READERS[field.kind])
     for field in FIELDS
-    if field.name in JobStatus.__struct_fields__ and field.name != "runs"
+    if field.name in JobStatus.__struct_fields__ and field.name not in ("runs", "steps", "signals", "waiting")
 )
 
 
@@ -272,6 +295,24 @@ def _read_runs(field: bytes) -> list[JobRun]:
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             found.append(msgspec.json.decode(line, type=JobRun))
     return found
+
+
+def _steps(field: bytes) -> tuple[str, ...]:
+    """Read the names of steps; positions have none that a reader knows."""
+    names = (_json(line.name.encode()) for line in read_lines(field) if not line.name.startswith("@"))
+    return tuple(name for name in names if isinstance(name, str))
+
+
+def _waiting(fields: dict[str, bytes]) -> SignalWait | None:
+    """Read which signal a job waits for; None if a run has the job, or it has ended."""
+    signal = _text(fields.get("waiting", b""))
+    if not signal or "worker" in fields or "finished" in fields:
+        return None
+    for line in read_lines(fields.get("waits", b"")):
+        if line.name == signal:
+            until = number(line.rest)
+            return SignalWait(signal, line.at, None if until == math.inf else until)
+    return SignalWait(signal, None, None)
 
 
 def _with_last(runs: list[JobRun], status: JobStatus) -> list[JobRun]:
@@ -321,6 +362,9 @@ def read_status(
         expires=float(expires) if isinstance(expires, int | float) and not isinstance(expires, bool) else None,
         tags=_tags(said.get("tags")),
         window=window if isinstance(window, str) else None,
+        steps=_steps(fields.get("steps", b"")),
+        signals=tuple(line.name for line in read_lines(fields.get("signals", b""))),
+        waiting=_waiting(fields),
         stopping="stop" in fields and not ended,
         version=_version(fields, payload) if editable else None,
         unknown_since=None if ended else unknown_since(fields.get("unknown"), found.get("due")),

@@ -48,6 +48,8 @@ class Snooze(EvschedError):
     until: float | None = None
     """Unix seconds."""
     reason: str = ""
+    signal: str = ""
+    """The signal for which the job waits until then; "" = none."""
 
     def __init__(
         self, delay: timedelta | float | None = None, reason: str = "", *, until: datetime | float | None = None
@@ -62,6 +64,15 @@ class Snooze(EvschedError):
         if self.until is not None:
             asked = f"until at least {_text(self.until)}"
         super().__init__(f"snoozed {asked}" + (f": {reason}" if reason else ""))
+
+
+class Waiting(Snooze):
+    """Raised by `wait_for` of `evsched.steps`: run this job again when a signal comes, at the latest at `until`."""
+
+    def __init__(self, signal: str, until: float) -> None:
+        end = "" if until == math.inf else f", at most until {_text(until)}"
+        EvschedError.__init__(self, f"waiting for the signal {signal}{end}")
+        self.delay, self.until, self.signal, self.reason = None, until, signal, str(self)
 
 
 class GiveUp(EvschedError):

@@ -18,7 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from functools import cache, reduce
+from itertools import count
 from types import ModuleType
 from typing import Any, Final, cast
 
@@ -32,10 +34,11 @@ from evsched.execution import parent_death, process_pool
 from evsched.execution.failure import Failure, failure_of, message, plain, release
 from evsched.execution.handlers import Handlers
 from evsched.execution.process_pool import HandlerMissing, hint
-from evsched.execution.run import Delivery, Failed, Prepared, Run, StopReason, aborted, encode_result, judge
+from evsched.execution.run import Delivery, Failed, Prepared, Run, aborted, encode_result, judge
 from evsched.jobs.arguments import Signature, read_signature
 from evsched.jobs.current_job import CurrentJob, Progress, set_current_job
 from evsched.jobs.job import Buried, Outcome, Requeued, decode_payload
+from evsched.jobs.kept import KeptAnswer, Question
 from evsched.jobs.retry import kinds_of
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.telemetry import log
@@ -50,6 +53,11 @@ class WorkerLink:
     def __init__(self, own: socket.socket) -> None:
         self._socket = own
         self._sending = threading.Lock()
+        self._asking = threading.Lock()
+        self._numbers = count()
+        self._asked = dict[int, Future[KeptAnswer]]()
+        self.has_reader = False
+        """The event loop reads the link; otherwise the thread that asks a question does."""
 
     def descriptors(self) -> Iterable[int]:
         """Return its descriptor: a forked child that held it would hide the end of this process."""
@@ -64,17 +72,44 @@ class WorkerLink:
         """Wait for the next order."""
         return process_pool.read_order(self._read(int.from_bytes(self._read(process_pool.LENGTH), "big")))
 
-    async def wait_to_begin(self, on_stop: Callable[[StopReason], None]) -> None:
-        """Report that an isolated job is ready, and wait until it may begin. `on_stop` is called when it must stop."""
+    def ask(self, run: Run, question: Question) -> Future[KeptAnswer]:
+        """Ask the worker a question of a run. For any thread."""
+        with self._asking:
+            number = next(self._numbers)
+            answer = self._asked[number] = Future[KeptAnswer]()
+            self.send(process_pool.Asked(number, question))
+            while not (self.has_reader or answer.done()):
+                self._take(self.receive(), run)
+        return answer
+
+    def _take(self, order: process_pool.Order, run: Run) -> None:
+        """Take an order that is for a handler that runs."""
+        match order:
+            case process_pool.QuestionAnswered():
+                if order.draining:
+                    run.drain()
+                asked = self._asked.pop(order.number, None)
+                if asked is not None and asked.set_running_or_notify_cancel():  # False: its handler was cancelled
+                    asked.set_result(order.answer)
+            case process_pool.Draining():
+                run.drain()
+            case process_pool.Stop():
+                run.stop(order.reason)
+            case _:
+                pass
+
+    async def wait_to_begin(self, run: Run) -> None:
+        """Report that an isolated job is ready, and wait until it may begin. The run is stopped when it must be."""
         loop, may_begin = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def receive() -> None:
             order = self.receive()  # its rest has arrived too: these orders are short
-            if isinstance(order, process_pool.Stop):
-                on_stop(order.reason)
-            else:
+            if isinstance(order, process_pool.Begin):
                 may_begin.set_result(None)
+            else:
+                self._take(order, run)
 
+        self.has_reader = True
         loop.add_reader(self._socket, receive)
         self.send(process_pool.HandlerReady())
         await may_begin
@@ -179,7 +214,9 @@ def _call(link: WorkerLink, order: process_pool.CallHandler) -> process_pool.Rep
         # The worker found that they fit the code that it runs.
         raise HandlerMissing(f"the code on disk cannot run it: the arguments do not fit: {error}") from None
     known = job.id, order.queue, payload.task, job.attempt, job.due, job.planned, order.lateness, payload.meta
-    set_current_job(CurrentJob(*known, report=reports.add, tags=payload.tags, redact=payload.redact))
+    run = Run(job, Delivery(order.queue, 0.0, 0.0, keeper=link))
+    run.current = CurrentJob(*known, report=reports.add, tags=payload.tags, redact=payload.redact, keeper=run)
+    set_current_job(run.current)
     link.send(process_pool.Begun())
     try:
         return process_pool.Returned(encode_result(handler(*args, **kwargs)))
@@ -191,6 +228,12 @@ def _call(link: WorkerLink, order: process_pool.CallHandler) -> process_pool.Rep
     finally:
         forks.end_child()
         reports.end()
+        _note_positions(link, run)
+
+
+def _note_positions(link: WorkerLink, run: Run) -> None:
+    for name, value in (run.positions or {}).items():
+        link.send(process_pool.Noted(name, value))
 
 
 def _raised(error: BaseException, module: str) -> process_pool.Raised:
@@ -199,13 +242,13 @@ def _raised(error: BaseException, module: str) -> process_pool.Raised:
         case RetryLater():
             return process_pool.Raised("retry", message(error), error.delay)
         case Snooze():
-            return process_pool.Raised("snooze", plain(error.reason), error.delay, error.until)
+            return process_pool.Raised("snooze", plain(error.reason), error.delay, error.until, error.signal)
         case GiveUp():
             return process_pool.Raised("give up", message(error))
         case _:
             failure = failure_of(error, module)
             return process_pool.Raised(
-                "failed", plain(failure.reason), None, None, failure.traceback, failure.error, kinds_of(error)
+                "failed", plain(failure.reason), None, None, "", failure.traceback, failure.error, kinds_of(error)
             )
 
 
@@ -213,7 +256,8 @@ def _run_isolated(link: WorkerLink, order: process_pool.Isolate) -> Outcome:
     received, reports = time.monotonic(), ProgressReports(link)
     if order.log_level:
         log.configure(order.log_level)
-    delivery = Delivery(order.queue, order.now, received, lambda: reports.add(cast(Progress, run.progress)))
+    report = lambda: reports.add(cast(Progress, run.progress))  # noqa: E731 - it is called later
+    delivery = Delivery(order.queue, order.now, received, report, keeper=link)
     run = Run(order.job, delivery)
     try:
         return asyncio.run(_find_and_call(order.app, run, link))
@@ -226,7 +270,9 @@ def _run_isolated(link: WorkerLink, order: process_pool.Isolate) -> Outcome:
             raise HandlerMissing(f"a fresh process cannot run it: {reason}") from None
         return judge(run.job, run.prepared, Failed(reason, killed=True))
     finally:
+        link.has_reader = False
         reports.end()
+        _note_positions(link, run)
 
 
 async def _find_and_call(app: str, run: Run, link: WorkerLink) -> Outcome:
@@ -244,7 +290,7 @@ async def _find_and_call(app: str, run: Run, link: WorkerLink) -> Outcome:
     try:
         handlers = Handlers(program, threads=1)
         async with program.lifespan() as handlers.state:
-            await link.wait_to_begin(run.stop)
+            await link.wait_to_begin(run)
             run.on_begin = lambda _: link.send(process_pool.Begun())
             run.work = asyncio.ensure_future(_call_in_loop(handlers, run, prepared))
             await asyncio.wait([run.work])

@@ -27,6 +27,7 @@ ActName = Literal[
     "cancel",
     "reschedule",
     "edit",
+    "signal",
     "revive",
     "drop",
     "trigger",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from msgspec import Struct, structs
 
@@ -27,7 +27,7 @@ from evsched.store.queue import (
     is_there,
     read_redactions,
 )
-from evsched.transport.call import Call, T, Word, raw, text, texts
+from evsched.transport.call import Call, T, Word, raw, script, text, texts
 
 
 class New(Struct, frozen=True):
@@ -117,6 +117,20 @@ class Cancelled(Struct, frozen=True):
     """Where the job was; "processing" = its worker was asked to stop the run."""
     next_too: bool
     """Besides the run, a next run of the same id, which waited, was cancelled."""
+
+
+Signaled = Literal["due", "kept", "known"]
+"""The result of a signal. "due": the job waited for it, and is due now. "kept": it does not wait for it yet. "known": a
+signal of that name has come before, which stays, and nothing was changed."""
+
+
+def signal_script() -> str:
+    """Return the script `signal`, for clients in other languages."""
+    return script("signal").source
+
+
+def _signaled(reply: bytes) -> Signaled:
+    return cast(Signaled, text(reply))
 
 
 class ClientCalls(Queue):
@@ -230,6 +244,17 @@ class ClientCalls(Queue):
             return Original(status, record, declared)
 
         return self._verb("look", read, self._now(), job_id)
+
+    def signal(self, job_id: str, signal: str, value: bytes) -> Call[Signaled]:
+        """Send a signal to a job, with a value as JSON; the reply is whether the job waited for it.
+
+        Raises (when sent):
+            JobMissing: there is no such job, it has ended or is dead, or its wait for the signal is over.
+        """
+        act = self._act_text("signal", signal=signal)
+        words = self._now(), job_id, signal, value, act
+        call: Call[Signaled] = self._verb("signal", _signaled, *words, again=lambda _: call)
+        return call
 
     def revive(self, ids: Sequence[str]) -> Call[list[str]]:
         """Put dead jobs back on the schedule, due now; the reply is their ids.

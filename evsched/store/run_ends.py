@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -22,6 +22,7 @@ from evsched.jobs.job import (
     Snoozed,
     encode,
 )
+from evsched.jobs.kept import Keep, KeptAnswer, Question, Recall, WaitFor
 from evsched.jobs.tasks import Hook, Hooks
 from evsched.store.queue import Queue, as_struct
 from evsched.transport.call import Call, Word, text, texts
@@ -69,6 +70,11 @@ class EndedRun(Protocol):
         """The handler's last report, if it is not written yet."""
         ...
 
+    @property
+    def positions(self) -> dict[str, bytes] | None:
+        """The handler's last positions that are not written yet."""
+        ...
+
 
 R = TypeVar("R", bound=EndedRun)
 
@@ -83,21 +89,58 @@ class RunEnds(Queue):
         runs that it did not end.
         """
         kinds: dict[tuple[type[Outcome], Hook | None], list[R]] = {}
-        reported = list[tuple[FetchedJob, Progress]]()
+        reported, placed = list[tuple[FetchedJob, Progress]](), list[R]()
         for run in ended:
             if run.outcome is not None:
                 hook = None if run.hooks is None else run.hooks.after(run.outcome)
                 kinds.setdefault((type(run.outcome), hook), []).append(run)
             if run.progress is not None:
                 reported.append((run.job, run.progress))
+            if run.positions and not isinstance(run.outcome, Done | Aborted):
+                placed.append(run)
         calls = list[tuple[Call[NotEnded], list[R]]]()
         for (kind, hook), runs in kinds.items():
             rows = [(run.job, run.outcome) for run in runs]
             verb = _ENDS[kind]
             call = verb(self, worker, rows) if hook is None else verb(self, worker, rows, hook)
             calls.append((_not_ended(call), runs))
-        # First: the script accepts the progress of a run only while the worker holds it.
+        # First: the scripts accept the progress and the positions of a run only while the worker holds it.
+        if placed:
+            calls[:0] = self.keep_positions(worker, placed)
         return [(_not_ended(_losing_none(self.progress(worker, reported))), []), *calls] if reported else calls
+
+    def keep_positions(self, worker: str, runs: Iterable[R]) -> list[tuple[Call[NotEnded], list[R]]]:
+        """Return the call that writes the last positions of runs, if there are any, as `end_runs` returns its calls."""
+        words = list[Word]()
+        for run in runs:
+            for name, value in dict(run.positions or {}).items():  # a copy: a thread may note the next one
+                words += (run.job.id, run.job.run, name, value)
+        call = self._verb("keep", texts, self._now(), worker, *words)
+        return [(_not_ended(_losing_none(call)), [])] if words else []
+
+    def keep(self, worker: str, job: FetchedJob, name: str, value: bytes) -> Call[KeptAnswer]:
+        """Keep the result of a step of a run, or a position; the answer is "kept", "full" or "lost"."""
+        words = self._now(), worker, job.id, job.run, name, value
+        return self._verb("keep", lambda reply: _kept_answer([reply[0], b""]), *words)
+
+    def recall(self, worker: str, job: FetchedJob) -> Call[KeptAnswer]:
+        """Read the data that earlier runs of the job have kept; the answer is "kept" or "lost"."""
+        return self._verb("recall", _kept_answer, worker, job.id, job.run)
+
+    def answer(self, worker: str, job: FetchedJob, question: Question) -> Call[KeptAnswer]:
+        """Answer a question of a run."""
+        match question:
+            case Recall():
+                return self.recall(worker, job)
+            case Keep():
+                return self.keep(worker, job, question.name, question.value)
+            case WaitFor():
+                return self.wait_for(worker, job, question.signal, question.timeout)
+
+    def wait_for(self, worker: str, job: FetchedJob, signal: str, timeout: float | None) -> Call[KeptAnswer]:
+        """Ask for a signal to the job of a run; the answer is "come", "over", "waits", "full" or "lost"."""
+        words = self._now(), worker, job.id, job.run, signal, "" if timeout is None else repr(timeout)
+        return self._verb("wait_for", _kept_answer, *words)
 
     def progress(self, worker: str, runs: Iterable[tuple[FetchedJob, Progress]]) -> Call[int]:
         """Write how far runs are; the reply is how many of them were still this worker's."""
@@ -165,7 +208,7 @@ class RunEnds(Queue):
         words: list[Word] = [self._now(), worker]
         for job, snoozed in runs:
             due = "" if snoozed.until is None else f"{snoozed.until:.6f}"
-            words += (job.id, job.run, due, f"{snoozed.delay:.6f}", snoozed.reason)
+            words += (job.id, job.run, due, f"{snoozed.delay:.6f}", snoozed.reason, snoozed.signal)
         return self._verb("snooze", texts, *words)
 
     def abort(self, worker: str, runs: Iterable[tuple[FetchedJob, Aborted]]) -> Call[list[str]]:
@@ -214,6 +257,10 @@ _ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]] | Call[NotEnded]]
     Requeued: RunEnds.requeue_runs,
 }
 """The verb that ends a run with each outcome."""
+
+
+def _kept_answer(reply: list[bytes]) -> KeptAnswer:
+    return KeptAnswer(cast(Any, text(reply[0])), reply[1])
 
 
 def _words(hook: Hook | None) -> tuple[str, str]:

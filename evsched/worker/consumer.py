@@ -38,6 +38,7 @@ from evsched.worker.exchange import Exchange, ExchangeSender, HeldRuns, LostRepl
 from evsched.worker.fetcher import BlockingFetcher, Fetcher, NotifiedFetcher
 from evsched.worker.notices import Notices, ShardWindows
 from evsched.worker.slots import WIDEST, Demand, Slots
+from evsched.worker.step_keeper import StepKeeper
 
 _PROMPT: Final = 0.25
 """Seconds for which the slots of an exchange, and the turns of its queue, wait for the reply: fifty times what the
@@ -71,6 +72,7 @@ class QueueConsumer:
         self.demand = Demand(share, executor)
         self._sender = ExchangeSender(self.served, notices and notices.sender)
         self._progress = ProgressWriter(self.served, self.held.runs)
+        self._steps = StepKeeper(self.served)
         self._lost = LostReplies(self.served, self.held, share)
         self._windows = ShardWindows(self.served)
         self._reconnect = Reconnect("worker", runtime.emit, queue)
@@ -204,7 +206,7 @@ class QueueConsumer:
         self.fetcher.answered(reply)
         held_some = bool(self.held.runs)
         whole = self.served.runtime.shards.whole(self.served.queue)
-        delivery = Delivery(self.served.queue, reply.now, exchange.sent, self._progress.progressed, whole)
+        delivery = Delivery(self.served.queue, reply.now, exchange.sent, self._progress.progressed, whole, self._steps)
         runs = self.held.add(reply.jobs, delivery)
         if runs:
             self.demand.begin_limit.handed_out()
@@ -337,6 +339,11 @@ class QueueConsumer:
         self.demand.share.release(self.held.lose())
         self.on_unsure()
         self.served.runtime.emit(events.LeaseLost(queue=self.served.queue, worker=self.served.worker, held=count))
+
+    def tell_of_drain(self) -> None:
+        """Tell the runs that the worker stops: a long one may end now, and go on elsewhere."""
+        for run in self.held.runs.values():
+            run.drain()
 
     def fetch_no_more(self) -> None:
         """Begin no other fetch. For any thread; `stop_fetching` ends the one that waits."""

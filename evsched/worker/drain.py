@@ -62,6 +62,8 @@ class Drain:
         consumers, grace = list(self._consumers.values()), self._runtime.config.shutdown_grace
         held = sum(len(consumer.held.runs) for consumer in consumers)
         self._runtime.emit(events.WorkerDraining(worker=self._worker, running=held, shutdown_grace=grace))
+        for consumer in consumers:
+            consumer.tell_of_drain()
         stopping = [asyncio.ensure_future(consumer.stop_fetching()) for consumer in consumers]
         await asyncio.wait([*stopping, *begun], timeout=grace)
         for task in stopping:
@@ -173,7 +175,9 @@ async def hand_back(served: ServedQueue, held: HeldRuns) -> int:
 def _ends(served: ServedQueue, held: HeldRuns, reason: str, hang: Hang | None = None) -> _Ends:
     """Return the calls that end runs. `reason`: of the runs that may not begin again."""
     store, worker = served.store, served.worker
-    return [*store.end_runs(worker, held.ended), *store.end_runs(worker, held.give_up(reason, hang))]
+    ends = [*store.end_runs(worker, held.ended), *store.end_runs(worker, held.give_up(reason, hang))]
+    running = [run for run in held.runs.values() if run.outcome is None]
+    return [*store.keep_positions(worker, running), *ends]
 
 
 async def _hand_back(

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from evsched import App, EndedJob, GiveUp, Retry, current_job
+from evsched.steps import resumable
 
 app = App(queue="chaos", shards=int(os.environ.get("SHARDS", "0")))
 
@@ -112,3 +113,11 @@ async def punctual(due: float, seconds: float, dies: bool) -> None:
     await asyncio.sleep(seconds)
     if dies:
         raise GiveUp("it was to die")
+
+
+@app.task(retry=Retry(attempts=200, interval=0.1, jitter=0), timeout=None)
+async def import_rows(count: int, pause: float) -> None:
+    """Handle rows, each noted when it has been handled."""
+    async for row in resumable(lambda after: range(0 if after is None else after + 1, count), key=lambda row: row):
+        await asyncio.sleep(pause)
+        note(f"row:{row}")

@@ -161,11 +161,16 @@ _BY_NAME: Final[dict[str, Values]] = {
     "code": (_CODES, [b"", b"x"]),
     "window": ([b"", b"night"], [b"}:x", b"x" * 300]),
     "report": ([b"1-1", b"1900000000000-0"], []),
+    "signal": ([b"ok", b"ok", b"no", b"x" * 100], []),
+    "timeout": ([b"", b"0", b"60"], _LENGTHS[1]),
 }
 """What is not here is a text."""
 
 _ENDS: Final = ("abort", "bury", "complete", "defer", "forward", "progress", "retry", "snooze", "begin", "requeue")
 """The verbs about runs: most of their calls are about one that the worker has."""
+
+_ASKS: Final = ("keep", "recall", "wait_for")
+"""The verbs by which a run asks about the data that its job has kept."""
 
 _DUE: Final = b"%d" % (NOW + 50)
 _CONTENTS: Final = [
@@ -212,6 +217,13 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("forward", "name"): ([b"evsched:{fuzz}:out"], [b"evsched:{fuzz}:limits", b"elsewhere"]),
     ("forward", "most"): ([b"", b"10"], [b"0"]),
     ("stand_by", "claim"): ([b"0", b"9"], _LENGTHS[1]),
+    **{(verb, "worker"): ([b"w", b"w", b"w", b"v"], _WORKERS[1]) for verb in _ASKS},
+    **{(verb, "id"): ([b"running", b"running", b"r1", b"g0"], [*IDS, *_BAD_IDS]) for verb in _ASKS},
+    **{(verb, "run"): ([_RUNS[0][0], _RUNS[0][0], _RUNS[0][0], *_RUNS[0][1:]], _RUNS[1]) for verb in _ASKS},
+    ("keep", "name"): ([b'"one"', b'"two"', b'@"rows"'], [b"%", b"x" * 300, b"\xff"]),
+    ("keep", "value"): ([b"1", b"[]", b'"' + b"x" * 100_000 + b'"'], [b"x", b"\xff\t"]),
+    ("signal", "value"): ([b"1", b"null", b'"' + b"x" * 20_000 + b'"'], [b"x", b"\xff\t"]),
+    ("snooze", "signal"): ([b"", b"", b"ok", b"no"], [b"x" * 101, b"a\tb"]),
     ("snooze", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("reschedule", "due"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("reschedule", "delay"): ([b"0", b"9", b"0.5", b""], _LENGTHS[1]),

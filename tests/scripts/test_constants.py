@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evsched.jobs import groups
+from evsched.jobs import groups, kept
 from evsched.store.dispatcher_calls import MEMBER_MOST
 from evsched.store.gate_limits import RANGES, RATE_LEAST
 from evsched.transport.call import folder
@@ -29,6 +29,8 @@ def in_lua(name: str) -> str:
     ("name", "value"),
     [
         ("MEMBER_MOST", MEMBER_MOST),
+        ("STEPS_MOST", kept.STEPS_MOST),
+        ("SIGNALS_MOST", kept.SIGNALS_MOST),
         ("RATE_LEAST", RATE_LEAST),
         ("WEIGHT_LEAST", RANGES["weight"][0]),
     ],

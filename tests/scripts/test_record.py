@@ -63,7 +63,7 @@ def test_job_with_a_reused_id_keeps_no_field_of_the_ended_job(
 def test_a_revived_job_keeps_its_description(send: Send, store: Store, raw: Any, record: str, state: State) -> None:
     raw.zadd(f"{keys.root(store.queue)}dead", {"a": NOW})
     assert send(store.at(NOW).revive(["a"])) == ["a"]
-    assert fields_of(state) == names("id", "description")
+    assert fields_of(state) == names("id", "description", "work")
 
 
 def test_job_scheduled_during_its_run_starts_with_new_attempts(
@@ -73,7 +73,7 @@ def test_job_scheduled_during_its_run_starts_with_new_attempts(
     before = fields_of(state)
     raw.hset(record, "again", NOW + 9)
     assert send(store.at(NOW).complete("w", [(run, Done(b"1", 60, reply=False))])) == []
-    assert fields_of(state) == before - names("job", "run", "attempt")
+    assert fields_of(state) == before - names("work", "job", "run", "attempt")
 
 
 def test_failed_attempt_replaces_the_fields_of_the_previous_attempt(

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
-from evsched.errors import JobExists, JobMissing, JobRunning
+from evsched.errors import JobExists, JobMissing, JobRunning, StoreDown
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Mark, Message, Retried, Snoozed
 from evsched.store.client_calls import New
 from evsched.store.moves import Arrival, Batch
@@ -32,7 +32,7 @@ START = 1_900_000_000.0
 IDS = [f"j{n:02}" for n in range(40)]
 WORKERS = ["u", "v"]
 
-STEPS = 300
+STEPS = 330
 """Steps of a walk: enough to call each verb about ten times, and for pairs of verbs to meet on one id."""
 
 WEIGHTS = {
@@ -44,6 +44,8 @@ WEIGHTS = {
     "fetch_and_die": 1,
     "end": 10,
     "begin": 3,
+    "keep": 1.5,
+    "signal": 2,
     "requeue": 2,
     "decline": 0.5,
     "cancel": 2,
@@ -235,8 +237,13 @@ class Walk:
             lost = self.send(self.store.at(self.now).defer(worker, [(job, Deferred(self.now + 2, "x"))]))
             own = self.model.defer(worker, job.id, job.run, self.now + 2, self.now)
         elif end == "snooze":
-            lost = self.send(self.store.at(self.now).snooze(worker, [(job, Snoozed("x", 2.0))]))
-            own = self.model.snooze(worker, job.id, job.run, self.now + 2, self.now)
+            waits = self.pick.random() < 0.7
+            if waits:
+                self.wait_for(worker, job)
+            at = self.now + (60 if waits else 2)
+            outcome = Snoozed("x", 0.0, at, "ok" if waits else "")
+            lost = self.send(self.store.at(self.now).snooze(worker, [(job, outcome)]))
+            own = self.model.snooze(worker, job.id, job.run, at, self.now, waits=waits)
         elif end == "abort":
             lost = self.send(self.store.at(self.now).abort(worker, [(job, Aborted(1000, False))]))
             own = self.model.abort(worker, job.id, job.run, self.now)
@@ -264,6 +271,33 @@ class Walk:
             mark: Mark = self.pick.choice(["1", "1", "alone"])
             lost = self.send(self.store.begin(worker, [(job, mark)]))
             assert lost == ([] if self.model.begin(worker, job.id, job.run, mark) else [job.id])
+
+    def keep(self) -> None:
+        if self.runs:
+            worker, job = self.pick.choice(self.runs[-9:])
+            own = self.model.keep(worker, job.id, job.run)
+            name = f'"{self.model.jobs[job.id].steps}"' if own else '"x"'
+            answer = self.send(self.store.at(self.now).keep(worker, job, name, b"1"))
+            assert answer.how == ("kept" if own else "lost")
+            self.done[f"keep, {answer.how}"] += 1
+
+    def wait_for(self, worker: str, job: FetchedJob) -> None:
+        timeout = self.pick.choice([0.0, 5.0, 50.0])
+        answer = self.send(self.store.at(self.now).wait_for(worker, job, "ok", timeout))
+        assert answer.how == self.model.wait_for(worker, job.id, job.run, timeout, self.now)
+        self.done[f"wait, {answer.how}"] += 1
+
+    def signal(self) -> None:
+        waiting = [job for job, record in self.model.jobs.items() if record.waiting]
+        job, value = self.pick.choice(waiting) if waiting and self.pick.random() < 0.8 else self.recent(), 7
+        if self.out_of_reach(job):
+            return
+        try:
+            done = cast("str", self.send(self.store.at(self.now).signal(job, "ok", b"7")))
+        except (JobMissing, StoreDown):
+            done = "refused"
+        assert done == self.model.signal(job, value, self.now), job
+        self.done[f"signal, {done}"] += 1
 
     def requeue(self) -> None:
         worker, limit = self.pick.choice(WORKERS), self.pick.choice([2, 100])
@@ -459,6 +493,11 @@ class Walk:
             if record.worker is not None and not record.finished:
                 assert fields.get("begun") == record.begun, job
             assert (float(fields["again"]) if "again" in fields else None) == record.again, job
+            assert fields.get("steps", "").count("\n") == record.steps, job
+            assert ("signals" in fields) is (record.signal is not None), job
+            assert ("waits" in fields) is (record.wait_ends is not None), job
+            if record.worker is None and not record.finished:
+                assert fields.get("waiting") == ("ok" if record.waiting else None), job
 
     def the_history_has_each_cancelled_job(self) -> None:
         before, found = "+", 0
@@ -592,6 +631,9 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
         "abort, own",
         "defer, own",
         "snooze, own",
+        "keep, kept",
+        "wait, waits",
+        "signal, kept",
         "counted",
         "counted twice",
         "held by its task",

@@ -120,6 +120,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "glance": lambda store, runs: store.at(NOW).glance([store.queue]),
     "hours": lambda store, runs: store.hours([(store.queue, int(NOW // 3600))]),
     "hold": lambda store, runs: store.at(NOW).hold("r", True),
+    "keep": lambda store, runs: store.at(NOW).keep("w", runs[RUN], '"s"', b"1"),
     "limit": lambda store, runs: store.at(NOW).limit({"concurrency": 9, "concurrency:g": 2}),
     "look": lambda store, runs: store.at(NOW).look("g1"),
     "mend": lambda store, runs: store.at(NOW).mend(
@@ -128,6 +129,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "pause": lambda store, runs: store.at(NOW).pause(),
     "prune": lambda store, runs: store.prune("retired"),
     "progress": lambda store, runs: store.progress("w", [(runs[RUN], Progress(1, 2, ""))]),
+    "recall": lambda store, runs: store.recall("w", runs[RUN]),
     "recount": lambda store, runs: store.recount([b"g"]),
     "recur": lambda store, runs: store.recur("r", str(int(NOW + 9)).encode(), [OCCURRENCE], next_=NOW + 99),
     "register": lambda store, runs: store.at(NOW).register("app", "content"),
@@ -148,6 +150,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "rewind": lambda store, runs: store.at(NOW - 9999).rewind(9, 0, 9),
     "roster": lambda store, runs: store.at(NOW).roster(0, 9, ["rule", "paused"]),
     "seek": lambda store, runs: store.at(NOW).seek("t"),
+    "signal": lambda store, runs: store.at(NOW).signal("scheduled", "ok", b"1"),
     "snooze": lambda store, runs: store.at(NOW).snooze("w", [(runs[RUN], Snoozed("x", 1.0))]),
     "stand_by": lambda store, runs: store.at(NOW).stand_by("p", Announced("app", "content", "d"), lease=9, claim=9),
     "settle": lambda store, runs: store.settle([Report("1-1", "dead", "7", "done", "", "9")]),
@@ -156,6 +159,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "survey": lambda store, runs: store.at(NOW).survey(),
     "unpause": lambda store, runs: store.unpause("paused", f"{NOW - 5:.0f}".encode(), NOW + 5),
     "trigger": lambda store, runs: store.at(NOW).trigger("r", f"{NOW:.6f}"),
+    "wait_for": lambda store, runs: store.at(NOW).wait_for("w", runs[RUN], "ok", 9.0),
     "withdraw": lambda store, runs: store.at(NOW).withdraw([("dead", 7)]),
 }
 READY = Edit(
@@ -201,7 +205,7 @@ REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
 OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
-OF_ONE = {"cancel", "ask", "reschedule", "edit", "look", "explain", "enqueue", "revive", "drop"}
+OF_ONE = {"cancel", "ask", "reschedule", "edit", "look", "explain", "enqueue", "revive", "drop", "signal"}
 OF_APPS = {"declare", "declare_limits", "register", "retire"}
 OF_REQUESTS = {"trigger", "backfill", "replan", "unpause"}
 OF_RECURRENCES = {"agenda", "roster", "hold", "recur", "remove", "rewind", "prune"} | OF_APPS | OF_REQUESTS

@@ -45,6 +45,14 @@ class Record:
     """0 = the record has no such field."""
     payload: bytes = b""
     created: float | None = None
+    steps: int = 0
+    """How many steps are kept."""
+    signal: int | None = None
+    """The value of the signal that has come."""
+    wait_ends: float | None = None
+    """Until when the job may wait for it."""
+    waiting: bool = False
+    """The job waits for it on the schedule."""
 
     @property
     def run(self) -> str:

@@ -236,7 +236,8 @@ class Model(Gate):
             record.payload, record.created, record.next = record.next.payload, record.next.created, None
         record.worker, record.attempt, record.again, record.stop = None, 0, None, False
         record.begun, record.error, record.deaths, record.doubts, record.due = None, None, 0, 0, None
-        record.started = 0
+        record.started, record.waiting, record.wait_ends = 0, False, None
+        record.steps, record.signal = 0, None
         if again is not None:
             self.schedule[job] = min(again, self.schedule.get(job, again))
 
@@ -300,6 +301,7 @@ class Model(Gate):
             record.again = self.schedule.get(job, record.again)
             self.schedule[job] = at
             record.worker = record.begun = record.due = None
+            record.waiting = False
             record.attempt = max(0, record.attempt - (not counts))
             self._end(worker, job)
             if not began:
@@ -338,10 +340,45 @@ class Model(Gate):
         return self._send_back(worker, job, run, at, now, counts=False, began=False)
 
     @verb
-    def snooze(self, worker: str, job: str, run: str, at: float, now: float) -> bool:
-        if self._own(worker, job, run):
-            self.jobs[job].deaths = self.jobs[job].doubts = 0
-        return self._send_back(worker, job, run, at, now, counts=False)
+    def snooze(self, worker: str, job: str, run: str, at: float, now: float, *, waits: bool = False) -> bool:
+        own, record = self._own(worker, job, run), self.jobs.get(job)
+        if own and record is not None:
+            record.deaths = record.doubts = 0
+            at = now if waits and record.signal is not None else at
+        sent = self._send_back(worker, job, run, at, now, counts=False)
+        if own and record is not None and waits and record.signal is None and not record.finished:
+            record.waiting = self.schedule.get(job) == at and record.worker is None and record.due is None
+        return sent
+
+    def keep(self, worker: str, job: str, run: str) -> bool:
+        own = self._own(worker, job, run)
+        if own:
+            self.jobs[job].steps += 1
+        return own
+
+    def wait_for(self, worker: str, job: str, run: str, timeout: float, now: float) -> str:
+        if not self._own(worker, job, run):
+            return "lost"
+        record = self.jobs[job]
+        if record.signal is not None:
+            return "come"
+        if record.wait_ends is None:
+            record.wait_ends = now + timeout
+        return "over" if record.wait_ends <= now else "waits"
+
+    def signal(self, job: str, value: int, now: float) -> str:
+        record = self.jobs.get(job)
+        if record is None or record.finished or job in self.moving:
+            return "refused"
+        if record.signal is not None:
+            return "known"
+        if record.wait_ends is not None and record.wait_ends <= now:
+            return "refused"
+        record.signal = value
+        if record.waiting and record.worker is None and job in self.schedule:
+            self.schedule[job], record.waiting = now, False
+            return "due"
+        return "kept"
 
     @verb
     def bury(self, worker: str, job: str, run: str, now: float, *, killed: bool, error: str | None = None) -> bool:
@@ -375,7 +412,7 @@ class Model(Gate):
         if not (died and begun):
             record.attempt = max(0, record.attempt - 1)
         record.worker = record.begun = None
-        record.started = 0
+        record.started, record.waiting = 0, False
 
     @verb
     def requeue(self, worker: str, limit: int, now: float, *, died: bool) -> None:
@@ -523,7 +560,7 @@ class Model(Gate):
         record = self.jobs[job]
         record.finished, record.attempt, record.worker, record.stop = False, 0, None, False
         record.begun, record.error, record.deaths, record.doubts, record.due = None, None, 0, 0, None
-        record.started = 0
+        record.started, record.waiting, record.wait_ends = 0, False, None
         self.schedule[job] = now
         self.dead.remove(job)
         return True
