@@ -390,6 +390,17 @@ _PARTS: Final = {
 """How a sentence names what an edit changes."""
 
 
+async def _signal(acts: UserActs, visit: Visit, form: Form) -> str:
+    queue, _, job = form.get("job").partition(" ")
+    signal = form.get("signal")
+    value = _json("value of the signal", form.get("value") or "null", Any, 'true or {"by": "ann"}')
+    new = await client_of(visit).signal(check_queue(queue), job, signal, value)
+    sentence = (
+        f"Signal {signal:.200} was sent." if new else f"Signal {signal:.200} had come before: it stays as it was."
+    )
+    return acts.note(visit, sentence, "/job", queue=queue, id=job)
+
+
 def _changes(form: Form) -> Changes:
     """Return what a form changes.
 
@@ -525,6 +536,7 @@ ACTS: Final[dict[str, tuple[Role, Perform]]] = {
     "backfill": ("operator", _backfill),
     "again": ("operator", _again),
     "edit": ("operator", _edit),
+    "signal": ("operator", _signal),
     "quiet-worker": ("operator", _quiet_worker),
     "stop-worker": ("operator", _stop_worker),
     "stop": ("operator", _stop),

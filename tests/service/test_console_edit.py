@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 import re
+import time
 from typing import Any
 
 import msgspec
 import pytest
 
+from evsched import keys
 from evsched.console.words import editable
 from evsched.store.client_calls import New
 from evsched.transport.embedded import EmbeddedRedis
@@ -43,6 +45,21 @@ def record_of(raw: Any, queue: str) -> dict[bytes, bytes]:
 async def edit(browser: Browser, queue: str, **changes: str) -> str:
     page = await browser.page("/edit", queue=queue, id="a")
     return await browser.send(page, "edit", **{**fields_of(page), **changes})
+
+
+async def test_operator_sends_the_signal_that_a_job_waits_for(browser: Browser, queue: str, raw: Any) -> None:
+    assert "/act/signal" not in await browser.page("/job", queue=queue, id="a")
+    raw.hset(keys.job(queue, "a"), mapping={"waiting": "approved", "waits": f"approved\t{time.time()}\tinf\n"})
+    page = await browser.page("/job", queue=queue, id="a")
+    job = f"{queue} a"
+    assert "the value of the signal cannot be read" in await browser.send(
+        page, "signal", job=job, signal="approved", value="{"
+    )
+    assert "Signal approved was sent." in await browser.send(page, "signal", job=job, signal="approved", value="true")
+    assert (await browser.console.client.status(queue, "a")).signals == ("approved",)
+    assert float(raw.zscore(keys.schedule(queue), "a")) < time.time() + 1
+    assert "Signal approved had come before" in await browser.send(page, "signal", job=job, signal="approved")
+    assert [act.act for act in await browser.console.client.audit(queue)] == ["signal"]
 
 
 async def test_waiting_job_is_edited_and_hidden_values_are_kept(browser: Browser, queue: str, raw: Any) -> None:

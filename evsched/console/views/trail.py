@@ -38,6 +38,7 @@ _ACTS: Final = {
     "cancel": "cancelled",
     "reschedule": "rescheduled",
     "edit": "edited",
+    "signal": "sent a signal to",
     "revive": "revived",
     "drop": "dropped",
     "again": "ran again",
