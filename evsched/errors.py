@@ -10,6 +10,7 @@ EvschedError
 │   ├── JobExists      a job of that id has not ended
 │   ├── JobMissing     there is no such job (any more)
 │   ├── JobRunning     a worker runs it
+│   ├── JobLate        it came too late to be a member of its batch
 │   ├── JobDead        `result()` of a job that was given up, or cancelled
 │   └── BadResult      `result()` of a job whose result is not what its task returns
 └── StoreError         about Redis
@@ -69,6 +70,10 @@ class JobMissing(JobError):
 
 class JobRunning(JobError):
     """A worker holds the job."""
+
+
+class JobLate(JobError):
+    """The job comes too late to be a member of its batch."""
 
 
 class JobDead(JobError):

@@ -20,7 +20,7 @@ _AGAIN: Final = 5.0
 _AT_ONCE: Final = 250
 """Queues of one call: 2 ms."""
 
-_UNKNOWN: Final = Seen(nearest=0.0, gated=True, workers=True, recurs=True)
+_UNKNOWN: Final = Seen(nearest=0.0, gated=True, workers=True, recurs=True, chores=True)
 """A queue that cannot be looked at so: it may have anything."""
 
 

@@ -204,6 +204,7 @@ _TYPES: Final = KEY_TYPES | {
     "busy_leases": "hash",
     "calendars": "hash",
     "canary": "zset",
+    "chores": "zset",
     "dead_workers": "zset",
     "declared_limits": "hash",
     "ends": "stream",

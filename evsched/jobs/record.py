@@ -61,6 +61,7 @@ FIELDS: Final = (
     Field("created", "time", "description"),
     Field("by", "text", "description"),
     Field("ledger", "text", "description"),
+    Field("batch", "text", "description"),
     Field("revised", "text", "id"),
     Field("due", "time", "job"),
     Field("attempt", "count", "job"),

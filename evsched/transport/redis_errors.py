@@ -12,11 +12,21 @@ from typing import Any, Final
 
 from redis import exceptions
 
-from evsched.errors import MOVING, WRONG_TYPE, EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
+from evsched.errors import (
+    MOVING,
+    WRONG_TYPE,
+    EvschedError,
+    JobExists,
+    JobLate,
+    JobMissing,
+    JobRunning,
+    StoreDown,
+    StoreRefused,
+)
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 
-_JOB_ERRORS: Final = {"EXISTS": JobExists, "MISSING": JobMissing, "RUNNING": JobRunning}
+_JOB_ERRORS: Final = {"EXISTS": JobExists, "MISSING": JobMissing, "RUNNING": JobRunning, "LATE": JobLate}
 """The codes of fail() in the scripts."""
 
 _WAIT_ERRORS: Final = (

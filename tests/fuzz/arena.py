@@ -61,7 +61,7 @@ _NO_RIGHT: Final = ("The user executing the script can't", "ACL failure in scrip
 _RULES: Final = re.compile(r"^# user (\w+) (.*)$", re.MULTILINE)
 _TYPES: Final = {
     **dict.fromkeys(["schedule", "backlog", "dead", "leases", "idle", "throttled", "recurrences", "pauses"], b"zset"),
-    **dict.fromkeys(["dead_workers", "parents", "apps"], b"zset"),
+    **dict.fromkeys(["dead_workers", "parents", "apps", "chores"], b"zset"),
     **dict.fromkeys(
         ["limits", "in_flight", "fair", "moving", "arrived", "busy_leases", "windows", "suspects"], b"hash"
     ),

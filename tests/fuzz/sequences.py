@@ -213,6 +213,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("enqueue", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("replace", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("enqueue", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
+    ("enqueue", "batch"): ([b"", b"", b"fuzz/b/0/%d" % (NOW + 30)], [b"fuzz/b/0/0"]),
     ("defer", "unknown"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("hold", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("pause", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
@@ -284,7 +285,7 @@ def _at_most_one(verb: str, words: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 _ZSETS: Final = (
     b"schedule backlog backlog:g dead leases idle throttled recurrences pauses dead_workers parents apps requests:r "
-    b"requested:r"
+    b"requested:r chores"
 ).split()
 _HASHES: Final = (
     b"limits in_flight fair moving arrived busy_leases windows suspects declared_limits recurrence:r job:a job:running"
