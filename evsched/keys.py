@@ -169,6 +169,11 @@ def recurrences(queue: str) -> str:
     return root(queue) + "recurrences"
 
 
+def chores(queue: str) -> str:
+    """Return the sorted set of the steps that keepers of batches have to do: see lua/_batches.lua."""
+    return root(queue) + "chores"
+
+
 def gate(queue: str) -> str:
     """Return the channel on which dispatchers receive the time at which a gate opens. `queue` may be a glob."""
     return root(queue) + "gate"
