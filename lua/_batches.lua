@@ -164,6 +164,8 @@ local function apply_ends(batch, first, bytes)
       if is then
         batch[is] = batch[is] + 1
       end
+      -- The report that the job is open again may have been overtaken by that of its next end.
+      batch.is_turned = batch.is_turned or newer > 0
       known, changed = said, true
     end
     new[i] = string.char(known)
@@ -238,9 +240,7 @@ end
 -- USES how_many_open, reopen_batch, end_batch, call_back, write_batch, member_reports
 local function decide(batch, now)
   local left = how_many_open(batch)
-  -- All are done if the report that a job is open again was overtaken by that of its end.
-  local is_mended = not batch.stop and batch.dead + batch.cancelled + batch.expired == 0
-  if batch.state == 'failed' and (left > 0 or is_mended) then
+  if batch.state == 'failed' and (left > 0 or batch.is_turned) then
     reopen_batch(batch)
   end
   local ended = batch.state == 'done' or batch.state == 'cancelled' or batch.state == 'failed'

@@ -13,7 +13,7 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.client_calls import New
-from evsched.store.moves import Arrival, Batch
+from evsched.store.moves import Arrival, MovingBatch
 from evsched.store.operator_calls import Violation, condition
 from evsched.store.queue import Announced
 from evsched.store.relay_calls import Report, RowJob
@@ -87,8 +87,8 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
 
 
 RUN = "running"
-ARRIVING = Batch("5", "t", "here", [(b"{}", b"\x91\xa11")])
-LEAVING = Batch(f"{NOW * 1e6:.0f}", "first", "there", [])
+ARRIVING = MovingBatch("5", "t", "here", [(b"{}", b"\x91\xa11")])
+LEAVING = MovingBatch(f"{NOW * 1e6:.0f}", "first", "there", [])
 TASK = condition(task="t")
 OCCURRENCE = Occurrence("r@2", NOW + 9, NOW + 9, None)
 CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
