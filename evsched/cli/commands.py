@@ -63,6 +63,7 @@ FAMILIES: Final = {
         "reschedule": "job_commands:reschedule",
         "run-now": "job_commands:run_now",
         "dead": "dead_commands:app",
+        "batches": "batch_commands:app",
         "history": "history_commands:app",
     },
     "Queues and workers": {
