@@ -327,10 +327,12 @@ end
 -- Completion: the end of a run whose handler has returned.
 
 -- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention, reply
--- and label, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. A run that was to stop ends as
--- cancelled, even if it succeeded.
--- USES seconds, abort, acquit, note_end, add_end, push_reply, call_hook, record, begin_next, milliseconds, row_of
-local function completion(now, hook, task)
+-- and label, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. `plain`: '1' = JSON has all ids as
+-- they are. A run that was to stop ends as cancelled, even if it succeeded.
+-- USES note_plain, seconds, abort, acquit, note_end, add_end, push_reply, call_hook, record, begin_next, milliseconds,
+--      row_of
+local function completion(now, hook, task, plain)
+  note_plain(plain)
   local moment = seconds(now)
   -- The retentions as PEXPIRE takes them, by their text: most jobs have the same.
   local lifetimes = {}

@@ -19,45 +19,58 @@
 -- be more.
 local HISTORY = { most = 10000, age = 86400 }
 
--- The ends that this call writes: lists of rows, by outcome and worker; and the parts, each of jobs with the same
--- outcome, worker, task and times.
-local endings = { lists = {}, parts = {} }
+-- The ends that this call writes: lists, by outcome and worker; and parts, each of jobs with the same outcome, worker,
+-- label and start. A list has ids, and the texts that follow an id in its row, each with the place of the first id that
+-- it follows: mostly one text for all. Rows are joined at the end, because each byte of a text that is made here costs
+-- Redis 10 instructions to collect it. `plain`: JSON has all ids as they are. `known`: the beginnings of texts, as
+-- JSON.
+local endings = { lists = {}, parts = {}, plain = false, known = {} }
 
 -- The beginning of a text as JSON. The same texts come again and again.
-local json_texts = {}
+-- USES endings
 local function json_text(text)
-  local found = json_texts[text]
+  local found = endings.known[text]
   if not found then
     found = cjson.encode(text:sub(1, 300))
-    json_texts[text] = found
+    endings.known[text] = found
   end
   return found
 end
 
--- A new part. `label`: JSON, a list of the task and the tags.
+-- Prepare a part for its next jobs, which have another due: what follows their ids, and where they are counted.
 -- USES endings, moment_of, worker_of
-local function begin_part(outcome, worker, label, due, started, now)
+local function prepare(part, due, now)
+  if not part.list then
+    local key = part.outcome .. ' ' .. (worker_of(part.worker or nil) or '')
+    part.list = endings.lists[key] or { ids = {}, texts = {}, first = {} }
+    endings.lists[key] = part.list
+    part.began = moment_of(part.started or nil)
+    part.at = tonumber(part.began)
+    endings.parts[#endings.parts + 1] = part
+  end
   local planned = moment_of(due or nil)
-  local began = planned and moment_of(started or nil)
-  local key = outcome .. ' ' .. (worker_of(worker or nil) or '')
-  local part = { outcome = outcome, worker = worker, label = label, due = due, started = started, size = 0 }
-  part.list = endings.lists[key] or {}
-  endings.lists[key] = part.list
+  local began = planned and part.began
+  part.due = due
+  part.text = '",' .. part.label .. ',' .. (planned or 'null') .. ',' .. (began or 'null') .. ',1],["'
+  local late = began and part.at - planned
+  if late and part.least and part.least <= late and late < part.most then
+    return
+  end
   -- The k of a length of time: it is less than 2^k ms, and at least half of that, or k is 0.
   local function power_of(length)
     local _, k = math.frexp(length * 1000)
     return math.max(0, math.min(k, 40))
   end
-  local lengths = began and power_of(began - planned) .. ' ' .. power_of(now - began) or '- -'
-  part.field = outcome .. ' ' .. lengths .. ' ' .. (label:match('^%["([^"]*)"') or '')
-  part.head = '",' .. label .. ',' .. (planned or 'null') .. ',' .. (began or 'null') .. ','
-  endings.parts[#endings.parts + 1] = part
-  return part
+  local power = late and power_of(late)
+  part.least = late and (power > 0 and 2 ^ (power - 1) / 1000 or -math.huge)
+  part.most = late and (power < 40 and 2 ^ power / 1000 or math.huge)
+  local lengths = late and power .. ' ' .. power_of(now - part.at) or '- -'
+  part.field = part.outcome .. ' ' .. lengths .. ' ' .. (part.label:match('^%["([^"]*)"') or '')
 end
 
 -- Note the end of a job, for `write_history`. `worker` and what follows it: the fields of its record, as they are
--- there. Jobs that end together have mostly the same task and times. `batch`: the field; nil or false = it has none.
--- USES policy, endings, attempt_of, json_text, begin_part, member_reports
+-- there. Jobs that end together have mostly the same task and start. `batch`: the field; nil or false = it has none.
+-- USES policy, endings, attempt_of, json_text, prepare, member_reports
 local function add_end(id, outcome, label, now, worker, attempt, started, due, group, by, error, location, batch)
   if batch then
     member_reports.note(batch, member_reports.code[outcome])
@@ -70,26 +83,62 @@ local function add_end(id, outcome, label, now, worker, attempt, started, due, g
     started = attempt > 0 and started
   end
   local part = endings.last
-  if
-    not part
-    or part.label ~= label
-    or part.due ~= due
-    or part.started ~= started
-    or part.worker ~= worker
-    or part.outcome ~= outcome
-  then
-    part = begin_part(outcome, worker, label, due, started, now)
+  if not part or part.label ~= label or part.started ~= started or part.worker ~= worker or part.outcome ~= outcome then
+    part = { outcome = outcome, worker = worker, label = label, started = started, counts = {} }
     endings.last = part
   end
-  part.size = part.size + 1
-  -- Another client may have used any bytes as an id.
-  local text = id:find('[%c"\\]') and json_text(id):sub(2, -2) or id
-  local row = '["' .. text .. part.head .. attempt
-  if group or by or error or location then
-    row = row .. ',' .. json_text(group or '') .. ',' .. json_text(by or '')
-    row = row .. ',' .. json_text(error or '') .. ',' .. json_text(location or '')
+  if part.due ~= due or not part.list then
+    prepare(part, due, now)
   end
-  part.list[#part.list + 1] = row
+  part.counts[part.field] = (part.counts[part.field] or 0) + 1
+  local text = part.text
+  if attempt ~= '1' or group or by or error or location then
+    text = text:sub(1, -6) .. attempt
+    if group or by or error or location then
+      text = text .. ',' .. json_text(group or '') .. ',' .. json_text(by or '')
+      text = text .. ',' .. json_text(error or '') .. ',' .. json_text(location or '')
+    end
+    text = text .. '],["'
+  end
+  local list = part.list
+  local count = #list.ids + 1
+  list.ids[count] = id
+  if text ~= list.last then
+    list.last = text
+    list.texts[#list.texts + 1] = text
+    list.first[#list.texts] = count
+  end
+end
+
+-- Note whether JSON has all ids of this call as they are: '1' = yes.
+-- USES endings
+local function note_plain(plain)
+  endings.plain = plain == '1'
+end
+
+-- The rows of a list as JSON. Another client may have used any bytes as an id. To look for those costs 3 % of a job, so
+-- a worker does it, where jobs end by the thousand.
+-- USES endings, json_text
+local function joined_rows(list)
+  local ids, texts, first = list.ids, list.texts, list.first
+  if not endings.plain then
+    for i, id in ipairs(ids) do
+      ids[i] = id:find('[%c"\\]') and json_text(id):sub(2, -2) or id
+    end
+  end
+  local joined, count = {}, #ids
+  local last = texts[#texts]:sub(1, -4) .. ']' -- no row follows
+  ids[1] = '[["' .. ids[1]
+  if #texts == 1 then
+    ids[count] = ids[count] .. last
+    return table.concat(ids, texts[1])
+  end
+  for k, text in ipairs(texts) do
+    joined[2 * k - 1] = table.concat(ids, text, first[k], (first[k + 1] or count + 1) - 1)
+    joined[2 * k] = text
+  end
+  joined[#joined] = last
+  return table.concat(joined)
 end
 
 -- The task and the tags of a payload, for `add_end`; '' if it has no task, or is too long to be decoded here.
@@ -121,7 +170,7 @@ local function note_next(id, now)
 end
 
 -- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.
--- USES policy, endings, seconds, milliseconds, member_reports
+-- USES policy, endings, seconds, milliseconds, joined_rows, member_reports
 local function write_history(now)
   member_reports.write(now)
   if not next(endings.lists) then
@@ -133,18 +182,19 @@ local function write_history(now)
     mark = string.format('%.0f', math.max(0, math.min(now * 1e6, 9e15)))
     ends = mark
   end
-  for key, ended in pairs(endings.lists) do
+  for key, list in pairs(endings.lists) do
     local outcome, worker = key:match('^(%S+) (.*)$')
-    ends = tonumber(ends) + #ended
-    local jobs = '[' .. table.concat(ended, '],') .. ']]'
-    local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', jobs }
+    ends = tonumber(ends) + #list.ids
+    local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', joined_rows(list) }
     local least = string.format('%.0f', math.max(0, ends - policy.history + 1))
     redis.pcall('XADD', history, 'MINID', '=', least, string.format('%.0f-%s', ends, mark), unpack(entry))
   end
   redis.pcall('PEXPIRE', history, milliseconds(policy.history_age))
   local hour, counts = root .. 'hour:' .. math.floor(now / 3600), {}
   for _, part in ipairs(endings.parts) do
-    counts[part.field] = (counts[part.field] or 0) + part.size
+    for field, more in pairs(part.counts) do
+      counts[field] = (counts[field] or 0) + more
+    end
   end
   for field, more in pairs(counts) do
     if redis.pcall('HINCRBY', hour, field, more) == more then -- a new field

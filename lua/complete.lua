@@ -6,6 +6,7 @@
 --        worker     who ran the jobs
 --        hook       the task that gets a job for each that ends here, '' = none
 --        task       the task of the jobs, if there is a hook
+--        plain      '1' = JSON has all ids as they are
 -- ROWS   id         of the job
 --        run        that ends, as `start` named it
 --        result     JSON
@@ -20,6 +21,6 @@
 -- A run that was to stop ends as cancelled, even if it succeeded. About 5 us a job: a job is near the head of its
 -- worker's short list.
 
-local now, worker, hook, task = unpack(ARGV, 1, 4)
+local now, worker, hook, task, plain = unpack(ARGV, 1, 5)
 now = clock(now)
-return end_runs(5, 6, worker, now, completion(now, hook, task))
+return end_runs(6, 6, worker, now, completion(now, hook, task, plain))

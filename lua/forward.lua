@@ -6,6 +6,7 @@
 --        worker     who ran the jobs
 --        hook       the task that gets a job for each that ends here, '' = none
 --        task       the task of the jobs, if there is a hook
+--        plain      '1' = JSON has all ids as they are
 -- ROWS   id         of the job
 --        run        that ends, as `start` named it
 --        result     JSON
@@ -31,9 +32,9 @@
 -- The name is not among KEYS, and may be in any cluster slot: a message and its job are written together because there
 -- is one Redis.
 
-local now, worker, hook, task = unpack(ARGV, 1, 4)
+local now, worker, hook, task, plain = unpack(ARGV, 1, 5)
 now = clock(now)
-local complete = completion(now, hook, task)
+local complete = completion(now, hook, task, plain)
 
 local function send(id, into, name, most, message)
   if into == 'channel' then
@@ -55,4 +56,4 @@ local function finish(id, run, scheduled, result, retention, reply, label, into,
   end
   complete(id, run, scheduled, result, retention, reply, label)
 end
-return { end_runs(5, 10, worker, now, finish) }
+return { end_runs(6, 10, worker, now, finish) }

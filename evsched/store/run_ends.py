@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, Protocol, TypeVar
 
@@ -109,7 +110,8 @@ class RunEnds(Queue):
         self, worker: str, runs: Iterable[tuple[FetchedJob, Done]], hook: Hook | None = None
     ) -> Call[list[str]]:
         """End runs that are done, all with the same hook; the reply is the ids of lost runs."""
-        words: list[Word] = [self._now(), worker, *_words(hook)]
+        runs = list(runs)
+        words: list[Word] = [self._now(), worker, *_words(hook), _plain(runs)]
         for job, done in runs:
             words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "", done.label)
         return self._verb("complete", texts, *words)
@@ -118,7 +120,8 @@ class RunEnds(Queue):
         self, worker: str, runs: Iterable[tuple[FetchedJob, Forwarded]], hook: Hook | None = None
     ) -> Call[NotEnded]:
         """End runs that are done, all with the same hook, and send their messages; the reply is what did not end."""
-        words: list[Word] = [self._now(), worker, *_words(hook)]
+        runs = list(runs)
+        words: list[Word] = [self._now(), worker, *_words(hook), _plain(runs)]
         for job, done in runs:
             message = done.message
             words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "", done.label)
@@ -215,6 +218,14 @@ _ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]] | Call[NotEnded]]
 
 def _words(hook: Hook | None) -> tuple[str, str]:
     return ("", "") if hook is None else (hook.task, hook.of)
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._:@-]*")
+"""Ids one after the other, none of which JSON writes in another way. Another client may use any characters."""
+
+
+def _plain(runs: Sequence[tuple[FetchedJob, Outcome]]) -> str:
+    return "1" if _PLAIN.fullmatch("".join([job.id for job, _ in runs])) else ""
 
 
 def _not_ended(call: Call[list[str]] | Call[NotEnded]) -> Call[NotEnded]:

@@ -16,7 +16,7 @@ from tests.fuzz.sequences import NOW, ROOT, Sequence, Step
 
 NOW_WORD = b"%d" % NOW
 RUN = b"1 %d.000000" % NOW
-END = Step("complete", (NOW_WORD, b"w", b"", b"", b"running", RUN, b"1", b"300", b"", b'["t"]'))
+END = Step("complete", (NOW_WORD, b"w", b"", b"", b"1", b"running", RUN, b"1", b"300", b"", b'["t"]'))
 CANCEL = Step("cancel", (NOW_WORD, b"", b"", b"scheduled", b""))
 
 BROKEN: dict[str, tuple[str, str, str, Step, str]] = {

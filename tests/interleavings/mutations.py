@@ -99,7 +99,7 @@ MUTATIONS: Final = {
         *("plain", 0, 0, "has ended 1 times, 0 times in the history"),
     ),
     "an end that is in the history twice": Mutation(
-        (("complete", "  part.list[#part.list + 1] = row", "  part.list[#part.list + 1] = row .. '],' .. row"),),
+        (("complete", "  list.ids[count] = id", "  list.ids[count], list.ids[count + 1] = id, id"),),
         *("plain", 0, 0, "has ended 1 times, 2 times in the history"),
     ),
     "an id in two lists that runs twice": Mutation(

@@ -97,6 +97,52 @@ def test_the_ends_of_one_call_are_one_entry(
     assert [job.id for job in past(send, store)] == [f"j{n}" for n in reversed(range(9))]
 
 
+def test_jobs_of_one_call_keep_their_own_times_and_fields(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob]
+) -> None:
+    first = [run("a"), run("b"), run("c", group="g")]
+    again = run("d")
+    send(store.at(NOW + 1).retry("w", [(again, Retried(0.0, "x"))]))
+    send(store.at(NOW + 1).dispatch(limit=10, cap=10_000))
+    (again,) = send(store.at(NOW + 1.25).start("w", (), hold=9, lease=15)).jobs
+    late = [run("e", at=NOW + 2), again, run("f", at=NOW + 2)]
+    done = [(job, Done(b"1", 0.0, False, label=b'["t","x"]')) for job in (*first, *late)]
+    assert send(store.at(NOW + 9).complete("w", done)) == []
+    found = [(job.id, job.due, job.started, job.attempt, job.group, job.tags) for job in past(send, store)]
+    assert found[::-1] == [
+        ("a", NOW, NOW + 0.25, 1, "", ["x"]),
+        ("b", NOW, NOW + 0.25, 1, "", ["x"]),
+        ("c", NOW, NOW + 0.25, 1, "g", ["x"]),
+        ("e", NOW + 2, NOW + 2.25, 1, "", ["x"]),
+        ("d", NOW + 1, NOW + 1.25, 2, "", ["x"]),
+        ("f", NOW + 2, NOW + 2.25, 1, "", ["x"]),
+    ]
+    assert send(store.hour(int(NOW // 3600))) == [EndCount("t", "done", 8, 13, 3), EndCount("t", "done", 8, 14, 3)]
+
+
+def test_jobs_of_one_call_are_counted_by_their_own_delays(send: SendCall, store: Store) -> None:
+    dues = {"a": NOW, "b": NOW, "c": NOW - 0.1, "d": NOW - 5, "e": NOW - 0.1, "f": NOW + 0.5}
+    send(store.at(NOW - 9).enqueue([New(job_id, PAYLOAD, due=due) for job_id, due in dues.items()]))
+    send(store.at(NOW + 1).dispatch(limit=10, cap=10_000))
+    jobs = send(store.at(NOW + 1).start("w", (), hold=9, lease=15)).jobs
+    send(store.at(NOW + 1.5).complete("w", [(job, Done(b"1", 0.0, False, label=b'["t"]')) for job in jobs]))
+    counts = {(one.late, one.run, one.jobs) for one in send(store.hour(int(NOW // 3600)))}
+    assert counts == {(9, 9, 1), (10, 9, 2), (11, 9, 2), (13, 9, 1)}
+    assert {job.id: job.due for job in past(send, store)} == dues
+
+
+@pytest.mark.parametrize("name", ['say "no"', pytest.param("a\\b\nc", marks=pytest.mark.extra)])
+def test_id_of_another_client_that_is_done_is_readable(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str, name: str
+) -> None:
+    job = run("a")
+    raw.hset(f"evsched:{{{queue}}}:job:{name}", mapping={"payload": PAYLOAD})
+    raw.rpush(f"evsched:{{{queue}}}:ready", name)
+    (other,) = send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs
+    send(store.at(NOW + 1).complete("w", [(one, Done(b"1", 0.0, False, label=b'["t"]')) for one in (job, other)]))
+    assert [one.id for one in past(send, store)] == [name, "a"]
+
+
 def test_each_kind_of_end_is_in_the_history(
     send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
 ) -> None:

@@ -6,14 +6,15 @@ import pytest
 
 from evsched.store.client_calls import New
 from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli
 
 
 @pytest.fixture
-def batch(cli: Cli, queue: str) -> str:
+def batch(server: EmbeddedRedis, queue: str) -> str:
     """A batch with a job that waits, one that is done and one that is dead."""
-    sender, store = SyncSender(cli.url), Store(queue)
+    sender, store = SyncSender(server.url), Store(queue)
     sender.send(store.batch_open("b", "t", retention=60.0))
     reserved = sender.send(store.batch_add("b", "r", 3, queue))
     sender.send(store.enqueue([New("b.0", b'{"task":"t"}', delay=3600)], batch=reserved.address(queue, "b")))

@@ -68,7 +68,7 @@ def test_numbers_lose_nothing_on_the_way() -> None:
         *("a", b"{}", 0, "", "", "1e-06"),
     )
     done = store.complete("w", [(RUN, Done(b"7", 0.0, True))])
-    assert done.words[3:] == ("w", "", "", "a", "2 1.000000", b"7", "0", "1", b'[""]')
+    assert done.words[3:] == ("w", "", "", "1", "a", "2 1.000000", b"7", "0", "1", b'[""]')
 
 
 def test_replies_that_are_not_utf8_show_as_escapes() -> None:
