@@ -148,7 +148,7 @@ class BatchKeeper:
 
     async def _carry_ends(self, store: Store, steps: list[tuple[str, float]], now: float) -> None:
         """Count ends at the homes of their batches."""
-        by_home, carried, count = defaultdict[str, _Ends](_Ends), defaultdict[str, list[tuple[str, bool]]](list), 0
+        by_home, carried, count = defaultdict[str, Reports](Reports), defaultdict[str, list[tuple[str, bool]]](list), 0
         bad = list[str]()
         for step, at in steps:
             address, _, rest = step.removeprefix("end ").partition(" ")
@@ -240,7 +240,7 @@ class BatchKeeper:
                 if any(step.startswith(f"end {store.queue}/{batch} ") for step, _ in reported):
                     return f"settle {batch} {first} {last} {token}", now + _LATER
         if lost:
-            missing = _Ends()
+            missing = Reports()
             missing.add(batch, " ".join(f"{ordinal}m" for ordinal in sorted(lost)))
             await self._client.send(store.batch_count(missing.rows()))
         if end < int(last):
@@ -274,7 +274,7 @@ class BatchKeeper:
                 await self._client.send(call)
 
 
-class _Ends:
+class Reports:
     """Ends of jobs by their batches, for the batches of one home."""
 
     def __init__(self) -> None:
