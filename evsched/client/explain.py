@@ -414,6 +414,7 @@ def _list_facts(
         "attempt": str(status.attempt) if status.attempt else None,
         "snoozes": str(status.snoozes) if status.snoozes else None,
         "by": status.by,
+        "batch": status.batch,
         "tags": " ".join(status.tags) or None,
         "window": f"{status.window}: {window}" if window else status.window,
     }

@@ -156,6 +156,8 @@ class JobStatus(Struct, frozen=True):
     """When it was enqueued, in whole seconds; None if a client wrote the record that does not say so."""
     by: str | None = None
     """The user at Redis that enqueued it; None = the default user, a recurrence or a hook, or another client."""
+    batch: str | None = None
+    """The batch that it is a member of: its home queue, its id and the ordinal of the job, separated by slashes."""
     worker: str | None = None
     started: float | None = None
     finished: float | None = None

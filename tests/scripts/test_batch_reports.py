@@ -265,3 +265,8 @@ def test_chores_of_another_type_keep_no_job_from_its_end(members: Members, raw: 
     raw.set(f"evsched:{{{queue}}}:chores", "x")
     members.send(members.store.at(NOW).complete("w", [(members.begin("a"), DONE)]))
     assert members.send(members.store.look("a")) is None
+
+
+def test_status_of_a_member_names_its_batch(members: Members) -> None:
+    members.add("a", "b")
+    assert status_of(members.send, members.store, "b").batch == "home/b/1"
