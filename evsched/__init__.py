@@ -30,6 +30,7 @@ from evsched.errors import (
     JobDead,
     JobError,
     JobExists,
+    JobLate,
     JobMissing,
     JobRunning,
     StoreDown,
@@ -40,6 +41,8 @@ from evsched.errors import (
 
 if TYPE_CHECKING:
     from evsched.app import App
+    from evsched.batches.batch import Batch, EndedBatch
+    from evsched.batches.member import Member
     from evsched.client.history import HistoryFilter, TaskCounts
     from evsched.client.job_handle import Job, SyncJob
     from evsched.client.option_values import Unique
@@ -66,9 +69,11 @@ __all__ = [
     "AuditedAct",
     "BadArguments",
     "BadResult",
+    "Batch",
     "ConfigError",
     "CurrentJob",
     "Declared",
+    "EndedBatch",
     "EndedJob",
     "EvschedError",
     "Filter",
@@ -81,11 +86,13 @@ __all__ = [
     "JobDead",
     "JobError",
     "JobExists",
+    "JobLate",
     "JobLogFilter",
     "JobMissing",
     "JobRun",
     "JobRunning",
     "JobStatus",
+    "Member",
     "PastJob",
     "PlainTask",
     "Retry",
@@ -106,6 +113,8 @@ __all__ = [
 
 _WHERE: Final = {
     "app": ["App"],
+    "batches.batch": ["Batch", "EndedBatch"],
+    "batches.member": ["Member"],
     "client.history": ["HistoryFilter", "TaskCounts"],
     "client.job_handle": ["Job", "SyncJob"],
     "client.option_values": ["Unique"],

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from evsched import environment
 from evsched.client.client import Client
@@ -23,11 +23,15 @@ from evsched.config import DEFAULT_QUEUE
 from evsched.errors import CannotStart, ConfigError
 from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
 from evsched.jobs import option_checks as check
+from evsched.jobs.current_job import current_job
 from evsched.jobs.tasks import RESERVED, TaskOptions, Tasks, check_task_options, define
 from evsched.keys import check_queue
 from evsched.shards import check_count, check_shards
 from evsched.store.gate_limits import field
 from evsched.transport.call import read_scripts
+
+if TYPE_CHECKING:
+    from evsched.batches.batch import Batch, BatchOptions, NewBatch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -220,6 +224,44 @@ class App:
             ConfigError: the name or the value is not valid.
         """
         return await self.client.signal(check_queue(self.queue if queue is None else queue), job_id, signal, value)
+
+    def batch(
+        self,
+        id: str | None = None,  # noqa: A002 - as of a job
+        *,
+        queue: str | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> NewBatch:
+        """Return a batch, to be opened by `async with`, or by `await ... .open()`: see docs/batches.md.
+
+        `id`: else a random one. `queue`: its home, else the app's queue; its jobs may be in any queues. `on_done`,
+        `on_failed`, `on_progress`: a task, or `task.using(...)`, whose job gets one argument, an `EndedBatch`.
+        `complete_on="all"`: it is done when all jobs have ended, however. `expires`: after how many seconds it has
+        failed if it has not ended. `retention`: for how many seconds it is kept then.
+
+        Raises:
+            ConfigError, BadArguments: an option is not valid, or a callback does not take such an argument.
+        """
+        from evsched.batches.batch import NewBatch  # few programs need it
+
+        return NewBatch(id, self.queue if queue is None else queue, self.client, options)
+
+    def known_batch(self, id: str, *, queue: str | None = None) -> Batch:  # noqa: A002
+        """Return a handle for a batch whose id you know; `queue`: its home, else the app's. It asks Redis nothing."""
+        from evsched.batches.batch import Batch
+
+        return Batch(id, self.queue if queue is None else queue, self.client)
+
+    async def current_batch(self) -> Batch | None:
+        """Return the batch that the running job is a member of; None if it is in none. It may add jobs to it.
+
+        Raises:
+            LookupError: the caller is not inside a run.
+        """
+        from evsched.batches.batch import batch_of_job
+
+        job = current_job()
+        return await batch_of_job(self.client, job.queue, job.id)
 
     @contextmanager
     def sync(self) -> Generator[SyncSession]:

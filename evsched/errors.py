@@ -11,6 +11,7 @@ EvschedError
 │   ├── JobMissing     there is no such job (any more)
 │   ├── JobRunning     a worker runs it
 │   ├── JobChanged     it is not as you have seen it: somebody has edited or replaced it
+│   ├── JobLate        it came too late to be a member of its batch
 │   ├── JobDead        `result()` of a job that was given up, or cancelled
 │   └── BadResult      `result()` of a job whose result is not what its task returns
 └── StoreError         about Redis
@@ -74,6 +75,10 @@ class JobRunning(JobError):
 
 class JobChanged(JobError):
     """The job was edited or replaced after it was read."""
+
+
+class JobLate(JobError):
+    """The job comes too late to be a member of its batch."""
 
 
 class JobDead(JobError):

@@ -109,6 +109,12 @@ class Recurred(QueueEvent, frozen=True, kw_only=True):
     ids: list[str]
 
 
+class ChoresDone(QueueEvent, frozen=True, kw_only=True):
+    """Chores of batches were done. Ends that are carried to another server are done twice."""
+
+    steps: list[str]
+
+
 class Missed(QueueEvent, frozen=True, kw_only=True):
     """Planned times of a recurrence passed without an occurrence."""
 

@@ -22,10 +22,10 @@ QUEUE_RULE: Final = "a queue's name is 1 to 200 of A-Z a-z 0-9 . _ : @ -"
 EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 """Glob of all schedules: braces stand for themselves in a Redis pattern."""
 
-EVERY_PLACE: Final = "evsched:{*}:[sbdlmrp]*"
+EVERY_PLACE: Final = "evsched:{*}:[sbdlmrpc]*"
 """Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
 
-EVERY_TRACE: Final = "evsched:{*}:[sbdlmrpha]*"
+EVERY_TRACE: Final = "evsched:{*}:[sbdlmrpcha]*"
 """The same, with the keys that stay for some time when a queue has nothing else: its history and its audit trail."""
 
 QUEUES: Final = "evsched:{}:queues"
@@ -73,7 +73,7 @@ _RECORD: Final = re.compile(rb"evsched:\{([^{}]+)\}:job:(.*)", re.DOTALL)
 _KEY: Final = re.compile(rb"evsched:\{([^{}]+)\}:(.*)", re.DOTALL)
 
 _QUEUE: Final = re.compile(
-    rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|dead|leases|limits|moving|recurrences|gate|processing:(.+))",
+    rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|dead|leases|limits|moving|recurrences|chores|gate|processing:(.+))",
     re.DOTALL,
 )
 _PAST: Final = re.compile(rb"evsched:\{([^{}]+)\}:(?:history|hour:[0-9]+|audit)")
@@ -172,6 +172,11 @@ def audit(queue: str) -> str:
 
 def recurrences(queue: str) -> str:
     return root(queue) + "recurrences"
+
+
+def chores(queue: str) -> str:
+    """Return the sorted set of the steps that keepers of batches have to do: see lua/_batches.lua."""
+    return root(queue) + "chores"
 
 
 def gate(queue: str) -> str:

@@ -234,7 +234,8 @@ end
 
 -- Put a job in the place of the one that has its id, wherever that is; the caller puts it on the schedule. A run goes
 -- on, with its retries, and the new job runs afterwards: its attempts are counted from 0. `more`: see `write_record`;
--- it has the number of the new job's row in the ledger, '' = none. `next_row`: the same, if the job runs afterwards.
+-- it has the number of the new job's row in the ledger, '' = none. `next_row`: the same, if the job runs afterwards;
+-- then it is in no batch either.
 -- USES fields_of, record, remove_waiting, holds, worker_of, drop_next, whole_seconds, acquit, write_record, holder_of,
 --      processing, leave
 local function supplant(id, payload, priority, group, now, more, next_row)
@@ -245,7 +246,7 @@ local function supplant(id, payload, priority, group, now, more, next_row)
   if holds(worker_of(run[1]), id) then
     redis.call('HDEL', key, 'again')
     drop_next(id)
-    more.ledger = next_row
+    more.ledger, more.batch = next_row, nil
     write_record(id, payload, priority, group, created, more, 'next_')
     return
   end
@@ -341,7 +342,7 @@ local function completion(now, hook, task, plain)
       return abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
     end
     acquit(id)
-    add_end(id, 'done', label, now, run[1], run[2], run[9], run[10], run[11], run[12])
+    add_end(id, 'done', label, now, run[1], run[2], run[9], run[10], run[11], run[12], nil, nil, run[13])
     local row = row_of(run[8])
     if run[6] or row then
       note_end(id, 'done', now, nil, retention)

@@ -69,9 +69,12 @@ local function prepare(part, due, now)
 end
 
 -- Note the end of a job, for `write_history`. `worker` and what follows it: the fields of its record, as they are
--- there. Jobs that end together have mostly the same task and start.
--- USES policy, endings, attempt_of, json_text, prepare
-local function add_end(id, outcome, label, now, worker, attempt, started, due, group, by, error, location)
+-- there. Jobs that end together have mostly the same task and start. `batch`: the field; nil or false = it has none.
+-- USES policy, endings, attempt_of, json_text, prepare, member_reports
+local function add_end(id, outcome, label, now, worker, attempt, started, due, group, by, error, location, batch)
+  if batch then
+    member_reports.note(batch, member_reports.code[outcome])
+  end
   if policy.history == 0 then
     return
   end
@@ -150,12 +153,10 @@ end
 -- Note the end of a job by its record, which the caller has not deleted yet.
 -- USES policy, fields_of, record, add_end, label_of
 local function note_history(id, outcome, now)
-  if policy.history == 0 then
-    return
-  end
-  local run =
-    fields_of(record(id), 'worker', 'attempt', 'started', 'due', 'group', 'by', 'error', 'location', 'payload')
-  add_end(id, outcome, label_of(run[9] or ''), now, unpack(run, 1, 8)) -- a record of another type has no fields
+  local names = { 'worker', 'attempt', 'started', 'due', 'group', 'by', 'error', 'location', 'batch', 'payload' }
+  local run = fields_of(record(id), unpack(names)) -- a record of another type has no fields
+  local label = policy.history > 0 and label_of(run[10] or '')
+  add_end(id, outcome, label, now, unpack(run, 1, 9))
 end
 
 -- Note that a job was cancelled before it ran, while its id has the record of a run, or of a job that has ended. It is
@@ -169,8 +170,9 @@ local function note_next(id, now)
 end
 
 -- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.
--- USES policy, endings, seconds, milliseconds, joined_rows
+-- USES policy, endings, seconds, milliseconds, joined_rows, member_reports
 local function write_history(now)
+  member_reports.write(now)
   if not next(endings.lists) then
     return
   end

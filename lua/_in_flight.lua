@@ -284,10 +284,10 @@ end
 
 -- End runs of a worker. Each row from `first` on is one run: id, run, and the last arguments of
 -- `finish(id, run, scheduled, ...)`. `run` has the record's worker, attempt, reply, again, stop, recurrence, reason,
--- ledger, started, due, group and by. `scheduled` is the id's score on the schedule, false if it is not there. Returns
--- the ids of the runs that do not belong to the worker any more: LOST. Nothing is written for those. Also returns the
--- ids of the runs that `finish` refused to end, each followed by the error that it returned. They stay in the worker's
--- list.
+-- ledger, started, due, group, by and batch. `scheduled` is the id's score on the schedule, false if it is not there.
+-- Returns the ids of the runs that do not belong to the worker any more: LOST. Nothing is written for those. Also
+-- returns the ids of the runs that `finish` refused to end, each followed by the error that it returned. They stay in
+-- the worker's list.
 --
 -- The runs are taken out of the worker's list first, which is also the check that they are there. So Redis must not be
 -- able to refuse anything in `finish` after its first write: types are checked before, and the values that it writes
@@ -319,7 +319,8 @@ local function end_runs(first, width, worker, now, finish)
       'started',
       'due',
       'group',
-      'by'
+      'by',
+      'batch'
     )
     runs[i] = run
     ours[i] = belongs(worker, id, ARGV[first + (i - 1) * width + 1], run[1], run[2], run[9])

@@ -306,8 +306,8 @@ end
 
 -- Places: where a job is, and how a due job is taken out of the place where it waits.
 
--- Whether a queue, by the prefix of its keys, has any place, worker, recurrence or limit. A queue that Redis refuses to
--- read has.
+-- Whether a queue, by the prefix of its keys, has any place, worker, recurrence, limit or chore. A queue that Redis
+-- refuses to read has.
 local function has_any(prefix)
   return redis.pcall(
     'EXISTS',
@@ -323,7 +323,8 @@ local function has_any(prefix)
     prefix .. 'pauses',
     prefix .. 'limits',
     prefix .. 'parents',
-    prefix .. 'ends'
+    prefix .. 'ends',
+    prefix .. 'chores'
   ) ~= 0
 end
 

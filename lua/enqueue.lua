@@ -11,6 +11,8 @@
 --        asked     with a `key`: the digest of the request; not compared here
 --        since     number or '': of a call that is sent again because it may have been done: when it was sent first, or
 --                  a moment before, Unix seconds. '' = it is sent for the first time, or has a `key`
+--        batch     that the jobs are members of: `<home>/<batch>/<ordinal>/<until>`. The ordinal of the first row, then
+--                  the next ones; and until when they are reserved, Unix seconds. '' = none
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -20,11 +22,12 @@
 -- REPLY  for each row the due, seconds; with a `key` one text, that of the first request of this key: its `asked`, and
 --        the id and the due of each of its jobs, separated by spaces
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; or the id is taken for some time; then no row is written
+--        LATE      the reservation of the ordinals is over; then no row is written
 -- TWICE  with `since`, the second call leaves the jobs that the first has written. It writes a job again whose record
 --        is gone (its retention is over, or it was cancelled or dropped) or is a later job's. Without `since`, it fails
 --        with EXISTS, or keeps the jobs of the first. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, first_reply, keep_dues, is_written
+--        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
@@ -32,8 +35,12 @@
 -- without a place takes no id, because no worker will ever find that job. Rows of the ledger have a verb of their own,
 -- `relay`.
 
-local now, conflict, within, by, key, asked, since = unpack(ARGV, 1, 7)
+local now, conflict, within, by, key, asked, since, batch = unpack(ARGV, 1, 8)
 now, since = clock(now), tonumber(since)
+local members, ordinal, till = batch:match('^([%w._:@-]+/[%w._:@-]+/)(%d+)/([%d.]+)$')
+if batch ~= '' and not (tonumber(till) and #ordinal < 10) then
+  refuse('batch', 'a valid batch')
+end
 local first = first_reply(key)
 if first then
   return first
@@ -44,7 +51,7 @@ end
 
 -- id -> its due if its row is to be written, else false
 local new, records = {}, {}
-for id in rows(8, 6) do
+for id in rows(9, 6) do
   if new[id] ~= nil and conflict == '' then
     return fail('EXISTS', id .. ' stands twice in this call')
   end
@@ -68,13 +75,20 @@ local function refusal_of(id)
   return taken
 end
 
+-- The field `batch` of the job of a row.
+local function member(at)
+  return string.format('%s%d', members, ordinal + at)
+end
+
 local places, dues, old, written = {}, {}, {}, {}
 local created, more = whole_seconds(now), by ~= '' and { by = by } or nil
 -- Most rows have the same delay, and to format a number takes 0.5 us.
 local due_after = {}
-for id, payload, _, _, due, delay in rows(8, 6) do
+local row = -1
+for id, payload, _, _, due, delay in rows(9, 6) do
+  row = row + 1
   if since and known and written[id] == nil then -- the first of several rows of an id is the one that is written
-    written[id] = is_written(id, payload, since)
+    written[id] = is_written(id, payload, since) and (not members or field_of(id, 'batch') == member(row))
   end
   local refusal = known and not written[id] and refusal_of(id)
   if refusal and conflict == '' then
@@ -96,13 +110,25 @@ for id, payload, _, _, due, delay in rows(8, 6) do
   dues[#dues + 1] = due
 end
 
+if members and #places > 0 and now > tonumber(till) then
+  return fail('LATE', 'the ordinals ' .. batch .. ' are reserved no longer: add the jobs again')
+end
+
 -- The schedule first: ZADD refuses an invalid due, and a key of the wrong type, before it writes.
 if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
   redis.call('DEL', unpack(old))
 end
-for id, payload, priority, group in rows(8, 6) do
-  if new[id] then
+row = -1
+for id, payload, priority, group in rows(9, 6) do
+  row = row + 1
+  if members then
+    more = more or {}
+    more.batch = member(row)
+  end
+  if members and not (new[id] or written[id]) then
+    member_reports.note(more.batch, 'm') -- another job of that id is kept
+  elseif new[id] then
     new[id] = false
     acquit(id)
     write_record(id, payload, priority, group, created, more)
@@ -112,4 +138,5 @@ for id, payload, priority, group in rows(8, 6) do
     end
   end
 end
-return key == '' and dues or keep_dues(key, asked, dues, 8, 6, now)
+member_reports.write(now)
+return key == '' and dues or keep_dues(key, asked, dues, 9, 6, now)

@@ -13,7 +13,7 @@
 -- TWICE  with `since`, the second call leaves jobs alone that have died after the first, and its reply has them too.
 --        Otherwise it fails with MISSING; with a filter, it finds nothing
 -- USES   clock, expect, read_filter, pick_dead, seconds, size_of, record, reuse, row_of, field_of, report_end,
---        note_act
+--        note_act, reopen_member, member_reports
 
 local now, filter, act, since = unpack(ARGV, 1, 4)
 now = clock(now)
@@ -32,9 +32,11 @@ for _, id in ipairs(ids) do
       redis.call('HSET', record(id), 'renewed', '1')
       report_end(id, row, 'open', '', '')
     end
+    reopen_member(id)
   end
   redis.call('ZREM', dead, id)
 end
+member_reports.write(now)
 note_act(act, #ids, ids)
 for _, id in ipairs(moved) do
   ids[#ids + 1] = id

@@ -65,6 +65,7 @@ FAMILIES: Final = {
         "run-now": "job_commands:run_now",
         "signal": "job_commands:signal",
         "dead": "dead_commands:app",
+        "batches": "batch_commands:app",
         "history": "history_commands:app",
     },
     "Queues and workers": {

@@ -428,6 +428,7 @@ def _list_facts(
         "steps": ", ".join(status.steps) or None,
         "signals": ", ".join(status.signals) or None,
         "by": status.by,
+        "batch": status.batch,
         "tags": " ".join(status.tags) or None,
         "window": f"{status.window}: {window}" if window else status.window,
     }

@@ -30,7 +30,7 @@ from evsched.client.spread import MakeStore
 from evsched.errors import ConfigError, StoreRefused
 from evsched.shards import Shards, shard
 from evsched.store import server
-from evsched.store.moves import Batch, ClusterPrimary, Vacated
+from evsched.store.moves import ClusterPrimary, MovingBatch, Vacated
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.servers import slot_of
@@ -46,7 +46,7 @@ def finish_moves(stores: Sequence[Store]) -> Operation[int]:
     return found
 
 
-def finish(store: Store, batch: Batch) -> Operation[Vacated]:
+def finish(store: Store, batch: MovingBatch) -> Operation[Vacated]:
     """Finish a batch that leaves a queue. Raises as `send_safely`."""
     to = Store(batch.to)
     arrival = yield from send_safely(to.arrive(store.queue, batch), to, store)

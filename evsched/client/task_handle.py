@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
@@ -17,8 +17,9 @@ from evsched.client.new_job import JobOptions, Sending, check_job_options, job_m
 from evsched.client.option_values import unique_id
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion, without_loop
-from evsched.errors import BadArguments
+from evsched.errors import BadArguments, ConfigError
 from evsched.jobs.arguments import Arguments, check
+from evsched.jobs.job import decode
 from evsched.jobs.redaction import REDACTED
 from evsched.jobs.tasks import Task
 from evsched.keys import check_queue
@@ -31,6 +32,10 @@ R = TypeVar("R")
 
 _SEQUENCES: Final = (tuple, list)
 """The types that hold the arguments of a call. A string is refused: its letters would become the arguments."""
+
+
+PutJobs = Callable[[str, list[New], JobOptions], Awaitable[list[str]]]
+"""Writes the jobs of a queue, with the options that they share; returns their ids."""
 
 
 class Outlet(Protocol):
@@ -88,6 +93,31 @@ class Enqueuer(Generic[P, R]):
             jobs = self._new_many(every, options)
             await client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
         return [job.id for job in jobs]
+
+    async def hand_over(self, calls: Iterable[Any], put: PutJobs) -> list[Job[R]]:
+        """Build jobs as `enqueue_many` does, and have `put` write them."""
+        every = self._all(calls)
+        with self._sending(len(every)) as options:
+            ids = await put(self._queue, self._new_many(every, options), options)
+        return [Job(job_id, self._queue, self._task.signature.returns, self._app.client) for job_id in ids]
+
+    def template(self, argument: Any) -> dict[str, Any]:
+        """Return a job without its argument: its queue, payload, priority and group, for a job that a script makes.
+
+        `argument`: an example of it.
+
+        Raises:
+            BadArguments: the task cannot be called with such an argument.
+            ConfigError: the options name an id or a time.
+        """
+        for name in ("id", "unique", "on_conflict", "due", "delay"):
+            if self._options.get(name) is not None:
+                raise ConfigError(f"{name}: a callback has its own id and time: leave it out")
+        job = self._maker(self._options)((argument,), {})
+        payload = decode(job.payload)
+        del payload["args"]
+        found = {"queue": self._queue, "payload": payload, "priority": job.priority, "group": job.group}
+        return {name: value for name, value in found.items() if value is not None}
 
     def known(self, job_id: str, client: SyncClient) -> SyncJob[R]:
         """Return a handle for a job of this task whose id is known."""

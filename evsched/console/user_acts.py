@@ -422,7 +422,7 @@ def _changes(form: Form) -> Changes:
     return changes
 
 
-def _json(what: str, text: str, kind: type[T], example: str) -> T:
+def _json(what: str, text: str, kind: Any, example: str) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:

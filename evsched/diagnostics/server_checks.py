@@ -38,16 +38,17 @@ ZRANGE schedule 0 1 · ZRANK backlog x · ZSCAN schedule 0 · ZSCORE schedule x
 """The commands in the scripts that only read. A test compares these with lua/."""
 
 WRITES: Final = """
-DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 · HSET job:x field value
-HSETNX job:x field value · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 · PERSIST job:x
-PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SMEMBERS declared:x
-SPUBLISH {root}idle:x job · SRANDMEMBER declared:x 1 · SREM declared:x y · XACK ends g 1-1 · XADD ends * field value
-XDEL ends 1-1 · XREVRANGE audit + - · ZADD schedule 0 x · ZPOPMIN idle 1 · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
+DEL job:x · GETRANGE batch_ends:x 0 1 · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1
+HSET job:x field value · HSETNX job:x field value · LPUSH ready x · LREM ready 1 x · LSET batch_parts:x 0 y
+LTRIM ready 0 1 · PERSIST job:x · PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y
+SET arrival 1 · SETRANGE batch_ends:x 0 y · SMEMBERS declared:x · SPUBLISH {root}idle:x job · SRANDMEMBER declared:x 1
+SREM declared:x y · STRLEN batch_ends:x · XACK ends g 1-1 · XADD ends * field value · XDEL ends 1-1
+XREVRANGE audit + - · ZADD schedule 0 x · ZPOPMIN idle 1 · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
 ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throttled 1 throttled
 """
 """The commands that the other scripts need in addition."""
 
-_PLACES: Final = ("job:", "reply:", "processing:", "declared:", "program:")
+_PLACES: Final = ("job:", "reply:", "processing:", "declared:", "program:", "batch:", "batch_")
 _NAMES: Final = (
     *("arrival", "limits", "ready", "schedule", "backlog", "in_flight", "fair", "throttled", "dead", "canary", "idle"),
     *("starting", "newly_paused", "parents", "ends", "audit"),
@@ -69,7 +70,7 @@ _OWN: Final[dict[Role, str]] = {
     """,
     "dispatcher": """
         SCAN 0 · INFO server · CONFIG GET notify-keyspace-events · SADD evsched:{}:queues x · SMEMBERS evsched:{}:queues
-        SPOP newly_paused 1
+        SPOP newly_paused 1 · UNLINK batch:x
     """,
     "ledger": """
         INFO server · SET evsched:{}:epoch x NX GET · SET evsched:{}:ledger x NX GET
@@ -121,7 +122,9 @@ def needs(role: Role, queue: str, db: int, *, all_queues: bool, cluster: bool = 
     if role in ("client", "worker", "dispatcher", "ledger", "console"):
         found += [*_read(WRITES, root), ("PUBLISH", keys.gate(queue), "0")]
     if role == "dispatcher":
-        names = [key("*" if all_queues else queue) for key in (keys.schedule, keys.recurrences, keys.canary)]
+        names = [
+            key("*" if all_queues else queue) for key in (keys.schedule, keys.recurrences, keys.chores, keys.canary)
+        ]
         channels = [keys.events(db, name) for name in names] + [keys.gate("*" if all_queues else queue)]
         found += [("PSUBSCRIBE" if all_queues else "SUBSCRIBE", channel) for channel in channels]
         found.append(("SUBSCRIBE", keys.canary_message("x")))

@@ -11,12 +11,14 @@ import contextlib
 import random
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import structs
 
 from evsched import events, keys, process_events, shard_map
 from evsched.dispatcher.dispatch_loop import DispatchLoop
+from evsched.dispatcher.duty import Duty, MakeDuty
 from evsched.dispatcher.janitor import Janitor
 from evsched.dispatcher.queue_finder import QueueFinder
 from evsched.dispatcher.recurring import Recurring
@@ -35,16 +37,18 @@ _SEARCH: Final = 5.0
 
 
 class Dispatcher:
-    """Dispatches the queues that the settings name, or all that exist."""
+    """Dispatches the queues that the settings name, or all that exist. `duties`: those besides the recurrences."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, duties: Sequence[MakeDuty] = ()) -> None:
         proof = Proof(runtime)
         clock = RedisClock(runtime.emit, self._clock_jumped)
         self._emit = runtime.emit
         self._finder = QueueFinder(runtime, proof, lambda queue: self._loop.serve(queue))
         self._loop = DispatchLoop(runtime, clock, proof, self._finder, self._found)
-        self._watcher = Watcher(runtime, proof, self._loop, self)
-        self._recurring = Recurring(runtime, clock, lambda: self._loop.queues)
+        found: list[Duty] = [Recurring(runtime, clock, lambda: self._loop.queues)]
+        found += [make(runtime, lambda: self._loop.queues) for make in duties]
+        self._duties = {duty.key: duty for duty in found}
+        self._watcher = Watcher(runtime, proof, self._loop, self, list(self._duties))
         self._janitor = Janitor(runtime, lambda: self._loop.queues)
         self._searched = 0.0
         """When new queues were last searched because events may have been missed."""
@@ -61,7 +65,7 @@ class Dispatcher:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its loops."""
-        loops = self._loop, self._watcher, self._recurring, self._finder, self._janitor
+        loops = self._loop, self._watcher, *self._duties.values(), self._finder, self._janitor
         return [loop.pulse for loop in loops]
 
     def problem(self) -> str | None:
@@ -81,7 +85,7 @@ class Dispatcher:
         await run_loops(
             {
                 "subscription": self._watcher.run(),
-                "recurring": self._recurring.run(),
+                **{key: duty.run() for key, duty in self._duties.items()},
                 "finder": self._finder.run(),
                 "janitor": self._janitor.run(),
                 "dispatcher": self._loop.run(),
@@ -106,15 +110,15 @@ class Dispatcher:
                     raise
                 found = True
 
-    def recurs(self, queue: str) -> None:
-        """Look at the recurrences of a queue. Called by the watcher."""
+    def changed(self, queue: str, key: str) -> None:
+        """Look at a key of a queue, which has changed. Called by the watcher."""
         self._loop.serve(queue)
-        self._recurring.look_at(queue)
+        self._duties[key].look_at(queue)
 
     def look(self) -> None:
         """Look at every queue and search for new ones. Called by the watcher."""
         self._searched = time.monotonic()
-        self._recurring.look()
+        self._look_at_all()
         self._finder.look()
         self._loop.look()
 
@@ -131,12 +135,17 @@ class Dispatcher:
         self._emit(events.QueueFound(queue=queue))
         self._finder.found(queue)
         self._watcher.watch(queue)
-        self._recurring.look_for(queue)
+        for duty in self._duties.values():
+            duty.look_for(queue)
 
     def _clock_jumped(self) -> None:
         """Check everything: the times that were computed before the jump are wrong."""
-        self._recurring.look()
+        self._look_at_all()
         self._loop.check_all("timer")
+
+    def _look_at_all(self) -> None:
+        for duty in self._duties.values():
+            duty.look()
 
 
 class _PrimaryDispatcher:
@@ -145,7 +154,7 @@ class _PrimaryDispatcher:
     It names the node in the events about Redis.
     """
 
-    def __init__(self, runtime: Runtime, host: Host, slots: frozenset[int]) -> None:
+    def __init__(self, runtime: Runtime, host: Host, slots: frozenset[int], duties: Sequence[MakeDuty] = ()) -> None:
         config = runtime.config
         owned = tuple(queue for queue in config.queues if slot_of(keys.root(queue)) in slots)
         self.slots = slots
@@ -163,7 +172,7 @@ class _PrimaryDispatcher:
             emit=self._emit,
             part=part,
         )
-        self.dispatcher = Dispatcher(mine)
+        self.dispatcher = Dispatcher(mine, duties)
         self.task = asyncio.create_task(self._run())
 
     def _emit(self, event: Event) -> None:
@@ -200,8 +209,9 @@ class ClusterDispatcher:
     dispatchers of the nodes concerned are started again.
     """
 
-    def __init__(self, runtime: Runtime, topology: Topology) -> None:
+    def __init__(self, runtime: Runtime, topology: Topology, duties: Sequence[MakeDuty] = ()) -> None:
         self._runtime = runtime
+        self._duties = duties
         self._topology = topology
         self._nodes: dict[Host, _PrimaryDispatcher] = {}
         self._wakeup = Wakeup()
@@ -281,7 +291,8 @@ class ClusterDispatcher:
         config = structs.replace(self._runtime.config, queues=queues)
         for host, found in wanted.items():
             if host not in self._nodes:
-                node = _PrimaryDispatcher(structs.replace(self._runtime, config=config), host, found)
+                mine = structs.replace(self._runtime, config=config)
+                node = _PrimaryDispatcher(mine, host, found, self._duties)
                 self._nodes[host] = node
                 node.task.add_done_callback(lambda _: self._wakeup.ring())
 

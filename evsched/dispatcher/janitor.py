@@ -23,7 +23,7 @@ from evsched.runtime.loops import Runtime, Wakeup, run_loops
 from evsched.runtime.reconnect import Reconnects
 from evsched.store.dispatcher_calls import Lease
 from evsched.store.gate_limits import still_reserved, undivided
-from evsched.store.moves import Arrival, Batch
+from evsched.store.moves import Arrival, MovingBatch
 from evsched.store.run_ends import NO_LEASE
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
@@ -249,7 +249,7 @@ class Mover:
             parts = {name: (found, count) for (name, found), count in zip(by_name.items(), counts, strict=True)}
             await send_all([Store(name).reserve(reserved) for name, reserved in still_reserved(parts).items()])
 
-    async def _arrive(self, queue: str, batch: Batch) -> Arrival:
+    async def _arrive(self, queue: str, batch: MovingBatch) -> Arrival:
         """Have a batch arrive, and return when that is safe, as `evsched/client/reshard.py` does."""
         to, sender = Store(batch.to), self._sender
         arrive = to.arrive(queue, batch)

@@ -48,6 +48,8 @@ class Recurring:
     So due jobs wait only some milliseconds for the occurrences.
     """
 
+    key = "recurrences"
+
     def __init__(self, runtime: Runtime, clock: RedisClock, served: Callable[[], list[str]]) -> None:
         self._runtime = runtime
         self._clock = clock

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, Literal, Protocol
 
@@ -55,12 +55,12 @@ class Poller(Protocol):
 class SubscriptionListener(Poller, Protocol):
     """Handles the other events, and gaps in the subscription."""
 
-    def recurs(self, queue: str) -> None:
-        """Handle a change of a queue's recurrences."""
+    def changed(self, queue: str, key: str) -> None:
+        """Handle a change of a key that a duty looks after."""
         ...
 
 
-Topic = Literal["schedule", "recurrences", "gate", "canary event", "canary message", "foreign"]
+Topic = Literal["schedule", "duty", "gate", "canary event", "canary message", "foreign"]
 
 _REMOVALS: Final = frozenset(
     (b"zrem", b"del", b"zremrangebyscore", b"zremrangebyrank", b"zremrangebylex", b"zpopmin", b"zpopmax")
@@ -74,11 +74,15 @@ _CHANNELS: Final = 1000
 class EventChannels:
     """The channels to subscribe to, and the meaning of a message on each."""
 
-    def __init__(self, config: Config, dispatcher: str, part: NodePart = WHOLE) -> None:
+    def __init__(
+        self, config: Config, dispatcher: str, part: NodePart = WHOLE, duties: Sequence[str] = ("recurrences",)
+    ) -> None:
         db = address.parse(config.url).db
         names = config.queues or ("*",)
-        watched = (keys.schedule, keys.recurrences, keys.canary)
-        channels = [keys.events(db, key(name)) for key in watched for name in names]
+        self.duties = {f"}}:{key}".encode(): key for key in duties}
+        """The keys that duties look after, by how the names of their channels end."""
+        watched = [keys.root(name) + key for key in ("schedule", *duties, "canary") for name in names]
+        channels = [keys.events(db, key) for key in watched]
         channels += [keys.gate(name) for name in names]
         # Named queues are subscribed to by name: an ACL allows a pattern only if it contains the very same text.
         self.patterns = [] if config.queues else channels
@@ -94,11 +98,15 @@ class EventChannels:
         """Return the topic of a channel and its queue, '' if it has none."""
         if channel.endswith(b"}:schedule"):
             return self._of("schedule", channel[self._prefix :])
-        if channel.endswith(b"}:recurrences"):
-            return self._of("recurrences", channel[self._prefix :])
+        if self.duty_of(channel) is not None:
+            return self._of("duty", channel[self._prefix :])
         if channel.endswith(b"}:gate"):
             return self._of("gate", channel)
         return ("canary event" if channel.startswith(b"__keyspace@") else "canary message"), ""
+
+    def duty_of(self, channel: bytes) -> str | None:
+        """Return the key that a channel is about, if a duty looks after it."""
+        return self.duties.get(channel[channel.rfind(b"}") :])
 
     def _of(self, kind: Topic, key: bytes) -> tuple[Topic, str]:
         found = keys.parse(key)
@@ -115,6 +123,7 @@ class Watcher:
         proof: Proof,
         loop: DispatchLoop,
         listener: SubscriptionListener,
+        duties: Sequence[str],
     ) -> None:
         self._runtime = runtime
         self._proof = proof
@@ -122,7 +131,7 @@ class Watcher:
         self._listener = listener
         self._names = dict.fromkeys(runtime.config.queues)
         """The queues that are subscribed to by name; none = all are, by patterns."""
-        self._channels = EventChannels(runtime.config, proof.name, runtime.part)
+        self._channels = EventChannels(runtime.config, proof.name, runtime.part, duties)
         self._subscription: Subscription | None = None
         self._reconnect = Reconnect("subscription", runtime.emit)
         self.pulse = self._reconnect.pulse
@@ -142,7 +151,8 @@ class Watcher:
             return
         self._names[queue] = None
         config = structs.replace(self._runtime.config, queues=tuple(self._names))
-        before, self._channels = self._channels, EventChannels(config, self._proof.name, self._runtime.part)
+        before = self._channels
+        self._channels = EventChannels(config, self._proof.name, self._runtime.part, [*before.duties.values()])
         if self._subscription is not None:
             self._subscribe_more(self._subscription, before)
 
@@ -218,8 +228,8 @@ class Watcher:
                     self._loop.removed(queue)
                 elif message not in _REMOVALS:
                     self._loop.changed(queue)
-        elif kind == "recurrences":
-            self._listener.recurs(queue)
+        elif kind == "duty":
+            self._listener.changed(queue, self._channels.duty_of(channel) or "")
         elif kind == "gate":
             self._loop.opens(queue, _read_moment(message))
         elif kind == "canary event":

@@ -65,6 +65,7 @@ FIELDS: Final = (
     Field("by", "text", "description"),
     Field("ledger", "text", "description"),
     Field("edited", "text", "description"),
+    Field("batch", "text", "description"),
     Field("revised", "text", "id"),
     Field("due", "time", "job"),
     Field("attempt", "count", "job"),
@@ -178,6 +179,8 @@ class JobStatus(Struct, frozen=True):
     """When it was enqueued, in whole seconds; None if a client wrote the record that does not say so."""
     by: str | None = None
     """The user at Redis that enqueued it; None = the default user, a recurrence or a hook, or another client."""
+    batch: str | None = None
+    """The batch that it is a member of: its home queue, its id and the ordinal of the job, separated by slashes."""
     worker: str | None = None
     started: float | None = None
     finished: float | None = None

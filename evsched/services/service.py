@@ -20,6 +20,7 @@ from msgspec import structs
 import evsched
 from evsched import forks, keys, process_events, shard_map
 from evsched.app import App
+from evsched.batches.keeper import BatchKeeper
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.diagnostics import server_checks
 from evsched.diagnostics.doctor import examine
@@ -292,7 +293,8 @@ async def _both(process: _ServiceProcess, app: App, *, burst: bool = False) -> N
 async def _dispatch(process: _ServiceProcess) -> None:
     runtime = process.spread(process.runtime.config.queues)
     cluster = topology(runtime.config.url)
-    dispatcher = Dispatcher(runtime) if cluster is None else ClusterDispatcher(runtime, cluster)
+    duties = [BatchKeeper]
+    dispatcher = Dispatcher(runtime, duties) if cluster is None else ClusterDispatcher(runtime, cluster, duties)
     process.events.subscribe(dispatcher.on_event)
     if isinstance(dispatcher, Dispatcher):
         await dispatcher.find_queues(required=True)

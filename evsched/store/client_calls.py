@@ -136,16 +136,20 @@ def _signaled(reply: bytes) -> Signaled:
 class ClientCalls(Queue):
     """The calls about jobs by their ids; see `store.py`."""
 
-    def enqueue(self, jobs: Iterable[New], *, keep: bool = False, within: float | None = None) -> Call[list[float]]:
+    def enqueue(
+        self, jobs: Iterable[New], *, keep: bool = False, within: float | None = None, batch: str = ""
+    ) -> Call[list[float]]:
         """Put at most 1,000 jobs on the schedule; the reply is their dues.
 
         `keep`: if a job of the same id has not ended, it is kept, and the reply has its due. `within`: the jobs are
-        unique; their ids are taken for this number of seconds, 0 = as long as they wait or run.
+        unique; their ids are taken for this number of seconds, 0 = as long as they wait or run. `batch`: what they are
+        members of, and their ordinals there: see lua/enqueue.lua.
 
         Raises (when sent):
             JobExists: a job of one of the ids has not ended, or the id is taken; then none was written.
+            JobLate: the reservation of the ordinals is over; then none was written.
         """
-        return self._put(_dues, jobs, "keep" if keep else None, within)
+        return self._put(_dues, jobs, "keep" if keep else None, within, batch=batch)
 
     def replace(self, jobs: Iterable[New], *, within: float | None = None) -> Call[list[float]]:
         """Put at most 1,000 jobs on the schedule, replacing jobs of the same ids; the reply is their dues.
@@ -178,6 +182,7 @@ class ClientCalls(Queue):
         on_conflict: OnConflict | None,
         within: float | None,
         request: IdempotentRequest = NO_REQUEST,
+        batch: str = "",
     ) -> Call[T]:
         words: list[Word] = [_length(within), self._by, request.key, request.asked]
         if on_conflict == "replace":
@@ -185,7 +190,7 @@ class ClientCalls(Queue):
             return call
         words.insert(0, on_conflict or "")
         # With a key, the script finds the first call by that.
-        return self._enqueue(read, words, _new_words(jobs), known=bool(request.key))
+        return self._enqueue(read, words, [batch, *_new_words(jobs)], known=bool(request.key))
 
     def _enqueue(
         self,
@@ -196,7 +201,10 @@ class ClientCalls(Queue):
         *,
         known: bool,
     ) -> Call[T]:
-        """Make a call of `enqueue`; `since`: it is sent again, and this is when it was sent first."""
+        """Make a call of `enqueue`; `since`: it is sent again, and this is when it was sent first.
+
+        `jobs`: their batch, and then their rows.
+        """
         again = partial(self._enqueue, read, settings, jobs, known=known)
         return self._verb(
             "enqueue", read, self._now(), *settings, "" if known else as_moment(since), *jobs, again=again

@@ -45,6 +45,8 @@ class Seen(Struct, frozen=True):
     """It has workers, or jobs that move to another shard."""
     recurs: bool
     """It has recurrences."""
+    chores: bool = False
+    """It has chores of batches."""
 
 
 class Glance(Struct, frozen=True):
@@ -159,8 +161,8 @@ class DispatcherCalls(Queue):
 
         def read(reply: list[bytes]) -> Glance:
             seen = {
-                text(reply[at]): Seen(number(reply[at + 1]), *(flag == b"1" for flag in reply[at + 2 : at + 5]))
-                for at in range(1, len(reply), 5)
+                text(reply[at]): Seen(number(reply[at + 1]), *(flag == b"1" for flag in reply[at + 2 : at + 6]))
+                for at in range(1, len(reply), 6)
             }
             return Glance(float(reply[0]), seen)
 

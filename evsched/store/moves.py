@@ -24,7 +24,7 @@ _SAFE_WITHIN: Final = 3.0
 """Seconds within which a write must be safe: a replica needs milliseconds, `appendfsync everysec` one second or two."""
 
 
-class Batch(Struct, frozen=True):
+class MovingBatch(Struct, frozen=True):
     """Jobs that are on their way from one queue to another."""
 
     number: str
@@ -38,7 +38,7 @@ class Batch(Struct, frozen=True):
 class Departure(Struct, frozen=True):
     """The result of `depart`."""
 
-    batch: Batch | None
+    batch: MovingBatch | None
     """The batch that is on its way, perhaps one that another program began; None = there is none."""
     stay: list[tuple[bytes, str]]
     """(member, why) of each job that stays: soon, recurrence, ledger, other, gone (see lua/depart.lua)."""
@@ -139,19 +139,19 @@ class Moves(Queue):
         def read(reply: list[Any]) -> Departure:
             number, found, where, jobs, stay = reply
             pairs = [(jobs[i], jobs[i + 1]) for i in range(0, len(jobs), 2)]
-            batch = Batch(text(number), text(found), keys.check_queue(text(where)), pairs) if number else None
+            batch = MovingBatch(text(number), text(found), keys.check_queue(text(where)), pairs) if number else None
             return Departure(batch, [(stay[i], text(stay[i + 1])) for i in range(0, len(stay), 2)])
 
         return self._verb("depart", read, self._now(), to, token, above, calm, *members)
 
-    def arrive(self, source: str, batch: Batch) -> Call[Arrival]:
+    def arrive(self, source: str, batch: MovingBatch) -> Call[Arrival]:
         """Put a batch that has left the queue `source` on the schedule of this one."""
         words = [word for job in batch.jobs for word in job]
         return self._verb(
             "arrive", as_struct(Arrival, as_bool, int, raw), self._now(), source, batch.number, batch.token, *words
         )
 
-    def vacate(self, batch: Batch, arrival: Arrival) -> Call[Vacated]:
+    def vacate(self, batch: MovingBatch, arrival: Arrival) -> Call[Vacated]:
         """Delete the rest of a batch that has arrived, and put the jobs that could not back on the schedule."""
         words = (batch.number, batch.token, "1" if arrival.over else "", self._act_text("move"), *arrival.stay)
         return self._verb("vacate", lambda reply: Vacated(*reply), *words)

@@ -15,11 +15,13 @@ The methods are grouped in files by their callers:
     history_calls.py     the jobs that have ended
     moves.py             move waiting jobs between the shards of a queue
     relay_calls.py       the relays of the ledger
+    batch_calls.py       batches, and the chores of their keepers
 
 Each file also has the values that its calls take and return; their times are in seconds, by Redis's clock. `queue.py`
 is the base of them all. `server.py` has calls that belong to no queue.
 """
 
+from evsched.store.batch_calls import BatchCalls
 from evsched.store.client_calls import ClientCalls
 from evsched.store.dispatcher_calls import DispatcherCalls
 from evsched.store.history_calls import HistoryCalls
@@ -34,7 +36,16 @@ __all__ = ["Store"]
 
 
 class Store(
-    ClientCalls, WorkerCalls, RunEnds, DispatcherCalls, RecurrenceCalls, OperatorCalls, HistoryCalls, Moves, RelayCalls
+    ClientCalls,
+    WorkerCalls,
+    RunEnds,
+    DispatcherCalls,
+    RecurrenceCalls,
+    OperatorCalls,
+    HistoryCalls,
+    Moves,
+    RelayCalls,
+    BatchCalls,
 ):
     """The calls of one queue.
 

@@ -18,6 +18,7 @@ from evsched.errors import (
     EvschedError,
     JobChanged,
     JobExists,
+    JobLate,
     JobMissing,
     JobRunning,
     StoreDown,
@@ -26,7 +27,13 @@ from evsched.errors import (
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 
-_JOB_ERRORS: Final = {"EXISTS": JobExists, "MISSING": JobMissing, "RUNNING": JobRunning, "CHANGED": JobChanged}
+_JOB_ERRORS: Final = {
+    "EXISTS": JobExists,
+    "MISSING": JobMissing,
+    "RUNNING": JobRunning,
+    "CHANGED": JobChanged,
+    "LATE": JobLate,
+}
 """The codes of fail() in the scripts."""
 
 _WAIT_ERRORS: Final = (

@@ -61,7 +61,7 @@ _NO_RIGHT: Final = ("The user executing the script can't", "ACL failure in scrip
 _RULES: Final = re.compile(r"^# user (\w+) (.*)$", re.MULTILINE)
 _TYPES: Final = {
     **dict.fromkeys(["schedule", "backlog", "dead", "leases", "idle", "throttled", "recurrences", "pauses"], b"zset"),
-    **dict.fromkeys(["dead_workers", "parents", "apps"], b"zset"),
+    **dict.fromkeys(["dead_workers", "parents", "apps", "chores", "batches"], b"zset"),
     **dict.fromkeys(
         ["limits", "in_flight", "fair", "moving", "arrived", "busy_leases", "windows", "suspects"], b"hash"
     ),
@@ -73,9 +73,9 @@ _TYPES: Final = {
 """The types of the keys that belong to the whole queue."""
 _TYPES_OF: Final = {
     **dict.fromkeys(["backlog", "requests", "requested", "deferred"], b"zset"),
-    **dict.fromkeys(["job", "recurrence"], b"hash"),
-    **dict.fromkeys(["processing", "reply"], b"list"),
-    **dict.fromkeys(["arrival", "unique"], b"string"),
+    **dict.fromkeys(["job", "recurrence", "batch", "batch_ids"], b"hash"),
+    **dict.fromkeys(["processing", "reply", "batch_parts", "batch_over"], b"list"),
+    **dict.fromkeys(["arrival", "unique", "batch_ends"], b"string"),
 }
 """Those that belong to one job, worker, group or recurrence, by what stands before the name."""
 
@@ -166,6 +166,8 @@ class Arena:
             store.recur("e", b"0", [Occurrence("e@1", NOW, NOW, 5.0), Occurrence("e@2", NOW, NOW, 5.0)], next_=NOW + 9)
         )
         send(store.at(NOW).stand_by("p", Announced("app", "content", "d"), lease=9, claim=9))
+        send(store.at(NOW).batch_open("b", "t", retention=9, expires=9, fields={"on_failed": due, "on_progress": due}))
+        send(store.at(NOW).batch_add("b", "r", 3, QUEUE, ids=["y"]))
         send(Store(OTHER).at(NOW).enqueue([New("a", due, due=NOW), New("b", due, due=NOW + 50)]))
         self._raw.set("elsewhere", "x")
 

@@ -171,6 +171,7 @@ _ENDS: Final = ("abort", "bury", "complete", "defer", "forward", "progress", "re
 
 _ASKS: Final = ("keep", "recall", "wait_for")
 """The verbs by which a run asks about the data that its job has kept."""
+_BATCHES: Final = ("batch_open", "batch_add", "batch_close", "batch_count")
 
 _DUE: Final = b"%d" % (NOW + 50)
 _CONTENTS: Final = [
@@ -234,6 +235,20 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("enqueue", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("replace", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("enqueue", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
+    ("enqueue", "batch"): ([b"", b"", b"fuzz/b/0/%d" % (NOW + 30)], [b"fuzz/b/0/0"]),
+    **{(verb, "id"): ([b"b", b"b", b"c"], _BAD_IDS) for verb in _BATCHES},
+    **{(verb, "token"): ([b"t", b"r"], []) for verb in _BATCHES},
+    **{(verb, "done"): ([b"", b"r"], []) for verb in _BATCHES},
+    ("batch_open", "expires"): ([b"", b"60"], _LENGTHS[1]),
+    ("batch_open", "parent"): ([b"", b"fuzz/c/0"], []),
+    ("batch_open", "field"): ([b"by", b"tags", b"complete_on", b"on_done", b"on_failed", b"on_progress"], []),
+    ("batch_open", "value"): ([b"all", b"done", hostile.VALID], [b"", b"x"]),
+    ("batch_add", "count"): ([b"0", b"1"], []),
+    ("batch_add", "settled"): ([b"60"], _LENGTHS[1]),
+    ("batch_add", "member"): ([b"", b"0/", b"0/1"], [b"7/31"]),
+    ("batch_close", "how"): ([b"", b"cancelled", b"expired"], []),
+    ("batch_count", "first"): ([b"0", b"1"], [b"9007199254740993"]),
+    ("batch_count", "ends"): ([b"\x01", b"\x01\x02", b"\x08\x09"], [b"", b"\x00", b"\xff" * 999]),
     ("defer", "unknown"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("hold", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("pause", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
@@ -308,10 +323,11 @@ def _at_most_one(verb: str, words: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 _ZSETS: Final = (
     b"schedule backlog backlog:g dead leases idle throttled recurrences pauses dead_workers parents apps requests:r "
-    b"requested:r"
+    b"requested:r chores batches"
 ).split()
 _HASHES: Final = (
-    b"limits in_flight fair moving arrived busy_leases windows suspects declared_limits recurrence:r job:a job:running"
+    b"limits in_flight fair moving arrived busy_leases windows suspects declared_limits recurrence:r job:a job:running "
+    b"batch:b batch_ids:b"
 ).split()
 _BROKEN: Final = {
     **dict.fromkeys(_ZSETS, b"zset"),

@@ -16,7 +16,7 @@ from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried, Snooze
 from evsched.shards import Shards
 from evsched.store import server
 from evsched.store.client_calls import New
-from evsched.store.moves import Arrival, Batch, Vacated
+from evsched.store.moves import Arrival, MovingBatch, Vacated
 from evsched.store.relay_calls import RowJob
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
@@ -44,7 +44,7 @@ def new(*ids: str, due: float = FAR) -> list[New]:
     return [New(job_id, PAYLOAD, priority=7, group="g", due=due) for job_id in ids]
 
 
-def leave(send: SendCall, store: Store, other: Store, *members: str, token: str = "a", now: float = NOW) -> Batch:
+def leave(send: SendCall, store: Store, other: Store, *members: str, token: str = "a", now: float = NOW) -> MovingBatch:
     left = send(store.at(now).depart(other.queue, token, [member.encode() for member in members]))
     assert left.batch is not None, left
     return left.batch

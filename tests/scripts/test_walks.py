@@ -15,7 +15,7 @@ import pytest
 from evsched.errors import JobExists, JobMissing, JobRunning, StoreDown
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Mark, Message, Retried, Snoozed
 from evsched.store.client_calls import New
-from evsched.store.moves import Arrival, Batch
+from evsched.store.moves import Arrival, MovingBatch
 from evsched.store.operator_calls import condition
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -100,7 +100,7 @@ class Walk:
         self.runs: list[tuple[str, FetchedJob]] = []
         self.done = Counter[str]()
         self.before = 0
-        self.leaving: Batch | None = None
+        self.leaving: MovingBatch | None = None
         self.away: dict[str, tuple[bytes, Record, float]] = {}
         """Jobs that are in another shard: what `arrive` needs to know, their records in the model, and their dues."""
         self.arrivals = 0
@@ -379,7 +379,7 @@ class Walk:
         assert {job.decode() for job, _ in (self.leaving.jobs if self.leaving else ())} == expected
         self.done["depart"] += len(expected)
 
-    def vacate(self, batch: Batch) -> None:
+    def vacate(self, batch: MovingBatch) -> None:
         jobs = {job.decode(): content for job, content in sorted(batch.jobs)}
         stay = {job for job in jobs if job in self.away or self.pick.random() < 0.3}
         back = {job.encode() for job in stay}
@@ -393,7 +393,9 @@ class Walk:
     def arrive(self) -> None:
         jobs = [job for job in self.away if not self.out_of_reach(job) and self.pick.random() < 0.6]
         self.arrivals += 1
-        batch = Batch(str(self.arrivals), "t", self.store.queue, [(job.encode(), self.away[job][0]) for job in jobs])
+        batch = MovingBatch(
+            str(self.arrivals), "t", self.store.queue, [(job.encode(), self.away[job][0]) for job in jobs]
+        )
         found = self.send(self.store.at(self.now).arrive("other", batch))
         taken = self.model.arrive({job: self.away.pop(job)[1:] for job in jobs})
         assert (found.over, {job.decode() for job in found.stay}) == (False, taken)

@@ -14,7 +14,7 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.client_calls import Edit, New
-from evsched.store.moves import Arrival, Batch
+from evsched.store.moves import Arrival, MovingBatch
 from evsched.store.operator_calls import Violation, condition
 from evsched.store.queue import Announced
 from evsched.store.relay_calls import Report, RowJob
@@ -79,6 +79,8 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
     send(store.set_window("night", "22:00-06:00"))
     send(store.at(NOW).enqueue([New(job_id, due, due=NOW + 50) for job_id in ("leaves", "later", "later-too")]))
     send(store.at(NOW).depart("there", "first", [b"leaves"], calm=9.0))
+    send(store.at(NOW).batch_open("b", "t", retention=9, fields={"on_failed": "{}"}))
+    send(store.at(NOW).batch_add("b", "r", 2, "q", ids=["y"]))
     raw.hset(f"evsched:{{{store.queue}}}:arrived", "there", '{"number":"1","token":"x","stay":{}}')
     raw.rpush(f"evsched:{{{store.queue}}}:reply:running", "{}")
     raw.zadd(f"evsched:{{{store.queue}}}:canary", {"": 0})
@@ -86,8 +88,8 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
 
 
 RUN = "running"
-ARRIVING = Batch("5", "t", "here", [(b"{}", b"\x91\xa11")])
-LEAVING = Batch(f"{NOW * 1e6:.0f}", "first", "there", [])
+ARRIVING = MovingBatch("5", "t", "here", [(b"{}", b"\x91\xa11")])
+LEAVING = MovingBatch(f"{NOW * 1e6:.0f}", "first", "there", [])
 TASK = condition(task="t")
 OCCURRENCE = Occurrence("r@2", NOW + 9, NOW + 9, None)
 CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
@@ -97,6 +99,10 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "audit": lambda store, runs: store.at(NOW).audit([b"running", b"g1", b"r3", b"scheduled", b"dead"]),
     "heartbeat": lambda store, runs: store.at(NOW).heartbeat("w", 99),
     "backfill": lambda store, runs: store.at(NOW).backfill("r", [f"{NOW - 97:.0f}"]),
+    "batch_open": lambda store, runs: store.at(NOW).batch_open("c", "t", retention=9, expires=9),
+    "batch_add": lambda store, runs: store.at(NOW).batch_add("b", "t", 2, "q", ids=["x"]),
+    "batch_close": lambda store, runs: store.at(NOW).batch_close("b", confirms="r", how="cancelled"),
+    "batch_count": lambda store, runs: store.at(NOW).batch_count([("b", 0, b"\x01\x02")]),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
     "bury": lambda store, runs: store.at(NOW).bury("w", [(runs[RUN], Buried("x", True))]),
     "cancel": lambda store, runs: store.at(NOW).cancel("r4"),
@@ -203,6 +209,7 @@ NAMED = [
 ]
 REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
+BATCHES = ["chores", "batches", "batch:b", "batch_ends:b", "batch_parts:b", "batch_ids:b", "batch_over:b"]
 OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
 OF_ONE = {"cancel", "ask", "reschedule", "edit", "look", "explain", "enqueue", "revive", "drop", "signal"}
@@ -223,7 +230,7 @@ def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
     """Either the verb is refused by the type and writes nothing, or it succeeds. After the repair every job runs."""
     root = f"evsched:{{{store.queue}}}:"
     dumped = {key: raw.dump(key) for key in raw.scan_iter(match=root + "*", count=1000)}
-    for name in [*WHOLE, *NAMED, *OF_APP, *REQUESTS, *MOVES, "recurrences", *JOBS]:
+    for name in [*WHOLE, *NAMED, *OF_APP, *REQUESTS, *MOVES, *BATCHES, "recurrences", *JOBS]:
         pipe = raw.pipeline()
         pipe.delete(*raw.keys(root + "*"))
         for key, value in dumped.items():
@@ -232,7 +239,7 @@ def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
         key = root + name
         kept = dumped.get(key.encode())
         raw.delete(key)
-        if name.startswith("arrival"):
+        if name.startswith(("arrival", "batch_ends")):
             raw.rpush(key, "wrong")
         else:
             raw.set(key, "wrong")
@@ -249,6 +256,7 @@ def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
             allowed = allowed or (verb == "unpause" and name == "pauses")
             allowed = allowed or (verb in ("trigger", "backfill") and name in REQUESTS)
             allowed = allowed or (verb in ("depart", "arrive", "vacate") and name in MOVES)
+            allowed = allowed or (verb.startswith("batch_") and name in BATCHES)
             assert allowed or (verb in OF_RECURRENCES - {"agenda"} and name == "recurrence:r"), name
         raw.delete(key)
         if kept is not None:

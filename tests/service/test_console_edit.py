@@ -56,7 +56,9 @@ async def test_operator_sends_the_signal_that_a_job_waits_for(browser: Browser, 
         page, "signal", job=job, signal="approved", value="{"
     )
     assert "Signal approved was sent." in await browser.send(page, "signal", job=job, signal="approved", value="true")
-    assert (await browser.console.client.status(queue, "a")).signals == ("approved",)
+    status = await browser.console.client.status(queue, "a")
+    assert status is not None
+    assert status.signals == ("approved",)
     assert float(raw.zscore(keys.schedule(queue), "a")) < time.time() + 1
     assert "Signal approved had come before" in await browser.send(page, "signal", job=job, signal="approved")
     assert [act.act for act in await browser.console.client.audit(queue)] == ["signal"]

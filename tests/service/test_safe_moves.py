@@ -18,7 +18,7 @@ from evsched.errors import StoreDown
 from evsched.runtime.loops import Runtime
 from evsched.store import server as redis_server
 from evsched.store.client_calls import New
-from evsched.store.moves import Batch
+from evsched.store.moves import MovingBatch
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -71,7 +71,7 @@ def fail_over(cluster: Cluster, queue: str, dead: EmbeddedRedis | None = None) -
     cluster.until_ready()
 
 
-def depart(client: SyncClient) -> Batch:
+def depart(client: SyncClient) -> MovingBatch:
     names = [f"j{number}".encode() for number in range(JOBS)]
     batch = client.send(Store(SOURCE).depart(TO, "t", names)).batch
     assert batch is not None

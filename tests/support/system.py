@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from msgspec.structs import replace
 
 from evsched.app import App
+from evsched.batches.keeper import BatchKeeper
 from evsched.config import Config
 from evsched.dispatcher.dispatcher import ClusterDispatcher, Dispatcher
 from evsched.events import Events, WorkerStarted
@@ -33,9 +34,9 @@ class System:
         self.events = Events(recorder)
         self.sender = BatchingSender(config.url)
         self.runtime = Runtime(config, self.sender, self.events.emit, shards=app.shards)
-        self.dispatcher = Dispatcher(self.runtime)
+        self.dispatcher = Dispatcher(self.runtime, [BatchKeeper])
         cluster = topology(config.url)
-        self.cluster = None if cluster is None else ClusterDispatcher(self.runtime, cluster)
+        self.cluster = None if cluster is None else ClusterDispatcher(self.runtime, cluster, [BatchKeeper])
         self.events.subscribe((self.cluster or self.dispatcher).on_event)
         self.workers: list[Worker] = []
         self._working: list[asyncio.Task[None]] = []

@@ -64,7 +64,7 @@ def test_numbers_lose_nothing_on_the_way() -> None:
     store = Store("mail")
     assert store.enqueue([New("a", b"{}", due=1900000000.123457)]).words[-2:] == ("1900000000.123457", "0.0")
     assert store.at(1.5).enqueue([New("a", b"{}", priority=0, delay=1e-6)]).words == (
-        *(1, "evsched:{mail}:", "1.500000", "", "", "", "", "", ""),
+        *(1, "evsched:{mail}:", "1.500000", "", "", "", "", "", "", ""),
         *("a", b"{}", 0, "", "", "1e-06"),
     )
     done = store.complete("w", [(RUN, Done(b"7", 0.0, True))])

@@ -23,7 +23,7 @@ def test_all_queues_need_patterns_and_named_queues_do_not() -> None:
     ("channel", "read"),
     [
         (f"{EVENTS}{{mail}}:schedule", ("schedule", "mail")),
-        (f"{EVENTS}{{mail}}:recurrences", ("recurrences", "mail")),
+        (f"{EVENTS}{{mail}}:recurrences", ("duty", "mail")),
         ("evsched:{mail}:gate", ("gate", "mail")),
         (f"{EVENTS}{{mail}}:canary", ("canary event", "")),
         ("evsched:canary:d", ("canary message", "")),

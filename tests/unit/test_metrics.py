@@ -71,6 +71,7 @@ NOT_COUNTED = {
         process_events.HistoryWrites,
         process_events.LedgerPruned,
         process_events.RowsDeclared,
+        events.ChoresDone,
         events.ControlOpened,
         events.ReadyDrained,
         events.ReadyLeft,

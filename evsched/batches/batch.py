@@ -1,0 +1,380 @@
+"""A batch as a program sees it: open it, add jobs, close it; look at it later, wait for its end, cancel it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from secrets import token_hex
+from types import TracebackType
+from typing import Any, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, cast
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from evsched import keys
+from evsched.batches.member import CODES, Member, with_codes
+from evsched.client.client import Client
+from evsched.client.job_handle import Job
+from evsched.client.new_job import JobOptions
+from evsched.client.operations import Sleep, Wait
+from evsched.client.option_values import finite_seconds
+from evsched.client.task_handle import Enqueuer
+from evsched.errors import ConfigError, JobExists, JobLate, JobMissing, StoreDown
+from evsched.jobs import option_checks as check
+from evsched.jobs.arguments import Arguments
+from evsched.jobs.job import encode
+from evsched.store.batch_calls import BatchRecord
+from evsched.store.client_calls import New
+from evsched.store.store import Store
+from evsched.transport.redis_errors import reconnect_delay
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MANY: Final = 1000
+"""Jobs that are reserved, and enqueued, in one round trip."""
+
+_BLOCK: Final = 10.0
+"""Seconds of one blocking call."""
+
+_ID_MOST: Final = 180
+"""Characters of a batch's id: the ids of its jobs have it, and a number."""
+
+RETENTION: Final = 7 * 86400.0
+"""Seconds for which a batch is kept after its end, by default."""
+
+EXPIRES: Final = 30 * 86400.0
+"""Seconds after which a batch has failed if it has not ended, by default."""
+
+
+class EndedBatch(Struct, frozen=True):
+    """A batch, for the handler of a callback whose parameter has this annotation; others get a dict."""
+
+    batch: str
+    queue: str
+    """The home of the batch."""
+    outcome: Literal["done", "failed", "progress"]
+    total: int
+    done: int
+    dead: int
+    cancelled: int
+    expired: int
+
+
+class BatchOptions(TypedDict, total=False):
+    """How a batch is opened."""
+
+    on_done: Enqueuer[..., Any] | None
+    """The task that gets a job when all jobs of the batch are done; or when all have ended, see `complete_on`."""
+    on_failed: Enqueuer[..., Any] | None
+    """The task that gets a job when all have ended, and some are not done. Again if one is revived and fails again."""
+    on_progress: Enqueuer[..., Any] | None
+    """The task that gets a job when another tenth of the jobs has ended, once the batch is closed."""
+    complete_on: Literal["done", "all"]
+    """"done": the batch is done when all of its jobs are; "all": when all have ended."""
+    expires: timedelta | float | None
+    """Seconds after which its jobs are cancelled, and it has failed: 30 days by default; None = never."""
+    retention: timedelta | float
+    """Seconds for which it is kept after its end, 7 days by default."""
+    tags: Sequence[str]
+    """At most 5 short labels."""
+
+
+_CALLBACKS: Final = ("on_done", "on_failed", "on_progress")
+_OPTIONS: Final = {
+    **dict.fromkeys(_CALLBACKS, None),
+    "complete_on": check.one_of("done", "all"),
+    "expires": finite_seconds,
+    "retention": finite_seconds,
+    "tags": check.tags,
+}
+
+
+class Batch:
+    """A batch: a handle that asks nothing of Redis until it is used."""
+
+    def __init__(self, batch: str, queue: str, client: Client, member: str = "") -> None:
+        self.id = batch
+        self.queue = keys.check_queue(queue)
+        """Its home: the queue whose keys it is among. Its jobs may be in any queues."""
+        self._client = client
+        self._member = member
+        """The ordinal and turn of the member whose run adds jobs."""
+        self._written: list[str] = []
+        """The tokens of reservations whose jobs are enqueued, and that are not confirmed yet."""
+        self._is_open = False
+        """Whether it is confirmed later, with the next jobs or when it is closed."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, queue={self.queue!r})"
+
+    @property
+    def _store(self) -> Store:
+        return self._client.store(self.queue)
+
+    async def add(self, task: Enqueuer[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Enqueue a job of a task, or of `task.using(...)`, as a member of the batch.
+
+        Raises as `enqueue`, and:
+            JobLate: the batch has ended, or was cancelled.
+            JobMissing: there is no such batch.
+        """
+        (job,) = await task.hand_over([Arguments(args, kwargs, ())], self._put)
+        return job
+
+    async def add_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]], /) -> list[Job[R]]:
+        """Enqueue many jobs of a task as members, 1,000 in two round trips; `calls` as for `enqueue_many`."""
+        return await task.hand_over(calls, self._put)
+
+    async def _put(self, queue: str, jobs: list[New], options: JobOptions) -> list[str]:
+        """Write jobs as members: reserve their ordinals at the home, enqueue them, confirm."""
+        if options.get("on_conflict") == "replace":
+            raise ConfigError('on_conflict: a job of a batch replaces no other: use "keep", or leave it out')
+        shards = self._client.shards
+        is_named = options.get("id") is not None or options.get("unique") is not None
+        if shards.counts.get(queue) and not is_named:  # the id says which shard, so it must be known first
+            jobs = [replace(job, id=f"{self.id}.{os.urandom(8).hex()}") for job in jobs]
+            is_named = True
+        by_shard = dict[str, list[int]]()
+        for at, job in enumerate(jobs):
+            by_shard.setdefault(shards.home(queue, job.id), []).append(at)
+        ids = [job.id for job in jobs]
+        for shard, places in by_shard.items():
+            for first in range(0, len(places), _MANY):
+                some = places[first : first + _MANY]
+                put = await self._put_some(queue, shard, [jobs[at] for at in some], options, is_named=is_named)
+                for at, job_id in zip(some, put, strict=True):
+                    ids[at] = job_id
+        if not self._is_open:
+            await self._confirm_all()
+        return ids
+
+    async def _put_some(
+        self, queue: str, shard: str, jobs: list[New], options: JobOptions, *, is_named: bool
+    ) -> list[str]:
+        ids = [job.id for job in jobs] if is_named else []
+        token = token_hex(8)
+        found = await self._client.send(
+            self._store.batch_add(
+                self.id, token, len(jobs), queue, ids=ids, member=self._member, confirms=self._next_written()
+            )
+        )
+        if found.first is None:
+            raise JobLate(f"batch {self.id} of queue {self.queue} {found.refusal}")
+        if not is_named:
+            jobs = [replace(job, id=f"{self.id}.{found.first + at}") for at, job in enumerate(jobs)]
+        unique = options.get("unique")
+        call = self._client.store(shard).enqueue(
+            jobs,
+            keep=options.get("on_conflict") == "keep",
+            within=None if unique is None else unique.seconds,
+            batch=found.address(self.queue, self.id),
+        )
+        try:
+            await self._client.send(call)
+        except JobExists:
+            # None was written, so that a keeper need not find out.
+            missing = bytes([CODES["m"]]) * len(jobs)
+            await self._client.send(self._store.batch_count([(self.id, found.first, missing)]))
+            self._written.append(token)
+            raise
+        self._written.append(token)
+        return [job.id for job in jobs]
+
+    def _next_written(self) -> str:
+        return self._written.pop() if self._written else ""
+
+    async def _confirm_all(self) -> None:
+        while self._written:
+            await self._client.send(self._store.batch_add(self.id, "confirm", 0, confirms=self._next_written()))
+
+    async def close(self) -> None:
+        """Close the batch: it ends when its jobs have ended. After that, only its own jobs may add others.
+
+        Raises:
+            JobMissing: there is no such batch.
+        """
+        await self._confirm_all()
+        await self._client.send(self._store.batch_close(self.id))
+
+    async def cancel(self) -> None:
+        """Cancel the batch and those of its jobs that have not ended: no callback runs. Nothing if it has ended.
+
+        Raises:
+            JobMissing: there is no such batch.
+        """
+        await self._client.send(self._store.batch_close(self.id, how="cancelled"))
+        await self._confirm_all()
+
+    async def status(self) -> BatchRecord:
+        """Return its state and counts.
+
+        Raises:
+            JobMissing: there is no such batch.
+        """
+        found = await self._client.send(self._store.batch(self.id))
+        if found is None:
+            raise JobMissing(f"{self.id} is not a batch of queue {self.queue}, or its retention is over")
+        return found
+
+    async def failures(self, limit: int = 10) -> list[Member]:
+        """Return the first of its jobs that are dead or expired."""
+        return await self._members(("dead", "expired"), limit)
+
+    async def members(self, limit: int = 1000) -> list[Member]:
+        """Return the first of its jobs, and how they have ended."""
+        return await self._members(("open", "done", "dead", "cancelled", "expired"), limit)
+
+    async def results(self, limit: int = 1000) -> list[Any]:
+        """Return the results of the first of its jobs that are done, as long as their records are kept."""
+        found = await self._members(("done",), limit)
+        statuses = [await self._client.status(member.queue, member.id) for member in found if member.batch is None]
+        return [status.result for status in statuses if status is not None and status.outcome == "done"]
+
+    async def _members(self, outcomes: Sequence[str], limit: int) -> list[Member]:
+        status = await self.status()
+        codes = [code for code, outcome in enumerate(_OUTCOMES) if outcome in outcomes]
+        return await self._client.run(with_codes(self._store, self.id, status.ordinals, codes, limit))
+
+    async def wait(self, timeout: timedelta | float | None = None) -> BatchRecord:
+        """Wait until the batch has ended, and return it. `timeout`: the longest wait; None = without a limit.
+
+        Raises:
+            JobMissing: there is no such batch.
+            TimeoutError: it did not end in time.
+        """
+        until = float("inf") if timeout is None else time.monotonic() + finite_seconds("timeout", timeout)
+        while True:
+            status = await self.status()
+            if status.finished is not None:
+                return status
+            block = min(until - time.monotonic(), _BLOCK)
+            if block <= 0:
+                raise TimeoutError(f"batch {self.id} did not end in time")
+            try:
+                await self._client.perform(Wait(self._store.wait_for_batch(self.id, block), block))
+            except StoreDown:
+                await self._client.perform(Sleep(reconnect_delay(1)))
+
+    def batch(self, id: str | None = None, *, queue: str | None = None, **options: Any) -> NewBatch:  # noqa: A002
+        """Return a batch in this one, which counts as one of its jobs. Arguments as of `App.batch`."""
+        return NewBatch(id, queue or self.queue, self._client, cast("BatchOptions", options), parent=self)
+
+    async def adopt(self, child: str, queue: str) -> tuple[str, str]:
+        """Reserve an ordinal for a batch; return the address of the member, and the token to confirm."""
+        token = token_hex(8)
+        found = await self._client.send(
+            self._store.batch_add(
+                self.id, token, 1, queue, ids=[f"/{child}"], member=self._member, confirms=self._next_written()
+            )
+        )
+        if found.first is None:
+            raise JobLate(f"batch {self.id} of queue {self.queue} {found.refusal}")
+        return f"{self.queue}/{self.id}/{found.first}", token
+
+    async def adopted(self, token: str) -> None:
+        """Confirm the reservation for a batch that is open."""
+        self._written.append(token)
+        if not self._is_open:
+            await self._confirm_all()
+
+
+_OUTCOMES: Final = ("open", "done", "dead", "cancelled", "expired", "missing")
+
+
+class NewBatch(Batch):
+    """A batch that is to be opened: as a context manager, which closes it at the end, or by `open`.
+
+    If the block raises an exception, the batch is cancelled.
+
+    Raises:
+        ConfigError, BadArguments: an option is not valid.
+    """
+
+    def __init__(
+        self,
+        id: str | None,  # noqa: A002 - as of a job
+        queue: str,
+        client: Client,
+        options: BatchOptions,
+        parent: Batch | None = None,
+    ) -> None:
+        name = os.urandom(10).hex() if id is None else id
+        check.identifier("id", name)
+        if len(name) > _ID_MOST:
+            raise ConfigError(f"id: a batch's id has at most {_ID_MOST} characters")
+        super().__init__(name, queue, client)
+        self._parent = parent
+        self._fields, self._expires, self._retention = _read_options(options)
+
+    async def open(self) -> Batch:
+        """Open the batch, and return it; `close` it after its last job.
+
+        Raises:
+            JobExists: there is a batch of that id, and its retention is not over.
+        """
+        address, token = "", ""
+        if self._parent is not None:
+            address, token = await self._parent.adopt(self.id, self.queue)
+        await self._client.send(
+            self._store.batch_open(
+                self.id,
+                token_hex(8),
+                retention=self._retention,
+                expires=self._expires,
+                parent=address,
+                fields=self._fields,
+            )
+        )
+        if self._parent is not None:
+            await self._parent.adopted(token)
+        return self
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        if kind is None:
+            await self.close()
+        else:
+            await self.cancel()
+
+
+def _read_options(options: BatchOptions) -> tuple[dict[str, bytes | str], float | None, float]:
+    given = cast("dict[str, Any]", dict(options))
+    for name, value in given.items():
+        if name not in _OPTIONS:
+            raise TypeError(f"a batch has no option {name!r}: it has {', '.join(_OPTIONS)}")
+        checked = _OPTIONS[name]
+        if checked is not None and value is not None:
+            checked(name, value)
+        elif checked is None and value is not None and not isinstance(value, Enqueuer):
+            raise ConfigError(f"{name}: give a task of the app, or task.using(...), and not {value!r:.100}")
+    sample = to_builtins(EndedBatch("b", "q", "done", 0, 0, 0, 0, 0))
+    fields: dict[str, bytes | str] = {
+        name: encode(given[name].template(sample)) for name in _CALLBACKS if given.get(name) is not None
+    }
+    if given.get("complete_on") == "all":
+        fields["complete_on"] = "all"
+    if given.get("tags"):
+        fields["tags"] = encode(list(given["tags"]))
+    expires = given.get("expires", EXPIRES)
+    retention = finite_seconds("retention", given.get("retention", RETENTION))
+    return fields, None if expires is None else finite_seconds("expires", expires), retention
+
+
+async def batch_of_job(client: Client, queue: str, job_id: str) -> Batch | None:
+    """Return the batch that a job is a member of; None if it is in none."""
+    found = await client.send(client.store(queue).member_of(job_id))
+    home, _, rest = (found or b"").decode(errors="replace").partition("/")
+    name, _, member = rest.partition("/")
+    if not (keys.NAME.fullmatch(home) and keys.NAME.fullmatch(name)):
+        return None
+    return Batch(name, home, client, member)

@@ -1,0 +1,322 @@
+"""The keeper of batches: a loop beside each dispatcher, which does the chores of its queues when they are due.
+
+A chore is a text in a sorted set of the queue: see lua/_batches.lua. Any keeper may do it, and do it again. It is
+removed when it has been done, so none is lost with a process. Most are about batches whose home is the queue. The
+others are reports of ends of jobs of the queue, which are carried to the homes of their batches. Nothing is polled: an
+event says that the set has changed, and without one the loop sleeps until the first chore is due.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+import msgspec
+
+from evsched import events, keys
+from evsched.batches.member import CODES, are_there, members, with_codes
+from evsched.batches.member import ends as ends_of
+from evsched.client.client import Client
+from evsched.client.operations import Nodes
+from evsched.client.option_values import Unique
+from evsched.dispatcher.queue_rounds import QueueRounds
+from evsched.errors import JobMissing, StoreError, StoreRefused
+from evsched.jobs.job import decode, encode
+from evsched.runtime.loops import Runtime
+from evsched.store.client_calls import New
+from evsched.store.server import clock
+from evsched.store.store import Store
+
+_CAP: Final = 300.0
+"""Seconds after which the loop looks at a queue with chores even without an event, and searches for others."""
+
+_CHORES: Final = 200
+"""Chores that one step reads."""
+
+_ENDS: Final = 2000
+"""Ends that one step counts, about: some hundred microseconds of Redis's time."""
+
+_GATHER: Final = 0.05
+"""Seconds between two steps of a queue: ends that come meanwhile are counted together."""
+
+_AGAIN: Final = 60.0
+"""Seconds after which ends are carried to another server once more. If that has failed over and lost its last writes,
+it gets them then."""
+
+_LATER: Final = 5.0
+"""Seconds after which a chore that was refused is tried again."""
+
+_SLICE: Final = 100
+"""Members that one step looks for, or cancels."""
+
+_CALLED: Final = 86400.0
+"""Seconds for which the id of a callback's job is taken, so that it is one job even if it has ended."""
+
+_GAP: Final = 16
+"""Ordinals without a report that may lie between two that are sent as one text of bytes."""
+
+_UNNAMED: Final = "-"
+
+_END: Final = re.compile(r"(\d{1,9})([odxcem])(?:\.(\d{1,2}))?")
+
+
+class BatchKeeper:
+    """Does the chores of the queues that `served()` returns."""
+
+    key = "chores"
+
+    def __init__(self, runtime: Runtime, served: Callable[[], list[str]]) -> None:
+        self._runtime = runtime
+        self._client = Client(runtime.config.url, runtime.shards)
+        self._rounds = QueueRounds("batches", runtime, served, _CAP, lambda seen: seen.chores, self.step)
+        self.pulse = self._rounds.pulse
+        self._stepped: dict[str, float] = {}
+        """When the queues with chores were last looked at, on the monotonic clock."""
+
+    def look_at(self, queue: str) -> None:
+        """Do the chores of a queue now, or soon after the last ones."""
+        self._rounds.visit_by(queue, self._stepped.get(queue, -_GATHER) + _GATHER)
+
+    def look_for(self, queue: str) -> None:
+        """Look whether a new queue has chores."""
+        self._rounds.add(queue)
+
+    def look(self) -> None:
+        """Look at all queues: events may have been missed, or Redis's clock was set."""
+        self._rounds.restart()
+
+    async def run(self) -> None:
+        """Do chores until cancelled."""
+        try:
+            await self._rounds.run()
+        finally:
+            await self._client.close()
+
+    async def step(self, queue: str) -> float:
+        """Do the first chores of a queue that are due; return the seconds until the next step.
+
+        Raises:
+            StoreDown, StoreRefused: chores that were not done are still there.
+        """
+        store, self._stepped[queue] = Store(queue), time.monotonic()
+        found = await self._runtime.sender.send(store.chores(_CHORES))
+        if not found:
+            del self._stepped[queue]
+            return float("inf")
+        now = await self._runtime.sender.send(clock(keys.root(queue)))
+        due = [(step, at) for step, at in found if at <= now]
+        if not due:
+            return min(found[0][1] - now, _CAP)
+        await self._carry_ends(store, [one for one in due if one[0].startswith("end ")], now)
+        for step, _ in due:
+            if not step.startswith("end "):
+                await self._do(store, step, now)
+        return _GATHER
+
+    async def _do(self, store: Store, step: str, now: float) -> None:
+        """Do a chore of a batch, and remove it. One that is malformed is removed."""
+        kind, *words = step.split(" ")
+        chores = {
+            "call": (8, self._call),
+            "settle": (4, self._settle),
+            "cancel": (3, self._cancel),
+            "expire": (1, self._expire),
+            "forget": (1, self._forget),
+        }
+        count, do = chores.get(kind, (-1, self._forget))
+        more: tuple[str, float] | None = None
+        if len(words) == count and keys.NAME.fullmatch(words[0]):
+            try:
+                more = await do(store, now, *words)
+            except (JobMissing, ValueError):
+                pass  # the batch is forgotten, or it is malformed
+            except StoreRefused:
+                more = step, now + _LATER  # the others do not wait for it
+        if more is not None:
+            await self._send(store, [store.add_chore(*more)])
+        if more is None or more[0] != step:
+            await self._send(store, [store.end_chores([step])])
+            self._runtime.emit(events.ChoresDone(queue=store.queue, steps=[step]))
+
+    async def _send(self, store: Store, calls: Iterable[Any]) -> list[Any]:
+        return [await self._runtime.sender.send(call) for call in calls]
+
+    # Ends of jobs of this queue.
+
+    async def _carry_ends(self, store: Store, steps: list[tuple[str, float]], now: float) -> None:
+        """Count ends at the homes of their batches."""
+        by_home, carried, count = defaultdict[str, Reports](Reports), defaultdict[str, list[tuple[str, bool]]](list), 0
+        bad = list[str]()
+        for step, at in steps:
+            address, _, rest = step.removeprefix("end ").partition(" ")
+            home, _, batch = address.partition("/")
+            said, _, text = rest.partition(" ")
+            moment = _number(said)
+            if moment is None or not keys.NAME.fullmatch(home) or not keys.NAME.fullmatch(batch):
+                bad.append(step)
+                continue
+            count += by_home[home].add(batch, text)
+            carried[home].append((step, at == moment))
+            if count >= _ENDS:
+                break
+        if bad:
+            await self._send(store, [store.end_chores(bad)])
+            self._runtime.emit(events.ChoresDone(queue=store.queue, steps=bad))
+        for home, ends in by_home.items():
+            try:
+                await self._client.send(Store(home).batch_count(ends.rows()))
+            except StoreError:
+                if self._runtime.part.node is None:
+                    raise  # there is one Redis
+                await self._later(store, [step for step, _ in carried[home]], now + _LATER)
+                continue
+            await self._carried(store, home, carried[home], now)
+
+    async def _carried(self, store: Store, home: str, steps: list[tuple[str, bool]], now: float) -> None:
+        """Remove ends that were counted. Those that went to another server for the first time are carried once more."""
+        again = list[str]()
+        if self._runtime.part.node is not None:
+            (node,) = await self._client.perform(Nodes(near=keys.root(home)))
+            if node != self._runtime.part.node:
+                again = [step for step, is_first in steps if is_first]
+        if again:
+            await self._send(store, [store.delay_chores(again, now + _AGAIN)])
+        if done := [step for step, _ in steps if step not in set(again)]:
+            await self._send(store, [store.end_chores(done)])
+        self._runtime.emit(events.ChoresDone(queue=store.queue, steps=[step for step, _ in steps]))
+
+    async def _later(self, store: Store, steps: list[str], at: float) -> None:
+        """Put ends off that could not be counted: under another moment, so that they are carried twice all the same."""
+        for step in steps:
+            kind, address, _, rest = step.split(" ", 3)
+            await self._send(
+                store, [store.add_chore(f"{kind} {address} {at:.6f} {rest}", at), store.end_chores([step])]
+            )
+
+    # Batches whose home is this queue. Each returns the chore that takes the place of this one, and when.
+
+    async def _call(self, store: Store, now: float, batch: str, outcome: str, number: str, *counts: str) -> None:
+        """Schedule the job of a callback."""
+        text = await self._client.send(store.batch_field(batch, f"on_{outcome}"))
+        call = _decoded(text)
+        queue, payload = call.get("queue"), call.get("payload")
+        if not isinstance(queue, str) or not keys.NAME.fullmatch(queue) or not isinstance(payload, dict):
+            return
+        names = ("total", "done", "dead", "cancelled", "expired")
+        ended = {"batch": batch, "queue": store.queue, "outcome": outcome}
+        ended |= {name: int(count) for name, count in zip(names, counts, strict=True)}
+        job_id = f"{batch}.{outcome}.{number}"[-200:]
+        made = encode(payload | {"args": [ended]})
+        job = New(job_id, made, call.get("priority"), call.get("group"))
+        await self._client.enqueue(queue, [job], "keep", Unique(within=_CALLED))
+
+    async def _settle(
+        self, store: Store, now: float, batch: str, first: str, last: str, token: str
+    ) -> tuple[str, float] | None:
+        """Look for jobs that a reservation is for and that were never enqueued. They are missing from then on.
+
+        First their records, then the ends that are to be carried: so a job that ends meanwhile is not thought missing.
+        """
+        start, end = int(first), min(int(first) + _SLICE, int(last) + 1) - 1
+        codes = await self._client.run(ends_of(store, batch, start, end))
+        at = [start + i for i, code in enumerate(codes) if code == 0]
+        lost = dict[int, str]()
+        found = await self._client.run(members(store, batch, at, [0] * len(at)))
+        for queue in sorted({member.queue for member in found}):
+            mine = [member for member in found if member.queue == queue]
+            jobs = [member for member in mine if member.batch is None]
+            stores = await self._client.whole(queue)
+            there = await self._client.run(are_there(stores, store.queue, batch, jobs)) if jobs else []
+            lost |= {job.ordinal: queue for job, found in zip(jobs, there, strict=True) if not found}
+            for member in mine:
+                if (child := member.batch) is not None and await self._client.send(Store(queue).batch(child)) is None:
+                    lost[member.ordinal] = queue
+        for queue in sorted(set(lost.values())):
+            for one in await self._client.whole(queue):
+                reported = await self._client.send(one.chores(0))
+                if any(step.startswith(f"end {store.queue}/{batch} ") for step, _ in reported):
+                    return f"settle {batch} {first} {last} {token}", now + _LATER
+        if lost:
+            missing = Reports()
+            missing.add(batch, " ".join(f"{ordinal}m" for ordinal in sorted(lost)))
+            await self._client.send(store.batch_count(missing.rows()))
+        if end < int(last):
+            return f"settle {batch} {end + 1} {last} {token}", now
+        if token != _UNNAMED:
+            await self._client.send(store.batch_add(batch, "settled", 0, confirms=token))
+        return None
+
+    async def _cancel(self, store: Store, now: float, batch: str, first: str, last: str) -> tuple[str, float] | None:
+        """Cancel members that have not ended, some at a time. Then look for lost jobs."""
+        found = await self._client.run(with_codes(store, batch, int(last) + 1, [CODES["o"]], _SLICE, int(first)))
+        for member in found:
+            try:
+                if (child := member.batch) is not None:
+                    await self._client.send(Store(member.queue).batch_close(child, how="cancelled"))
+                else:
+                    await self._client.cancel(member.queue, member.id)
+            except JobMissing:
+                pass  # it has ended, and its report is on its way; or it was never enqueued
+        if len(found) == _SLICE:
+            return f"cancel {batch} {found[-1].ordinal + 1} {last}", now
+        return f"settle {batch} 0 {last} {_UNNAMED}", now + _LATER
+
+    async def _expire(self, store: Store, now: float, batch: str) -> None:
+        await self._client.send(store.batch_close(batch, how="expired"))
+
+    async def _forget(self, store: Store, now: float, batch: str) -> None:
+        record = await self._client.send(store.batch(batch))
+        if record is not None and record.finished is not None:
+            for call in store.forget_batch(batch):
+                await self._client.send(call)
+
+
+class Reports:
+    """Ends of jobs by their batches, for the batches of one home."""
+
+    def __init__(self) -> None:
+        self._of: defaultdict[str, dict[int, int]] = defaultdict(dict)
+
+    def add(self, batch: str, text: str) -> int:
+        """Add the ends of a report; return how many. Malformed ones are left out."""
+        found = self._of[batch]
+        words = text.split(" ")
+        for word in words:
+            if (match := _END.fullmatch(word)) is not None:
+                ordinal, byte = int(match[1]), CODES[match[2]] + 8 * min(int(match[3] or 0), 31)
+                known = found.get(ordinal, 0)
+                newer = byte // 8 - known // 8
+                if newer > 0 or (newer == 0 and byte % 8 and known % 8 in (CODES["o"], CODES["m"])):
+                    found[ordinal] = byte
+        return len(words)
+
+    def rows(self) -> list[tuple[str, int, bytes]]:
+        """Return the rows of `batch_count`: ordinals that are near each other are in one."""
+        rows = list[tuple[str, int, bytes]]()
+        for batch, found in self._of.items():
+            first, text = -1, bytearray()
+            for ordinal in sorted(found):
+                if text and ordinal - first - len(text) > _GAP:
+                    rows.append((batch, first, bytes(text)))
+                    text = bytearray()
+                if not text:
+                    first = ordinal
+                text += bytes(ordinal - first - len(text)) + bytes([found[ordinal]])
+            if text:
+                rows.append((batch, first, bytes(text)))
+        return rows
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text) else None
+
+
+def _decoded(text: bytes | None) -> dict[str, Any]:
+    try:
+        found = decode(text or b"null")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -1,0 +1,232 @@
+"""The calls about batches, in the queue that is the home of a batch, and about chores: see lua/_batches.lua."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from evsched import keys
+from evsched.jobs.record import number, whole
+from evsched.store.queue import Queue, as_fields, as_pairs, as_scores, as_struct
+from evsched.transport.call import Call, Word, raw, text, texts
+
+BatchState = Literal["open", "running", "done", "failed", "cancelled"]
+"""open: jobs are being added; running: it is closed, and jobs of it have not ended; and how it has ended."""
+
+SETTLED: Final = 60.0
+"""Seconds after a reservation from which jobs that are not enqueued are missing."""
+
+RESERVED: Final = 30.0
+"""Seconds after a reservation until which jobs may be enqueued by it. The difference is for clocks that differ."""
+
+
+class Reservation(Struct, frozen=True):
+    """The result of `batch_add`."""
+
+    now: float
+    first: int | None
+    """The first ordinal; None: nothing was reserved."""
+    refusal: str
+    """Why not; empty if none was asked for."""
+
+    def address(self, home: str, batch: str, at: int = 0) -> str:
+        """Return the argument `batch` of `enqueue` for the jobs from the one at `at` on."""
+        return f"{home}/{batch}/{(self.first or 0) + at}/{self.now + RESERVED:.6f}"
+
+
+class BatchRecord(Struct, frozen=True):
+    """A batch, as its home has it. Times in Unix seconds."""
+
+    id: str
+    queue: str
+    """Its home."""
+    state: BatchState
+    created: float
+    total: int
+    """How many jobs it has, without the jobs that were never enqueued."""
+    done: int
+    dead: int
+    cancelled: int
+    expired: int
+    finished: float | None = None
+    closed: float | None = None
+    stopped: str | None = None
+    """cancelled or expired, if its jobs were, or are being, cancelled."""
+    round: int = 0
+    """How often it has ended: once more each time that it had failed and a dead job of it was revived."""
+    adding: int = 0
+    """Calls that are adding jobs to it."""
+    ordinals: int = 0
+    """How many ordinals are reserved; those of jobs that were never enqueued are among them."""
+    complete_on: str = "done"
+    by: str | None = None
+    tags: str | None = None
+    parent: str | None = None
+
+    @property
+    def open(self) -> int:
+        """How many of its jobs have not ended."""
+        return self.total - self.done - self.dead - self.cancelled - self.expired
+
+
+def _record(queue: str, batch: str, fields: dict[str, bytes]) -> BatchRecord | None:
+    state, created = text(fields.get("state", b"")), number(fields.get("created"))
+    if state not in ("open", "running", "done", "failed", "cancelled") or created is None:
+        return None
+    total, missing, done, dead, cancelled, expired, again, adding = (
+        whole(fields.get(name))
+        for name in ("total", "missing", "done", "dead", "cancelled", "expired", "round", "adding")
+    )
+    return BatchRecord(
+        *(batch, queue, state, created, total - missing, done, dead, cancelled, expired),
+        finished=number(fields.get("finished")),
+        closed=number(fields.get("closed")),
+        stopped=_optional(fields, "stop"),
+        round=again,
+        adding=adding,
+        ordinals=total,
+        complete_on=_optional(fields, "complete_on") or "done",
+        by=_optional(fields, "by"),
+        tags=_optional(fields, "tags"),
+        parent=_optional(fields, "parent"),
+    )
+
+
+def _optional(fields: dict[str, bytes], name: str) -> str | None:
+    return text(fields[name]) if name in fields else None
+
+
+class BatchCalls(Queue):
+    """The calls of batches whose home is the queue, and of its chores."""
+
+    def batch_open(
+        self,
+        batch: str,
+        token: str,
+        *,
+        retention: float,
+        expires: float | None = None,
+        parent: str = "",
+        fields: Mapping[str, Word] | None = None,
+    ) -> Call[float]:
+        """Open a batch; the reply is when it was opened. `token`: of this call, at random.
+
+        Raises (when sent):
+            JobExists: there is a batch of that id.
+        """
+        given = {"by": self._by, **(fields or {})}
+        rows = [word for pair in given.items() if pair[1] != "" for word in pair]
+        end = "" if expires is None else repr(float(expires))
+        return self._verb("batch_open", float, self._now(), batch, token, repr(float(retention)), end, parent, *rows)
+
+    def batch_add(
+        self,
+        batch: str,
+        token: str,
+        count: int,
+        queue: str = "",
+        *,
+        ids: Sequence[str] = (),
+        member: str = "",
+        confirms: str = "",
+    ) -> Call[Reservation]:
+        """Reserve ordinals for jobs that go to `queue`; with 0, only confirm the reservation whose token is `confirms`.
+
+        `ids`: those of the jobs; none = `<batch>.<ordinal>`. `member`: of the batch, by its ordinal and turn, whose run
+        adds the jobs.
+
+        Raises (when sent):
+            JobMissing: there is no such batch.
+        """
+        read = as_struct(Reservation, float, lambda first: int(first) if first else None, text)
+        words = (self._now(), batch, token, count, queue, SETTLED, member, confirms)
+        return self._verb("batch_add", read, *words, *ids)
+
+    def batch_close(
+        self, batch: str, *, confirms: str = "", how: Literal["", "cancelled", "expired"] = ""
+    ) -> Call[str]:
+        """Close a batch, or cancel its jobs too; the reply is its state.
+
+        Raises (when sent):
+            JobMissing: there is no such batch.
+        """
+        act = self._act_text("cancel", batch=batch) if how == "cancelled" else ""
+        return self._verb("batch_close", text, self._now(), batch, confirms, how, act)
+
+    def batch_count(self, ends: Iterable[tuple[str, int, bytes]]) -> Call[list[tuple[str, str]]]:
+        """Count ends of members: batch, ordinal, and a byte for each ordinal from there on.
+
+        The reply: the batches that have ended by this call, and their states.
+        """
+        return self._verb("batch_count", as_pairs, self._now(), *(word for row in ends for word in row))
+
+    def batch(self, batch: str) -> Call[BatchRecord | None]:
+        """Read a batch; None if there is none."""
+        return self._call(("HGETALL", self._batch(batch)), lambda reply: _record(self.queue, batch, as_fields(reply)))
+
+    def batch_field(self, batch: str, field: str) -> Call[bytes | None]:
+        return self._call(("HGET", self._batch(batch), field), raw)
+
+    def batch_ends(self, batch: str, first: int, last: int) -> Call[bytes]:
+        """Read the bytes of ordinals, as far as there are any."""
+        return self._call(("GETRANGE", self._batch(batch, "ends"), first, last), raw)
+
+    def batch_parts(self, batch: str, first: int, last: int) -> Call[list[tuple[int, int, str]]]:
+        """Read in which queues the ordinals are: first ordinal, how many, queue."""
+
+        def read(reply: list[bytes]) -> list[tuple[int, int, str]]:
+            found = (text(part).split(" ", 2) for part in reply)
+            return [(int(start), int(count), queue) for start, count, queue in found]
+
+        return self._call(("LRANGE", self._batch(batch, "parts"), first, last), read)
+
+    def batch_ids(self, batch: str, ordinals: Sequence[int]) -> Call[list[str]]:
+        """Read the ids of members by their ordinals; that of a batch has a slash before it."""
+
+        def read(reply: list[bytes | None]) -> list[str]:
+            found = zip(ordinals, reply, strict=True)
+            return [f"{batch}.{at}" if name is None else text(name) for at, name in found]
+
+        return self._call(("HMGET", self._batch(batch, "ids"), *ordinals), read)
+
+    def batch_names(self, first: int, last: int) -> Call[list[str]]:
+        """Read the ids of batches, the newest first."""
+        return self._call(("ZRANGE", f"{self._root}batches", first, last, "REV"), texts)
+
+    def wait_for_batch(self, batch: str, block: float) -> Call[bytes | None]:
+        """Wait up to `block` seconds until a batch has ended; the reply is its state."""
+        over = self._batch(batch, "over")
+        return self._call(("BLMOVE", over, over, "LEFT", "LEFT", block), raw)
+
+    def forget_batch(self, batch: str) -> list[Call[Any]]:
+        """Delete a batch. It is out of the list last, so that it is deleted again if this was not finished."""
+        found = [self._batch(batch, name) for name in ("", "ends", "parts", "ids", "over")]
+        return [
+            self._call(("UNLINK", *found), raw),
+            self._call(("ZREM", f"{self._root}batches", batch), raw),
+        ]
+
+    def member_of(self, job_id: str) -> Call[bytes | None]:
+        """Read which member of a batch a job is, as its record says; None if it has none, or there is no record."""
+        return self._call(("HGET", keys.job(self.queue, job_id), "batch"), raw)
+
+    def chores(self, limit: int) -> Call[list[tuple[str, float]]]:
+        """Read the first chores of the queue, and when they are to be done."""
+        return self._call(("ZRANGE", keys.chores(self.queue), 0, limit - 1, "WITHSCORES"), as_scores)
+
+    def end_chores(self, steps: Sequence[str]) -> Call[Any]:
+        return self._call(("ZREM", keys.chores(self.queue), *steps), raw)
+
+    def delay_chores(self, steps: Sequence[str], until: float) -> Call[Any]:
+        """Do chores later, unless they are done by now."""
+        moment = f"{until:.6f}"
+        words = [word for step in steps for word in (moment, step)]
+        return self._call(("ZADD", keys.chores(self.queue), "XX", *words), raw)
+
+    def add_chore(self, step: str, at: float) -> Call[Any]:
+        return self._call(("ZADD", keys.chores(self.queue), f"{at:.6f}", step), raw)
+
+    def _batch(self, batch: str, part: str = "") -> str:
+        return f"{self._root}batch_{part}:{batch}" if part else f"{self._root}batch:{batch}"

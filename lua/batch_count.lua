@@ -1,0 +1,38 @@
+#!lua flags=allow-oom
+-- batch_count: moves nothing. Counts ends of members, which are reported to the home of their batch.
+--
+-- KEYS   root       prefix of the keys of the home
+-- ARGV   now        seconds, '' = Redis's clock
+-- ROWS   id         of a batch
+--        first      count: an ordinal
+--        ends       for each ordinal from there on a byte: the number of a code of _batches.lua, and 8 for each turn; 0
+--                   = no report. At most 10,000 in a call
+-- REPLY  the batches that have ended with this call: id, state, for each
+-- FAILS  none
+-- TWICE  the second call changes nothing. Reports may also come in any order
+-- USES   clock, rows, expect, read_batch, apply_ends, decide
+--
+-- Those of a batch that is not there are ignored: its retention is over. About 0.3 us an ordinal.
+
+local now = unpack(ARGV, 1, 1)
+now = clock(now)
+expect('ZCARD', root .. 'chores')
+
+local known, order, reply = {}, {}, {}
+for id, first, ends in rows(2, 3) do
+  if known[id] == nil then
+    known[id] = read_batch(id) or false
+    order[#order + 1] = known[id] or nil
+  end
+  if known[id] then
+    apply_ends(known[id], tonumber(first), ends)
+  end
+end
+for _, batch in ipairs(order) do
+  local round = batch.round
+  decide(batch, now)
+  if batch.round > round then
+    reply[#reply + 1], reply[#reply + 2] = batch.id, batch.state
+  end
+end
+return reply

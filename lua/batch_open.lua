@@ -1,0 +1,52 @@
+#!lua
+-- batch_open: moves nothing. Opens a batch, of which this queue is the home.
+--
+-- KEYS   root       prefix of the queue's keys
+-- ARGV   now        seconds, '' = Redis's clock
+--        id         of the batch: as a job's id
+--        token      of this call: random
+--        retention  number: seconds for which it is kept after its end
+--        expires    number or '': seconds from now after which it has failed, '' = never
+--        parent     of a batch in a batch: `<home>/<batch>/<ordinal>`, '' = none
+-- ROWS   field      'by', 'tags', 'complete_on', 'on_done', 'on_failed' or 'on_progress'
+--        value      see docs/batches.md
+-- REPLY  when it was opened, seconds
+-- FAILS  EXISTS     there is a batch of that id
+-- TWICE  the second call, with the same token, changes nothing
+-- USES   clock, rows, seconds, expect, fail, refuse, is_id, batches, batch_of, add_chore, write_batch, batch_part
+
+local now, id, token, retention, expires, parent = unpack(ARGV, 1, 6)
+now = clock(now)
+
+local ALLOWED = { by = true, tags = true, complete_on = true, on_done = true, on_failed = true, on_progress = true }
+
+if not is_id(id) then
+  refuse('id', 'a valid id')
+elseif parent ~= '' and not parent:find('^[%w._:@-]+/[%w._:@-]+/%d+$') then
+  refuse('parent', 'a valid parent')
+end
+expect('ZCARD', batches, root .. 'chores')
+expect('HLEN', batch_of(id))
+local known = redis.call('HMGET', batch_of(id), 'token', 'created')
+if known[1] == token then
+  return known[2]
+elseif redis.call('EXISTS', batch_of(id)) == 1 then
+  return fail('EXISTS', 'there is a batch ' .. id .. ' already: give this one another id')
+end
+local fields = { 'token', token, 'created', seconds(now) }
+for field, value in rows(7, 2) do
+  if not ALLOWED[field] then
+    refuse('field', 'a valid field')
+  end
+  fields[#fields + 1] = field
+  fields[#fields + 1] = value
+end
+
+redis.call('DEL', batch_part('ends', id), batch_part('parts', id), batch_part('ids', id), batch_part('over', id))
+redis.call('HSET', batch_of(id), unpack(fields))
+write_batch({ id = id, total = 0, state = 'open', retention = retention, parent = parent ~= '' and parent })
+redis.call('ZADD', batches, seconds(now), id)
+if expires ~= '' then
+  add_chore(seconds(now + tonumber(expires)), 'expire', id)
+end
+return seconds(now)
