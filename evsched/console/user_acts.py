@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -37,7 +37,6 @@ _KEPT: Final = 100
 _FAILURES: Final = 20
 """Jobs of an act that are named because they were not changed."""
 
-T = TypeVar("T")
 Fields = Sequence[tuple[str, str]]
 
 
