@@ -148,6 +148,7 @@ _BY_NAME: Final[dict[str, Values]] = {
     "run": _RUNS,
     "place": _PLACES,
     "cursor": ([b"0"], [b"7"]),
+    "hour": ([b"%d" % (NOW // 3600), b"%d" % (NOW // 3600 - 1)], [b"0"]),
     "filter": _FILTERS,
     "act": ([b"", b'0 {"id":"1"}', b'1 {"id":"1"}', b'0 {"id":"2"}'], [b"x", b"1", b"0 ", b"9" * 400 + b" x"]),
     "priority": ([b"", b"0", b"5", b"9"], []),
