@@ -140,7 +140,7 @@ async def test_a_recurrence_is_triggered_paused_and_resumed(
         page = await browser.page("/recurrence", queue=queue, name="nightly")
         assert "nightly was triggered" in await browser.send(page, "trigger", queue=queue, name="nightly")
         said = await browser.send(page, "hold", queue=queue, name="nightly", until="10m", why="the warehouse moves")
-        assert "nightly is paused." in said
+        assert "nightly is paused until " in said
         assert "the warehouse moves" in said
         assert "paused_until" in await sender.send(store.recurrence("nightly"))
         assert "goes on from now" in await browser.send(page, "release", queue=queue, name="nightly")
