@@ -64,6 +64,8 @@ class Search(Struct, frozen=True):
     by: str = ""
     id: str = ""
     problem: str = ""
+    offers: list[str] = []
+    """Searches that may have been meant, if this one cannot be read."""
 
     @property
     def searched(self) -> Sequence[Place]:
@@ -181,12 +183,20 @@ def read_search(text: str, zone: str | None = None) -> Search:
             name, colon, value = word.partition(":")
             if not colon or name not in QUALIFIERS:
                 if colon and re.fullmatch(r"[a-z]+", name) and not value.startswith("/"):
-                    raise ConfigError(f"{name}: is not a qualifier; these are: {', '.join(QUALIFIERS)}")
+                    offers = _offers(text, word) if value else []
+                    problem = f"{name}: is not a qualifier; these are: {', '.join(QUALIFIERS)}"
+                    return Search(text, words, problem=problem, offers=offers)
                 name, value = "id", word
             words.append((name, _unquoted(value)))
         return _searched(text, words, zone)
     except ConfigError as error:
         return Search(text, words, problem=str(error))
+
+
+def _offers(text: str, word: str) -> list[str]:
+    """Return the searches that a word with an unknown qualifier may stand for: pages show tags without one."""
+    name, _, value = word.partition(":")
+    return [text.replace(word, meant, 1) for meant in (f"tag:{word}", f"arg:{name}={value}", f"id:{word}")]
 
 
 def _unquoted(value: str) -> str:

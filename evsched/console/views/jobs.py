@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -20,11 +20,13 @@ from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.search import QUALIFIERS, Search, offered_spans, pick_span, quoted, read_search
 from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
+from evsched.console.views.recurrences import rosters_of
 from evsched.errors import StoreError
 from evsched.jobs.record import Place
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted_member
 from evsched.recurrence.cron import find_zone
 from evsched.store.operator_calls import Match
+from evsched.store.store import Store
 
 _ROWS: Final = 50
 """Jobs of a page."""
@@ -42,6 +44,9 @@ _COUNTED: Final = 200
 
 _KEPT: Final = 10_000
 """Jobs that a search finds at most: with more, a narrower search helps more."""
+
+_NAMED: Final = 5
+"""Recurrences that a word without a qualifier finds at most."""
 
 _SEARCHES: Final = 50
 """Searches that can be gone on with."""
@@ -73,8 +78,9 @@ class Found(Struct, frozen=True):
     """The result of a search, or of its part so far."""
 
     rows: list[FoundJob]
-    examined: int = 0
     total: int = 0
+    share: float = 1.0
+    """How much of them was looked at, from 0 to 1."""
     over: bool = True
     """Whether all jobs were looked at."""
     matched: int = 0
@@ -85,11 +91,13 @@ class Found(Struct, frozen=True):
 class _Going:
     """A search that can be gone on with: it keeps its place in each queue.
 
-    `wholes`: the queues and shards that are searched -> the queue that a person sees.
+    `wholes`: the queues and shards that are searched -> the queue that a person sees. `total`: about how many jobs they
+    have; the sweep knows only those of the queues that it has begun.
     """
 
-    def __init__(self, sweep: Sweep, wholes: Mapping[str, str]) -> None:
+    def __init__(self, sweep: Sweep, wholes: Mapping[str, str], total: int) -> None:
         self._sweep, self._wholes, self._more = sweep, wholes, True
+        self._total, self._share = total, 0.0
 
     async def look(self, client: MeteredClient, enough: int, wanted: Search) -> Found:
         """Look on for a short time; return the first rows found so far."""
@@ -98,7 +106,9 @@ class _Going:
             self._more = await client.run(self._sweep.step())
         rows = self._matching(wanted)
         rows.sort(key=lambda row: (list(PLACE_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
-        return Found(rows[:enough], self._sweep.examined, self._sweep.total, not self._more, len(rows))
+        self._total = max(self._total, self._sweep.total)
+        self._share = max(self._share, self._sweep.examined / max(1, self._total)) if self._more else 1.0
+        return Found(rows[:enough], self._total, self._share, not self._more, len(rows))
 
     def _matching(self, wanted: Search) -> list[FoundJob]:
         return [as_row(self._wholes[part], job) for part, job in self._sweep.found_in if wanted.takes(job)]
@@ -134,7 +144,7 @@ async def _by_order(
     )
     rows = [as_row(queue, job) for (queue, _), jobs in zip(chosen, described, strict=True) for job in jobs]
     rows.sort(key=lambda row: row.job.at or 0.0, reverse=last)
-    return Found(rows, len(rows), len(rows), True, len(rows), ordered=True)
+    return Found(rows, len(rows), matched=len(rows), ordered=True)
 
 
 async def _by_id(client: MeteredClient, queues: Sequence[str], wanted: Search) -> str | None:
@@ -186,7 +196,13 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         return {"redirect": visit.url("/jobs", q=wanted.spanning(of_span.get("since"), of_span.get("until")))}
     given = wanted.span_fields(zone) | {name: visit.get(name) for name in ("from", "to") if visit.get(name)}
     values |= {"spans": offered_spans(zone), "given": given, "span_problem": picked.problem}
-    values |= {"acts": JOB_ACTS, "go_on": "", "place": wanted.places[0] if len(wanted.places) == 1 else ""}
+    values |= {
+        "acts": JOB_ACTS,
+        "go_on": "",
+        "more_rows": "",
+        "recurrences": [],
+        "place": wanted.places[0] if len(wanted.places) == 1 else "",
+    }
     values |= {"offered": _offered(wanted), "counts": await _counts(client, queues)}
     if wanted.problem:
         return values | {"found": Found([])}
@@ -197,20 +213,52 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         place = "dead" if wanted.places == ("dead",) else "schedule"
         found = await _redacted(client, await _by_order(client, queues, place, _ROWS))
         return values | {"found": found, "place": place}
-    searches: OrderedDict[str, _Going] = visit.console.memory.setdefault("searches", OrderedDict())
-    key = f"{visit.visitor.name} {text}"
-    going = searches.pop(key, None) if visit.get("more") else None
-    if going is None:
-        wholes = _wholes(client, queues)
-        stores = [client.store(part) for part in wholes]
-        going = _Going(Sweep(stores, wanted.filter, wanted.searched), wholes)
+    if wanted.id:
+        return values | {"found": Found([]), **await _gone(visit, queues, wanted)}
+
+    def sweep_of(stores: Sequence[Store]) -> Sweep:
+        return Sweep(stores, wanted.filter, wanted.searched)
+
+    going = _going(visit, text, queues, sweep_of, sum(_at(values["counts"], wanted.searched)))
     page = int(visit.get("more")) if visit.get("more").isdecimal() else 0
     found = await going.look(client, _ROWS * (min(page, _PAGES) + 1), wanted)
+    values["go_on"] = str(page) if not found.over and found.matched < _KEPT else ""
+    values["more_rows"] = str(page + 1) if found.matched > len(found.rows) and page < _PAGES else ""
+    return values | {"found": await _redacted(client, found)}
+
+
+def _at(counts: Mapping[str, int], places: Sequence[Place]) -> list[int]:
+    """Return the counts of places."""
+    return [counts.get(PLACE_WORDS[place][1], 0) for place in places]
+
+
+def _going(
+    visit: Visit, key: str, queues: Sequence[str], sweep_of: Callable[[Sequence[Store]], Sweep], total: int
+) -> _Going:
+    """Return the search of this user that the page goes on with, or a new one."""
+    searches: OrderedDict[str, _Going] = visit.console.memory.setdefault("searches", OrderedDict())
+    key = f"{visit.visitor.name} {key}"
+    going = searches.pop(key, None) if visit.get("more") else None
+    if going is None:
+        wholes = _wholes(visit.client, queues)
+        going = _Going(sweep_of([visit.client.store(part) for part in wholes]), wholes, total)
     searches[key] = going
     while len(searches) > _SEARCHES:
         searches.popitem(last=False)
-    more = (not found.over and found.matched < _KEPT) or found.matched > len(found.rows)
-    return values | {"found": await _redacted(client, found), "go_on": str(page + 1) if more else ""}
+    return going
+
+
+async def _gone(visit: Visit, queues: Sequence[str], wanted: Search) -> dict[str, Any]:
+    """Return where to look on for a word that is the id of no job: its queue, and recurrences with it in their names.
+
+    The id of a run is `NAME@TIME`.
+    """
+    text = wanted.id.rpartition("@")[0] or wanted.id
+    rows = await rosters_of(visit).look(visit.client, queues)
+    found = [(row.queue, row.name) for row in rows if text.lower() in row.name.lower()]
+    found.sort(key=lambda one: (one[1] != text, one[1], one[0]))
+    known = [*wanted.queues, *(queue for queue, name in found if name == text and text != wanted.id)]
+    return {"recurrences": found[:_NAMED], "gone_from": known[0] if len(set(known)) == 1 else ""}
 
 
 async def _bulk(visit: Visit) -> dict[str, Any]:
@@ -227,14 +275,14 @@ async def _bulk(visit: Visit) -> dict[str, Any]:
     queues = [*wanted.queues] or await visit.console.queues(client)
     wholes = _wholes(client, queues)
     sweep = planned(act, [client.store(part) for part in wholes], wanted).without_change()
-    found = await _Going(sweep, wholes).look(client, 1_000_000, wanted)
+    found = await _Going(sweep, wholes, 0).look(client, 1_000_000, wanted)
     first = [row.id for row in (await _redacted(client, replace(found, rows=found.rows[:10]))).rows]
     return values | {
         "search": wanted,
         "chosen": [],
         "matched": found.matched,
         "over": found.over,
-        "examined": found.examined,
+        "examined": 0,
         "first": first,
     }
 
