@@ -177,3 +177,27 @@ async def test_first_page_names_what_needs_attention(browser: Browser, client: S
     assert "need attention" in words
     assert "No dispatcher is connected" in words
     assert f"{queue}: 1 job is due, and no worker serves the queue." in words
+
+
+async def test_page_before_an_act_says_in_words_which_jobs_and_counts_them_all(
+    server: EmbeddedRedis, client: SyncClient, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(client, queue, 40)
+    client.enqueue(queue, [New("other", b'{"task":"mail"}', group="g", due=LATER)])
+    text = f"place:schedule task:pay tag:x queue:{queue}"
+    monkeypatch.setattr(jobs, "_TIME", 0.0)
+    monkeypatch.setattr("evsched.client.sweep._SLICE", 5)
+    async with browsing(server.url, queues=(queue,), console_zone="Asia/Tokyo") as browser:
+        first = await browser.page("/bulk", verb="cancel", all="1", q=text)
+        assert "Cancel at least 0 jobs?" in words(first)
+        assert "0 % of about 41 jobs counted; the act goes over all of them. Go on counting" in words(first)
+        assert 'data-on href="/bulk?verb=cancel&amp;all=1' in first
+        monkeypatch.setattr(jobs, "_TIME", 0.001)
+        while "at least" in (said := await browser.words("/bulk", verb="cancel", all="1", q=text, more="1")):
+            pass
+        assert "Cancel 40 jobs?" in said
+        assert f"Jobs that are on the schedule, of task pay, with the tag x, in queue {queue}. Nothing has" in said
+        assert "The first 10" in said
+        chosen = await browser.words("/bulk", verb="cancel", job=f"{queue} other")
+        assert "The jobs that you have chosen. Nothing has changed yet." in chosen
+        assert f"other mail {queue} g" in chosen

@@ -219,6 +219,17 @@ async function goOn() {
 
 goOn();
 
+// Change nothing: back to the page with the button that led here, as it was.
+
+for (const link of all("a[data-back]")) {
+  link.addEventListener("click", (event) => {
+    const before = document.referrer;
+    if (history.length < 2 || !before.startsWith(location.origin) || before.startsWith(location.origin + location.pathname)) return;
+    event.preventDefault();
+    history.back();
+  });
+}
+
 // Keys. Letters work only outside of fields, and can be switched off (WCAG 2.1.4).
 
 const letters = $("#letters");

@@ -17,13 +17,14 @@ from evsched.client import operations, spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
-from evsched.console.search import QUALIFIERS, Search, offered_spans, pick_span, quoted, read_search
+from evsched.console.search import QUALIFIERS, Search, in_words, offered_spans, pick_span, quoted, read_search
 from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
 from evsched.console.views.recurrences import rosters_of
 from evsched.errors import StoreError
 from evsched.jobs.record import Place
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted_member
+from evsched.keys import check_queue
 from evsched.recurrence.cron import find_zone
 from evsched.store.operator_calls import Match
 from evsched.store.store import Store
@@ -47,6 +48,12 @@ _KEPT: Final = 10_000
 
 _NAMED: Final = 5
 """Recurrences that a word without a qualifier finds at most."""
+
+_SAMPLES: Final = 10
+"""Jobs that the page before an act shows."""
+
+_COUNTED_JOBS: Final = 100_000
+"""Jobs that the page before an act counts at most."""
 
 _SEARCHES: Final = 50
 """Searches that can be gone on with."""
@@ -99,10 +106,10 @@ class _Going:
         self._sweep, self._wholes, self._more = sweep, wholes, True
         self._total, self._share = total, 0.0
 
-    async def look(self, client: MeteredClient, enough: int, wanted: Search) -> Found:
-        """Look on for a short time; return the first rows found so far."""
+    async def look(self, client: MeteredClient, enough: int, wanted: Search, most: float = _KEPT) -> Found:
+        """Look on for a short time, until `most` have matched; return the first rows found so far."""
         until = time.monotonic() + _TIME
-        while self._more and time.monotonic() < until and self._sweep.swept.matched < _KEPT:
+        while self._more and time.monotonic() < until and self._sweep.swept.matched < most:
             self._more = await client.run(self._sweep.step())
         rows = self._matching(wanted)
         rows.sort(key=lambda row: (list(PLACE_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
@@ -261,29 +268,69 @@ async def _gone(visit: Visit, queues: Sequence[str], wanted: Search) -> dict[str
     return {"recurrences": found[:_NAMED], "gone_from": known[0] if len(set(known)) == 1 else ""}
 
 
+class _Sample(Struct, frozen=True):
+    """One of the jobs that an act would change."""
+
+    queue: str
+    id: str
+    """As it is shown."""
+    key: str | None
+    """Its id for links; None = it has redacted values, or the job is gone."""
+    task: str = ""
+    group: str = ""
+    at: float | None = None
+    """When it died, or is due."""
+    reason: str = ""
+
+
+async def _chosen_sample(client: MeteredClient, queue: str, job: str) -> _Sample:
+    status, shown = await client.status(check_queue(queue), job), redacted_member(job)
+    if status is None:
+        return _Sample(queue, shown, None, reason="It is gone: it stays as it is.")
+    at = status.finished if status.place == "dead" else status.due
+    key = job if shown == job else None
+    return _Sample(queue, shown, key, status.task or "", status.group or "", at, status.reason or "")
+
+
+def _sample(row: FoundJob) -> _Sample:
+    job = row.job
+    return _Sample(row.queue, row.id, row.key, job.task or "", job.group or "", job.at, job.reason or "")
+
+
 async def _bulk(visit: Visit) -> dict[str, Any]:
-    """Say what an act would change: the page before it."""
+    """Say what an act would change: the page before it. It counts on while it is open."""
     name = visit.get("verb")
     if name not in JOB_ACTS:
         raise HTTPException(HTTPStatus.NOT_FOUND)
     act, client = JOB_ACTS[name], visit.client
-    chosen = [tuple(one.split(" ", 1)) for one in visit.query.getlist("job")]
+    chosen = [one.partition(" ")[::2] for one in visit.query.getlist("job")]
     values = {"act": act, "verb": name, "chosen": chosen, "search": None, "matched": len(chosen), "over": True}
     if chosen and not visit.get("all"):
-        return values | {"examined": len(chosen), "first": [redacted_member(job) for _, job in chosen[:10]]}
-    wanted = read_search(visit.get("q"), visit.console.config.console_zone)
+        first = await asyncio.gather(*(_chosen_sample(client, *one) for one in chosen[:_SAMPLES]))
+        return values | {"which": "the jobs that you have chosen", "first": first, "go_on": ""}
+    wanted = read_search(visit.get("q"), visit.zone)
     queues = [*wanted.queues] or await visit.console.queues(client)
-    wholes = _wholes(client, queues)
-    sweep = planned(act, [client.store(part) for part in wholes], wanted).without_change()
-    found = await _Going(sweep, wholes, 0).look(client, 1_000_000, wanted)
-    first = [row.id for row in (await _redacted(client, replace(found, rows=found.rows[:10]))).rows]
+
+    def sweep_of(stores: Sequence[Store]) -> Sweep:
+        return planned(act, stores, wanted).without_change()
+
+    places = sweep_of([]).places
+    total = sum(_at(await _counts(client, queues), places))
+    going = _going(visit, f"{name} {wanted.text}", queues, sweep_of, total)
+    found = await going.look(client, _SAMPLES, wanted, most=_COUNTED_JOBS)
+    ended = found.over or found.matched >= _COUNTED_JOBS
+    if ended:  # it may hold many jobs
+        visit.console.memory["searches"].pop(f"{visit.visitor.name} {name} {wanted.text}", None)
     return values | {
         "search": wanted,
         "chosen": [],
+        "which": in_words(wanted, visit.console.pages.clock),
         "matched": found.matched,
         "over": found.over,
-        "examined": 0,
-        "first": first,
+        "share": found.share,
+        "total": found.total,
+        "go_on": "" if ended else visit.url("/bulk", verb=name, all=1, q=wanted.text, more=1),
+        "first": [_sample(row) for row in (await _redacted(client, found)).rows],
     }
 
 
