@@ -60,6 +60,8 @@ class ActRun:
         self.stopping = False
         self.secret = ""
         """A new token, until it is shown."""
+        self.link: tuple[str, str] = ("", "")
+        """The address of what was made, and the words of the link; empty = none."""
         self.draft = dict[str, str]()
         """The fields of a form that was refused, for the next one; `title` says why."""
 
@@ -145,13 +147,23 @@ class UserActs:
             )
         return await act(self, visit, Form(fields))
 
-    def note(self, visit: Visit, sentence: str, path: str, /, *, secret: str = "", **parameters: str) -> str:
+    def note(
+        self,
+        visit: Visit,
+        sentence: str,
+        path: str,
+        /,
+        *,
+        secret: str = "",
+        link: tuple[str, str] = ("", ""),
+        **parameters: str,
+    ) -> str:
         """Remember how a short act ended, and return the path of the page that says so.
 
-        `secret`: shown only there, once, and only to this user; `sentence` may be seen by all.
+        `secret`: shown only there, once, and only to this user; `sentence` may be seen by all. `link`: see `ActRun`.
         """
         run = self._new(sentence, visit, path)
-        run.secret = secret
+        run.secret, run.link = secret, link
         run.sentence, run.ended = sentence, time.time()
         return address("", path, **parameters, act=run.id)
 
@@ -255,7 +267,9 @@ async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
 async def _trigger(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, name, client = form.queue(), form.get("name"), client_of(visit)
     job = await client.trigger(queue, name)
-    return acts.note(visit, f"{name} was triggered: the run is job {job}.", "/recurrence", queue=queue, name=name)
+    link = (address("", "/job", queue=queue, id=job), "Open the run")
+    sentence = f"{name} was triggered: the run is job {job}."
+    return acts.note(visit, sentence, "/recurrence", link=link, queue=queue, name=name)
 
 
 async def _hold(acts: UserActs, visit: Visit, form: Form) -> str:
@@ -277,10 +291,12 @@ async def _backfill(acts: UserActs, visit: Visit, form: Form) -> str:
     if since is None or until is None:
         raise ConfigError("a backfill needs the span of its dry run: look at that first")
     found = await client.run(recurrence_operations.backfill(client.store(queue), name, since, until))
-    sentence = f"{found.requested:,} {'run' if found.requested == 1 else 'runs'} of {name} were requested"
+    one = found.requested == 1
+    sentence = f"{found.requested:,} {'run' if one else 'runs'} of {name} {'was' if one else 'were'} requested"
     sentence += f", {found.known:,} ran before or have a job" if found.known else ""
     sentence += f", {found.left_out:,} were left out because too many wait: ask again later" if found.left_out else ""
-    return acts.note(visit, f"{sentence}.", "/recurrence", queue=queue, name=name)
+    where = " Each is in Last runs once it has ended." if found.requested else ""
+    return acts.note(visit, f"{sentence}.{where}", "/recurrence", queue=queue, name=name)
 
 
 # Jobs: one, some that were chosen, or all that match.
