@@ -259,6 +259,11 @@ class Sweep:
         return Sweep(self._stores, self._filter, left, self._change)
 
     @property
+    def places(self) -> Sequence[Place]:
+        """The places that it passes over."""
+        return self._places
+
+    @property
     def found(self) -> list[Match]:
         """The jobs that matched, if nothing is to be changed."""
         return [match for _, match in self.found_in]

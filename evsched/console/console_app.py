@@ -213,6 +213,7 @@ class Console:
             request.state.known = True
         visitor = await self.access.find(request)
         request.state.known = visitor is not None
+        request.state.visitor = visitor
         return visitor
 
     def _to_sign_in(self, request: Request, view: View) -> Response:
@@ -283,11 +284,13 @@ class Console:
         status, title, detail = _described(error)
         if isinstance(error, StoreError) and not getattr(request.state, "known", False):
             detail = "Ask whoever runs this console: its log, or `evsched doctor`, says why."  # not where Redis is
-        values = {**self.common(request, None, None), "title": title, "detail": detail, "status": status}
-        values["job"] = request.query_params.get("id", "") if isinstance(error, JobMissing) else ""
+        visitor = getattr(request.state, "visitor", None) if isinstance(error, JobMissing) else None
+        values = {**self.common(request, None, visitor), "title": title, "detail": detail, "status": status}
         values["again"] = _form_of(request) if request.method == "POST" else ""
         # After an error that nothing expected, no middleware adds the headers.
         headers = {name.decode(): value.decode() for name, value in (*_HEADERS.items(), _NO_STORE)}
+        if visitor is not None:
+            return HTMLResponse(self.pages.draw("missing", {**values, **_missing(request)}), status, headers)
         return HTMLResponse(self.pages.draw("error", values), status, headers)
 
 
@@ -298,6 +301,16 @@ async def _tokens(visit: Visit) -> dict[str, Any]:
 
 PAGES: Final = (*VIEWS, View("/tokens", "tokens", _tokens, part="tokens", needs="admin"))
 """All pages: the views, and that of the users."""
+
+
+def _missing(request: Request) -> dict[str, str]:
+    """Return what the page of a job that is gone names: also the recurrence, if it is a run, `NAME@TIME`."""
+    asked = request.query_params
+    job = asked.get("id", "")
+    name, at, moment = job.rpartition("@")
+    run = bool(at and re.fullmatch(r"\d+(\.\d+)?", moment))
+    part = "recurrences" if request.url.path.endswith("/recurrence") else "jobs"
+    return {"job": job, "queue": asked.get("queue", ""), "recurrence": name if run else "", "here": part}
 
 
 def _form_of(request: Request) -> str:
@@ -317,7 +330,7 @@ def _described(error: Exception) -> tuple[int, str, str]:
         case HTTPException():
             return error.status_code, "The request cannot be answered", str(error.detail)
         case JobMissing():
-            return 404, "There is no such job", str(error)
+            return 404, "It is not there any more", str(error)
         case StoreDown():
             unsure = (
                 "; what you asked for may have been done all the same: look before you repeat it"

@@ -7,8 +7,10 @@ has an element with `data-live="queues"`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
+from datetime import timedelta
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +24,7 @@ from starlette.datastructures import QueryParams
 
 from evsched.client.client import Client
 from evsched.client.operations import Send, SendMany, Step, Wait, node_of
+from evsched.client.time_texts import parse_future, parse_past
 from evsched.config import Config
 from evsched.console import words
 from evsched.console.search import quoted
@@ -99,6 +102,27 @@ class Visit(Struct, frozen=True):
     def get(self, name: str) -> str:
         """Return a parameter of the address, without spaces around it; empty if it is not given."""
         return self.query.get(name, "").strip()
+
+    @property
+    def zone(self) -> str:
+        """The time zone of the console: that of the times on its pages, and of the times that people type there."""
+        return self.console.config.console_zone
+
+    def typed_time(self, text: str, *, past: bool = False) -> float | None:
+        """Return a time that somebody typed, in Unix seconds; None if the field is empty.
+
+        A time without an offset is in the zone of the console. `past`: 17:00 is the last one that has passed, and 10m
+        is ten minutes ago; else both are to come.
+
+        Raises:
+            ConfigError: it is not a time.
+        """
+        if not text or text == "now":
+            return time.time() if text else None
+        found = (parse_past if past else parse_future)(text, self.zone)
+        if isinstance(found, timedelta):
+            return time.time() + (-1 if past else 1) * found.total_seconds()
+        return found
 
     def url(self, path: str, /, **parameters: str | int | None) -> str:
         return address(self.prefix, path, **parameters)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from typing import Any, Final, get_args
 
 import msgspec
@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from evsched.client.sweep import SEARCHED, Filter, Waiting
 from evsched.client.time_texts import parse_length, parse_past, parse_time
+from evsched.console.words import PageClock
 from evsched.errors import ConfigError
 from evsched.jobs.record import Place
 from evsched.keys import check_queue
@@ -64,6 +65,8 @@ class Search(Struct, frozen=True):
     by: str = ""
     id: str = ""
     problem: str = ""
+    offers: list[str] = []
+    """Searches that may have been meant, if this one cannot be read."""
 
     @property
     def searched(self) -> Sequence[Place]:
@@ -101,6 +104,45 @@ class Search(Struct, frozen=True):
         words = [(name, value) for name, value in self.words if name not in ("since", "until")]
         words += [(name, value) for name, value in (("since", since), ("until", until)) if value is not None]
         return written_words(words)
+
+
+_PLACE_WORDS: Final[dict[Place, str]] = {
+    "schedule": "on the schedule",
+    "backlog": "in the backlog",
+    "ready": "ready",
+    "processing": "running",
+    "dead": "dead",
+    "finished": "ended",
+}
+_CONDITIONS: Final = {
+    "task": "of task {}",
+    "group": "of group {}",
+    "tag": "with the tag {}",
+    "arg": "called with {}",
+    "reason": "with “{}” in their reason",
+    "error": "that raised {}",
+    "by": "enqueued by {}",
+}
+"""How a sentence names the conditions of a search."""
+
+
+def in_words(search: Search, clock: PageClock) -> str:
+    """Return which jobs a search finds, as a part of a sentence: `jobs that are dead, of task mail, in queue web`."""
+    found = [_CONDITIONS[name].format(value) for name, value in search.words if name in _CONDITIONS]
+    given = dict(search.words)
+    if search.places:
+        found.insert(0, f"that are {' or '.join(_PLACE_WORDS[place] for place in search.places)}")
+    if search.queues:
+        found.append(f"in {'queue' if len(search.queues) == 1 else 'the queues'} {', '.join(search.queues)}")
+    happened = "died" if search.places == ("dead",) else "were created, or died,"
+    if "older" in given:
+        found.append(f"that {happened} more than {given['older']} ago")
+    for name, word in (("since", "from"), ("until", "until")):
+        if name in given:
+            moment = getattr(search.filter, name)
+            at = f"{given[name]} ago" if isinstance(moment, timedelta) else clock.text(moment)
+            found.append(f"{word} {at}" if word == "until" and "since" in given else f"that {happened} {word} {at}")
+    return f"jobs {', '.join(found)}" if found else "all jobs"
 
 
 class PickedSpan(Struct, frozen=True):
@@ -181,12 +223,20 @@ def read_search(text: str, zone: str | None = None) -> Search:
             name, colon, value = word.partition(":")
             if not colon or name not in QUALIFIERS:
                 if colon and re.fullmatch(r"[a-z]+", name) and not value.startswith("/"):
-                    raise ConfigError(f"{name}: is not a qualifier; these are: {', '.join(QUALIFIERS)}")
+                    offers = _offers(text, word) if value else []
+                    problem = f"{name}: is not a qualifier; these are: {', '.join(QUALIFIERS)}"
+                    return Search(text, words, problem=problem, offers=offers)
                 name, value = "id", word
             words.append((name, _unquoted(value)))
         return _searched(text, words, zone)
     except ConfigError as error:
         return Search(text, words, problem=str(error))
+
+
+def _offers(text: str, word: str) -> list[str]:
+    """Return the searches that a word with an unknown qualifier may stand for: pages show tags without one."""
+    name, _, value = word.partition(":")
+    return [text.replace(word, meant, 1) for meant in (f"tag:{word}", f"arg:{name}={value}", f"id:{word}")]
 
 
 def _unquoted(value: str) -> str:

@@ -22,7 +22,6 @@ from evsched.client import recurrence_operations, spread
 from evsched.client.client import Client
 from evsched.client.edit import Changes
 from evsched.client.sweep import Filter, Sweep, cancelling, dropping, rescheduling, reviving
-from evsched.client.time_texts import parse_future
 from evsched.console.page import Visit, address
 from evsched.console.search import Search, read_search
 from evsched.console.users import Refused, Role, make_token, remove_token
@@ -60,6 +59,8 @@ class ActRun:
         self.stopping = False
         self.secret = ""
         """A new token, until it is shown."""
+        self.link: tuple[str, str] = ("", "")
+        """The address of what was made, and the words of the link; empty = none."""
         self.draft = dict[str, str]()
         """The fields of a form that was refused, for the next one; `title` says why."""
 
@@ -107,16 +108,6 @@ class Form:
         except ValueError:
             raise ConfigError(f"{name}: {text!r:.60} is not a number, such as 20") from None
 
-    def moment(self, name: str, now: float) -> float | None:
-        """Return a time to come in Unix seconds; None if the field is empty.
-
-        Raises:
-            ConfigError: it is not a time.
-        """
-        text = self.get(name)
-        found = parse_future(text) if text else None
-        return found if found is None or isinstance(found, int | float) else now + found.total_seconds()
-
 
 Perform = Callable[["UserActs", Visit, Form], Awaitable[str]]
 """Does what a form asks for, and returns the path of the page that shows it."""
@@ -155,13 +146,23 @@ class UserActs:
             )
         return await act(self, visit, Form(fields))
 
-    def note(self, visit: Visit, sentence: str, path: str, /, *, secret: str = "", **parameters: str) -> str:
+    def note(
+        self,
+        visit: Visit,
+        sentence: str,
+        path: str,
+        /,
+        *,
+        secret: str = "",
+        link: tuple[str, str] = ("", ""),
+        **parameters: str,
+    ) -> str:
         """Remember how a short act ended, and return the path of the page that says so.
 
-        `secret`: shown only there, once, and only to this user; `sentence` may be seen by all.
+        `secret`: shown only there, once, and only to this user; `sentence` may be seen by all. `link`: see `ActRun`.
         """
         run = self._new(sentence, visit, path)
-        run.secret = secret
+        run.secret, run.link = secret, link
         run.sentence, run.ended = sentence, time.time()
         return address("", path, **parameters, act=run.id)
 
@@ -213,6 +214,11 @@ def client_of(visit: Visit) -> Client:
     return visit.client.as_operator(visit.visitor.name, "console")
 
 
+def _until(visit: Visit, until: float | None) -> str:
+    """Return until when a pause lasts, as a part of a sentence."""
+    return "" if until is None else f" until {visit.console.pages.clock.text(until)} {visit.zone}"
+
+
 # Queues.
 
 
@@ -228,10 +234,12 @@ async def _check_used(visit: Visit, queue: str) -> None:
 
 
 async def _pause(acts: UserActs, visit: Visit, form: Form) -> str:
-    queue, until = form.queue(), form.moment("until", time.time())
+    queue, until = form.queue(), visit.typed_time(form.get("until"))
     await _check_used(visit, queue)
     await client_of(visit).pause(queue, until=until, why=form.get("why"))
-    return acts.note(visit, f"Queue {queue} is paused. Jobs that run now finish.", "/queue", name=queue)
+    return acts.note(
+        visit, f"Queue {queue} is paused{_until(visit, until)}. Jobs that run now finish.", "/queue", name=queue
+    )
 
 
 async def _resume(acts: UserActs, visit: Visit, form: Form) -> str:
@@ -258,14 +266,16 @@ async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
 async def _trigger(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, name, client = form.queue(), form.get("name"), client_of(visit)
     job = await client.trigger(queue, name)
-    return acts.note(visit, f"{name} was triggered: the run is job {job}.", "/recurrence", queue=queue, name=name)
+    link = (address("", "/job", queue=queue, id=job), "Open the run")
+    sentence = f"{name} was triggered: the run is job {job}."
+    return acts.note(visit, sentence, "/recurrence", link=link, queue=queue, name=name)
 
 
 async def _hold(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, name, client = form.queue(), form.get("name"), client_of(visit)
-    until = form.moment("until", time.time())
+    until = visit.typed_time(form.get("until"))
     await client.run(recurrence_operations.pause(client.store(queue), name, until, form.get("why")))
-    return acts.note(visit, f"{name} is paused.", "/recurrence", queue=queue, name=name)
+    return acts.note(visit, f"{name} is paused{_until(visit, until)}.", "/recurrence", queue=queue, name=name)
 
 
 async def _release(acts: UserActs, visit: Visit, form: Form) -> str:
@@ -280,10 +290,12 @@ async def _backfill(acts: UserActs, visit: Visit, form: Form) -> str:
     if since is None or until is None:
         raise ConfigError("a backfill needs the span of its dry run: look at that first")
     found = await client.run(recurrence_operations.backfill(client.store(queue), name, since, until))
-    sentence = f"{found.requested:,} {'run' if found.requested == 1 else 'runs'} of {name} were requested"
+    one = found.requested == 1
+    sentence = f"{found.requested:,} {'run' if one else 'runs'} of {name} {'was' if one else 'were'} requested"
     sentence += f", {found.known:,} ran before or have a job" if found.known else ""
     sentence += f", {found.left_out:,} were left out because too many wait: ask again later" if found.left_out else ""
-    return acts.note(visit, f"{sentence}.", "/recurrence", queue=queue, name=name)
+    where = " Each is in Last runs once it has ended." if found.requested else ""
+    return acts.note(visit, f"{sentence}.{where}", "/recurrence", queue=queue, name=name)
 
 
 # Jobs: one, some that were chosen, or all that match.
@@ -338,7 +350,7 @@ def _on_jobs(name: str) -> Perform:
     act = JOB_ACTS[name]
 
     async def perform(acts: UserActs, visit: Visit, form: Form) -> str:
-        due = form.moment("due", time.time()) if act.takes_time else None
+        due = visit.typed_time(form.get("due")) if act.takes_time else None
         chosen = [tuple(one.split(" ", 1)) for one in form.all("job")]
         client = client_of(visit)
         if len(chosen) == 1:
@@ -355,7 +367,7 @@ def _on_jobs(name: str) -> Perform:
                 "/jobs",
                 lambda run: _change_each(run, act, client, chosen, due),
             )
-        wanted = read_search(form.get("q"), visit.console.config.console_zone)
+        wanted = read_search(form.get("q"), visit.zone)
         queues = wanted.queues or await visit.console.queues(visit.client)
         matching_of(wanted)
         back = address("", "/jobs", q=form.get("q"))
@@ -369,7 +381,7 @@ async def _edit(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, _, job = form.get("job").partition(" ")
     try:
         cap = visit.console.config.payload_cap
-        version, changes = form.get("version"), _changes(form)
+        version, changes = form.get("version"), _changes(form, visit.typed_time(form.get("due")))
         done = await client_of(visit).edit(check_queue(queue), job, version=version, payload_cap=cap, **changes)
     except (ConfigError, JobError) as error:
         return acts.draft(visit, str(error), form, "/edit", queue=queue, id=job)
@@ -400,8 +412,8 @@ async def _signal(acts: UserActs, visit: Visit, form: Form) -> str:
     return acts.note(visit, sentence, "/job", queue=queue, id=job)
 
 
-def _changes(form: Form) -> Changes:
-    """Return what a form changes.
+def _changes(form: Form, due: float | None) -> Changes:
+    """Return what a form changes. `due`: the new one; None = it stays.
 
     Raises:
         ConfigError: a field is not valid.
@@ -416,7 +428,7 @@ def _changes(form: Form) -> Changes:
         changes["group"] = form.get("group") or None
     if form.get("tags") != form.get("shown_tags"):
         changes["tags"] = form.get("tags").split()
-    if (due := form.moment("due", time.time())) is not None:
+    if due is not None:
         changes["due"] = due
     return changes
 

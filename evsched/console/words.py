@@ -86,19 +86,27 @@ class PageClock:
 
     def moment(self, unix: float | None, *, exact: bool = False) -> Markup | str:
         """Return a time, with its date if that is not today. The browser may show it in the zone of the reader."""
+        if unix is None or math.isnan(unix) or not 0 <= unix < _YEAR_10000:
+            return self.text(unix)
+        fraction = f".{int(unix % 1 * 1000):03}" if exact else ""
+        utc = datetime.fromtimestamp(unix, tz=UTC)
+        return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+            utc.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            f"{utc:%Y-%m-%d %H:%M:%S}{fraction}",
+            self.text(unix) + fraction,
+        )
+
+    def text(self, unix: float | None) -> str:
+        """Return a time as plain text, with its date if that is not today."""
         if unix is None or math.isnan(unix):
             return NONE
         if not 0 <= unix < _YEAR_10000:
             return "never" if unix > 0 else "at once"
         local, now = datetime.fromtimestamp(unix, self.zone), datetime.fromtimestamp(time.time(), self.zone)
-        fraction = f".{int(unix % 1 * 1000):03}" if exact else ""
-        text = local.strftime("%H:%M:%S") + fraction
+        text = local.strftime("%H:%M:%S")
         if local.date() != now.date():
             text = f"{local.day} {local:%b}" + (f" {local.year}" if local.year != now.year else "") + f" {text}"
-        utc = datetime.fromtimestamp(unix, tz=UTC)
-        return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
-            utc.isoformat(timespec="milliseconds").replace("+00:00", "Z"), f"{utc:%Y-%m-%d %H:%M:%S}{fraction}", text
-        )
+        return text
 
     def ago(self, unix: float | None, now: float) -> Markup | str:
         """Return how long ago a time was, or in how long it will be. The page counts on by itself."""

@@ -15,6 +15,7 @@ from evsched.client.client import SyncClient
 from evsched.console.console_app import PAGES
 from evsched.console.page import NAVIGATION
 from evsched.store.client_calls import New
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 from tests.support.console import LATER, QUERIES, seed
 
@@ -304,4 +305,18 @@ def test_console_works_without_javascript(tab: Tabs, queue: str, raw: Any) -> No
     page.get_by_role("button", name="Cancel 1 job").click()
     assert "was cancelled" in page.inner_text("[role=status]")
     assert raw.zcard(keys.schedule(queue)) == 0
+    assert one.problems == []
+
+
+def test_a_search_goes_on_by_itself_until_it_is_over(
+    tab: Tabs, server: EmbeddedRedis, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(SyncClient(server.url)) as client:
+        client.enqueue(queue, [New(f"j{n}", b'{"task":"pay","tags":["x"]}', due=LATER) for n in range(300)])
+    monkeypatch.setattr("evsched.console.views.jobs._TIME", 0.002)
+    monkeypatch.setattr("evsched.client.sweep._SLICE", 5)
+    one = tab()
+    one.open(f"/jobs?q=tag:x+queue:{queue}")
+    one.page.get_by_text("300 jobs match.").wait_for()
+    assert one.page.get_by_text("Go on searching").count() == 0
     assert one.problems == []

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from evsched.client.client import SyncClient
+from evsched.console.views import jobs
+from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
-from tests.support.browsing import Browser, browsing
+from tests.support.browsing import Browser, browsing, words
 
 LATER = 4_000_000_000.0
+PAYLOAD = b'{"task":"pay","tags":["x"]}'
 
 
 @pytest.fixture
@@ -32,8 +36,7 @@ def client(server: EmbeddedRedis) -> Any:
 
 
 def enqueue(client: SyncClient, queue: str, count: int) -> None:
-    payload = json.dumps({"task": "pay", "tags": ["x"]}).encode()
-    client.enqueue(queue, [New(f"j{n:03}", payload, due=LATER + n) for n in range(count)])
+    client.enqueue(queue, [New(f"j{n:03}", PAYLOAD, due=LATER + n) for n in range(count)])
 
 
 async def test_search_lists_jobs_and_leads_to_the_one_of_an_id(
@@ -45,9 +48,52 @@ async def test_search_lists_jobs_and_leads_to_the_one_of_an_id(
     assert "waits" not in await browser.words("/jobs", q="task:other")
     assert "j007" in (await browser.words("/jobs", q="j007"))
     assert "due in" in await browser.words("/job", queue=queue, id="j007")
-    missed = await browser.words("/jobs", q="nobody")
-    assert "A word without a qualifier is the id of a job." in missed
     assert "tsk: is not a qualifier" in await browser.words("/jobs", q="tsk:pay")
+
+
+async def test_a_word_that_is_no_id_leads_to_the_history_and_to_recurrences_of_its_name(
+    browser: Browser, client: SyncClient, queue: str
+) -> None:
+    await browser.console.client.declare(queue, Declared(name="nightly_report", payload=PAYLOAD, rule="0 2 * * *"))
+    gone = await browser.page("/jobs", q="nobody")
+    assert "No job has the id nobody now. It may have ended" in words(gone)
+    assert 'href="/history?id=nobody"' in gone
+    assert f"/history?id=nobody&amp;queue={queue}" in await browser.page("/jobs", q=f"nobody queue:{queue}")
+    assert f"/history?id=nightly_report%4017.0&amp;queue={queue}" in await browser.page(
+        "/jobs", q="nightly_report@17.0"
+    )
+    named = await browser.page("/jobs", q="nightly")
+    assert f'href="/recurrence?queue={queue}&amp;name=nightly_report"' in named
+    assert "A recurrence has this in its name: nightly_report" in words(named)
+
+
+async def test_an_unknown_qualifier_is_offered_as_a_tag(browser: Browser, client: SyncClient, queue: str) -> None:
+    client.enqueue(queue, [New("a", b'{"task":"pay","tags":["patient:42"]}', due=LATER)])
+    page = await browser.page("/jobs", q="task:pay patient:42")
+    assert "Did you mean task:pay tag:patient:42, task:pay arg:patient=42 or task:pay id:patient:42?" in words(page)
+    assert 'href="/jobs?q=task%3Apay+tag%3Apatient%3A42"' in page
+    assert "1 job matches." in await browser.words("/jobs", q="task:pay tag:patient:42")
+
+
+async def test_progress_of_a_search_never_goes_back(
+    server: EmbeddedRedis, client: SyncClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = (queue, f"{queue}b", f"{queue}c")
+    for one in queues:
+        enqueue(client, one, 40)
+    monkeypatch.setattr(jobs, "_TIME", 0.0)
+    monkeypatch.setattr("evsched.client.sweep._SLICE", 5)
+    async with browsing(server.url, queues=queues) as browser:
+        first = await browser.page("/jobs", q="tag:x")
+        assert "Searching: no match yet in 0 % of about 120 jobs." in words(first)
+        assert 'data-on href="/jobs?q=tag%3Ax&amp;more=0"' in first
+        monkeypatch.setattr(jobs, "_TIME", 0.001)
+        shares = list[float]()
+        while "so far" in (said := await browser.words("/jobs", q="tag:x", more="0")):
+            (share,) = re.findall(r"so far, ([\d.]+) % of about 120 jobs searched", said)
+            shares.append(float(share))
+        assert shares == sorted(shares)
+        assert "120 jobs match." in said
 
 
 async def test_act_on_all_that_match_says_how_many_first_and_changes_only_those(
@@ -106,8 +152,8 @@ async def test_links_of_a_job_find_its_task_and_group_whatever_their_names(
 ) -> None:
     client.enqueue(queue, [New("a", b'{"task":"pay it","group":"west end"}', group="west end", due=LATER)])
     page = await browser.page("/job", queue=queue, id="a")
-    for words in ("task%3A%22pay+it%22", "group%3A%22west+end%22"):
-        (link,) = {one.split('"')[0] for one in page.split('href="') if words in one.split('"')[0]}
+    for query in ("task%3A%22pay+it%22", "group%3A%22west+end%22"):
+        (link,) = {one.split('"')[0] for one in page.split('href="') if query in one.split('"')[0]}
         assert "1 job matches." in await browser.words(link.replace("&amp;", "&"))
 
 
@@ -131,3 +177,27 @@ async def test_first_page_names_what_needs_attention(browser: Browser, client: S
     assert "need attention" in words
     assert "No dispatcher is connected" in words
     assert f"{queue}: 1 job is due, and no worker serves the queue." in words
+
+
+async def test_page_before_an_act_says_in_words_which_jobs_and_counts_them_all(
+    server: EmbeddedRedis, client: SyncClient, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(client, queue, 40)
+    client.enqueue(queue, [New("other", b'{"task":"mail"}', group="g", due=LATER)])
+    text = f"place:schedule task:pay tag:x queue:{queue}"
+    monkeypatch.setattr(jobs, "_TIME", 0.0)
+    monkeypatch.setattr("evsched.client.sweep._SLICE", 5)
+    async with browsing(server.url, queues=(queue,), console_zone="Asia/Tokyo") as browser:
+        first = await browser.page("/bulk", verb="cancel", all="1", q=text)
+        assert "Cancel at least 0 jobs?" in words(first)
+        assert "0 % of about 41 jobs counted; the act goes over all of them. Go on counting" in words(first)
+        assert 'data-on href="/bulk?verb=cancel&amp;all=1' in first
+        monkeypatch.setattr(jobs, "_TIME", 0.001)
+        while "at least" in (said := await browser.words("/bulk", verb="cancel", all="1", q=text, more="1")):
+            pass
+        assert "Cancel 40 jobs?" in said
+        assert f"Jobs that are on the schedule, of task pay, with the tag x, in queue {queue}. Nothing has" in said
+        assert "The first 10" in said
+        chosen = await browser.words("/bulk", verb="cancel", job=f"{queue} other")
+        assert "The jobs that you have chosen. Nothing has changed yet." in chosen
+        assert f"other mail {queue} g" in chosen

@@ -140,7 +140,7 @@ async def test_a_recurrence_is_triggered_paused_and_resumed(
         page = await browser.page("/recurrence", queue=queue, name="nightly")
         assert "nightly was triggered" in await browser.send(page, "trigger", queue=queue, name="nightly")
         said = await browser.send(page, "hold", queue=queue, name="nightly", until="10m", why="the warehouse moves")
-        assert "nightly is paused." in said
+        assert "nightly is paused until " in said
         assert "the warehouse moves" in said
         assert "paused_until" in await sender.send(store.recurrence("nightly"))
         assert "goes on from now" in await browser.send(page, "release", queue=queue, name="nightly")
@@ -208,3 +208,35 @@ async def test_an_open_page_gets_its_regions(
     for name, html in regions.items():
         assert f'data-live="{name}"' in html
         assert f'data-live="{name}"' in page
+
+
+async def test_a_run_whose_record_is_gone_leads_to_its_end_and_its_recurrence(
+    server: EmbeddedRedis, queue: str, client: Client
+) -> None:
+    await declare(client, queue, "nightly")
+    async with browsing(server.url) as browser:
+        gone = await browser.client.get("/job", params={"queue": queue, "id": "nightly@1700000000.0"})
+        assert gone.status_code == 404
+        assert '<nav id="nav"' in gone.text
+        assert f'href="/history?id=nightly%401700000000.0&amp;queue={queue}"' in gone.text
+        assert f'href="/recurrence?queue={queue}&amp;name=nightly"' in gone.text
+        assert "After that it cannot run again from here. It was a run of nightly" in words(gone.text)
+
+
+async def test_the_run_of_a_trigger_is_linked_and_an_ended_one_runs_again(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, client: Client
+) -> None:
+    await declare(client, queue, "nightly")
+    async with browsing(server.url) as browser:
+        answer = await browser.act(f"/recurrence?queue={queue}&name=nightly", "trigger", queue=queue, name="nightly")
+        page = await browser.page(answer.headers["location"])
+        (link,) = re.findall(r'<a href="([^"]+)">Open the run</a>', page)
+        assert "Run again" not in await browser.page(unescape(link))
+        now = time.time()
+        await sender.send(store.at(now).dispatch(limit=9, cap=99))
+        runs = (await sender.send(store.at(now).start("w", (), hold=9, lease=15))).jobs
+        assert await sender.send(store.at(now + 2).complete("w", [(one, DONE) for one in runs])) == []
+        ended = await browser.page(unescape(link))
+        assert 'formaction="/act/again">Run again' in ended
+        (job,) = re.findall(r'name="job" value="([^"]+)"', ended)
+        assert "This is a copy of job nightly@" in await browser.send(ended, "again", job=job)

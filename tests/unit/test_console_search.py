@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from evsched.client.sweep import SEARCHED, Filter
-from evsched.console.search import quoted, read_search
+from evsched.console.search import in_words, quoted, read_search
+from evsched.console.words import PageClock
 
 
 def test_words_of_a_search_are_conditions_that_all_hold() -> None:
@@ -64,3 +66,17 @@ def test_a_quoted_value_is_read_back_as_it_was(value: str) -> None:
     search = read_search("task:t place:dead").with_word("group", value)
     assert search == f"task:t place:dead group:{quoted(value)}"
     assert read_search("task:t place:dead").with_word("place", None) == "task:t"
+
+
+def test_a_search_is_said_in_words_with_its_times_in_the_zone_of_the_page() -> None:
+    clock = PageClock(ZoneInfo("Asia/Tokyo"))
+    text = (
+        "place:dead task:t error:requests.Timeout group:g arg:a=1 queue:a,b "
+        "since:2020-01-31T09:00+09:00 until:2020-01-31T10:00+09:00"
+    )
+    assert in_words(read_search(text, "UTC"), clock) == (
+        "jobs that are dead, of task t, that raised requests.Timeout, of group g, called with a=1, "
+        "in the queues a, b, that died from 31 Jan 2020 09:00:00, until 31 Jan 2020 10:00:00"
+    )
+    assert in_words(read_search("older:2h"), clock) == "jobs that were created, or died, more than 2h ago"
+    assert in_words(read_search(""), clock) == "all jobs"

@@ -198,6 +198,38 @@ if (every) {
   count();
 }
 
+// A search goes on by itself for half a minute; then its link is still there. Rows that somebody uses stay.
+
+const GO_ON = 30000;
+
+async function goOn() {
+  const link = $("a[data-on]");
+  const parts = all("[data-part]");
+  if (!link || performance.now() > GO_ON || parts.some(inUse)) return;
+  const answer = await fetch(link.href).catch(() => null);
+  if (!answer?.ok || parts.some(inUse)) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const part of parts) {
+    const read = $(`[data-part="${part.dataset.part}"]`, page);
+    if (read) part.replaceWith(read);
+  }
+  count();
+  goOn();
+}
+
+goOn();
+
+// Change nothing: back to the page with the button that led here, as it was.
+
+for (const link of all("a[data-back]")) {
+  link.addEventListener("click", (event) => {
+    const before = document.referrer;
+    if (history.length < 2 || !before.startsWith(location.origin) || before.startsWith(location.origin + location.pathname)) return;
+    event.preventDefault();
+    history.back();
+  });
+}
+
 // Keys. Letters work only outside of fields, and can be switched off (WCAG 2.1.4).
 
 const letters = $("#letters");

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -17,14 +17,17 @@ from evsched.client import operations, spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
-from evsched.console.search import QUALIFIERS, Search, offered_spans, pick_span, quoted, read_search
+from evsched.console.search import QUALIFIERS, Search, in_words, offered_spans, pick_span, quoted, read_search
 from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
+from evsched.console.views.recurrences import rosters_of
 from evsched.errors import StoreError
 from evsched.jobs.record import Place
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted_member
+from evsched.keys import check_queue
 from evsched.recurrence.cron import find_zone
 from evsched.store.operator_calls import Match
+from evsched.store.store import Store
 
 _ROWS: Final = 50
 """Jobs of a page."""
@@ -42,6 +45,15 @@ _COUNTED: Final = 200
 
 _KEPT: Final = 10_000
 """Jobs that a search finds at most: with more, a narrower search helps more."""
+
+_NAMED: Final = 5
+"""Recurrences that a word without a qualifier finds at most."""
+
+_SAMPLES: Final = 10
+"""Jobs that the page before an act shows."""
+
+_COUNTED_JOBS: Final = 100_000
+"""Jobs that the page before an act counts at most."""
 
 _SEARCHES: Final = 50
 """Searches that can be gone on with."""
@@ -73,8 +85,9 @@ class Found(Struct, frozen=True):
     """The result of a search, or of its part so far."""
 
     rows: list[FoundJob]
-    examined: int = 0
     total: int = 0
+    share: float = 1.0
+    """How much of them was looked at, from 0 to 1."""
     over: bool = True
     """Whether all jobs were looked at."""
     matched: int = 0
@@ -85,20 +98,24 @@ class Found(Struct, frozen=True):
 class _Going:
     """A search that can be gone on with: it keeps its place in each queue.
 
-    `wholes`: the queues and shards that are searched -> the queue that a person sees.
+    `wholes`: the queues and shards that are searched -> the queue that a person sees. `total`: about how many jobs they
+    have; the sweep knows only those of the queues that it has begun.
     """
 
-    def __init__(self, sweep: Sweep, wholes: Mapping[str, str]) -> None:
+    def __init__(self, sweep: Sweep, wholes: Mapping[str, str], total: int) -> None:
         self._sweep, self._wholes, self._more = sweep, wholes, True
+        self._total, self._share = total, 0.0
 
-    async def look(self, client: MeteredClient, enough: int, wanted: Search) -> Found:
-        """Look on for a short time; return the first rows found so far."""
+    async def look(self, client: MeteredClient, enough: int, wanted: Search, most: float = _KEPT) -> Found:
+        """Look on for a short time, until `most` have matched; return the first rows found so far."""
         until = time.monotonic() + _TIME
-        while self._more and time.monotonic() < until and self._sweep.swept.matched < _KEPT:
+        while self._more and time.monotonic() < until and self._sweep.swept.matched < most:
             self._more = await client.run(self._sweep.step())
         rows = self._matching(wanted)
         rows.sort(key=lambda row: (list(PLACE_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
-        return Found(rows[:enough], self._sweep.examined, self._sweep.total, not self._more, len(rows))
+        self._total = max(self._total, self._sweep.total)
+        self._share = max(self._share, self._sweep.examined / max(1, self._total)) if self._more else 1.0
+        return Found(rows[:enough], self._total, self._share, not self._more, len(rows))
 
     def _matching(self, wanted: Search) -> list[FoundJob]:
         return [as_row(self._wholes[part], job) for part, job in self._sweep.found_in if wanted.takes(job)]
@@ -134,7 +151,7 @@ async def _by_order(
     )
     rows = [as_row(queue, job) for (queue, _), jobs in zip(chosen, described, strict=True) for job in jobs]
     rows.sort(key=lambda row: row.job.at or 0.0, reverse=last)
-    return Found(rows, len(rows), len(rows), True, len(rows), ordered=True)
+    return Found(rows, len(rows), matched=len(rows), ordered=True)
 
 
 async def _by_id(client: MeteredClient, queues: Sequence[str], wanted: Search) -> str | None:
@@ -186,7 +203,13 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         return {"redirect": visit.url("/jobs", q=wanted.spanning(of_span.get("since"), of_span.get("until")))}
     given = wanted.span_fields(zone) | {name: visit.get(name) for name in ("from", "to") if visit.get(name)}
     values |= {"spans": offered_spans(zone), "given": given, "span_problem": picked.problem}
-    values |= {"acts": JOB_ACTS, "go_on": "", "place": wanted.places[0] if len(wanted.places) == 1 else ""}
+    values |= {
+        "acts": JOB_ACTS,
+        "go_on": "",
+        "more_rows": "",
+        "recurrences": [],
+        "place": wanted.places[0] if len(wanted.places) == 1 else "",
+    }
     values |= {"offered": _offered(wanted), "counts": await _counts(client, queues)}
     if wanted.problem:
         return values | {"found": Found([])}
@@ -197,45 +220,117 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         place = "dead" if wanted.places == ("dead",) else "schedule"
         found = await _redacted(client, await _by_order(client, queues, place, _ROWS))
         return values | {"found": found, "place": place}
-    searches: OrderedDict[str, _Going] = visit.console.memory.setdefault("searches", OrderedDict())
-    key = f"{visit.visitor.name} {text}"
-    going = searches.pop(key, None) if visit.get("more") else None
-    if going is None:
-        wholes = _wholes(client, queues)
-        stores = [client.store(part) for part in wholes]
-        going = _Going(Sweep(stores, wanted.filter, wanted.searched), wholes)
+    if wanted.id:
+        return values | {"found": Found([]), **await _gone(visit, queues, wanted)}
+
+    def sweep_of(stores: Sequence[Store]) -> Sweep:
+        return Sweep(stores, wanted.filter, wanted.searched)
+
+    going = _going(visit, text, queues, sweep_of, sum(_at(values["counts"], wanted.searched)))
     page = int(visit.get("more")) if visit.get("more").isdecimal() else 0
     found = await going.look(client, _ROWS * (min(page, _PAGES) + 1), wanted)
+    values["go_on"] = str(page) if not found.over and found.matched < _KEPT else ""
+    values["more_rows"] = str(page + 1) if found.matched > len(found.rows) and page < _PAGES else ""
+    return values | {"found": await _redacted(client, found)}
+
+
+def _at(counts: Mapping[str, int], places: Sequence[Place]) -> list[int]:
+    """Return the counts of places."""
+    return [counts.get(PLACE_WORDS[place][1], 0) for place in places]
+
+
+def _going(
+    visit: Visit, key: str, queues: Sequence[str], sweep_of: Callable[[Sequence[Store]], Sweep], total: int
+) -> _Going:
+    """Return the search of this user that the page goes on with, or a new one."""
+    searches: OrderedDict[str, _Going] = visit.console.memory.setdefault("searches", OrderedDict())
+    key = f"{visit.visitor.name} {key}"
+    going = searches.pop(key, None) if visit.get("more") else None
+    if going is None:
+        wholes = _wholes(visit.client, queues)
+        going = _Going(sweep_of([visit.client.store(part) for part in wholes]), wholes, total)
     searches[key] = going
     while len(searches) > _SEARCHES:
         searches.popitem(last=False)
-    more = (not found.over and found.matched < _KEPT) or found.matched > len(found.rows)
-    return values | {"found": await _redacted(client, found), "go_on": str(page + 1) if more else ""}
+    return going
+
+
+async def _gone(visit: Visit, queues: Sequence[str], wanted: Search) -> dict[str, Any]:
+    """Return where to look on for a word that is the id of no job: its queue, and recurrences with it in their names.
+
+    The id of a run is `NAME@TIME`.
+    """
+    text = wanted.id.rpartition("@")[0] or wanted.id
+    rows = await rosters_of(visit).look(visit.client, queues)
+    found = [(row.queue, row.name) for row in rows if text.lower() in row.name.lower()]
+    found.sort(key=lambda one: (one[1] != text, one[1], one[0]))
+    known = [*wanted.queues, *(queue for queue, name in found if name == text and text != wanted.id)]
+    return {"recurrences": found[:_NAMED], "gone_from": known[0] if len(set(known)) == 1 else ""}
+
+
+class _Sample(Struct, frozen=True):
+    """One of the jobs that an act would change."""
+
+    queue: str
+    id: str
+    """As it is shown."""
+    key: str | None
+    """Its id for links; None = it has redacted values, or the job is gone."""
+    task: str = ""
+    group: str = ""
+    at: float | None = None
+    """When it died, or is due."""
+    reason: str = ""
+
+
+async def _chosen_sample(client: MeteredClient, queue: str, job: str) -> _Sample:
+    status, shown = await client.status(check_queue(queue), job), redacted_member(job)
+    if status is None:
+        return _Sample(queue, shown, None, reason="It is gone: it stays as it is.")
+    at = status.finished if status.place == "dead" else status.due
+    key = job if shown == job else None
+    return _Sample(queue, shown, key, status.task or "", status.group or "", at, status.reason or "")
+
+
+def _sample(row: FoundJob) -> _Sample:
+    job = row.job
+    return _Sample(row.queue, row.id, row.key, job.task or "", job.group or "", job.at, job.reason or "")
 
 
 async def _bulk(visit: Visit) -> dict[str, Any]:
-    """Say what an act would change: the page before it."""
+    """Say what an act would change: the page before it. It counts on while it is open."""
     name = visit.get("verb")
     if name not in JOB_ACTS:
         raise HTTPException(HTTPStatus.NOT_FOUND)
     act, client = JOB_ACTS[name], visit.client
-    chosen = [tuple(one.split(" ", 1)) for one in visit.query.getlist("job")]
+    chosen = [one.partition(" ")[::2] for one in visit.query.getlist("job")]
     values = {"act": act, "verb": name, "chosen": chosen, "search": None, "matched": len(chosen), "over": True}
     if chosen and not visit.get("all"):
-        return values | {"examined": len(chosen), "first": [redacted_member(job) for _, job in chosen[:10]]}
-    wanted = read_search(visit.get("q"), visit.console.config.console_zone)
+        first = await asyncio.gather(*(_chosen_sample(client, *one) for one in chosen[:_SAMPLES]))
+        return values | {"which": "the jobs that you have chosen", "first": first, "go_on": ""}
+    wanted = read_search(visit.get("q"), visit.zone)
     queues = [*wanted.queues] or await visit.console.queues(client)
-    wholes = _wholes(client, queues)
-    sweep = planned(act, [client.store(part) for part in wholes], wanted).without_change()
-    found = await _Going(sweep, wholes).look(client, 1_000_000, wanted)
-    first = [row.id for row in (await _redacted(client, replace(found, rows=found.rows[:10]))).rows]
+
+    def sweep_of(stores: Sequence[Store]) -> Sweep:
+        return planned(act, stores, wanted).without_change()
+
+    places = sweep_of([]).places
+    total = sum(_at(await _counts(client, queues), places))
+    going = _going(visit, f"{name} {wanted.text}", queues, sweep_of, total)
+    found = await going.look(client, _SAMPLES, wanted, most=_COUNTED_JOBS)
+    ended = found.over or found.matched >= _COUNTED_JOBS
+    if ended:  # it may hold many jobs
+        visit.console.memory["searches"].pop(f"{visit.visitor.name} {name} {wanted.text}", None)
     return values | {
         "search": wanted,
         "chosen": [],
+        "which": in_words(wanted, visit.console.pages.clock),
         "matched": found.matched,
         "over": found.over,
-        "examined": found.examined,
-        "first": first,
+        "share": found.share,
+        "total": found.total,
+        "go_on": "" if ended else visit.url("/bulk", verb=name, all=1, q=wanted.text, more=1),
+        "first": [_sample(row) for row in (await _redacted(client, found)).rows],
     }
 
 

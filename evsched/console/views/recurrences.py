@@ -19,7 +19,6 @@ from msgspec import Struct
 from evsched import keys
 from evsched.client import recurrence_operations
 from evsched.client.recurrence_operations import find_standing, read_record, read_stored
-from evsched.client.time_texts import parse_time
 from evsched.console.page import View, Visit
 from evsched.console.rosters import URGENT, RosterRow, Rosters, as_row, text_of
 from evsched.console.words import PageClock
@@ -221,9 +220,9 @@ async def _dry_run(visit: Visit, row: RosterRow, now: float) -> Backfill | None:
     if not visit.get("from"):
         return None
     try:
-        since = parse_time(visit.get("from"), row.zone)
-        until = parse_time(visit.get("to"), row.zone) if visit.get("to") else now
-        if until <= since:
+        since, until = (visit.typed_time(visit.get(name), past=True) for name in ("from", "to"))
+        until = now if until is None else until
+        if since is None or until <= since:
             raise ConfigError("the end is not after the start")
         store = visit.client.store(row.queue)
         found = await visit.client.run(recurrence_operations.planned_between(store, row.name, since, until))
