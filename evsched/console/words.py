@@ -90,15 +90,18 @@ class PageClock:
             return NONE
         if not 0 <= unix < _YEAR_10000:
             return "never" if unix > 0 else "at once"
-        local, now = datetime.fromtimestamp(unix, self.zone), datetime.fromtimestamp(time.time(), self.zone)
         fraction = f".{int(unix % 1 * 1000):03}" if exact else ""
-        text = local.strftime("%H:%M:%S") + fraction
-        if local.date() != now.date():
-            text = f"{local.day} {local:%b}" + (f" {local.year}" if local.year != now.year else "") + f" {text}"
+        text = self.text(unix) + fraction
         utc = datetime.fromtimestamp(unix, tz=UTC)
         return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
             utc.isoformat(timespec="milliseconds").replace("+00:00", "Z"), f"{utc:%Y-%m-%d %H:%M:%S}{fraction}", text
         )
+
+    def text(self, unix: float) -> str:
+        """Return a time as plain text, with its date if that is not today."""
+        local, now = datetime.fromtimestamp(unix, self.zone), datetime.fromtimestamp(time.time(), self.zone)
+        date = "" if local.date() == now.date() else f"{local.day} {local:%b} "
+        return f"{date}{local.year} {local:%H:%M:%S}" if local.year != now.year else f"{date}{local:%H:%M:%S}"
 
     def ago(self, unix: float | None, now: float) -> Markup | str:
         """Return how long ago a time was, or in how long it will be. The page counts on by itself."""
