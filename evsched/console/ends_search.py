@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from secrets import token_urlsafe
 from typing import Final
 
 from msgspec import Struct
@@ -37,6 +38,12 @@ _FEW: Final = 10
 
 _FIRST_STEP: Final = 64
 """Entries by which the search for a moment goes back first; then twice as many each time."""
+
+_KEPT: Final = 16
+"""Searches that are kept to go on with."""
+
+_HELD: Final = 20_000
+"""Ends that a search which is kept has found at most."""
 
 
 class PastPage(Struct, frozen=True):
@@ -124,6 +131,72 @@ class _Part:
         self.before = found.before or ""
 
 
+class EndsSearch:
+    """A search, which goes on where it was, and keeps what it has found.
+
+    `outcome`: of the rows, "" = any; the counts are of all outcomes, unless rows of the ledger are there, too.
+    `span`: since when and until when. `ledger`: the ends that were found there, which are not read from Redis.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        matching: HistoryFilter,
+        outcome: str,
+        span: tuple[float, float],
+        ledger: LedgerRows | None = None,
+    ) -> None:
+        self._matching, self._outcome, self._ledger = matching, outcome, ledger
+        self._rows = LedgerRows([], {}, None) if ledger is None else ledger
+        few = len(stores) > _TOGETHER
+        self._parts = [_Part(store, *span, few, self._rows.written.get(store.queue)) for store in stores]
+        self._begun = False
+        self._lock = asyncio.Lock()
+
+    @property
+    def held(self) -> int:
+        """How many ends it keeps."""
+        return sum(len(part.jobs) for part in self._parts)
+
+    async def look(self, client: MeteredClient, skip: int, limit: int) -> PastPage:
+        """Go on for a short time, and return the last ends that match.
+
+        `skip`: how many ends of the last moment earlier pages have shown.
+        """
+        async with self._lock:
+            return await self._look(client, skip, limit)
+
+    async def _look(self, client: MeteredClient, skip: int, limit: int) -> PastPage:
+        parts, floor = self._parts, -math.inf if self._rows.back_to is None else self._rows.back_to
+        begun = time.monotonic()
+        together, read = len(parts) if not self._begun else _TOGETHER, False
+        self._begun = True
+        while True:
+            left = sorted((part for part in parts if not part.over and part.at > floor), key=lambda part: -part.at)
+            bound = left[0].at if left else floor
+            wanted = [job for job in _known(parts, self._rows.jobs, bound) if self._outcome in ("", job.outcome)]
+            passed = time.monotonic() - begun
+            full = len(wanted) > limit + skip
+            if not left or (read and (passed > _TIME or (full and passed > _COUNTING))):
+                break
+            await asyncio.gather(*(part.read(client, self._matching) for part in left[:together]))
+            together, read = _TOGETHER, True
+        shown = wanted[skip : skip + limit]
+        older = None if bound == -math.inf else (bound, 0)
+        if len(wanted) > skip + limit:
+            last = shown[-1].ended
+            older = last, sum(job.ended == last for job in wanted[: skip + limit])
+        return PastPage(
+            rows=shown,
+            counts=dict(Counter(job.outcome for job in (_known(parts, [], bound) if self._ledger is None else wanted))),
+            back_to=None if bound == -math.inf else bound,
+            older=older,
+            unread={part.store.queue: part.problem for part in parts if part.problem},
+            newest={part.store.queue: part.newest for part in parts if part.newest},
+            times=[(job.ended, job.outcome == "dead") for job in wanted[skip:]],
+        )
+
+
 async def search_ends(
     client: MeteredClient,
     stores: Sequence[Store],
@@ -135,40 +208,33 @@ async def search_ends(
     limit: int = 50,
     ledger: LedgerRows | None = None,
 ) -> PastPage:
-    """Return the last ends that match.
+    """Return the last ends that match, as far as a search finds them in its time: see `EndsSearch`."""
+    return await EndsSearch(stores, matching, outcome, span, ledger).look(client, skip, limit)
 
-    `outcome`: of the rows, "" = any; the counts are of all outcomes, unless rows of the ledger are there, too.
-    `span`: since when and until when. `skip`: how many ends of the last moment earlier pages have shown. `ledger`: the
-    ends that were found there, which are not read from Redis.
-    """
-    rows = LedgerRows([], {}, None) if ledger is None else ledger
-    floor = -math.inf if rows.back_to is None else rows.back_to
-    few = len(stores) > _TOGETHER
-    parts = [_Part(store, *span, few, rows.written.get(store.queue)) for store in stores]
-    begun = time.monotonic()
-    await asyncio.gather(*(part.read(client, matching) for part in parts))
-    while True:
-        left = sorted((part for part in parts if not part.over and part.at > floor), key=lambda part: -part.at)
-        bound = left[0].at if left else floor
-        wanted = [job for job in _known(parts, rows.jobs, bound) if outcome in ("", job.outcome)]
-        passed = time.monotonic() - begun
-        if not left or passed > _TIME or (len(wanted) > limit + skip and passed > _COUNTING):
-            break
-        await asyncio.gather(*(part.read(client, matching) for part in left[:_TOGETHER]))
-    shown = wanted[skip : skip + limit]
-    older = None if bound == -math.inf else (bound, 0)
-    if len(wanted) > skip + limit:
-        last = shown[-1].ended
-        older = last, sum(job.ended == last for job in wanted[: skip + limit])
-    return PastPage(
-        rows=shown,
-        counts=dict(Counter(job.outcome for job in (_known(parts, [], bound) if ledger is None else wanted))),
-        back_to=None if bound == -math.inf else bound,
-        older=older,
-        unread={part.store.queue: part.problem for part in parts if part.problem},
-        newest={part.store.queue: part.newest for part in parts if part.newest},
-        times=[(job.ended, job.outcome == "dead") for job in wanted[skip:]],
-    )
+
+class KeptSearches:
+    """The searches that readers may go on with, the last ones."""
+
+    def __init__(self) -> None:
+        self._kept = dict[str, tuple[object, EndsSearch]]()
+
+    def find(self, token: str, query: object) -> EndsSearch | None:
+        """Return a search that was kept; None if it is no more, or another query has it."""
+        asked, search = self._kept.get(token, (None, None))
+        return search if asked == query else None
+
+    def keep(self, search: EndsSearch, query: object) -> str:
+        """Keep a search; return its token, empty if it has found too many to keep them."""
+        for token, (_, known) in [*self._kept.items()]:
+            if known is search:
+                del self._kept[token]
+        if search.held > _HELD:
+            return ""
+        token = token_urlsafe(12)
+        self._kept[token] = query, search
+        while len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        return token
 
 
 def _known(parts: Sequence[_Part], rows: Sequence[PastJob], bound: float) -> list[PastJob]:

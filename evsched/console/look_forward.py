@@ -49,6 +49,12 @@ _MOST: Final = 1000
 _MOST_ALONE: Final = 300
 """The same for a recurrence with a window or the like, whose times take longer."""
 
+_PEAKS: Final = 10
+"""Queues whose fullest second is looked for: those with the fullest steps."""
+
+_PEAKS_AT_ONCE: Final = 4
+"""The same of one reading."""
+
 _PARTS: Final = 60
 """Into how many parts the fullest span is divided, to find the fullest second."""
 
@@ -271,9 +277,9 @@ class LookForward:
         """Count single jobs for a short time, and return the counts of the queues."""
         wanted = [self._forecasts.setdefault((queue, span.name), _QueueForecast(queue, span)) for queue in queues]
         await self._turns.look(client, wanted, _LOOK)
-        fullest = max(wanted, key=lambda one: one.most, default=None)
-        if fullest is not None and fullest.counts and fullest.peak is None:
-            await fullest.find_peak(client)
+        full = [one for one in sorted(wanted, key=lambda one: -one.most)[:_PEAKS] if one.most > 1 and one.peak is None]
+        for one in full[:_PEAKS_AT_ONCE]:
+            await one.find_peak(client)
         return wanted
 
 

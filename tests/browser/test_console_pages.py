@@ -12,6 +12,7 @@ import pytest
 
 from evsched import keys
 from evsched.client.client import SyncClient
+from evsched.console import ends_search
 from evsched.console.console_app import PAGES
 from evsched.console.page import NAVIGATION
 from evsched.store.client_calls import New
@@ -250,6 +251,23 @@ def test_newer_rows_are_announced_and_no_row_moves(tab: Tabs, console: Any, queu
             assert rows.count() == 23
             assert page.locator(newer).count() == 0
     assert one.problems == []
+
+
+def test_search_of_the_history_goes_on_by_itself(
+    tab: Tabs, console: Any, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends_search, "_TIME", 0.0)  # a part for each reading
+    jobs = ["oldest", *(f"j{n}" for n in range(180))]
+    with closing(SyncClient(console.redis)) as client:
+        client.enqueue(queue, [New(job, b"{}", due=4e9, group=job[0]) for job in jobs])
+        for job in jobs:
+            client.cancel(queue, job)
+    one = tab()
+    one.open(f"/history?queue={queue}&group=o")
+    one.page.wait_for_selector("[data-part=ends] td:has-text('oldest')")
+    assert f"1 job of group o ended in {queue}: 1 cancelled." in one.page.inner_text(".head")
+    assert not one.page.get_by_role("link", name="Search on").count()
+    assert (one.problems, one.hindrances(), one.overflow()) == ([], [], 0)
 
 
 def test_phone_shows_states_and_acts_of_each_row(tab: Tabs, cli: Cli, queue: str, raw: Any) -> None:

@@ -45,7 +45,7 @@ async def test_the_agenda_counts_runs_and_single_jobs_and_the_busiest_moment(
         r"In the next 24 hours, \d\d jobs are planned: 4[68] runs of 2 recurrences, and 5 single jobs", words
     )
     second = time.strftime("%M:%S", time.gmtime(due))
-    assert re.search(rf"The busiest moment is (\d+ \w+ )?\d\d:{second}: 5 jobs at once", words)
+    assert re.search(rf"The busiest moment found is (\d+ \w+ )?\d\d:{second}: 5 jobs at once", words)
     assert f"{second} 5 single jobs 5" in words
     assert re.search(r"a, b 2 ", words)
     assert 'aria-label="every hour, 2' in page
@@ -89,3 +89,28 @@ async def test_dense_rules_and_windows_are_counted(server: EmbeddedRedis, queue:
     again = re.search(r"planned: ([\d,]+) runs", both)
     assert again
     assert 5 <= int(again[1].replace(",", "")) - int(found[1].replace(",", "")) <= 15, "one run a night"
+
+
+async def test_the_agenda_says_which_seconds_it_has_looked_at(
+    server: EmbeddedRedis, queue: str, client: Client
+) -> None:
+    """A second with two jobs is not found, as another quarter of an hour has more."""
+    due = (time.time() // 3600 + 2) * 3600
+    await client.enqueue(queue, [New(f"same{n}", PAYLOAD, due=due) for n in range(2)])
+    await client.enqueue(queue, [New(f"apart{n}", PAYLOAD, due=due + 3600 + 5 * n) for n in range(9)])
+    async with browsing(server.url) as browser:
+        words = await browser.words("/agenda")
+    assert "No two jobs" not in words
+    assert "None found. Not each second is looked at" in words
+    assert "of 1 queue the fullest second within the quarter of an hour with the most single jobs" in words
+
+
+@pytest.mark.extra
+async def test_the_fullest_second_of_each_queue_is_found(server: EmbeddedRedis, queue: str, client: Client) -> None:
+    due, queues = (time.time() // 3600 + 2) * 3600, (f"{queue}.a", f"{queue}.b")
+    for jobs, name in enumerate(queues, 2):
+        await client.enqueue(name, [New(f"j{n}", PAYLOAD, due=due + 60 * jobs) for n in range(jobs)])
+    async with browsing(server.url, queues=queues) as browser:
+        words = await browser.words("/agenda")
+    assert "02:00 2 single jobs 2" in words
+    assert "03:00 3 single jobs 3" in words

@@ -13,6 +13,7 @@ import pytest
 from evsched.client.client import Client
 from evsched.client.history import EVERY_END
 from evsched.client.operations import ActFilter
+from evsched.console import ends_search
 from evsched.console.ends_search import search_ends
 from evsched.console.newer_rows import NewerActs, NewerEnds
 from evsched.console.users import make_token, remove_token
@@ -121,6 +122,42 @@ async def test_search_begins_at_its_moment_and_skips_newer_ends(browser: Browser
     assert [job.id for job in found.rows] == [job.id for job in newest.rows[300:310]]
     assert found.found == 100
     assert client.commands < 20
+
+
+async def test_search_says_what_it_has_read_and_goes_on_with_what_it_has_found(
+    browser: Browser, ended: Ended, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends_search, "_TIME", 0.0)  # a part for each page
+    await ended("oldest", group="alice")
+    for n in range(120):
+        await ended(f"j{n}", **({"group": "alice"} if n == 55 else {}))
+    path, said = f"/history?queue={queue}&group=alice&since=1h", list[str]()
+    for _ in range(4):
+        page = await browser.page(path)
+        said.append(words(page))
+        on = re.search(r'href="([^"]*)"[^>]*>Search on', page)
+        if on is None:
+            break
+        path = unescape(on[1])
+    assert re.search(
+        rf"No job of group alice among the ends in {queue} since [\d:]+; older ones are not read yet\.", said[0]
+    )
+    assert re.search(rf"1 job of group alice among the ends in {queue} since .*: 1 done; older ones", said[1])
+    assert f"2 jobs of group alice ended in {queue} in the last 1h: 2 done." in said[-1]
+    assert " j55 " in said[-1], "what was found stays"
+    assert " oldest " in said[-1]
+
+
+@pytest.mark.extra
+async def test_search_that_is_no_longer_kept_begins_again(
+    browser: Browser, ended: Ended, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends_search, "_TIME", 0.0)
+    for n in range(120):
+        await ended(f"j{n}")
+    page = await browser.page(f"/history?queue={queue}&id=none&on=gone")
+    assert f"No job with the id none among the ends in {queue} since" in words(page)
+    assert "Search on" in page
 
 
 async def test_two_queues_are_read_as_one_history(browser: Browser, queue: str) -> None:

@@ -168,6 +168,42 @@ completions?.addEventListener("keydown", (event) => {
   at < 0 ? box.focus() : links[Math.min(at, links.length - 1)].focus();
 });
 
+// A search that is not over goes on by itself for some seconds: what it has found is kept, and more is added.
+
+async function searchOn() {
+  const first = $("a[data-on]");
+  if (!first) return;
+  const end = Date.now() + Number(first.dataset.on) * 1000;
+  const said = document.createElement("p");
+  const stop = document.createElement("button");
+  let stopped = false;
+  said.setAttribute("role", "status");
+  said.append("Searching on… ", stop);
+  stop.textContent = "Stop";
+  stop.addEventListener("click", () => (stopped = true));
+  $('[data-part="ends"]').after(said);
+  let link = first;
+  while (link && !stopped && Date.now() < end) {
+    link.hidden = true;
+    const answer = await fetch(link.href).catch(() => null);
+    const page = answer?.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
+    for (const part of page ? all("[data-part]", page) : []) {
+      const old = $(`[data-part="${part.dataset.part}"]`);
+      if (!old || inUse(old)) continue;
+      const focused = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      old.replaceWith(part);
+      if (focused) $(`[href="${CSS.escape(focused)}"]`, part)?.focus();
+    }
+    const next = $("a[data-on]");
+    if (next === link) break;
+    link = next;
+  }
+  if (link) link.hidden = false;
+  said.remove();
+}
+
+searchOn();
+
 // Rows: choose all, choose a range, and how many are chosen.
 
 function count() {

@@ -105,6 +105,7 @@ async def _agenda(visit: Visit) -> dict[str, Any]:
         "shown": _ROWS,
         "recurrences": len(rows),
         "busy": busy,
+        "peaks": sum(one.peak is not None for one in forecasts),
         "axis": axis(simulation, visit.console.pages.clock.zone),
         "over": simulation.over and not rosters.unread(queues) and all(one.ended > -inf for one in forecasts),
         "now": now,

@@ -16,12 +16,13 @@ from msgspec.structs import replace
 from evsched.client.history import HOUR, OUTCOMES, HistoryFilter, TaskCounts, counts_of
 from evsched.client.sweep import past_moment
 from evsched.client.time_texts import parse_past
-from evsched.console.ends_search import PastPage, search_ends
+from evsched.console.ends_search import EndsSearch, KeptSearches, PastPage
 from evsched.console.hour_counts import hour_counts
 from evsched.console.ledger_search import LedgerUnread, search_ledger
 from evsched.console.newer_rows import NewerEnds, after, mark_of, newer_of
 from evsched.console.page import View, Visit
 from evsched.console.past_charts import Weeks, hours_of, of_ends, of_hours
+from evsched.console.words import PageClock
 from evsched.errors import StoreError
 from evsched.keys import check_queue
 from evsched.store.history_calls import EndCount, PastJob
@@ -136,15 +137,19 @@ async def _history(visit: Visit) -> dict[str, Any]:
     stores = [store for queue in queues for store in client.stores(queue)]
     span = -math.inf if since is None else since, min(math.inf if until is None else until, moment)
     skip = skip if moment < math.inf else 0
-    ledger, why = None, ""
-    if given["ledger"]:
-        try:
-            ledger = await search_ledger(visit, queues if given["queue"] else (), matching, span, skip, now)
-        except LedgerUnread as error:
-            why = str(error)
-    ends = await search_ends(
-        client, stores, replace(matching, outcome=None), given["outcome"], span, skip=skip, limit=ROWS, ledger=ledger
-    )
+    kept_searches: KeptSearches = visit.console.memory.setdefault("searches", KeptSearches())
+    asked = given, visit.get("before"), skip
+    search, ledger, why = kept_searches.find(visit.get("on"), asked), None, ""
+    if search is None:
+        if given["ledger"]:
+            try:
+                ledger = await search_ledger(visit, queues if given["queue"] else (), matching, span, skip, now)
+            except LedgerUnread as error:
+                why = str(error)
+        search = EndsSearch(stores, replace(matching, outcome=None), given["outcome"], span, ledger)
+    ends = await search.look(client, skip, ROWS)
+    full = len(ends.rows) == ROWS
+    on = "" if full or ends.back_to is None or given["ledger"] else kept_searches.keep(search, asked)
     kept = await asyncio.gather(*(client.send(client.store(job.queue).traces(job.id)[0]) for job in ends.rows))
     first, counted = math.isinf(moment), not any(given[name] for name in _UNCOUNTED)
     week, unread = await _week(visit, queues, now) if counted else (WeekSums({}), {})
@@ -159,9 +164,16 @@ async def _history(visit: Visit) -> dict[str, Any]:
         "rows": [_row(client.shards.whole, job, there) for job, there in zip(ends.rows, kept, strict=True)],
         "ends": ends,
         "first": first,
-        "sentence": _sentence(given, ends),
+        "sentence": _sentence(given, ends, visit.console.pages.clock),
         "outcomes": OUTCOMES,
-        "older": ends.older and query.link(before=repr(ends.older[0]), skip=ends.older[1]),
+        "full": full,
+        "older": ends.older
+        and (
+            query.link(before=visit.get("before"), skip=skip or None, on=on)
+            if on
+            else query.link(before=repr(ends.older[0]), skip=ends.older[1])
+        ),
+        "goes_on": bool(on) and not (given["id"] and ends.rows),
         "known": known,
         "unread": {**ends.unread, **unread},
         "ledger": visit.console.config.ledger_url is not None,
@@ -214,15 +226,20 @@ def _row(whole: Callable[[str], str], job: PastJob, kept: bool) -> EndRow:
     )
 
 
-def _sentence(given: Mapping[str, str], ends: PastPage) -> tuple[str, str]:
-    """Return the answer, and the rest of it: "7 jobs tagged patient:42 ended in the last 24h", "5 done, 2 dead"."""
+def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock) -> tuple[str, str]:
+    """Return the answer, and the rest of it: "7 jobs tagged patient:42 ended in the last 24h", "5 done, 2 dead".
+
+    Of a search that is not over, the answer is about what was read, and no more.
+    """
     words = {"id": "with the id", "task": "of", "group": "of group", "tag": "tagged", "error": "that raised"}
     which = "".join(f" {words[name]} {given[name]}" for name in words if given[name])
     where = f" in {given['queue']}" if given["queue"] else ""
     counts = ", ".join(f"{ends.counts[name]:,} {name}" for name in OUTCOMES if ends.counts.get(name))
     count = f"{ends.found:,} {'job' if ends.found == 1 else 'jobs'}" if ends.found else "No job"
-    least = "At least " if ends.back_to is not None and ends.found else ""
-    return f"{least}{count}{which} ended{where}{spoken_span(given)}", counts
+    if ends.back_to is None:
+        return f"{count}{which} ended{where}{spoken_span(given)}", counts
+    until = f" until {given['until']}" if given["until"] else ""
+    return f"{count}{which} among the ends{where} since {clock.text(ends.back_to)}{until}", counts
 
 
 # Counts.
