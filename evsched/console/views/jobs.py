@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,11 @@ class FoundJob(Struct, frozen=True):
     """As it is shown: an inline job is its own id, and may have redacted values."""
     key: str | None
     """Its id for links and forms; None = it has redacted values, which do not go to a page."""
+
+    @property
+    def reason(self) -> str:
+        """The reason without its usual first words: the attempt, and the module of the class."""
+        return re.sub(r"^(attempt \d+ of \d+: )?([\w.]+\.(?=[A-Z]\w*\b))?", "", self.job.reason or "", count=1)
 
 
 class Found(Struct, frozen=True):
@@ -173,9 +179,9 @@ async def _redacted(client: MeteredClient, found: Found) -> Found:
     return replace(found, rows=[by_place[row.queue, row.job.id] for row in found.rows])
 
 
-def _offered(wanted: Search) -> list[str]:
-    """Return the acts that make sense for the places that are searched."""
-    dead, waiting = "dead" in wanted.searched, any(place in WAITING for place in wanted.searched)
+def _offered(places: Sequence[str]) -> list[str]:
+    """Return the acts that make sense for the jobs of some places."""
+    dead, waiting = "dead" in places, any(place in WAITING for place in places)
     return [*(("cancel", "reschedule") if waiting else ()), *(("revive", "drop") if dead else ())]
 
 
@@ -203,6 +209,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         return {"redirect": visit.url("/jobs", q=wanted.spanning(of_span.get("since"), of_span.get("until")))}
     given = wanted.span_fields(zone) | {name: visit.get(name) for name in ("from", "to") if visit.get(name)}
     values |= {"spans": offered_spans(zone), "given": given, "span_problem": picked.problem}
+    values |= {"any_place": "place:" + ",".join(PLACE_WORDS[place][1] for place in SEARCHED)}
     values |= {
         "acts": JOB_ACTS,
         "go_on": "",
@@ -210,7 +217,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         "recurrences": [],
         "place": wanted.places[0] if len(wanted.places) == 1 else "",
     }
-    values |= {"offered": _offered(wanted), "counts": await _counts(client, queues)}
+    values |= {"offered": _offered(wanted.searched), "counts": await _counts(client, queues)}
     if wanted.problem:
         return values | {"found": Found([])}
     if wanted.id and (queue := await _by_id(client, queues, wanted)) is not None:
@@ -219,7 +226,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     if simple and (not wanted.places or wanted.places in (("dead",), ("schedule",))):
         place = "dead" if wanted.places == ("dead",) else "schedule"
         found = await _redacted(client, await _by_order(client, queues, place, _ROWS))
-        return values | {"found": found, "place": place}
+        return values | {"found": found, "place": place, "offered": _offered([place])}
     if wanted.id:
         return values | {"found": Found([]), **await _gone(visit, queues, wanted)}
 
@@ -294,7 +301,7 @@ async def _chosen_sample(client: MeteredClient, queue: str, job: str) -> _Sample
 
 def _sample(row: FoundJob) -> _Sample:
     job = row.job
-    return _Sample(row.queue, row.id, row.key, job.task or "", job.group or "", job.at, job.reason or "")
+    return _Sample(row.queue, row.id, row.key, job.task or "", job.group or "", job.at, row.reason)
 
 
 async def _bulk(visit: Visit) -> dict[str, Any]:
