@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -221,3 +222,12 @@ async def test_list_without_a_search_names_its_place_and_offers_the_acts_of_it(
     dead = await browser.page("/jobs", q="place:dead")
     assert re.findall(r'name="verb" value="(\w+)"', dead) == ["revive", "drop"]
     assert f'title="{reason}">ReadTimeout: no answer' in dead
+
+
+async def test_search_of_a_console_that_knows_no_queue_yet_finds_nothing(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browser.console, "_queues", [])
+    monkeypatch.setattr(browser.console, "_again", math.inf)
+    assert "0 jobs match." in await browser.words("/jobs", q="task:pay")
+    assert "Cancel 0 jobs?" in await browser.words("/bulk", verb="cancel", all="1", q="task:pay")

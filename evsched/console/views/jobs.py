@@ -7,6 +7,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from heapq import nsmallest
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -70,6 +71,9 @@ PLACE_WORDS: Final[dict[Place, tuple[str, str]]] = {
 """The class that draws a place, and its word."""
 
 
+_PLACE_ORDER: Final = {place: at for at, place in enumerate(PLACE_WORDS)}
+
+
 class FoundJob(Struct, frozen=True):
     """A job of the list."""
 
@@ -109,7 +113,7 @@ class _Going:
     """
 
     def __init__(self, sweep: Sweep, wholes: Mapping[str, str], total: int) -> None:
-        self._sweep, self._wholes, self._more = sweep, wholes, True
+        self._sweep, self._wholes, self._more = sweep, wholes, bool(wholes)
         self._total, self._share = total, 0.0
 
     async def look(self, client: MeteredClient, enough: int, wanted: Search, most: float = _KEPT) -> Found:
@@ -117,14 +121,12 @@ class _Going:
         until = time.monotonic() + _TIME
         while self._more and time.monotonic() < until and self._sweep.swept.matched < most:
             self._more = await client.run(self._sweep.step())
-        rows = self._matching(wanted)
-        rows.sort(key=lambda row: (list(PLACE_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
+        matching = [(part, job) for part, job in self._sweep.found_in if wanted.takes(job)]
+        first = nsmallest(enough, matching, key=lambda one: _order(one[1]))
+        rows = [as_row(self._wholes[part], job) for part, job in first]
         self._total = max(self._total, self._sweep.total)
         self._share = max(self._share, self._sweep.examined / max(1, self._total)) if self._more else 1.0
-        return Found(rows[:enough], self._total, self._share, not self._more, len(rows))
-
-    def _matching(self, wanted: Search) -> list[FoundJob]:
-        return [as_row(self._wholes[part], job) for part, job in self._sweep.found_in if wanted.takes(job)]
+        return Found(rows, self._total, self._share, not self._more, len(matching))
 
 
 def _wholes(client: MeteredClient, queues: Sequence[str]) -> dict[str, str]:
@@ -135,6 +137,11 @@ def _wholes(client: MeteredClient, queues: Sequence[str]) -> dict[str, str]:
 def as_row(queue: str, job: Match, declared: Redactions = NONE_DECLARED) -> FoundJob:
     shown = redacted_member(job.id, declared)
     return FoundJob(queue, job, PLACE_WORDS[_place(job)], shown, job.id if shown == job.id else None)
+
+
+def _order(job: Match) -> tuple[int, float]:
+    """Return the place of a job in a list: by its place, the newest first."""
+    return _PLACE_ORDER[_place(job)], -(job.at or job.created or 0.0)
 
 
 def _place(job: Match) -> Place:
