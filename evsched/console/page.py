@@ -188,6 +188,7 @@ class Pages:
             "duration": words.length,
             "json": words.as_json,
             "short": words.shortened,
+            "code": words.with_code,
         }
         known: dict[str, Any] = self._environment.globals
         known |= {

@@ -25,6 +25,7 @@ from evsched.client.sweep import Filter, Sweep, cancelling, dropping, rescheduli
 from evsched.console.page import Visit, address
 from evsched.console.search import Search, read_search
 from evsched.console.users import Refused, Role, make_token, remove_token
+from evsched.display import json_text
 from evsched.errors import ConfigError, EvschedError, JobError, JobMissing
 from evsched.keys import check_queue
 from evsched.store.acts import Operator, named_operator
@@ -60,7 +61,7 @@ class ActRun:
         self.secret = ""
         """A new token, until it is shown."""
         self.link: tuple[str, str] = ("", "")
-        """The address of what was made, and the words of the link; empty = none."""
+        """The address of the job that it made, and the words of the link; empty = there is no link."""
         self.draft = dict[str, str]()
         """The fields of a form that was refused, for the next one; `title` says why."""
 
@@ -386,17 +387,17 @@ async def _edit(acts: UserActs, visit: Visit, form: Form) -> str:
     except (ConfigError, JobError) as error:
         return acts.draft(visit, str(error), form, "/edit", queue=queue, id=job)
     what = ", ".join(_PARTS[name] for name in done.changed)
-    sentence = f"Of job {job:.200}, this was changed: {what}." if what else f"Job {job:.200} was like that already."
+    sentence = f"Job {job:.200} has changed: {what}." if what else f"Job {job:.200} was like that already."
     return acts.note(visit, sentence, "/job", queue=queue, id=job)
 
 
 _PARTS: Final = {
-    "args": "the arguments by position",
-    "kwargs": "the arguments by name",
-    "tags": "the tags",
-    "priority": "the priority",
-    "group": "the group",
-    "due": "the due",
+    "args": "its arguments by position",
+    "kwargs": "its arguments by name",
+    "tags": "its tags",
+    "priority": "its priority",
+    "group": "its group",
+    "due": "when it is due",
 }
 """How a sentence names what an edit changes."""
 
@@ -438,7 +439,9 @@ def _json(what: str, text: str, kind: Any, example: str) -> Any:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"the {what} cannot be read ({why}): write JSON such as {example}") from None
+        meant = f"[{json_text(text)}]" if kind == list[Any] else json_text(text)
+        quotes = "" if set(text) & set('"[{') or example.startswith("{") else f", and text in quotes: {meant}"
+        raise ConfigError(f"the {what} cannot be read ({why}): write JSON such as {example}{quotes:.300}") from None
 
 
 async def _again(acts: UserActs, visit: Visit, form: Form) -> str:

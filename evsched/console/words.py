@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
@@ -34,6 +35,15 @@ def shown(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return NONE if value is None else value
     return visible(shortened(value))
+
+
+_CODE: Final = re.compile("`([^`]+)`")
+
+
+def with_code(text: str) -> Markup:
+    """Return a sentence in which what stands in backticks is drawn as code."""
+    parts = _CODE.split(shown(text))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def shortened(text: str, most: int = _MOST) -> str:

@@ -309,7 +309,7 @@ def test_console_works_without_javascript(tab: Tabs, queue: str, raw: Any) -> No
     assert "cannot be read" in page.inner_text("[role=alert]")
     page.fill("[name=args]", page.input_value("[name=args]") + "]")
     page.get_by_role("button", name="Save").click()
-    assert "the arguments by position" in page.inner_text("[role=status]")
+    assert "its arguments by position" in page.inner_text("[role=status]")
     assert b"[1]" in raw.hget(keys.job(queue, "waits"), "payload")
     one.open("/failures")
     page.fill("[name=from]", "2023-11-01T00:00")

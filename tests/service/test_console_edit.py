@@ -69,7 +69,7 @@ async def test_waiting_job_is_edited_and_hidden_values_are_kept(browser: Browser
     page = await browser.page("/edit", queue=queue, id="a")
     assert "card-17" not in page
     said = await edit(browser, queue, kwargs='{"to": "bob"}', priority="9", group="", tags="vip new", due="2099-01-01")
-    assert "Of job a, this was changed: the arguments by name, the tags, the priority, the group, the due." in said
+    assert "Job a has changed: its arguments by name, its tags, its priority, its group, when it is due." in said
     record = record_of(raw, queue)
     assert msgspec.json.decode(record[b"payload"])["kwargs"] == {"to": "bob"}
     assert b'"args":["card-17",12345678901234567890123]' in record[b"payload"]
@@ -113,6 +113,7 @@ async def test_edit_after_another_is_refused_and_the_typed_text_stays(browser: B
     ("changes", "sentence"),
     [
         ({"args": "[1,"}, "the arguments by position cannot be read"),
+        ({"args": "jon@example.com"}, 'write JSON such as [1, "two"], and text in quotes: ["jon@example.com"]'),
         ({"kwargs": "[1]"}, "the arguments by name cannot be read"),
         ({"args": '["' + "x" * 300_000 + '"]'}, "more than 262144"),
         ({"args": '["[redacted]", "[redacted]"]'}, "argument 2 is [redacted], which stands for a value"),
@@ -174,3 +175,16 @@ def test_editable_json_has_no_invisible_characters_and_means_the_same(text: str)
     shown = editable([text])
     assert all(character.isprintable() or character == "\n" for character in shown)
     assert msgspec.json.decode(shown) == [text]
+
+
+async def test_page_of_a_job_names_its_facts_in_words_and_links_the_pause(browser: Browser, queue: str) -> None:
+    await browser.console.client.pause(queue, why="the database moves")
+    await browser.console.client.enqueue(queue, [New("b", PAYLOAD)])
+    page = await browser.page("/job", queue=queue, id="b")
+    said = words(page)
+    assert "the database moves" in said
+    assert "resume it with" not in said
+    assert f'href="/queue?name={queue}#pause">Resume it</a>' in page
+    assert "place" not in re.findall(r"<dt>([^<]*)</dt>", page)
+    assert re.search(r"<dt>due</dt><dd><time [^>]*>[\d:]+</time>, [^<]+ ago</dd>", page)
+    assert "`" not in said.partition("On the command line")[0]

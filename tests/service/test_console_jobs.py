@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from evsched import keys
 from evsched.client.client import SyncClient
 from evsched.console.views import jobs
 from evsched.recurrence.recurrence import Declared
@@ -201,3 +203,31 @@ async def test_page_before_an_act_says_in_words_which_jobs_and_counts_them_all(
         chosen = await browser.words("/bulk", verb="cancel", job=f"{queue} other")
         assert "The jobs that you have chosen. Nothing has changed yet." in chosen
         assert f"other mail {queue} g" in chosen
+
+
+async def test_list_without_a_search_names_its_place_and_offers_the_acts_of_it(
+    browser: Browser, client: SyncClient, queue: str, raw: Any
+) -> None:
+    enqueue(client, queue, 2)
+    reason = "attempt 3 of 3: requests.exceptions.ReadTimeout: no answer (/srv/a.py:1)"
+    raw.hset(keys.job(queue, "dies"), mapping={"payload": PAYLOAD, "reason": reason})
+    raw.zadd(f"{keys.root(queue)}dead", {"dies": 1.7e9})
+    page = await browser.page("/jobs")
+    places = page.partition('aria-label="Places"')[2].partition("</nav>")[0]
+    assert re.findall(r'aria-current="true">([a-z ]+)', places) == ["schedule "]
+    assert re.findall(r'name="verb" value="(\w+)"', page) == ["cancel", "reschedule"]
+    assert 'name="q" value="place:schedule"' in page
+    (link,) = re.findall(r'href="([^"]+)"[^>]*>any but ended', page)
+    assert "3 jobs match." in await browser.words(link)
+    dead = await browser.page("/jobs", q="place:dead")
+    assert re.findall(r'name="verb" value="(\w+)"', dead) == ["revive", "drop"]
+    assert f'title="{reason}">ReadTimeout: no answer' in dead
+
+
+async def test_search_of_a_console_that_knows_no_queue_yet_finds_nothing(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browser.console, "_queues", [])
+    monkeypatch.setattr(browser.console, "_again", math.inf)
+    assert "0 jobs match." in await browser.words("/jobs", q="task:pay")
+    assert "Cancel 0 jobs?" in await browser.words("/bulk", verb="cancel", all="1", q="task:pay")

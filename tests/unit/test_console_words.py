@@ -41,3 +41,7 @@ def test_charts_draw_a_bar_for_each_value_and_none_for_nothing() -> None:
     assert words.bars([0, 0], 30, 20) == ""
     assert words.bars([], 30, 20) == ""
     assert words.ticks(["done", "failed", "missed", "done"], 24, "done") == "M0,2h3v12h-3zM18,2h3v12h-3z"
+
+
+def test_backticks_of_a_sentence_are_drawn_as_code_and_the_rest_stays_text() -> None:
+    assert words.with_code("say `a <b>` & <c>") == "say <code>a &lt;b&gt;</code> &amp; &lt;c&gt;"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from heapq import nsmallest
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -69,6 +71,9 @@ PLACE_WORDS: Final[dict[Place, tuple[str, str]]] = {
 """The class that draws a place, and its word."""
 
 
+_PLACE_ORDER: Final = {place: at for at, place in enumerate(PLACE_WORDS)}
+
+
 class FoundJob(Struct, frozen=True):
     """A job of the list."""
 
@@ -79,6 +84,11 @@ class FoundJob(Struct, frozen=True):
     """As it is shown: an inline job is its own id, and may have redacted values."""
     key: str | None
     """Its id for links and forms; None = it has redacted values, which do not go to a page."""
+
+    @property
+    def reason(self) -> str:
+        """The reason without its usual first words: the attempt, and the module of the class."""
+        return re.sub(r"^(attempt \d+ of \d+: )?([\w.]+\.(?=[A-Z]\w*\b))?", "", self.job.reason or "", count=1)
 
 
 class Found(Struct, frozen=True):
@@ -103,7 +113,7 @@ class _Going:
     """
 
     def __init__(self, sweep: Sweep, wholes: Mapping[str, str], total: int) -> None:
-        self._sweep, self._wholes, self._more = sweep, wholes, True
+        self._sweep, self._wholes, self._more = sweep, wholes, bool(wholes)
         self._total, self._share = total, 0.0
 
     async def look(self, client: MeteredClient, enough: int, wanted: Search, most: float = _KEPT) -> Found:
@@ -111,14 +121,12 @@ class _Going:
         until = time.monotonic() + _TIME
         while self._more and time.monotonic() < until and self._sweep.swept.matched < most:
             self._more = await client.run(self._sweep.step())
-        rows = self._matching(wanted)
-        rows.sort(key=lambda row: (list(PLACE_WORDS).index(_place(row.job)), -(row.job.at or row.job.created or 0.0)))
+        matching = [(part, job) for part, job in self._sweep.found_in if wanted.takes(job)]
+        first = nsmallest(enough, matching, key=lambda one: _order(one[1]))
+        rows = [as_row(self._wholes[part], job) for part, job in first]
         self._total = max(self._total, self._sweep.total)
         self._share = max(self._share, self._sweep.examined / max(1, self._total)) if self._more else 1.0
-        return Found(rows[:enough], self._total, self._share, not self._more, len(rows))
-
-    def _matching(self, wanted: Search) -> list[FoundJob]:
-        return [as_row(self._wholes[part], job) for part, job in self._sweep.found_in if wanted.takes(job)]
+        return Found(rows, self._total, self._share, not self._more, len(matching))
 
 
 def _wholes(client: MeteredClient, queues: Sequence[str]) -> dict[str, str]:
@@ -129,6 +137,11 @@ def _wholes(client: MeteredClient, queues: Sequence[str]) -> dict[str, str]:
 def as_row(queue: str, job: Match, declared: Redactions = NONE_DECLARED) -> FoundJob:
     shown = redacted_member(job.id, declared)
     return FoundJob(queue, job, PLACE_WORDS[_place(job)], shown, job.id if shown == job.id else None)
+
+
+def _order(job: Match) -> tuple[int, float]:
+    """Return the place of a job in a list: by its place, the newest first."""
+    return _PLACE_ORDER[_place(job)], -(job.at or job.created or 0.0)
 
 
 def _place(job: Match) -> Place:
@@ -173,9 +186,9 @@ async def _redacted(client: MeteredClient, found: Found) -> Found:
     return replace(found, rows=[by_place[row.queue, row.job.id] for row in found.rows])
 
 
-def _offered(wanted: Search) -> list[str]:
-    """Return the acts that make sense for the places that are searched."""
-    dead, waiting = "dead" in wanted.searched, any(place in WAITING for place in wanted.searched)
+def _offered(places: Sequence[str]) -> list[str]:
+    """Return the acts that make sense for the jobs of some places."""
+    dead, waiting = "dead" in places, any(place in WAITING for place in places)
     return [*(("cancel", "reschedule") if waiting else ()), *(("revive", "drop") if dead else ())]
 
 
@@ -203,6 +216,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         return {"redirect": visit.url("/jobs", q=wanted.spanning(of_span.get("since"), of_span.get("until")))}
     given = wanted.span_fields(zone) | {name: visit.get(name) for name in ("from", "to") if visit.get(name)}
     values |= {"spans": offered_spans(zone), "given": given, "span_problem": picked.problem}
+    values |= {"any_place": "place:" + ",".join(PLACE_WORDS[place][1] for place in SEARCHED)}
     values |= {
         "acts": JOB_ACTS,
         "go_on": "",
@@ -210,7 +224,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         "recurrences": [],
         "place": wanted.places[0] if len(wanted.places) == 1 else "",
     }
-    values |= {"offered": _offered(wanted), "counts": await _counts(client, queues)}
+    values |= {"offered": _offered(wanted.searched), "counts": await _counts(client, queues)}
     if wanted.problem:
         return values | {"found": Found([])}
     if wanted.id and (queue := await _by_id(client, queues, wanted)) is not None:
@@ -219,7 +233,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     if simple and (not wanted.places or wanted.places in (("dead",), ("schedule",))):
         place = "dead" if wanted.places == ("dead",) else "schedule"
         found = await _redacted(client, await _by_order(client, queues, place, _ROWS))
-        return values | {"found": found, "place": place}
+        return values | {"found": found, "place": place, "offered": _offered([place])}
     if wanted.id:
         return values | {"found": Found([]), **await _gone(visit, queues, wanted)}
 
@@ -294,7 +308,7 @@ async def _chosen_sample(client: MeteredClient, queue: str, job: str) -> _Sample
 
 def _sample(row: FoundJob) -> _Sample:
     job = row.job
-    return _Sample(row.queue, row.id, row.key, job.task or "", job.group or "", job.at, job.reason or "")
+    return _Sample(row.queue, row.id, row.key, job.task or "", job.group or "", job.at, row.reason)
 
 
 async def _bulk(visit: Visit) -> dict[str, Any]:

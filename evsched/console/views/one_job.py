@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -17,6 +18,31 @@ from evsched.jobs.record import JobStatus
 from evsched.jobs.redaction import redacted_member
 from evsched.keys import check_queue
 from evsched.top.stack import ask_stack
+
+_FACTS: Final = {
+    "by": "enqueued by",
+    "workers": "workers of the queue",
+    "parents": "jobs that it waits for",
+    "ahead": "jobs ahead of it",
+    "waiting": "jobs in the backlog",
+    "groups": "groups in the backlog",
+    "in_flight": "in flight in the queue",
+    "in_flight_group": "in flight in its group",
+}
+"""How the page calls facts whose own names are those of the store."""
+
+_ELSEWHERE: Final = ("place", "queue", "task", "group", "tags", "reason")
+"""Facts that another part of the page shows."""
+
+_RESUME: Final = ": resume it with `evsched resume`"
+
+
+def _facts(status: JobStatus, facts: Mapping[str, str]) -> list[tuple[str, str, float | None]]:
+    """Return the name of each fact, its value, and its moment if it is one."""
+    moments = {name: getattr(status, name) for name in ("created", "due", "expires", "started", "finished", "again")}
+    return [
+        (_FACTS.get(name, name), value, moments.get(name)) for name, value in facts.items() if name not in _ELSEWHERE
+    ]
 
 
 async def _job(visit: Visit) -> dict[str, Any]:
@@ -41,7 +67,9 @@ async def _job(visit: Visit) -> dict[str, Any]:
         "key": job,
         "queue": queue,
         "state": PLACE_WORDS[status.place],
-        "explained": explained,
+        "sentence": explained.sentence.replace(_RESUME, ""),
+        "paused": _RESUME in explained.sentence,
+        "facts": _facts(status, explained.facts),
         "now": time.time(),
         "waits": status.place in ("schedule", "backlog", "ready"),
     }

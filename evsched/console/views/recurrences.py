@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice, takewhile
@@ -56,9 +56,9 @@ class ListedRow(Struct, frozen=True):
 
     row: RosterRow
     next: Markup | str
-    """In the zone of the rule."""
-    zone: str
-    """If it is not the console's."""
+    """In the zone of the console, as all times of its pages."""
+    local: str
+    """The same in the zone of the rule, if that differs."""
     runs: list[str]
     """The outcomes of the last runs, the newest last: done or failed."""
     runs_words: str
@@ -94,10 +94,12 @@ def _clock(visit: Visit, row: RosterRow) -> PageClock:
     return visit.console.pages.clock
 
 
-def _zoned(visit: Visit, moment: float | None, row: RosterRow) -> tuple[Markup | str, str]:
-    """Return a time in the zone of a rule if it matters, and then the name of the zone if it is not the console's."""
+def _local(visit: Visit, moment: float | None, row: RosterRow) -> str:
+    """Return a time in the zone of a rule, with its name; empty if that zone does not matter, or is the console's."""
     clock_of_rule = _clock(visit, row)
-    return clock_of_rule.moment(moment), "" if clock_of_rule is visit.console.pages.clock else row.zone
+    if moment is None or clock_of_rule is visit.console.pages.clock:
+        return ""
+    return f"{clock_of_rule.text(moment)} {row.zone}"
 
 
 def _wanted(row: RosterRow, state: str) -> bool:
@@ -127,8 +129,8 @@ async def _recurrences(visit: Visit) -> dict[str, Any]:
     listed = list[ListedRow]()
     for row in shown:
         outcomes = _outcomes(rosters.runs_of(row.queue, row.name))
-        next_, zone = _zoned(visit, row.next, row)
-        listed.append(ListedRow(row, next_, zone, outcomes, runs_words(outcomes)))
+        next_, local = visit.console.pages.clock.moment(row.next), _local(visit, row.next, row)
+        listed.append(ListedRow(row, next_, local, outcomes, runs_words(outcomes)))
     by_queue = Counter(row.queue for row in rows)
     unread = rosters.unread(queues)
     zones = sorted({row.zone for row in rows if row.zoned})
@@ -156,10 +158,11 @@ async def _recurrences(visit: Visit) -> dict[str, Any]:
 
 
 class NextTime(Struct, frozen=True):
-    """A planned time of a recurrence, in its zone. `note`: why it is not what one expects."""
+    """A planned time of a recurrence. `note`: why it is not what one expects."""
 
     at: float
-    text: Markup | str
+    local: str
+    """In the zone of its rule, if that is not the console's."""
     due: float | None = None
     note: str = ""
     far: bool = False
@@ -184,7 +187,9 @@ def next_change(zone: ZoneInfo, now: float) -> datetime | None:
     return next((day + timedelta(days=n) for n in range(_YEAR) if _shift(day + timedelta(days=n))), None)
 
 
-def _next_times(recurrence: Recurrence, standing: Standing, now: float, local: PageClock) -> list[NextTime]:
+def _next_times(
+    recurrence: Recurrence, standing: Standing, now: float, local: Callable[[float], str]
+) -> list[NextTime]:
     """Return the next times, and that on the next day on which the clocks are set."""
     zone = recurrence.rule.zone
     found = list[NextTime]()
@@ -193,7 +198,7 @@ def _next_times(recurrence: Recurrence, standing: Standing, now: float, local: P
     ):
         late = one.due is not None and one.due - one.planned > 1
         note = _change_note(one.planned, zone) if recurrence.rule.cron else ""
-        found.append(NextTime(one.planned, local.moment(one.planned), one.due if late else None, note))
+        found.append(NextTime(one.planned, local(one.planned), one.due if late else None, note))
     change = next_change(zone, now) if recurrence.rule.cron else None
     if change is None or (found and found[-1].at > change.timestamp()):
         return found
@@ -201,7 +206,7 @@ def _next_times(recurrence: Recurrence, standing: Standing, now: float, local: P
     times = recurrence.walk(just_before(begins))
     on_day = [*islice(takewhile(lambda at: at < ends, times), _OFTEN + 1)]
     if 0 < len(on_day) <= _OFTEN:
-        found.append(NextTime(on_day[0], local.moment(on_day[0]), None, _change_note(on_day[0], zone), far=True))
+        found.append(NextTime(on_day[0], local(on_day[0]), None, _change_note(on_day[0], zone), far=True))
     return found
 
 
@@ -210,13 +215,14 @@ class Backfill(Struct, frozen=True):
 
     since: float
     until: float
-    times: list[Markup | str]
+    times: list[str]
+    """In the zone of the console, and in that of the rule if it differs."""
     count: int
     problem: str = ""
 
 
 async def _dry_run(visit: Visit, row: RosterRow, now: float) -> Backfill | None:
-    """Return what a backfill would do, if the form asks for one. Its times are in the zone of the rule."""
+    """Return what a backfill would do, if the form asks for one."""
     if not visit.get("from"):
         return None
     try:
@@ -228,7 +234,9 @@ async def _dry_run(visit: Visit, row: RosterRow, now: float) -> Backfill | None:
         found = await visit.client.run(recurrence_operations.planned_between(store, row.name, since, until))
     except ConfigError as error:
         return Backfill(0.0, 0.0, [], 0, str(error))
-    return Backfill(since, until, [_zoned(visit, at, row)[0] for at in found[:_SHOWN_TIMES]], len(found))
+    text = visit.console.pages.clock.text
+    times = [f"{text(at)} ({local})" if (local := _local(visit, at, row)) else text(at) for at in found[:_SHOWN_TIMES]]
+    return Backfill(since, until, times, len(found))
 
 
 def _declaration(fields: dict[str, bytes]) -> dict[str, str]:
@@ -278,7 +286,7 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
     try:
         recurrence = await client.run(read_stored(store, name, fields))
         if "retired" not in fields:
-            times = _next_times(recurrence, standing, now, _clock(visit, row))
+            times = _next_times(recurrence, standing, now, lambda at: _local(visit, at, row))
     except ConfigError as error:
         problem = str(error)
     await rosters.look_back(client, [queue])
@@ -288,7 +296,6 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
         "queue": queue,
         "recurrence": name,
         "row": row,
-        "zone_name": _zoned(visit, now, row)[1],
         "sentence": explained.sentence.partition("; resume it with")[0],
         "paused": number(fields.get("paused")),
         "times": times,
@@ -303,16 +310,21 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
         "payload": _payload(fields),
         "backfill": await _dry_run(visit, row, now),
         "asked": (visit.get("from"), visit.get("to")),
+        "example": f"{datetime.fromtimestamp(now, find_zone(visit.zone)) - timedelta(days=1):%Y-%m-%d}",
         "can_backfill": text_of(fields, "after") != "end" and "retired" not in fields,
         "now": now,
         "command": f"evsched explain {name} --queue {queue}\nevsched recurrences next {name} --queue {queue}",
     }
 
 
-def _planned(visit: Visit, run: PastJob, row: RosterRow) -> tuple[Markup | str, bool]:
-    """Return the planned time of a run, and whether it was requested: then it has microseconds."""
+def _planned(visit: Visit, run: PastJob, row: RosterRow) -> tuple[float | None, str, bool]:
+    """Return the planned time of a run, also in the zone of its rule, and whether it was requested.
+
+    The time of a requested run has microseconds.
+    """
     text = run.id.rpartition("@")[2]
-    return _zoned(visit, number(text.encode()), row)[0], len(text.partition(".")[2]) == 6
+    planned = number(text.encode())
+    return planned, _local(visit, planned, row), len(text.partition(".")[2]) == 6
 
 
 VIEWS = (
