@@ -29,6 +29,9 @@ MOST: Final = 1000
 _ENTRIES: Final = 200
 """Entries of all streams that one call reads: 1 ms of Redis's time if each has a few jobs."""
 
+_READS: Final = 3
+"""Calls of one look: with many streams, the first gets few entries of each, and the next go on with the busy ones."""
+
 _PAGES: Final = 100
 """Pages whose positions are kept. A page that was forgotten reads each stream once more."""
 
@@ -60,7 +63,8 @@ class Newer(ABC, Generic[T]):
             rest = [trail for trail in trails if not self.knows(trail)]
             if known and await client.run(node_of(keys.root(known[0].queue))) is None:
                 try:
-                    await self.read_all(client, known, max(1, _ENTRIES // len(known)))
+                    for _ in range(_READS):
+                        known = known and await self.read_all(client, known, max(1, _ENTRIES // len(known)))
                 except StoreRefused:
                     rest = [*trails]
             else:
@@ -84,8 +88,8 @@ class Newer(ABC, Generic[T]):
         """Return whether the position in a stream is known."""
 
     @abstractmethod
-    async def read_all(self, client: MeteredClient, trails: Sequence[T], limit: int) -> None:
-        """Read at most `limit` newer entries of each stream, by one call."""
+    async def read_all(self, client: MeteredClient, trails: Sequence[T], limit: int) -> list[T]:
+        """Read at most `limit` newer entries of each stream, by one call; return the streams that may have more."""
 
     @abstractmethod
     async def read_one(self, client: MeteredClient, trail: T) -> None:
@@ -105,10 +109,11 @@ class NewerEnds(Newer[Store]):
     def knows(self, trail: Store) -> bool:
         return trail.queue in self._last
 
-    async def read_all(self, client: MeteredClient, trails: Sequence[Store], limit: int) -> None:
+    async def read_all(self, client: MeteredClient, trails: Sequence[Store], limit: int) -> list[Store]:
         found = await client.send(read_history({one.queue: self._last[one.queue] for one in trails}, limit, None))
         for queue, entries in found.items():
             self._note(queue, entries)
+        return [one for one in trails if len(found.get(one.queue, ())) >= limit]
 
     async def read_one(self, client: MeteredClient, trail: Store) -> None:
         last = self._last.get(trail.queue)
@@ -137,12 +142,14 @@ class NewerActs(Newer[AuditTrail]):
     def knows(self, trail: AuditTrail) -> bool:
         return True
 
-    async def read_all(self, client: MeteredClient, trails: Sequence[AuditTrail], limit: int) -> None:
+    async def read_all(self, client: MeteredClient, trails: Sequence[AuditTrail], limit: int) -> list[AuditTrail]:
         first = f"{stream_position(self._after)}-{_LAST}"
         last = {one.queue: self._last.get(one.queue, first) for one in trails}
-        for queue, (position, entries) in (await client.send(read_trails(last, limit))).items():
+        found = await client.send(read_trails(last, limit))
+        for queue, (position, entries) in found.items():
             self._last[queue] = position
             self._note(entries)
+        return [one for one in trails if one.queue in found and len(found[one.queue][1]) >= limit]
 
     async def read_one(self, client: MeteredClient, trail: AuditTrail) -> None:
         read = await client.send(trail.acts("+", self._after, _ENTRIES))
