@@ -282,3 +282,15 @@ async def test_kinds_that_differ_only_in_the_folder_of_the_code_are_one(
         said = await browser.words("/failures")
     assert "2 jobs are dead, 0 will be retried, in 1 kind." in said
     assert "app/webhooks.py:88 in post" in said
+
+
+async def test_each_traceback_has_a_name_of_its_own_so_that_an_open_one_stays_alone(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
+) -> None:
+    await fail(sender, store, ["a"], TIMEOUT)
+    await fail(sender, store, ["b"], TIMEOUT, task="mail")
+    async with browsing(server.url, queues=(queue,)) as browser:
+        page = await browser.settled("/failures")
+    assert sorted(re.findall(r'<details data-key="([^"]*)"', page)) == [
+        f"ConnectTimeout {task} app/webhooks.py:88 in post" for task in ("hook", "mail")
+    ]
