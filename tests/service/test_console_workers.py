@@ -156,3 +156,15 @@ def test_reason_why_a_worker_fetches_nothing_is_its_state(pause: FetchPause | No
     worker = found[status.worker]
     assert (worker.state[0], worker.note, worker.older) == (state, note, False)
     assert found[older.worker].older
+
+
+async def test_first_page_names_a_queue_that_nobody_serves(browser: Browser, queue: str) -> None:
+    client = browser.console.client
+    await client.enqueue(f"{queue}.later", [New("a", b"{}", due=4e9)])
+    await client.enqueue(f"{queue}.held", [New("b", b"{}", due=1.0)])
+    await client.pause(f"{queue}.held", until=4e9, why="a release")
+    text = words(await browser.page("/"))
+    assert f"{queue}.later: 1 job is scheduled for later, and no worker serves the queue." in text
+    assert f"evsched worker MODULE:APP --queue {queue}.later" in text
+    held = text[text.index(f"{queue}.held is paused until ") :]
+    assert "and no worker serves it: a release. 1 job is due and waiting." in held[:150]
