@@ -399,6 +399,12 @@ async def test_chart_and_counts_are_before_the_rows_with_how_far_redis_reaches(
     assert all(f"task{n} 40" in everything for n in range(9))
 
 
+async def test_search_that_finds_none_says_how_far_redis_reaches(browser: Browser, ended: Ended, queue: str) -> None:
+    await ended("first")
+    page = words(await browser.page(f"/history?queue={queue}&group=none&since=7d"))
+    assert re.search(rf"No job of group none ended in {queue} in the last 7d; Redis has the ends since [\d:]+\.", page)
+
+
 async def test_audit_trail_is_shown_as_sentences(browser: Browser, queue: str) -> None:
     client: Client = browser.console.client.as_operator("ann", "cli")
     await client.enqueue(queue, [New(f"j{n}", PAYLOAD, due=2e9) for n in range(5)])

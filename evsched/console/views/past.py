@@ -156,6 +156,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
                 why = str(error)
         search = EndsSearch(stores, replace(matching, outcome=None), given["outcome"], span, ledger)
     ends = await search.look(client, skip, ROWS)
+    reach = None if given["ledger"] else await _reach(client, stores)
     full = len(ends.rows) == ROWS
     on = "" if full or ends.back_to is None or given["ledger"] else kept_searches.keep(search, asked)
     kept = await asyncio.gather(*(client.send(client.store(job.queue).traces(job.id)[0]) for job in ends.rows))
@@ -172,7 +173,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
         "rows": [_row(client.shards.whole, job, there) for job, there in zip(ends.rows, kept, strict=True)],
         "ends": ends,
         "first": first,
-        "sentence": _sentence(given, ends, visit.console.pages.clock),
+        "sentence": _sentence(given, ends, visit.console.pages.clock, reach),
         "outcomes": OUTCOMES,
         "full": full,
         "older": ends.older
@@ -181,7 +182,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
             if on
             else query.link(before=repr(ends.older[0]), skip=ends.older[1])
         ),
-        "reach": None if given["ledger"] else await _reach(client, stores),
+        "reach": reach,
         "several": len(queues) > 1,
         "goes_on": bool(on) and not (given["id"] and ends.rows),
         "known": known,
@@ -244,7 +245,7 @@ def _row(whole: Callable[[str], str], job: PastJob, kept: bool) -> EndRow:
     )
 
 
-def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock) -> tuple[str, str]:
+def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock, reach: float | None) -> tuple[str, str]:
     """Return the answer, and the rest of it: "7 jobs tagged patient:42 ended in the last 24h", "5 done, 2 dead".
 
     A search that is not over answers for the ends that it has read.
@@ -255,7 +256,8 @@ def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock) -> tup
     counts = ", ".join(f"{ends.counts[name]:,} {name}" for name in OUTCOMES if ends.counts.get(name))
     count = f"{ends.found:,} {'job' if ends.found == 1 else 'jobs'}" if ends.found else "No job"
     if ends.back_to is None:
-        return f"{count}{which} ended{where}{spoken_span(given)}", counts
+        since = f"; Redis has the ends since {clock.text(reach)}" if reach is not None and not ends.found else ""
+        return f"{count}{which} ended{where}{spoken_span(given)}{since}", counts
     until = f" until {given['until']}" if given["until"] else ""
     return f"{count}{which} among the ends{where} since {clock.text(ends.back_to)}{until}", counts
 
