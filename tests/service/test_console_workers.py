@@ -73,6 +73,12 @@ async def test_workers_are_shown_with_their_jobs_and_dispatchers(browser: Browse
     assert "evsched workers" in text
 
 
+async def test_longest_runs_name_their_worker(browser: Browser, running: System, queue: str) -> None:
+    await start(running, queue, "a")
+    runs = words((await browser.page("/workers")).partition('data-live="runs"')[2].partition("</section>")[0])
+    assert f"{queue} {running.workers[0].id} " in runs
+
+
 async def test_worker_that_does_not_answer_comes_first(browser: Browser, running: System, queue: str, raw: Any) -> None:
     raw.zadd(f"evsched:{{{queue}}}:leases", {"gone-1-00000000-0.1.0": raw.time()[0] + 50})
     text = words(await browser.page("/workers")).partition("Dispatchers")[0]
