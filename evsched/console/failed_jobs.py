@@ -51,8 +51,6 @@ class FailurePass:
         """Redis may return an id twice, and a job that is revived may fail again."""
         self.examined = 0
         self.total = 0
-        self.dead = 0
-        """How many are dead, as the queue itself counts them."""
         self.at = 0.0
         """When it began, by Redis's clock."""
 
@@ -71,6 +69,8 @@ class QueueCount:
         """When the last pass ended, on the clock of this process."""
         self.problem = ""
         """Why Redis refused to read the queue."""
+        self.dead = 0
+        """How many are dead now, as the queue itself counts them."""
         self._whole: FailurePass | None = None
         self._going: FailurePass | None = None
         self._left = list[tuple[Store, str]]()
@@ -119,8 +119,13 @@ class QueueCount:
         stats = await asyncio.gather(*(client.send(store.queue_stats()) for store in stores))
         self.begin([*zip(stores, stats, strict=True)])
 
+    def note(self, parts: Sequence[tuple[Store, QueueStats]]) -> None:
+        """Note how many jobs are dead now."""
+        self.dead = sum(stats.places["dead"] for _, stats in parts)
+
     def begin(self, parts: Sequence[tuple[Store, QueueStats]]) -> None:
         """Begin a pass over the queue and its shards; it is over if no job can have failed, or nothing has changed."""
+        self.note(parts)
         mark = [(stats.places, stats.next_due) for _, stats in parts]
         at_rest = not any(stats.due or stats.places[place] for _, stats in parts for place in _MOVING)
         known = time.monotonic() - self._examined < _EXAMINED_AGAIN and self._whole is not None
@@ -130,7 +135,7 @@ class QueueCount:
             return
         self._mark, self._examined, self._begun = mark, time.monotonic(), False
         going = FailurePass()
-        going.at, going.dead = at, sum(stats.places["dead"] for _, stats in parts)
+        going.at = at
         left = [(store, place) for place in _SLICES for store, stats in parts if stats.places[place]]  # the dead first
         going.total = sum(stats.places[place] for _, stats in parts for place in _SLICES)
         self._going, self._left, self._cursor, self._ids = going, left, "0", []
@@ -173,18 +178,24 @@ class FailureCounts:
         counts = [self._queues.setdefault(queue, QueueCount(queue)) for queue in queues]
         if not self._beginning.locked():
             async with self._beginning:
-                await self._begin(client, [count for count in counts if count.is_due() and not count.is_going()])
+                await self._begin(client, counts)
         await self._turns.look(client, counts, _LOOK)
         return counts
 
     async def _begin(self, client: MeteredClient, counts: Sequence[QueueCount]) -> None:
-        """Begin the passes that are due, with a few calls for all. One whose figures cannot be read begins alone."""
+        """Read the figures of all, and begin the passes that are due, with a few calls.
+
+        One whose figures cannot be read begins alone.
+        """
         stores = {count.queue: client.stores(count.queue) for count in counts}
         names = [store.queue for some in stores.values() for store in some]
         read = await read_queue_stats(client.send, client.find_node, names)
         for count in counts:
             parts = [(one, stats) for one in stores[count.queue] if isinstance(stats := read[one.queue], QueueStats)]
-            if len(parts) == len(stores[count.queue]) and not count.is_going():
+            if len(parts) < len(stores[count.queue]):
+                continue
+            count.note(parts)
+            if count.is_due() and not count.is_going():
                 count.problem = ""
                 count.begin(parts)
 

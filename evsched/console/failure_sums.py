@@ -22,7 +22,10 @@ By = Literal["error", "task", "group"]
 """The ways to group failed jobs. "error": task, class of the exception and line of the user's code."""
 
 Kind = tuple[str, str, str, str]
-"""Task, class of the exception, line of the user's code; without an exception, the reason without its numbers."""
+"""Task, class of the exception, and line of the user's code as `short_location` has it.
+
+Without an exception, the reason without its numbers.
+"""
 
 OTHERS: Final[Kind] = ("", "", "", "others")
 """All that exceed `_KINDS`."""
@@ -39,7 +42,12 @@ BARS: Final = 24
 
 def kind_of(job: Match) -> Kind:
     pattern = "" if job.error else re.sub(r"\d[\d.,]*", "#", (job.reason or "")[:200])
-    return job.task or "", job.error or "", job.location or "", pattern
+    return job.task or "", job.error or "", short_location(job.location or ""), pattern
+
+
+def short_location(location: str) -> str:
+    """Return a line of code with the last two parts of its path: each host may have the code in another folder."""
+    return "/".join(location.replace("\\", "/").split("/")[-2:])
 
 
 class DeathSpan(Struct, frozen=True):

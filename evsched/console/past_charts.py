@@ -23,6 +23,9 @@ _DAY: Final = 24
 _FEW: Final = 6
 """Hours: a shorter span is drawn from the ends that were found, in bars of less than an hour."""
 
+_SHORT: Final = 8.0
+"""Seconds: the times below a shorter chart have milliseconds, so that they differ."""
+
 _BARS: Final = 60
 """Bars of such a chart."""
 
@@ -93,6 +96,18 @@ def of_ends(times: Sequence[tuple[float, bool]], zone: tzinfo) -> EndChart | Non
 def _marks(first: float, last: float, zone: tzinfo, unit: float = 1.0) -> list[str]:
     """Return five times from the first to the last, each rounded to a multiple of `unit`."""
     long = last - first
-    form = "%H:%M:%S" if long < HOUR else "%H:%M" if long <= _DAY * HOUR else "%d %b %H:%M"
-    moments = (round((first + long * part / 4) / unit) * unit for part in range(5))
-    return [datetime.fromtimestamp(moment, zone).strftime(form) for moment in moments]
+    form = (
+        "%H:%M:%S.%f"
+        if long < _SHORT
+        else "%H:%M:%S"
+        if long < HOUR
+        else "%H:%M"
+        if long <= _DAY * HOUR
+        else "%d %b %H:%M"
+    )
+    moments = (
+        (round((first + long * part / 4) / unit) * unit if long >= _SHORT else first + long * part / 4)
+        for part in range(5)
+    )
+    marks = [datetime.fromtimestamp(moment, zone).strftime(form) for moment in moments]
+    return [mark[:-3] for mark in marks] if long < _SHORT else marks

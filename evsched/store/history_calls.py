@@ -136,6 +136,15 @@ class HistoryCalls(Queue):
         first = "-" if after is None else f"({after}"
         return self._newest(keys.history(self.queue), before, first, count, partial(_entry, self.queue))
 
+    def oldest_end(self) -> Call[float | None]:
+        """Read when the first job ended that the history still has; None = it has none."""
+
+        def read(reply: list[Any]) -> float | None:
+            jobs = [job for entry, fields in reply for job in _entry(self.queue, entry, fields).jobs]
+            return min((job.ended for job in jobs), default=None)
+
+        return self._call(("XRANGE", keys.history(self.queue), "-", "+", "COUNT", 1), read)
+
     def hour(self, hour: int) -> Call[list[EndCount]]:
         """Read how many jobs ended in an hour. `hour`: hours since 1970."""
         return self._call(("HGETALL", f"{self._root}hour:{hour}"), _read_counts)

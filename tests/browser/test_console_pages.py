@@ -230,7 +230,7 @@ def test_newer_rows_are_announced_and_no_row_moves(tab: Tabs, console: Any, queu
             one.open(f"{path}?queue={queue}")
             page.wait_for_selector("#live:text-is('Live')")
             assert page.locator(newer).count() == 0
-            rows = page.locator("main table").first.locator("tbody tr")
+            rows = page.locator("main table").last.locator("tbody tr")
             page.evaluate("scrollTo(0, 500)")
             before = [rows.nth(n).bounding_box()["y"] for n in range(20)]
             for n in range(20, 23):
@@ -286,6 +286,19 @@ def test_phone_shows_states_and_acts_of_each_row(tab: Tabs, cli: Cli, queue: str
         one.page.get_by_role("link", name="Stop").click()
         assert "to do?" in one.page.inner_text("#ask")
     assert one.problems == []
+
+
+def test_phone_shows_task_error_and_act_of_an_end(tab: Tabs, cli: Cli, queue: str) -> None:
+    (cli.folder / "tasks.py").write_text(APP.replace("QUEUE", queue))
+    assert cli.run("enqueue", "fails", "--queue", queue).returncode == 0
+    assert cli.run("worker", "tasks:app", "--burst").returncode == 0
+    one = tab(**LOOKS["phone"])
+    one.open(f"/history?queue={queue}")
+    row = one.page.locator("[data-part=ends] tbody")
+    assert "fails" in row.inner_text()
+    assert "Hostile<b>" in row.inner_text()
+    assert row.get_by_role("button", name="Revive").is_visible()
+    assert (one.problems, one.overflow()) == ([], 0)
 
 
 def test_console_works_without_javascript(tab: Tabs, queue: str, raw: Any) -> None:

@@ -129,7 +129,7 @@ async def test_many_jobs_are_counted_in_slices_and_again(
     await sender.send(store.drop(jobs[:100]))
     await count.step(client)
     assert dead(count) == 600, "the last whole count is shown until the next"
-    while count.is_due() and count.shown.dead == 600:
+    while count.is_due() and dead(count) == 600:
         await count.step(client)
     assert dead(count) == 500
     await client.close()
@@ -242,3 +242,55 @@ async def test_span_of_jobs_is_picked_without_syntax(
         assert "until:" not in unescape(re.findall(r'name="q" [^>]*value="([^"]*)"', again)[0])
         wrong = await browser.words("/jobs", q="place:dead", **{"from": "soon"})
         assert "The span cannot be read: 'soon' is not a time" in wrong
+
+
+async def test_headline_is_of_now_and_says_of_when_the_kinds_are(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fail(sender, store, ["a", "b"], TIMEOUT)
+    async with browsing(server.url, queues=(queue,)) as browser:
+        monkeypatch.setattr(failed_jobs, "_AGAIN", 999.0)
+        await browser.settled("/failures")
+        await fail(sender, store, ["c"], TIMEOUT)
+        said = words(await browser.page("/failures"))
+        assert "3 jobs are dead" in said
+        assert re.search(r"The kinds are of \S+ m?s ago: then, 2 were dead\.", said)
+        assert "2 dead Revive" in said
+
+
+async def test_numbers_of_a_count_that_is_not_over_say_so(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_jobs, "_SLICES", {"dead": 1, "schedule": 1})
+    await fail(sender, store, [f"j{n}" for n in range(900)], TIMEOUT)
+    async with browsing(server.url, queues=(queue,)) as browser:
+        said = words(await browser.page("/failures"))
+        assert re.search(r"900 jobs are dead\. So far, \d+ of them are counted, in 1 kind, and 0 that will", said)
+        assert re.search(r"\d+ dead so far Revive", said)
+        in_span = words(await browser.page("/failures?span=24h"))
+        assert re.search(r"So far, \d+ jobs died in 24 hours", in_span)
+
+
+async def test_kinds_that_differ_only_in_the_folder_of_the_code_are_one(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
+) -> None:
+    for host in ("srv", "opt/release (2)"):
+        place = f"/{host}/app/webhooks.py:88 in post"
+        reason = f"attempt 3 of 3: httpx.ConnectTimeout: no connection ({place})"
+        await fail(sender, store, [host[:3]], Buried(reason, False, error="httpx.ConnectTimeout", location=place))
+    async with browsing(server.url, queues=(queue,)) as browser:
+        said = await browser.words("/failures")
+    assert "2 jobs are dead, 0 will be retried, in 1 kind." in said
+    assert "app/webhooks.py:88 in post" in said
+
+
+async def test_each_traceback_has_a_name_of_its_own_so_that_an_open_one_stays_alone(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
+) -> None:
+    await fail(sender, store, ["a"], TIMEOUT)
+    await fail(sender, store, ["b"], TIMEOUT, task="mail")
+    async with browsing(server.url, queues=(queue,)) as browser:
+        page = await browser.settled("/failures")
+    assert sorted(re.findall(r'<details data-key="([^"]*)"', page)) == [
+        f"ConnectTimeout {task} app/webhooks.py:88 in post" for task in ("hook", "mail")
+    ]

@@ -378,11 +378,32 @@ async def test_table_of_the_week_follows_the_task_and_no_other_condition(
 ) -> None:
     await ended("good")
     raw.hset(f"evsched:{{{queue}}}:hour:{raw.time()[0] // 3600}", "done 2 5 other", 40)
-    table = words((await browser.page(f"/history?queue={queue}&task=pay")).partition("By queue and task")[2])
+    page = await browser.page(f"/history?queue={queue}&task=pay")
+    table = words(page.partition("By queue and task")[2].partition("</section>")[0])
     assert f"{queue} pay 1" in table
     assert "other" not in table
-    assert f"evsched history counts --since 7d --task pay --queue {queue}" in table
+    assert f"evsched history counts --since 7d --task pay --queue {queue}" in page
     assert "By queue and task" not in await browser.page(f"/history?queue={queue}&tag=patient:42")
+
+
+async def test_chart_and_counts_are_before_the_rows_with_how_far_redis_reaches(
+    browser: Browser, ended: Ended, queue: str, raw: Any
+) -> None:
+    await ended("first")
+    raw.hset(f"evsched:{{{queue}}}:hour:{raw.time()[0] // 3600}", mapping={f"done 2 5 task{n}": 40 for n in range(9)})
+    page = await browser.page(f"/history?queue={queue}")
+    places = [page.index(text) for text in ('id="counts"', "By queue and task", 'data-part="ends"', ">first</a>")]
+    assert places == sorted(places)
+    assert re.search(r"Redis has the ends since \d\d:\d\d:\d\d;", words(page))
+    assert "All 10 rows" in words(page)
+    everything = words(await browser.page(f"/history?queue={queue}&counts=all"))
+    assert all(f"task{n} 40" in everything for n in range(9))
+
+
+async def test_search_that_finds_none_says_how_far_redis_reaches(browser: Browser, ended: Ended, queue: str) -> None:
+    await ended("first")
+    page = words(await browser.page(f"/history?queue={queue}&group=none&since=7d"))
+    assert re.search(rf"No job of group none ended in {queue} in the last 7d; Redis has the ends since [\d:]+\.", page)
 
 
 async def test_audit_trail_is_shown_as_sentences(browser: Browser, queue: str) -> None:

@@ -73,6 +73,12 @@ async def test_workers_are_shown_with_their_jobs_and_dispatchers(browser: Browse
     assert "evsched workers" in text
 
 
+async def test_longest_runs_name_their_worker(browser: Browser, running: System, queue: str) -> None:
+    await start(running, queue, "a")
+    runs = words((await browser.page("/workers")).partition('data-live="runs"')[2].partition("</section>")[0])
+    assert f"{queue} {running.workers[0].id} " in runs
+
+
 async def test_worker_that_does_not_answer_comes_first(browser: Browser, running: System, queue: str, raw: Any) -> None:
     raw.zadd(f"evsched:{{{queue}}}:leases", {"gone-1-00000000-0.1.0": raw.time()[0] + 50})
     text = words(await browser.page("/workers")).partition("Dispatchers")[0]
@@ -156,3 +162,15 @@ def test_reason_why_a_worker_fetches_nothing_is_its_state(pause: FetchPause | No
     worker = found[status.worker]
     assert (worker.state[0], worker.note, worker.older) == (state, note, False)
     assert found[older.worker].older
+
+
+async def test_first_page_names_a_queue_that_nobody_serves(browser: Browser, queue: str) -> None:
+    client = browser.console.client
+    await client.enqueue(f"{queue}.later", [New("a", b"{}", due=4e9)])
+    await client.enqueue(f"{queue}.held", [New("b", b"{}", due=1.0)])
+    await client.pause(f"{queue}.held", until=4e9, why="a release")
+    text = words(await browser.page("/"))
+    assert f"{queue}.later: 1 job is scheduled for later, and no worker serves the queue." in text
+    assert f"evsched worker MODULE:APP --queue {queue}.later" in text
+    held = text[text.index(f"{queue}.held is paused until ") :]
+    assert "and no worker serves it: a release. 1 job is due and waiting." in held[:150]

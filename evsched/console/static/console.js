@@ -41,9 +41,10 @@ function replace(name, html) {
   const focused = region.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   const parsed = new DOMParser().parseFromString(html, "text/html").body.firstElementChild;
   if (!parsed) return;
-  const opened = all("details[open] > summary", region).map((summary) => summary.textContent);
-  for (const summary of all("details > summary", parsed)) {
-    if (opened.includes(summary.textContent)) summary.parentElement.open = true;
+  const nameOf = (details) => details.dataset.key ?? $("summary", details)?.textContent;
+  const opened = all("details[open]", region).map(nameOf);
+  for (const details of all("details", parsed)) {
+    if (opened.includes(nameOf(details))) details.open = true;
   }
   region.replaceWith(parsed);
   if (focused) $(`[href="${CSS.escape(focused)}"]`, parsed)?.focus();

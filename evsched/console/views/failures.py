@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from msgspec import Struct
 
 from evsched.console.failed_jobs import FailureCounts, QueueCount
-from evsched.console.failure_sums import OTHERS, By, DeathSpan, Failures, Kind, last_day
+from evsched.console.failure_sums import OTHERS, By, DeathSpan, Failures, Kind, last_day, short_location
 from evsched.console.page import View, Visit
 from evsched.console.search import PickedSpan, offered_spans, pick_span, written_words
 from evsched.jobs.record import JobStatus
@@ -76,6 +76,8 @@ class FailureRow(Struct, frozen=True):
     """The newest job's: before the line of the user's code, that line, after it."""
     newest: tuple[str, str]
     """Queue and id."""
+    at: float
+    """When they were counted."""
 
 
 def merge(counts: Sequence[QueueCount], by: By, span: DeathSpan) -> list[Failures]:
@@ -110,7 +112,9 @@ def _message(one: Failures, newest: JobStatus | None) -> str:
     text = re.sub(r"^attempt \d+ of \d+: ", "", one.newest[4] or (newest and newest.reason) or "")
     if not error:
         return text
-    text = text.removesuffix(f" ({location})")
+    at = text.rfind(" (")
+    if at >= 0 and text.endswith(")") and short_location(text[at + 2 : -1]) == location:
+        text = text[:at]
     return text.removeprefix(error).removeprefix(error.rpartition(".")[2]).removeprefix(": ") or text
 
 
@@ -140,6 +144,8 @@ class _Drawn(Struct, frozen=True):
     """How many rows each task and error has."""
     over: bool
     """Whether all jobs were counted."""
+    begun: dict[str, float]
+    """When those of each queue were counted."""
 
     def row(self, one: Failures, newest: JobStatus | None) -> FailureRow:
         task, error, location, rest = one.key
@@ -149,7 +155,7 @@ class _Drawn(Struct, frozen=True):
             title=titles[self.by],
             error=error,
             task=task if self.by == "error" else "",
-            location="/".join(location.replace("\\", "/").split("/")[-2:]),
+            location=location,
             message=_message(one, newest) if self.by == "error" else "",
             dead=one.dead,
             retried=one.retried,
@@ -165,6 +171,7 @@ class _Drawn(Struct, frozen=True):
             exact=self.over and (self.by != "error" or (bool(error) and self.others[task, error] == 1)),
             traceback=None if newest is None else split_traceback(newest),
             newest=one.newest[2:4],
+            at=min(self.begun[queue] for queue in one.queues),
         )
 
 
@@ -217,6 +224,7 @@ def _counted(counts: Sequence[QueueCount]) -> dict[str, Any]:
         "unread": [(count.queue, count.problem) for count in counts if count.problem],
         "now": max(begin for begin in begun) if begun else time.time(),
         "oldest": min(begun) if begun else time.time(),
+        "dead": sum(count.dead for count in counts),
         "as_of": time.time(),
     }
 
@@ -262,7 +270,8 @@ async def _failures(visit: Visit) -> dict[str, Any]:
     found = merge(counts, by, span)
     found.sort(key=lambda one: (-_ORDERS[order][1](one), -one.dead, -one.retried, one.key))
     shown = found[:_SHOWN]
-    drawn = _Drawn(by, words, Counter((one.key[0], one.key[1]) for one in found), values["over"])
+    begun = {count.queue: count.shown.at for count in counts}
+    drawn = _Drawn(by, words, Counter((one.key[0], one.key[1]) for one in found), values["over"], begun)
     view = repr((by, values["picked"].name or words, values["queue"]))
     newest = await counted.newest_of(client, view, shown[:_READ], values["over"])
     grow = [one for one in found if one.grows()] if by == "error" and not in_span else []
@@ -273,7 +282,8 @@ async def _failures(visit: Visit) -> dict[str, Any]:
         "grow": len(grow),
         "kinds": len(found),
         "counted_as": _BY[by][1] if len(found) != 1 else _BY[by][1].removesuffix("s"),
-        "dead": sum(one.dead for one in found) if in_span else sum(count.shown.dead for count in counts),
+        "words_of": _BY[by][1],
+        "counted": sum(one.dead for one in found),
         "retried": sum(one.retried for one in found),
         "bar": span.bar,
         "command": _command(values["queue"], found[0] if found else None, by, words),

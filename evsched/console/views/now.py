@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -128,13 +128,18 @@ async def _now(visit: Visit) -> dict[str, Any]:
     dispatchers, hours = await _dispatchers(visit, names), range(_HOURS)
     ended = [sum(row.ended[at] for row in rows) for at in hours]
     dead = [sum(row.dead[at] for row in rows) for at in hours]
+    clock = visit.console.pages.clock
+
+    def until(moment: float | None) -> str:
+        return f" until {clock.text(moment)}" if moment else ""
+
     return {
         "rows": rows,
         "dispatchers": dispatchers,
         "workers": max((stats.workers for stats in known.values()), default=0),
         "more": [(name, state_of(known[name]), known[name]) for name in first[_CHARTED:]],
         "unread": [name for name in names if name not in known],
-        "findings": [*_alone(dispatchers), *_findings(rows), *examined.found],
+        "findings": [*_alone(dispatchers), *_findings(rows, until), *examined.found],
         "ended": ended,
         "dead": dead,
         "now": now,
@@ -160,8 +165,12 @@ def _jobs(count: int) -> str:
     return "1 job is" if count == 1 else f"{count:,} jobs are"
 
 
-def _findings(rows: Sequence[QueueLine]) -> list[Finding]:
-    """Return what the counts show, as sentences with their remedy."""
+def _planned(count: int) -> str:
+    return "1 job is scheduled" if count == 1 else f"{count:,} jobs are scheduled"
+
+
+def _findings(rows: Sequence[QueueLine], until: Callable[[float | None], str]) -> list[Finding]:
+    """Return what the counts show, as sentences with their remedy. `until`: the words about the end of a pause."""
     found = list[Finding]()
     for row in rows:
         stats, where = row.stats, f"queue {row.name}"
@@ -176,12 +185,14 @@ def _findings(rows: Sequence[QueueLine]) -> list[Finding]:
             )
         elif row.state[1] == "paused":
             why = f": {stats.paused_why}" if stats.paused_why else ""
-            what = (
-                f"{row.name} is paused{why}. {_jobs(waiting)} due and waiting."
-                if waiting
-                else f"{row.name} is paused{why}."
-            )
+            nobody = ", and no worker serves it" if waiting and not (stats.workers or stats.parents) else ""
+            what = f"{row.name} is paused{until(stats.paused_until)}{nobody}{why}."
+            what += f" {_jobs(waiting)} due and waiting." if waiting else ""
             found.append(Finding("paused", "info", what, where, ""))
+        elif row.state[1] == "idle" and stats.places["schedule"]:
+            what = f"{row.name}: {_planned(stats.places['schedule'])} for later, and no worker serves the queue."
+            mend = f"evsched worker MODULE:APP --queue {row.name}"
+            found.append(Finding("no-worker", "warning", what, where, mend))
         if row.dead[-1] + row.dead[-2]:
             what = f"{row.name}: {row.dead[-1] + row.dead[-2]:,} jobs died in this hour and the one before."
             found.append(

@@ -20,21 +20,25 @@ from evsched.console.ends_search import EndsSearch, KeptSearches, PastPage
 from evsched.console.hour_counts import hour_counts
 from evsched.console.ledger_search import LedgerUnread, search_ledger
 from evsched.console.newer_rows import NewerEnds, after, mark_of, newer_of
-from evsched.console.page import View, Visit
+from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.past_charts import Weeks, hours_of, of_ends, of_hours
 from evsched.console.words import PageClock
 from evsched.errors import StoreError
 from evsched.keys import check_queue
 from evsched.store.history_calls import EndCount, PastJob
 from evsched.store.server import clock
+from evsched.store.store import Store
 
 T = TypeVar("T")
 
 ROWS: Final = 50
 """Rows of a page, here and in the audit trail."""
 
-_FIELDS: Final = ("task", "group", "tag", "error", "id", "queue", "since", "until", "outcome", "ledger")
-"""Parameters of the page's address: the options of `evsched history`, and whether the ledger is searched."""
+_FIELDS: Final = ("task", "group", "tag", "error", "id", "queue", "since", "until", "outcome", "ledger", "counts")
+"""Parameters of the page's address.
+
+They are the options of `evsched history`, whether the ledger is searched, and whether all counts are shown.
+"""
 
 _UNCOUNTED: Final = ("group", "tag", "error", "id")
 """Those by which hours are not counted."""
@@ -90,7 +94,11 @@ class PastQuery:
 
         It searches the ledger if a variable has its address.
         """
-        given = {name: self.given[name] for name in fields or self.given if self.given[name] and name != "ledger"}
+        given = {
+            name: self.given[name]
+            for name in fields or self.given
+            if self.given[name] and name not in ("ledger", "counts")
+        }
         options = (f" --{name} {shlex.quote(value)}" for name, value in given.items())
         return f"evsched {words}{''.join(options)}"
 
@@ -137,7 +145,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
     stores = [store for queue in queues for store in client.stores(queue)]
     span = -math.inf if since is None else since, min(math.inf if until is None else until, moment)
     skip = skip if moment < math.inf else 0
-    kept_searches: KeptSearches = visit.console.memory.setdefault("searches", KeptSearches())
+    kept_searches: KeptSearches = visit.console.memory.setdefault("history searches", KeptSearches())
     asked = given, visit.get("before"), skip
     search, ledger, why = kept_searches.find(visit.get("on"), asked), None, ""
     if search is None:
@@ -148,6 +156,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
                 why = str(error)
         search = EndsSearch(stores, replace(matching, outcome=None), given["outcome"], span, ledger)
     ends = await search.look(client, skip, ROWS)
+    reach = None if given["ledger"] else await _reach(client, stores)
     full = len(ends.rows) == ROWS
     on = "" if full or ends.back_to is None or given["ledger"] else kept_searches.keep(search, asked)
     kept = await asyncio.gather(*(client.send(client.store(job.queue).traces(job.id)[0]) for job in ends.rows))
@@ -164,7 +173,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
         "rows": [_row(client.shards.whole, job, there) for job, there in zip(ends.rows, kept, strict=True)],
         "ends": ends,
         "first": first,
-        "sentence": _sentence(given, ends, visit.console.pages.clock),
+        "sentence": _sentence(given, ends, visit.console.pages.clock, reach),
         "outcomes": OUTCOMES,
         "full": full,
         "older": ends.older
@@ -173,6 +182,8 @@ async def _history(visit: Visit) -> dict[str, Any]:
             if on
             else query.link(before=repr(ends.older[0]), skip=ends.older[1])
         ),
+        "reach": reach,
+        "several": len(queues) > 1,
         "goes_on": bool(on) and not (given["id"] and ends.rows),
         "known": known,
         "unread": {**ends.unread, **unread},
@@ -189,6 +200,14 @@ async def _history(visit: Visit) -> dict[str, Any]:
         "counted": counted,
         **week.sum(given["task"], lambda weeks: _table(weeks, given["task"])),
     }
+
+
+async def _reach(client: MeteredClient, stores: Sequence[Store]) -> float | None:
+    """Return since when Redis has all ends of these queues; None if it has no end, or there are many queues."""
+    if len(stores) > _MANY:
+        return None
+    oldest = await asyncio.gather(*(client.send(store.oldest_end()) for store in stores), return_exceptions=True)
+    return max((one for one in oldest if isinstance(one, float)), default=None)
 
 
 def _filter(given: Mapping[str, str]) -> HistoryFilter:
@@ -226,10 +245,10 @@ def _row(whole: Callable[[str], str], job: PastJob, kept: bool) -> EndRow:
     )
 
 
-def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock) -> tuple[str, str]:
+def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock, reach: float | None) -> tuple[str, str]:
     """Return the answer, and the rest of it: "7 jobs tagged patient:42 ended in the last 24h", "5 done, 2 dead".
 
-    Of a search that is not over, the answer is about what was read, and no more.
+    A search that is not over answers for the ends that it has read.
     """
     words = {"id": "with the id", "task": "of", "group": "of group", "tag": "tagged", "error": "that raised"}
     which = "".join(f" {words[name]} {given[name]}" for name in words if given[name])
@@ -237,7 +256,8 @@ def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock) -> tup
     counts = ", ".join(f"{ends.counts[name]:,} {name}" for name in OUTCOMES if ends.counts.get(name))
     count = f"{ends.found:,} {'job' if ends.found == 1 else 'jobs'}" if ends.found else "No job"
     if ends.back_to is None:
-        return f"{count}{which} ended{where}{spoken_span(given)}", counts
+        since = f"; Redis has the ends since {clock.text(reach)}" if reach is not None and not ends.found else ""
+        return f"{count}{which} ended{where}{spoken_span(given)}{since}", counts
     until = f" until {given['until']}" if given["until"] else ""
     return f"{count}{which} among the ends{where} since {clock.text(ends.back_to)}{until}", counts
 

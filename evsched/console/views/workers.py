@@ -117,7 +117,7 @@ def _dispatchers() -> Operation[list[str] | None]:
 
 
 def described(look: Look, rows: Sequence[WorkerRow]) -> list[WorkerLine]:
-    """Return the workers, those with a problem first."""
+    """Return the workers, those with a problem first. One that takes and ends jobs stays where it is."""
     wholes = {part: queue for queue, parts in look.parts().items() for part in parts}
     served, left, pauses = dict[str, set[str]](), dict[str, float](), dict[str, str]()
     for part, leases in look.leases.items():
@@ -136,7 +136,9 @@ def described(look: Look, rows: Sequence[WorkerRow]) -> list[WorkerLine]:
         )
         for one in found
     ]
-    return sorted(found, key=lambda one: (_ORDER.index(one.state[1]), not one.older, -one.row.busy, one.row.worker))
+    return sorted(
+        found, key=lambda one: (min(_ORDER.index(one.state[1]), _ORDER.index("alive")), not one.older, one.row.worker)
+    )
 
 
 def _worker(row: WorkerRow, queues: list[str], left: float | None, pause: str | None) -> WorkerLine:
