@@ -169,42 +169,6 @@ completions?.addEventListener("keydown", (event) => {
   at < 0 ? box.focus() : links[Math.min(at, links.length - 1)].focus();
 });
 
-// A search that is not over goes on by itself for some seconds: what it has found is kept, and more is added.
-
-async function searchOn() {
-  const first = $("a[data-on]");
-  if (!first) return;
-  const end = Date.now() + Number(first.dataset.on) * 1000;
-  const said = document.createElement("p");
-  const stop = document.createElement("button");
-  let stopped = false;
-  said.setAttribute("role", "status");
-  said.append("Searching on… ", stop);
-  stop.textContent = "Stop";
-  stop.addEventListener("click", () => (stopped = true));
-  $('[data-part="ends"]').after(said);
-  let link = first;
-  while (link && !stopped && Date.now() < end) {
-    link.hidden = true;
-    const answer = await fetch(link.href).catch(() => null);
-    const page = answer?.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
-    for (const part of page ? all("[data-part]", page) : []) {
-      const old = $(`[data-part="${part.dataset.part}"]`);
-      if (!old || inUse(old)) continue;
-      const focused = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-      old.replaceWith(part);
-      if (focused) $(`[href="${CSS.escape(focused)}"]`, part)?.focus();
-    }
-    const next = $("a[data-on]");
-    if (next === link) break;
-    link = next;
-  }
-  if (link) link.hidden = false;
-  said.remove();
-}
-
-searchOn();
-
 // Rows: choose all, choose a range, and how many are chosen.
 
 function count() {
@@ -235,26 +199,44 @@ if (every) {
   count();
 }
 
-// A search goes on by itself for half a minute; then its link is still there. Rows that somebody uses stay.
+// A search that is not over goes on by itself for half a minute, and its link stays for the rest. What it has found is
+// kept, and more is added. Parts that somebody uses stay as they are.
 
-const GO_ON = 30000;
+const SEARCH_ON = 30000;
 
-async function goOn() {
-  const link = $("a[data-on]");
-  const parts = all("[data-part]");
-  if (!link || performance.now() > GO_ON || parts.some(inUse)) return;
-  const answer = await fetch(link.href).catch(() => null);
-  if (!answer?.ok || parts.some(inUse)) return;
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  for (const part of parts) {
-    const read = $(`[data-part="${part.dataset.part}"]`, page);
-    if (read) part.replaceWith(read);
+async function searchOn() {
+  let link = $("a[data-on]");
+  if (!link) return;
+  const end = Date.now() + SEARCH_ON;
+  const said = document.createElement("p");
+  const stop = document.createElement("button");
+  let stopped = false;
+  said.setAttribute("role", "status");
+  said.append("Searching on… ", stop);
+  stop.textContent = "Stop";
+  stop.addEventListener("click", () => (stopped = true));
+  link.closest("[data-part]").after(said);
+  while (link && !stopped && Date.now() < end) {
+    link.hidden = true;
+    const answer = await fetch(link.href).catch(() => null);
+    const page = answer?.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
+    for (const part of page ? all("[data-part]", page) : []) {
+      const old = $(`[data-part="${part.dataset.part}"]`);
+      if (!old || inUse(old)) continue;
+      const focused = old.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+      old.replaceWith(part);
+      if (focused) $(`[href="${CSS.escape(focused)}"]`, part)?.focus();
+    }
+    count();
+    const next = $("a[data-on]");
+    if (next === link) break;
+    link = next;
   }
-  count();
-  goOn();
+  if (link) link.hidden = false;
+  said.remove();
 }
 
-goOn();
+searchOn();
 
 // Change nothing: back to the page with the button that led here, as it was.
 
