@@ -242,3 +242,15 @@ async def test_span_of_jobs_is_picked_without_syntax(
         assert "until:" not in unescape(re.findall(r'name="q" [^>]*value="([^"]*)"', again)[0])
         wrong = await browser.words("/jobs", q="place:dead", **{"from": "soon"})
         assert "The span cannot be read: 'soon' is not a time" in wrong
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("path", ["/jobs", "/failures"])
+async def test_span_of_the_first_or_the_last_years_is_refused_by_the_page(
+    server: EmbeddedRedis, queue: str, path: str
+) -> None:
+    async with browsing(server.url, queues=(queue,), console_zone="Europe/Berlin") as browser:
+        for name in ("from", "to"):
+            for text in ("0001-01-01T00:00", "1e18", "-1e18"):
+                wrong = await browser.words(path, **{name: text})
+                assert f"The span cannot be read: '{text}' is out of range" in wrong
