@@ -79,9 +79,27 @@ def check_changes(changes: Changes) -> None:
     due_and_delay(changes.get("due"), changes.get("delay"))
 
 
+def _positional(name: str, value: Any) -> None:
+    if not isinstance(value, list | tuple):
+        raise _not_repeated(name, value, "a list of the arguments by position")
+
+
+def _named(name: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise _not_repeated(name, value, "a dict whose keys are strings")
+    for key in cast("dict[Any, Any]", value):
+        if not isinstance(key, str):
+            raise ConfigError(f"{name} has a key of type {type(key).__name__}: give a dict whose keys are strings")
+
+
+def _not_repeated(name: str, value: Any, give: str) -> ConfigError:
+    """Return the error for arguments, which may be redacted: it has no part of them."""
+    return ConfigError(f"{name} is of type {type(value).__name__}: give {give}")
+
+
 _CHECKS: Final[dict[str, check.Check]] = {
-    "args": check.check_of(lambda value: isinstance(value, list | tuple), "a list of the arguments by position"),
-    "kwargs": check.named,
+    "args": _positional,
+    "kwargs": _named,
     "priority": check.priority,
     "group": check.group,
     "tags": check.tags,
@@ -216,6 +234,7 @@ class _Arguments:
                 found[name] = self.named[name]
                 continue
             _refuse_mark(f"argument {name!r:.60}", value)
+            _encoded(name)
             found[name] = _as_raw(value)
         return found
 
@@ -249,7 +268,9 @@ def _encoded(value: Any) -> bytes:
     try:
         return encode(value)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"the arguments must be JSON: {error}") from None
+        why = f"{error}"
+    # Not where it was caught: as the context of the new error, it would keep the arguments.
+    raise ConfigError(f"the arguments must be JSON: {why}")
 
 
 def _as_raw(value: Any) -> Raw:

@@ -78,7 +78,9 @@ async def test_redacted_arguments_keep_their_values(client: Client, queue: str, 
         ({"kwargs": {"x": REDACTED}}, "argument 'x' is"),
         ({"kwargs": {"pin": 1}}, "argument 1 would be shown from now on"),
         ({"args": ["x" * 300_000]}, "more than 262144"),
-        ({"args": "abc"}, "args is 'abc': give a list"),
+        ({"args": "abc"}, "args is of type str: give a list"),
+        ({"kwargs": ["a"]}, "kwargs is of type list: give a dict"),
+        ({"kwargs": {"\ud800": 1}}, "must be JSON"),
         ({"args": [{1, 2}, float("nan")]}, "cannot hold"),
         ({"args": [object()]}, "must be JSON"),
         ({"priority": 10}, "priority is 10"),
@@ -96,6 +98,20 @@ async def test_edit_that_is_not_valid_changes_nothing(
     with pytest.raises(ConfigError, match=sentence):
         await client.edit(queue, "a", **changes)
     assert raw.hgetall(f"evsched:{{{queue}}}:job:a") == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"args": "SEKRIT9"}, {"kwargs": {"card": "SEKRIT9", 1: 2}}, {"args": ["SEKRIT9\ud800"]}],
+)
+async def test_refusal_of_an_edit_does_not_repeat_or_keep_a_value(
+    client: Client, queue: str, changes: dict[str, Any]
+) -> None:
+    """Its caller may log it with its context, and the value may be redacted."""
+    await put(client, queue, b'{"task":"t","args":[1],"kwargs":{"card":2},"redact":["card"]}')
+    with pytest.raises(ConfigError) as caught:
+        await client.edit(queue, "a", **changes)
+    assert "SEKRIT9" not in f"{caught.value}{caught.value.__context__!r}"
 
 
 @pytest.mark.parametrize("payload", [b"{", b"[]", b'{"task":1}', b'{"task":"t","args":1}', b'{"task":"t","redact":1}'])
