@@ -1,4 +1,4 @@
-"""Edit a job that waits, or is dead: its arguments, tags, priority, group and due.
+"""Edit a job that waits, or is dead: its arguments, tags, priority, group, and the due of one that waits.
 
 A redacted argument that is given as `[redacted]` keeps its value. The script writes
 only if the job is still as it was read; and with a `version`, as somebody was shown before (`JobStatus.version`).
@@ -115,12 +115,14 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
         JobMissing: no job of this id waits or is dead.
         JobRunning: a worker holds it.
         JobChanged: it has another version, or others edit it at the same moment.
-        ConfigError: the arguments are not valid, or too large; or the job cannot be edited.
+        ConfigError: the arguments are not valid, or too large; or the job cannot be edited, or is dead and is given a
+            due.
     """
     if is_member(job_id):
         raise ConfigError("an inline job is its own description: cancel it, and enqueue another one")
     moment, length = due_and_delay(changes.get("due"), changes.get("delay"))
     delay = None if changes.get("delay") is None else length
+    timed = ("due",) if moment is not None or delay is not None else ()
     for tried in range(_TRIES):
         original = yield from send(store.original(job_id))
         if original is None or original.status.place == "finished":
@@ -129,7 +131,8 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
             raise JobRunning(f"{job_id:.200} has begun: worker {original.status.worker} holds it")
         if version is not None and original.status.version != version:
             raise JobChanged(f"{job_id:.200} was edited or replaced after you have read it: look at it again")
-        timed = ("due",) if moment is not None or delay is not None else ()
+        if timed and original.status.place == "dead":
+            raise ConfigError("a dead job has no due: revive it, then reschedule it")
         new = _edited(original, changes, payload_cap, timed)
         if not new.changed:
             return Edited(original.status.due or 0.0, ())

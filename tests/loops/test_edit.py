@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched import ConfigError, JobChanged, JobMissing
+from evsched import ConfigError, JobChanged, JobMissing, keys
 from evsched.client.client import Client
 from evsched.client.operations import Send, Step
 from evsched.jobs.job import Payload
@@ -175,3 +175,30 @@ async def test_inline_and_missing_jobs_are_not_edited(client: Client, queue: str
         await client.edit(queue, '{"task":"t"}', args=[1])
     with pytest.raises(JobMissing, match="nobody neither waits nor is dead"):
         await client.edit(queue, "nobody", args=[1])
+
+
+@pytest.mark.parametrize("dies", ["before", "meanwhile"])
+@pytest.mark.parametrize("when", [{"due": FAR}, {"delay": 60}])
+async def test_dead_job_is_given_no_due(
+    server: EmbeddedRedis, client: Client, queue: str, raw: Any, dies: str, when: dict[str, Any]
+) -> None:
+    class Slow(Client):
+        async def perform(self, step: Step) -> Any:
+            if isinstance(step, Send) and step.call.name == "reschedule":
+                die()
+            return await super().perform(step)
+
+    def die() -> None:
+        raw.zrem(keys.schedule(queue), "a")
+        raw.zadd(f"{keys.root(queue)}dead", {"a": 1e9})
+
+    await put(client, queue, b'{"task":"t","args":[1]}')
+    slow = Slow(server.url)
+    if dies == "before":
+        die()
+    before = raw.hgetall(f"evsched:{{{queue}}}:job:a")
+    with pytest.raises(ConfigError, match="a dead job has no due: revive it, then reschedule it"):
+        await slow.edit(queue, "a", args=[2], **when)
+    assert raw.hgetall(f"evsched:{{{queue}}}:job:a") == before
+    assert (await slow.edit(queue, "a", args=[2])).changed == ("args",)
+    await slow.close()

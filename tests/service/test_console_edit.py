@@ -188,3 +188,21 @@ async def test_page_of_a_job_names_its_facts_in_words_and_links_the_pause(browse
     assert "place" not in re.findall(r"<dt>([^<]*)</dt>", page)
     assert re.search(r"<dt>due</dt><dd><time [^>]*>[\d:]+</time>, [^<]+ ago</dd>", page)
     assert "`" not in said.partition("On the command line")[0]
+
+
+@pytest.mark.extra
+async def test_form_of_a_dead_job_has_no_due_and_one_that_was_typed_before_is_refused(
+    browser: Browser, queue: str, raw: Any
+) -> None:
+    page = await browser.page("/edit", queue=queue, id="a")
+    assert 'name="due"' in page
+    raw.zrem(keys.schedule(queue), "a")
+    raw.zadd(f"{keys.root(queue)}dead", {"a": 1e9})
+    before = record_of(raw, queue)
+    said = await browser.send(page, "edit", **{**fields_of(page), "group": "h", "due": "10m"})
+    assert "Nothing was changed: a dead job has no due: revive it, then reschedule it." in said
+    assert record_of(raw, queue) == before
+    page = await browser.page("/edit", queue=queue, id="a")
+    assert 'name="due"' not in page
+    await browser.send(page, "edit", **{**fields_of(page), "group": "h"})
+    assert record_of(raw, queue)[b"group"] == b"h"
