@@ -299,7 +299,7 @@ class Client:
         Raises:
             JobMissing: no job of this id waits or is dead.
             JobRunning: a worker has it; it is never edited then.
-            JobChanged: it was edited or replaced since.
+            JobChanged: it was edited or replaced since; or a crowd of others edits it all the time.
             ConfigError: a value is not valid, or the payload is too large; or a dead job is given a due.
         """
         from evsched.client.edit import check_changes, edit  # it imports the targets

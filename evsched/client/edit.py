@@ -7,6 +7,7 @@ only if the job is still as it was read; and with a `version`, as somebody was s
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha1
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from evsched.client.new_job import check_arguments
-from evsched.client.operations import Operation, send
+from evsched.client.operations import Operation, Sleep, send
 from evsched.client.option_values import due_and_delay, finite_seconds, unix
 from evsched.client.target_tasks import check_target
 from evsched.errors import ConfigError, JobChanged, JobMissing, JobRunning
@@ -33,8 +34,11 @@ _READ_MOST: Final = 1024 * 1024
 _FIELD_MOST: Final = 512
 """Bytes of another field that the scripts read; as in lua/_prelude.lua."""
 
-_TRIES: Final = 5
-"""Times that a job is read again which others edit at the same moment, if no version is given."""
+_TRIES: Final = 20
+"""Times that a job is read which others edit at the same moment, if no version is given."""
+
+_PAUSES: Final = 0.01, 0.32
+"""Seconds before it is read again, at most: after the first time, and after many. Each time is random."""
 
 _PRIORITY: Final = 5
 """The priority of a job that names none."""
@@ -143,6 +147,7 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
                 raise
         else:
             return Edited(due, new.changed)
+        yield Sleep(random.uniform(0.0, min(_PAUSES[0] * 2**tried, _PAUSES[1])))  # noqa: S311
     raise JobChanged(f"{job_id:.200} is edited by others all the time")
 
 

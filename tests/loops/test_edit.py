@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 from typing import Any
@@ -202,3 +203,9 @@ async def test_dead_job_is_given_no_due(
     assert raw.hgetall(f"evsched:{{{queue}}}:job:a") == before
     assert (await slow.edit(queue, "a", args=[2])).changed == ("args",)
     await slow.close()
+
+
+async def test_edits_at_once_without_a_version_all_apply(client: Client, queue: str) -> None:
+    await put(client, queue, b'{"task":"t","args":[1]}')
+    done = await asyncio.gather(*(client.edit(queue, "a", args=[f"{at}"]) for at in range(30)))
+    assert {one.changed for one in done} == {("args",)}
