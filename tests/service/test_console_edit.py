@@ -206,3 +206,17 @@ async def test_form_of_a_dead_job_has_no_due_and_one_that_was_typed_before_is_re
     assert 'name="due"' not in page
     await browser.send(page, "edit", **{**fields_of(page), "group": "h"})
     assert record_of(raw, queue)[b"group"] == b"h"
+
+
+@pytest.mark.extra
+async def test_inline_job_has_no_form_and_the_page_says_why_alone(browser: Browser, queue: str, raw: Any) -> None:
+    page, why = await browser.page("/edit", queue=queue, id="a"), "An inline job is its own description"
+    waits, gone = '{"task":"pay","args":[1]}', '{"task":"gone"}'
+    raw.zadd(keys.schedule(queue), {waits: FAR})
+    assert "/edit?" not in await browser.page("/job", queue=queue, id=waits)
+    said = [await browser.words("/edit", queue=queue, id=waits)]
+    for job in (waits, gone):
+        said.append(await browser.send(page, "edit", **{**fields_of(page), "job": f"{queue} {job}"}))
+    for one in said:
+        assert one.lower().count(why.lower()) == 1
+        assert not re.search("is gone|has begun|Payload now|evsched edit", one, re.IGNORECASE)
