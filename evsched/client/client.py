@@ -290,7 +290,7 @@ class Client:
     ) -> Edited:
         """Change the arguments, tags, priority or group of a job that waits, or is dead; return what changed.
 
-        The due, too, of one that waits.
+        If it waits, the due can change too.
 
         `args` and `kwargs` stand for all arguments; those given as "[redacted]" keep the value that readers do not get.
         `version`: of the `JobStatus` that you have read, so that nobody's edit is overwritten; None = any. A dead job

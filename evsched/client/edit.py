@@ -1,4 +1,4 @@
-"""Edit a job that waits, or is dead: its arguments, tags, priority, group, and the due of one that waits.
+"""Edit a job that waits, or is dead: its arguments, tags, priority, group, and if it waits, its due.
 
 A redacted argument that is given as `[redacted]` keeps its value. The script writes
 only if the job is still as it was read; and with a `version`, as somebody was shown before (`JobStatus.version`).

@@ -215,8 +215,8 @@ async def test_inline_job_has_no_form_and_the_page_says_why_alone(browser: Brows
     raw.zadd(keys.schedule(queue), {waits: FAR})
     assert "/edit?" not in await browser.page("/job", queue=queue, id=waits)
     said = [await browser.words("/edit", queue=queue, id=waits)]
-    for job in (waits, gone):
-        said.append(await browser.send(page, "edit", **{**fields_of(page), "job": f"{queue} {job}"}))
+    fields = [{**fields_of(page), "job": f"{queue} {job}"} for job in (waits, gone)]
+    said += [await browser.send(page, "edit", **one) for one in fields]
     for one in said:
         assert one.lower().count(why.lower()) == 1
         assert not re.search("is gone|has begun|Payload now|evsched edit", one, re.IGNORECASE)
