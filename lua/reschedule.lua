@@ -17,7 +17,8 @@
 -- FAILS  MISSING   without a filter: no job of that id waits: it has ended, is dead, or never was
 --        RUNNING   without a filter: a worker holds it
 --        MOVING    without a filter: it is on its way to another shard
---        CHANGED   with an `edit`: its description is not the one that the caller has read
+--        CHANGED   with an `edit`: its description is not the one that the caller has read, or it is dead, and has
+--                  no due to change
 -- TWICE  the second call sets the same due, or the delay from the later now; with an `edit`, it changes nothing
 -- USES   clock, rows, seconds, expect, expect_gate, waiting_place, holder_of, field_of, fail, remove_waiting, admit,
 --        read_filter, match_waiting, moving_due, IS_MOVING, note_act, record, size_of, valid_field, place_of,
@@ -72,7 +73,7 @@ local function edit_job(id)
     return nil, fail('RUNNING', id .. ' is held by worker ' .. holder)
   elseif not place or place == 'finished' then
     return nil, fail('MISSING', id .. ' neither waits nor is dead')
-  elseif digest_of(id) ~= was then
+  elseif digest_of(id) ~= was or (place == 'dead' and due ~= '') then
     return nil, fail('CHANGED', id .. ' was changed meanwhile')
   elseif place ~= 'dead' then
     known = due ~= '' and due or known

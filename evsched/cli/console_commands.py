@@ -66,10 +66,10 @@ def token(
         by = named_operator(who_acts(redis.url), "cli")
         if role is not None:
             print(redis.run(make_token(user, role, redis.now(), by)))
-        elif not redis.run(remove_token(user, by)):
+        elif (done := redis.run(remove_token(user, by))) is None:
             raise JobMissing(f"{user} has no token")
         else:
-            output.note(f"{user} has no token any more")
+            output.note(done)
 
 
 @app.command

@@ -248,10 +248,10 @@ def edit(
     queue: QueueOfJob = None,
     url: Url = None,
 ) -> None:
-    """Change a job that waits, or is dead: its arguments, priority, group, tags or due.
+    """Change a job that waits, or is dead: its arguments, priority, group or tags; if it waits, its due.
 
-    A job that a worker has is never changed, and a dead job stays dead: revive it afterwards. An argument that is
-    given as "[redacted]" keeps its value.
+    A job that a worker has is never changed, and a dead job stays dead and has no due: revive it afterwards. An
+    argument that is given as "[redacted]" keeps its value.
 
     Example: evsched edit report-17 --arg 'to="ann@example.org"' --priority 7
     """

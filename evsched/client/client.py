@@ -288,7 +288,9 @@ class Client:
         payload_cap: int = PAYLOAD_CAP,
         **changes: Unpack[Changes],
     ) -> Edited:
-        """Change the arguments, tags, priority, group or due of a job that waits, or is dead; return what changed.
+        """Change the arguments, tags, priority or group of a job that waits, or is dead; return what changed.
+
+        If it waits, the due can change too.
 
         `args` and `kwargs` stand for all arguments; those given as "[redacted]" keep the value that readers do not get.
         `version`: of the `JobStatus` that you have read, so that nobody's edit is overwritten; None = any. A dead job
@@ -297,8 +299,8 @@ class Client:
         Raises:
             JobMissing: no job of this id waits or is dead.
             JobRunning: a worker has it; it is never edited then.
-            JobChanged: it was edited or replaced since.
-            ConfigError: a value is not valid, or the payload is too large.
+            JobChanged: it was edited or replaced since; or a crowd of others edits it all the time.
+            ConfigError: a value is not valid, or the payload is too large; or a dead job is given a due.
         """
         from evsched.client.edit import check_changes, edit  # it imports the targets
 

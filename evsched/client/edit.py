@@ -1,4 +1,4 @@
-"""Edit a job that waits, or is dead: its arguments, tags, priority, group and due.
+"""Edit a job that waits, or is dead: its arguments, tags, priority, group, and if it waits, its due.
 
 A redacted argument that is given as `[redacted]` keeps its value. The script writes
 only if the job is still as it was read; and with a `version`, as somebody was shown before (`JobStatus.version`).
@@ -7,6 +7,7 @@ only if the job is still as it was read; and with a `version`, as somebody was s
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha1
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from evsched.client.new_job import check_arguments
-from evsched.client.operations import Operation, send
+from evsched.client.operations import Operation, Sleep, send
 from evsched.client.option_values import due_and_delay, finite_seconds, unix
 from evsched.client.target_tasks import check_target
 from evsched.errors import ConfigError, JobChanged, JobMissing, JobRunning
@@ -33,8 +34,11 @@ _READ_MOST: Final = 1024 * 1024
 _FIELD_MOST: Final = 512
 """Bytes of another field that the scripts read; as in lua/_prelude.lua."""
 
-_TRIES: Final = 5
-"""Times that a job is read again which others edit at the same moment, if no version is given."""
+_TRIES: Final = 20
+"""Times that a job is read which others edit at the same moment, if no version is given."""
+
+_PAUSES: Final = 0.01, 0.32
+"""Seconds before it is read again, at most: after the first time, and after many. Each time is random."""
 
 _PRIORITY: Final = 5
 """The priority of a job that names none."""
@@ -79,9 +83,27 @@ def check_changes(changes: Changes) -> None:
     due_and_delay(changes.get("due"), changes.get("delay"))
 
 
+def _positional(name: str, value: Any) -> None:
+    if not isinstance(value, list | tuple):
+        raise _not_repeated(name, value, "a list of the arguments by position")
+
+
+def _named(name: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise _not_repeated(name, value, "a dict whose keys are strings")
+    for key in cast("dict[Any, Any]", value):
+        if not isinstance(key, str):
+            raise ConfigError(f"{name} has a key of type {type(key).__name__}: give a dict whose keys are strings")
+
+
+def _not_repeated(name: str, value: Any, give: str) -> ConfigError:
+    """Return the error for arguments, which may be redacted: it has no part of them."""
+    return ConfigError(f"{name} is of type {type(value).__name__}: give {give}")
+
+
 _CHECKS: Final[dict[str, check.Check]] = {
-    "args": check.check_of(lambda value: isinstance(value, list | tuple), "a list of the arguments by position"),
-    "kwargs": check.named,
+    "args": _positional,
+    "kwargs": _named,
     "priority": check.priority,
     "group": check.group,
     "tags": check.tags,
@@ -97,12 +119,14 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
         JobMissing: no job of this id waits or is dead.
         JobRunning: a worker holds it.
         JobChanged: it has another version, or others edit it at the same moment.
-        ConfigError: the arguments are not valid, or too large; or the job cannot be edited.
+        ConfigError: the arguments are not valid, or too large; or the job cannot be edited, or is dead and is given a
+            due.
     """
     if is_member(job_id):
         raise ConfigError("an inline job is its own description: cancel it, and enqueue another one")
     moment, length = due_and_delay(changes.get("due"), changes.get("delay"))
     delay = None if changes.get("delay") is None else length
+    timed = ("due",) if moment is not None or delay is not None else ()
     for tried in range(_TRIES):
         original = yield from send(store.original(job_id))
         if original is None or original.status.place == "finished":
@@ -111,7 +135,8 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
             raise JobRunning(f"{job_id:.200} has begun: worker {original.status.worker} holds it")
         if version is not None and original.status.version != version:
             raise JobChanged(f"{job_id:.200} was edited or replaced after you have read it: look at it again")
-        timed = ("due",) if moment is not None or delay is not None else ()
+        if timed and original.status.place == "dead":
+            raise ConfigError("a dead job has no due: revive it, then reschedule it")
         new = _edited(original, changes, payload_cap, timed)
         if not new.changed:
             return Edited(original.status.due or 0.0, ())
@@ -122,6 +147,7 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
                 raise
         else:
             return Edited(due, new.changed)
+        yield Sleep(random.uniform(0.0, min(_PAUSES[0] * 2**tried, _PAUSES[1])))  # noqa: S311
     raise JobChanged(f"{job_id:.200} is edited by others all the time")
 
 
@@ -216,6 +242,7 @@ class _Arguments:
                 found[name] = self.named[name]
                 continue
             _refuse_mark(f"argument {name!r:.60}", value)
+            _encoded(name)
             found[name] = _as_raw(value)
         return found
 
@@ -249,7 +276,9 @@ def _encoded(value: Any) -> bytes:
     try:
         return encode(value)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"the arguments must be JSON: {error}") from None
+        why = f"{error}"
+    # Not where it was caught: as the context of the new error, it would keep the arguments.
+    raise ConfigError(f"the arguments must be JSON: {why}")
 
 
 def _as_raw(value: Any) -> Raw:

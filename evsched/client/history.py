@@ -272,7 +272,7 @@ def _read_cursor(cursor: str) -> dict[str, _Position]:
     try:
         text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         found = msgspec.json.decode(text, type=dict[str, tuple[_Count, _Count]])
-    except (ValueError, msgspec.MsgspecError, RecursionError):
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
         raise ConfigError("cursor is not valid: send the one that the page before has, as it is") from None
     return {queue: _Position(*position) for queue, position in found.items()}
 

@@ -164,6 +164,9 @@ class PickedSpan(Struct, frozen=True):
 MOST: Final = 253_402_214_400.0
 """The last day of the year 9999: later times are not written as dates."""
 
+_LEAST: Final = -2_209_075_200.0
+"""The last day of the year 1899; the first and the last years of the calendar are not the same ones in all zones."""
+
 SPANS: Final = {"1h": "last hour", "noon": "since noon", "today": "today", "24h": "24 hours", "7d": "7 days"}
 """Spans of time that links offer, by their names."""
 
@@ -187,7 +190,7 @@ def pick_span(name: str, since: str, until: str, zone: str, now: float) -> Picke
     """
     if since or until:
         try:
-            first, last = (parse_time(text, zone) if text else None for text in (since, until))
+            first, last = (_end_of_span(text, zone) if text else None for text in (since, until))
         except ConfigError as error:
             return PickedSpan(problem=str(error))
         if first is not None and last is not None and first > last:
@@ -200,6 +203,13 @@ def pick_span(name: str, since: str, until: str, zone: str, now: float) -> Picke
     local = datetime.fromtimestamp(now, find_zone(zone))
     begins = local.replace(hour=12 if name == "noon" else 0, minute=0, second=0, microsecond=0)
     return PickedSpan(name, min(begins.timestamp(), now))
+
+
+def _end_of_span(text: str, zone: str) -> float:
+    moment = parse_time(text, zone)
+    if not _LEAST <= moment < MOST:
+        raise ConfigError(f"{text!r:.60} is out of range: give a time from 1900 to 9999")
+    return moment
 
 
 def written_words(words: Iterable[tuple[str, str]]) -> str:

@@ -536,8 +536,8 @@ async def _make_token(acts: UserActs, visit: Visit, form: Form) -> str:
 
 async def _remove_token(acts: UserActs, visit: Visit, form: Form) -> str:
     name = form.get("name")
-    found = await visit.client.run(remove_token(name, _operator(visit)))
-    return acts.note(visit, f"{name} {'has no token any more' if found else 'had no token'}.", "/tokens")
+    done = await visit.client.run(remove_token(name, _operator(visit)))
+    return acts.note(visit, f"{done or f'{name} had no token'}.", "/tokens")
 
 
 ACTS: Final[dict[str, tuple[Role, Perform]]] = {

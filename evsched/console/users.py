@@ -24,7 +24,7 @@ from evsched import keys
 from evsched.client.client import Client
 from evsched.client.operations import Operation, send
 from evsched.config import Config, variable
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreError
 from evsched.store.acts import NAME_MOST, Act, Operator
 from evsched.store.audit_trail import DeploymentTrail
 from evsched.transport.call import Call, raw
@@ -111,12 +111,19 @@ def make_token(name: str, role: Role, now: float, by: Operator) -> Operation[str
     return secret
 
 
-def remove_token(name: str, by: Operator) -> Operation[bool]:
-    """Delete the token of a user, and end the sessions; return whether there was one."""
+def remove_token(name: str, by: Operator) -> Operation[str | None]:
+    """Delete the token of a user, and end the sessions; return a sentence that says so, None if there was none.
+
+    A token is deleted even if the audit trail cannot be written. The sentence says that too.
+    """
     removed = yield from send(Call(("HDEL", keys.CONSOLE_TOKENS, name), int, near=keys.CONSOLE_TOKENS))
-    if removed:
+    if not removed:
+        return None
+    try:
         yield from _note(by, "remove-token", user=name)
-    return bool(removed)
+    except StoreError as error:
+        return f"{name} has no token any more. The audit trail could not be written: {error}"
+    return f"{name} has no token any more"
 
 
 def _note(by: Operator, act: Literal["make-token", "remove-token"], **what: str) -> Operation[None]:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from evsched import App, Filter, Retry, current_job, events
+from evsched import App, Filter, Retry, current_job, events, keys
 from evsched.client.option_values import id_of_arguments, id_of_key
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
@@ -187,6 +187,18 @@ async def test_waiting_job_is_edited_if_it_is_as_it_was_read(api: Caller, jobs: 
     assert (large.status_code, large.json()["code"]) == (422, "invalid")
     assert (await api.ask("GET", f"{jobs}/a")).json() == job
     assert (await api.ask("PATCH", f"{jobs}/nobody", {"args": []})).status_code == 404
+
+
+@pytest.mark.extra
+async def test_due_of_a_dead_job_is_not_edited(api: Caller, jobs: str, queue: str, raw: Any) -> None:
+    await api.ask("POST", jobs, {"task": "t", "id": "a", "due": LATER, "args": [1]})
+    raw.zrem(keys.schedule(queue), "a")
+    raw.zadd(f"{keys.root(queue)}dead", {"a": 1e9})
+    refused = await api.ask("PATCH", f"{jobs}/a", {"args": [2], "due": LATER})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid")
+    assert "a dead job has no due: revive it, then reschedule it" in refused.json()["detail"]
+    assert (await api.ask("PATCH", f"{jobs}/a", {"delay": 0})).status_code == 404
+    assert (await api.ask("PATCH", f"{jobs}/a", {"args": [2]})).status_code == 200
 
 
 async def test_a_job_runs_and_its_result_is_waited_for(

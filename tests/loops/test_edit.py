@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched import ConfigError, JobChanged, JobMissing
+from evsched import ConfigError, JobChanged, JobMissing, keys
 from evsched.client.client import Client
 from evsched.client.operations import Send, Step
 from evsched.jobs.job import Payload
@@ -78,7 +79,9 @@ async def test_redacted_arguments_keep_their_values(client: Client, queue: str, 
         ({"kwargs": {"x": REDACTED}}, "argument 'x' is"),
         ({"kwargs": {"pin": 1}}, "argument 1 would be shown from now on"),
         ({"args": ["x" * 300_000]}, "more than 262144"),
-        ({"args": "abc"}, "args is 'abc': give a list"),
+        ({"args": "abc"}, "args is of type str: give a list"),
+        ({"kwargs": ["a"]}, "kwargs is of type list: give a dict"),
+        ({"kwargs": {"\ud800": 1}}, "must be JSON"),
         ({"args": [{1, 2}, float("nan")]}, "cannot hold"),
         ({"args": [object()]}, "must be JSON"),
         ({"priority": 10}, "priority is 10"),
@@ -96,6 +99,20 @@ async def test_edit_that_is_not_valid_changes_nothing(
     with pytest.raises(ConfigError, match=sentence):
         await client.edit(queue, "a", **changes)
     assert raw.hgetall(f"evsched:{{{queue}}}:job:a") == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"args": "SEKRIT9"}, {"kwargs": {"card": "SEKRIT9", 1: 2}}, {"args": ["SEKRIT9\ud800"]}],
+)
+async def test_refusal_of_an_edit_does_not_repeat_or_keep_a_value(
+    client: Client, queue: str, changes: dict[str, Any]
+) -> None:
+    """Its caller may log it with its context, and the value may be redacted."""
+    await put(client, queue, b'{"task":"t","args":[1],"kwargs":{"card":2},"redact":["card"]}')
+    with pytest.raises(ConfigError) as caught:
+        await client.edit(queue, "a", **changes)
+    assert "SEKRIT9" not in f"{caught.value}{caught.value.__context__!r}"
 
 
 @pytest.mark.parametrize("payload", [b"{", b"[]", b'{"task":1}', b'{"task":"t","args":1}', b'{"task":"t","redact":1}'])
@@ -159,3 +176,36 @@ async def test_inline_and_missing_jobs_are_not_edited(client: Client, queue: str
         await client.edit(queue, '{"task":"t"}', args=[1])
     with pytest.raises(JobMissing, match="nobody neither waits nor is dead"):
         await client.edit(queue, "nobody", args=[1])
+
+
+@pytest.mark.parametrize("dies", ["before", "meanwhile"])
+@pytest.mark.parametrize("when", [{"due": FAR}, {"delay": 60}])
+async def test_dead_job_is_given_no_due(
+    server: EmbeddedRedis, client: Client, queue: str, raw: Any, dies: str, when: dict[str, Any]
+) -> None:
+    class Slow(Client):
+        async def perform(self, step: Step) -> Any:
+            if isinstance(step, Send) and step.call.name == "reschedule":
+                die()
+            return await super().perform(step)
+
+    def die() -> None:
+        raw.zrem(keys.schedule(queue), "a")
+        raw.zadd(f"{keys.root(queue)}dead", {"a": 1e9})
+
+    await put(client, queue, b'{"task":"t","args":[1]}')
+    slow = Slow(server.url)
+    if dies == "before":
+        die()
+    before = raw.hgetall(f"evsched:{{{queue}}}:job:a")
+    with pytest.raises(ConfigError, match="a dead job has no due: revive it, then reschedule it"):
+        await slow.edit(queue, "a", args=[2], **when)
+    assert raw.hgetall(f"evsched:{{{queue}}}:job:a") == before
+    assert (await slow.edit(queue, "a", args=[2])).changed == ("args",)
+    await slow.close()
+
+
+async def test_edits_at_once_without_a_version_all_apply(client: Client, queue: str) -> None:
+    await put(client, queue, b'{"task":"t","args":[1]}')
+    done = await asyncio.gather(*(client.edit(queue, "a", args=[f"{at}"]) for at in range(30)))
+    assert {one.changed for one in done} == {("args",)}

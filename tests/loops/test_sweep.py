@@ -247,6 +247,7 @@ def test_a_condition_that_cannot_be_sent_is_refused(name: str) -> None:
         ("history", (), {"limit": "5"}, "limit is '5': give a whole number, 1 or more"),
         ("history", (), {"limit": 0}, "limit is 0"),
         ("history_page", (), {"limit": None}, "limit is None"),
+        ("history_page", (), {"cursor": 5}, "cursor is not valid"),
         ("history_counts", (), {"task": 5}, "task is 5: give a string"),
         ("audit", (), {"limit": "a"}, "limit is 'a'"),
         ("audit", (), {"act": "reviv"}, "act is 'reviv', did you mean 'revive'"),

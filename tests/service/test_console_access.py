@@ -332,6 +332,26 @@ async def test_token_is_not_made_if_the_act_cannot_be_noted(users: Consoles, app
             raw.restore(keys.audit(""), 0, kept, replace=True)
 
 
+@pytest.mark.extra
+async def test_token_is_deleted_even_if_the_act_cannot_be_noted(users: Consoles, app: Any, cli: Cli, raw: Any) -> None:
+    for user in ("ann", "bob"):
+        users.token(user, "viewer")
+    said = "has no token any more. The audit trail could not be written: "
+    async with users.signed_in(app, "admin", name="root") as root:
+        kept = raw.dump(keys.audit(""))
+        raw.delete(keys.audit(""))
+        try:
+            raw.set(keys.audit(""), "of another type")
+            done = cli.run("console", "token", "ann", "--delete")
+            assert (done.returncode, done.stdout) == (0, "")
+            assert f"ann {said}" in done.stderr
+            answer = await root.send("/act/remove-token", name="bob")
+            assert f"bob {said}" in (await root.get(answer.headers["location"])).text
+        finally:
+            raw.restore(keys.audit(""), 0, kept, replace=True)
+    assert raw.hkeys(keys.CONSOLE_TOKENS) == [b"root"]
+
+
 async def test_new_token_is_shown_once_and_to_its_maker_only(users: Consoles, app: Any, raw: Any) -> None:
     async with (
         users.signed_in(app, "admin", name="root") as root,

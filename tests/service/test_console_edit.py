@@ -188,3 +188,35 @@ async def test_page_of_a_job_names_its_facts_in_words_and_links_the_pause(browse
     assert "place" not in re.findall(r"<dt>([^<]*)</dt>", page)
     assert re.search(r"<dt>due</dt><dd><time [^>]*>[\d:]+</time>, [^<]+ ago</dd>", page)
     assert "`" not in said.partition("On the command line")[0]
+
+
+@pytest.mark.extra
+async def test_form_of_a_dead_job_has_no_due_and_one_that_was_typed_before_is_refused(
+    browser: Browser, queue: str, raw: Any
+) -> None:
+    page = await browser.page("/edit", queue=queue, id="a")
+    assert 'name="due"' in page
+    raw.zrem(keys.schedule(queue), "a")
+    raw.zadd(f"{keys.root(queue)}dead", {"a": 1e9})
+    before = record_of(raw, queue)
+    said = await browser.send(page, "edit", **{**fields_of(page), "group": "h", "due": "10m"})
+    assert "Nothing was changed: a dead job has no due: revive it, then reschedule it." in said
+    assert record_of(raw, queue) == before
+    page = await browser.page("/edit", queue=queue, id="a")
+    assert 'name="due"' not in page
+    await browser.send(page, "edit", **{**fields_of(page), "group": "h"})
+    assert record_of(raw, queue)[b"group"] == b"h"
+
+
+@pytest.mark.extra
+async def test_inline_job_has_no_form_and_the_page_says_why_alone(browser: Browser, queue: str, raw: Any) -> None:
+    page, why = await browser.page("/edit", queue=queue, id="a"), "An inline job is its own description"
+    waits, gone = '{"task":"pay","args":[1]}', '{"task":"gone"}'
+    raw.zadd(keys.schedule(queue), {waits: FAR})
+    assert "/edit?" not in await browser.page("/job", queue=queue, id=waits)
+    said = [await browser.words("/edit", queue=queue, id=waits)]
+    fields = [{**fields_of(page), "job": f"{queue} {job}"} for job in (waits, gone)]
+    said += [await browser.send(page, "edit", **one) for one in fields]
+    for one in said:
+        assert one.lower().count(why.lower()) == 1
+        assert not re.search("is gone|has begun|Payload now|evsched edit", one, re.IGNORECASE)

@@ -294,3 +294,15 @@ async def test_each_traceback_has_a_name_of_its_own_so_that_an_open_one_stays_al
     assert sorted(re.findall(r'<details data-key="([^"]*)"', page)) == [
         f"ConnectTimeout {task} app/webhooks.py:88 in post" for task in ("hook", "mail")
     ]
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("path", ["/jobs", "/failures"])
+async def test_span_of_the_first_or_the_last_years_is_refused_by_the_page(
+    server: EmbeddedRedis, queue: str, path: str
+) -> None:
+    async with browsing(server.url, queues=(queue,), console_zone="Europe/Berlin") as browser:
+        for name in ("from", "to"):
+            for text in ("0001-01-01T00:00", "1e18", "-1e18"):
+                wrong = await browser.words(path, **{name: text})
+                assert f"The span cannot be read: '{text}' is out of range" in wrong

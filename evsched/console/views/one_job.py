@@ -15,7 +15,7 @@ from evsched.console.page import View, Visit
 from evsched.console.views.jobs import PLACE_WORDS
 from evsched.errors import JobMissing
 from evsched.jobs.record import JobStatus
-from evsched.jobs.redaction import redacted_member
+from evsched.jobs.redaction import is_member, redacted_member
 from evsched.keys import check_queue
 from evsched.top.stack import ask_stack
 
@@ -72,6 +72,7 @@ async def _job(visit: Visit) -> dict[str, Any]:
         "facts": _facts(status, explained.facts),
         "now": time.time(),
         "waits": status.place in ("schedule", "backlog", "ready"),
+        "inline": is_member(job),
     }
 
 
@@ -91,7 +92,8 @@ async def _edit(visit: Visit) -> dict[str, Any]:
         "id": redacted_member(job),
         "job": status,
         "state": None if status is None else PLACE_WORDS[status.place],
-        "problem": run.title if run is not None and draft else "",
+        "inline": is_member(job),
+        "problem": run.title if run is not None and draft and not is_member(job) else "",
         "draft": draft,
         "form": None if status is None else _form(status, draft),
     }

@@ -248,7 +248,7 @@ def _row(whole: Callable[[str], str], job: PastJob, kept: bool) -> EndRow:
 def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock, reach: float | None) -> tuple[str, str]:
     """Return the answer, and the rest of it: "7 jobs tagged patient:42 ended in the last 24h", "5 done, 2 dead".
 
-    A search that is not over answers for the ends that it has read.
+    While a search is not over, the answer is about the ends that were read up to then.
     """
     words = {"id": "with the id", "task": "of", "group": "of group", "tag": "tagged", "error": "that raised"}
     which = "".join(f" {words[name]} {given[name]}" for name in words if given[name])
