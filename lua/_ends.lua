@@ -47,8 +47,8 @@ local function is_written(id, payload, since)
     and place_of(id, field_of(id, 'worker'), field_of(id, 'finished')) ~= nil
 end
 
--- Push a job's outcome to its reply list. `result` is JSON text. The list is kept as long as the record, and at least
--- 10 s, so that a client that comes late or reconnects still finds it.
+-- Push a job's outcome to its reply list, of which clients read the first. `result` is JSON text. The list is kept as
+-- long as the record, and at least 10 s, so that a client that comes late or reconnects still finds it.
 -- USES milliseconds
 local function push_reply(id, outcome, result, reason, retention)
   local text = '{"id":"' .. id .. '","outcome":"' .. outcome .. '","result":' .. result
@@ -57,7 +57,7 @@ local function push_reply(id, outcome, result, reason, retention)
   end
   local reply = root .. 'reply:' .. id
   -- pcall: no client can wait on a key of another type, and the job must end all the same.
-  if type(redis.pcall('RPUSH', reply, text .. '}')) == 'number' then
+  if type(redis.pcall('LPUSH', reply, text .. '}')) == 'number' then
     redis.call('PEXPIRE', reply, milliseconds(math.max(retention, 10)))
   end
 end
@@ -267,9 +267,10 @@ local function supplant(id, payload, priority, group, now, more, next_row)
 end
 
 -- Reset the record of a job that has ended, because its id is used again. The data that its runs have kept stays, for a
--- job that is revived.
+-- job that is revived. The reply of the earlier life must not reach a client that waits for this one.
 -- USES record, drop_next
 local function reuse(id)
+  redis.call('DEL', root .. 'reply:' .. id)
   redis.call('PERSIST', record(id))
   redis.call('HDEL', record(id), END_FIELDS)
   redis.call('HDEL', record(id), JOB_FIELDS)
@@ -278,9 +279,11 @@ local function reuse(id)
 end
 
 -- Reset the record when a run ends and its id was scheduled again meanwhile. `again` is the due time of the new job if
--- it was dispatched during the run; nil if it is on the schedule.
+-- it was dispatched during the run; nil if it is on the schedule. The reply of the run is kept for 10 s,
+-- whatever its retention is: a client that asks later waits for the new job.
 -- USES record, take_next, acquit, again_of
 local function begin_next(id, again)
+  redis.call('PEXPIRE', root .. 'reply:' .. id, 10000)
   take_next(id)
   redis.call('HDEL', record(id), 'again', JOB_FIELDS, WORK_FIELDS)
   acquit(id)

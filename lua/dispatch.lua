@@ -196,7 +196,6 @@ local function move_on(id, score)
   if finished then
     reuse(id)
     redis.call('HDEL', key, OWN_FIELDS, WORK_FIELDS) -- of the job that has ended: a client used its id again
-    redis.call('DEL', root .. 'reply:' .. id)
   end
   if is_ready[id] or (parked and throttled_in(id)) then
     return true -- it waits already

@@ -26,7 +26,11 @@ end
 for _, id in ipairs(ids) do
   redis.call('ZADD', schedule, seconds(now), id)
   if size_of('HLEN', record(id)) > 0 then -- a key of another type is judged by dispatch
+    local asked = field_of(id, 'reply')
     reuse(id)
+    if asked then -- for a client that has asked, and does not wait at the reply list yet
+      redis.call('HSET', record(id), 'reply', '1')
+    end
     local row = row_of(field_of(id, 'ledger'))
     if row then
       redis.call('HSET', record(id), 'renewed', '1')

@@ -6,11 +6,12 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        id        of the job
 --        signal    its name: 1 to 100 of A-Z a-z 0-9 . _ : @ -
---        value     JSON, in one line
+--        value     JSON in UTF-8, in one line, nested at most 200 deep
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- REPLY  'due' = the job waited for it; 'kept' = it does not wait for it yet; 'known' = a signal of that name has come
 --        before, which stays, and nothing was written
 -- FAILS  MISSING   there is no such job, it has ended or is dead, or its wait for this signal is over
+--        INVALID   the value is not such JSON
 --        MOVING    it is on its way to another shard
 -- TWICE  the second call replies 'known', and changes nothing
 -- USES   clock, seconds, record, fail, refuse, expect, place_of, field_of, moving_due, IS_MOVING, kept_text, find_line,
@@ -19,8 +20,32 @@
 local now, id, signal, value, act = unpack(ARGV, 1, 5)
 now = clock(now)
 check_signal(signal)
-if value == '' or value:find('\n', 1, true) then
-  refuse('value', 'JSON in one line')
+
+-- Whether workers can read this as JSON. cjson accepts more than JSON is: NaN, 0x10, control characters in a string.
+local function is_json(text)
+  local bare = text:gsub('\\.', ''):gsub('"[^"]*"', ' " ')
+  for word in bare:gmatch('[^%s%[%]{},:"]+') do
+    local number = word:find('^%-?%d') and not word:find('^%-?0%d') and not word:find('%.%D') and not word:find('%.$')
+    local valid = number and not word:find('[^%d.eE+-]') and math.abs(tonumber(word) or math.huge) < math.huge
+    if not valid and word ~= 'true' and word ~= 'false' and word ~= 'null' then
+      return false
+    end
+  end
+  local depth = 0
+  for bracket in bare:gmatch('[%[%]{}]') do
+    depth = depth + (bracket:find('[%[{]') and 1 or -1)
+    if depth > 200 then
+      return false
+    end
+  end
+  local ascii = text:gsub('[\194-\223][\128-\191]', ' '):gsub('\237[\160-\191]', '\255')
+  ascii = ascii:gsub('\224[\128-\159]', '\255'):gsub('[\224-\239][\128-\191][\128-\191]', ' ')
+  ascii = ascii:gsub('\240[\128-\143]', '\255'):gsub('\244[\144-\191]', '\255')
+  ascii = ascii:gsub('[\240-\244][\128-\191][\128-\191][\128-\191]', ' ')
+  return not ascii:find('[%z\1-\31\128-\255]') and pcall(cjson.decode, text)
+end
+if #value <= SIGNALS_MOST and not is_json(value) then
+  return fail('INVALID', 'the value of the signal ' .. signal .. ' is not JSON in one line, nested at most 200 deep')
 end
 
 expect('ZCARD', schedule, dead)

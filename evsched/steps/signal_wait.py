@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
+import msgspec
+
 from evsched.display import format_duration
 from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.job import decode
@@ -56,7 +58,11 @@ def _prepare(signal: str, timeout: timedelta | float | None) -> tuple[CurrentJob
 
 def _value(job: CurrentJob, question: WaitFor, answer: KeptAnswer, default: Any) -> Any:
     if answer.how == "come":
-        return decode(answer.value)
+        try:
+            return decode(answer.value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            why = f"its value is not JSON that can be read: {error}; another program has written it"
+            raise GiveUp(f"the signal {question.signal}: {why}") from None
     if answer.how == "waits":
         raise Waiting(question.signal, float(answer.value))
     if default is not _RAISE:

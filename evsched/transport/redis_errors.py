@@ -15,6 +15,7 @@ from redis import exceptions
 from evsched.errors import (
     MOVING,
     WRONG_TYPE,
+    ConfigError,
     EvschedError,
     JobChanged,
     JobExists,
@@ -27,12 +28,13 @@ from evsched.errors import (
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 
-_JOB_ERRORS: Final = {
+_FAILURES: Final = {
     "EXISTS": JobExists,
     "MISSING": JobMissing,
     "RUNNING": JobRunning,
     "CHANGED": JobChanged,
     "LATE": JobLate,
+    "INVALID": ConfigError,
 }
 """The codes of fail() in the scripts."""
 
@@ -149,8 +151,8 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
         return StoreRefused(f"{what}: {NO_CLUSTER} ({type(error).__name__}: {message})", kind=_kind(error, code))
     if isinstance(error, _WAIT_ERRORS) or code in _WAIT_CODES:
         return StoreDown(f"{what}: {message}", kind=_kind(error, code))
-    if code in _JOB_ERRORS:
-        return _JOB_ERRORS[code](rest)
+    if code in _FAILURES:
+        return _FAILURES[code](rest)
     if code == "MOVING":  # of fail() in the scripts, too: a job is between two shards for a moment
         return StoreDown(f"{what}: {rest}", kind=MOVING)
     if any(words in message for words in _NO_SCRIPTS):

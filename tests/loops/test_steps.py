@@ -247,6 +247,17 @@ async def test_malformed_signal_is_refused_before_it_is_sent(config: Config, app
     await app.close()
 
 
+@pytest.mark.extra
+async def test_signal_of_another_program_that_is_not_json_ends_the_job(
+    config: Config, app: App, queue: str, raw: Any, tmp_path: Path
+) -> None:
+    raw.hset(f"evsched:{{{queue}}}:job:a", "signals", "approved\t1.0\t{\n")
+    async with system(config, app) as running:
+        put(raw, queue, "approval", str(tmp_path / "notes"))
+        buried = await running.recorder.wait(events.JobBuried)
+    assert buried.reason.startswith("the signal approved: its value is not JSON that can be read: ")
+
+
 LOOPS = ["rows", "rows_in_thread", "rows_in_process", "isolated"]
 
 

@@ -63,7 +63,7 @@ def test_job_with_a_reused_id_keeps_no_field_of_the_ended_job(
 def test_a_revived_job_keeps_its_description(send: Send, store: Store, raw: Any, record: str, state: State) -> None:
     raw.zadd(f"{keys.root(store.queue)}dead", {"a": NOW})
     assert send(store.at(NOW).revive(["a"])) == ["a"]
-    assert fields_of(state) == names("id", "description", "work")
+    assert fields_of(state) == names("id", "description", "work") | {"reply"}
 
 
 def test_job_scheduled_during_its_run_starts_with_new_attempts(

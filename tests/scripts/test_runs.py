@@ -175,6 +175,30 @@ def test_bury_replies_to_a_waiting_client(run: FetchedJob, send: Send, store: St
     assert "attempt" not in state()["job:a"]
 
 
+def test_revived_job_has_no_reply_of_its_earlier_life(run: FetchedJob, send: Send, store: Store, state: State) -> None:
+    send(store.ask("a"))
+    send(store.at(NOW).bury("w", [(run, Buried("x", True))]))
+    assert send(store.replied("a")) is not None
+    send(store.at(NOW).revive(["a"]))
+    assert send(store.replied("a")) is None
+    assert state()["job:a"]["reply"] == "1"  # a client that had asked waits for the new end
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
+    send(store.at(NOW).complete("w", [(run, Done(b"7", 0.0, False))]))
+    assert json.loads(send(store.replied("a")) or b"")["result"] == 7
+
+
+@pytest.mark.extra
+def test_reply_of_a_run_does_not_hide_that_of_the_next_job(run: FetchedJob, send: Send, store: Store, raw: Any) -> None:
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW})
+    send(store.at(NOW).complete("w", [(run, Done(b"1", 300.0, True))]))
+    assert raw.pttl(f"evsched:{{{store.queue}}}:reply:a") <= 10_000
+    send(store.at(NOW).dispatch(limit=10, cap=1000))
+    (run,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
+    send(store.at(NOW).complete("w", [(run, Done(b"2", 300.0, True))]))
+    assert json.loads(send(store.replied("a")) or b"")["result"] == 2
+
+
 def test_an_end_of_an_id_that_is_scheduled_again_does_not_remove_it(
     run: FetchedJob, send: Send, store: Store, state: State, raw: Any
 ) -> None:

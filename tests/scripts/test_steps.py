@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evsched.errors import JobMissing, StoreDown, StoreRefused
+from evsched.errors import ConfigError, JobMissing, StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried, Snoozed
 from evsched.jobs.kept import SIGNALS_MOST, STEPS_MOST, KeptAnswer
 from evsched.jobs.record import SignalWait
@@ -225,7 +225,7 @@ def test_signals_and_waits_of_a_job_have_a_limit_of_bytes(
 ) -> None:
     before = state()
     with pytest.raises(StoreRefused, match="65536 bytes"):
-        send(store.at(NOW).signal("a", "ok", b"1" * SIGNALS_MOST))
+        send(store.at(NOW).signal("a", "ok", b'"' + b"1" * (SIGNALS_MOST - 9) + b'"'))
     assert state() == before
     answer = [send(store.at(NOW).wait_for("w", run, f"{n:0100}", 60.0)).how for n in range(120)]
     assert answer == ["waits"] * answer.count("waits") + ["full"] * answer.count("full")
@@ -241,9 +241,55 @@ def test_malformed_name_of_a_signal_is_refused(
         send(store.signal("a", signal, b"1"))
     with pytest.raises(StoreRefused, match="the name of a signal"):
         send(store.wait_for("w", run, signal, 1.0))
-    with pytest.raises(StoreRefused, match="JSON in one line"):
-        send(store.signal("a", "ok", b"1\n2"))
     assert state() == before
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"x",
+        b"1\n2",
+        *(
+            b"NaN",
+            b"-Infinity",
+            b"inf",
+            b"0x10",
+            b"01",
+            b"1.",
+            b"1e999",
+            b"+1",
+            b"1 2",
+            b"[1,]",
+            b"{1:2}",
+            b"'a'",
+            b"TRUE",
+        ),
+        *(b'"a', b'"\x01"', b'"\t"', b'"\xff"', b'"\xed\xa0\x80"', b'"\xc0\x80"', b'"\\x"', b'"\xe2\x82"'),
+        b"[" * 201 + b"]" * 201,
+    ],
+)
+def test_value_of_a_signal_that_is_not_json_is_refused(
+    run: FetchedJob, send: Send, store: Store, state: State, value: bytes
+) -> None:
+    before = state()
+    with pytest.raises(ConfigError, match="the value of the signal ok is not JSON in one line"):
+        send(store.signal("a", "ok", value))
+    assert state() == before
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b"0", b"-0.5e-7", b"1E+5", b"12345678901234567890", b"null", b"true", b'{"a":[1,{"b":false}],"c":[]}', b'""'),
+        '"ä€😀 NaN [ { \\" \\\\ \\n \\u00e4"'.encode(),
+        b"[" * 200 + b"]" * 200,
+    ],
+)
+def test_json_of_any_kind_is_the_value_of_a_signal(run: FetchedJob, send: Send, store: Store, value: bytes) -> None:
+    send(store.at(NOW).signal("a", "ok", value))
+    assert send(store.at(NOW).wait_for("w", run, "ok", 60.0)) == KeptAnswer("come", value)
 
 
 def test_cancelled_job_does_not_wait(run: FetchedJob, send: Send, store: Store, state: State) -> None:
