@@ -11,10 +11,10 @@
 -- REPLY  'due' = the job waited for it; 'kept' = it does not wait for it yet; 'known' = a signal of that name has come
 --        before, which stays, and nothing was written
 -- FAILS  MISSING   there is no such job, it has ended or is dead, or its wait for this signal is over
---        INVALID   the value is not such JSON
+--        INVALID   the value is not such JSON, or the record has no room for it
 --        MOVING    it is on its way to another shard
 -- TWICE  the second call replies 'known', and changes nothing
--- USES   clock, seconds, record, fail, refuse, expect, place_of, field_of, moving_due, IS_MOVING, kept_text, find_line,
+-- USES   clock, seconds, record, fail, expect, place_of, field_of, moving_due, IS_MOVING, kept_text, find_line,
 --        awaited_until, SIGNALS_MOST, check_signal, worker_of, holds, note_act
 
 local now, id, signal, value, act = unpack(ARGV, 1, 5)
@@ -68,7 +68,8 @@ elseif ends and ends <= now then
 end
 text = text .. signal .. '\t' .. seconds(now) .. '\t' .. value .. '\n'
 if #text > SIGNALS_MOST then
-  refuse('value', 'short enough: the signals of a job have at most ' .. SIGNALS_MOST .. ' bytes')
+  local room = 'the signals of a job have at most ' .. SIGNALS_MOST .. ' bytes in all, with their names'
+  return fail('INVALID', id .. ' has no room for the signal ' .. signal .. ': ' .. room)
 end
 redis.call('HSET', record(id), 'signals', text)
 local reply = 'kept'

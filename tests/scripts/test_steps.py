@@ -224,7 +224,9 @@ def test_signals_and_waits_of_a_job_have_a_limit_of_bytes(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     before = state()
-    with pytest.raises(StoreRefused, match="65536 bytes"):
+    with pytest.raises(
+        ConfigError, match="a has no room for the signal ok: the signals of a job have at most 65536 bytes"
+    ):
         send(store.at(NOW).signal("a", "ok", b'"' + b"1" * (SIGNALS_MOST - 9) + b'"'))
     assert state() == before
     answer = [send(store.at(NOW).wait_for("w", run, f"{n:0100}", 60.0)).how for n in range(120)]
