@@ -50,13 +50,17 @@ end
 
 expect('ZCARD', schedule, dead)
 local worker, finished = field_of(id, 'worker'), field_of(id, 'finished')
-local place = redis.pcall('HSTRLEN', record(id), 'payload') ~= 0 and place_of(id, worker, finished)
+local described = redis.pcall('HSTRLEN', record(id), 'payload') ~= 0
+local place = described and place_of(id, worker, finished)
 if moving_due(id) then
   return fail('MOVING', id .. IS_MOVING)
 elseif place == 'dead' then
   return fail('MISSING', id .. ' is dead: revive it, then send the signal')
 elseif finished then
   return fail('MISSING', id .. ' has ended, so it takes no signal')
+elseif described and not place then
+  local why = ': it was taken off the schedule, or never put there'
+  return fail('MISSING', id .. ' has a record, but neither waits nor runs' .. why)
 elseif not place then
   return fail('MISSING', id .. ' has no record: it never existed, has ended, or waits as an inline job')
 end

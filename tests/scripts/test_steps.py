@@ -213,6 +213,18 @@ def test_signal_to_a_job_that_cannot_take_it_is_refused(
     assert state() == before
 
 
+@pytest.mark.extra
+def test_signal_to_a_job_that_was_taken_off_the_schedule_is_refused(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW + 900)]))
+    raw.zrem(f"evsched:{{{store.queue}}}:schedule", "a")
+    before = state()
+    with pytest.raises(JobMissing, match="a has a record, but neither waits nor runs: it was taken off the schedule"):
+        send(store.at(NOW).signal("a", "ok", b"1"))
+    assert state() == before
+
+
 def test_signal_to_a_job_that_moves_is_sent_again(send: Send, store: Store) -> None:
     send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW + 900)]))
     send(store.at(NOW).depart("other", "token", [b"a"], above=0, calm=0.0))
