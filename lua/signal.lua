@@ -11,10 +11,10 @@
 -- REPLY  'due' = the job waited for it; 'kept' = it does not wait for it yet; 'known' = a signal of that name has come
 --        before, which stays, and nothing was written
 -- FAILS  MISSING   there is no such job, it has ended or is dead, or its wait for this signal is over
---        INVALID   the value is not such JSON
+--        INVALID   the value is not such JSON, or the record has no room for it
 --        MOVING    it is on its way to another shard
 -- TWICE  the second call replies 'known', and changes nothing
--- USES   clock, seconds, record, fail, refuse, expect, place_of, field_of, moving_due, IS_MOVING, kept_text, find_line,
+-- USES   clock, seconds, record, fail, expect, place_of, field_of, moving_due, IS_MOVING, kept_text, find_line,
 --        awaited_until, SIGNALS_MOST, check_signal, worker_of, holds, note_act
 
 local now, id, signal, value, act = unpack(ARGV, 1, 5)
@@ -50,13 +50,17 @@ end
 
 expect('ZCARD', schedule, dead)
 local worker, finished = field_of(id, 'worker'), field_of(id, 'finished')
-local place = redis.pcall('HSTRLEN', record(id), 'payload') ~= 0 and place_of(id, worker, finished)
+local described = redis.pcall('HSTRLEN', record(id), 'payload') ~= 0
+local place = described and place_of(id, worker, finished)
 if moving_due(id) then
   return fail('MOVING', id .. IS_MOVING)
 elseif place == 'dead' then
   return fail('MISSING', id .. ' is dead: revive it, then send the signal')
 elseif finished then
   return fail('MISSING', id .. ' has ended, so it takes no signal')
+elseif described and not place then
+  local why = ': it was taken off the schedule, or never put there'
+  return fail('MISSING', id .. ' has a record, but neither waits nor runs' .. why)
 elseif not place then
   return fail('MISSING', id .. ' has no record: it never existed, has ended, or waits as an inline job')
 end
@@ -68,7 +72,8 @@ elseif ends and ends <= now then
 end
 text = text .. signal .. '\t' .. seconds(now) .. '\t' .. value .. '\n'
 if #text > SIGNALS_MOST then
-  refuse('value', 'short enough: the signals of a job have at most ' .. SIGNALS_MOST .. ' bytes')
+  local room = 'the signals of a job have at most ' .. SIGNALS_MOST .. ' bytes in all, with their names'
+  return fail('INVALID', id .. ' has no room for the signal ' .. signal .. ': ' .. room)
 end
 redis.call('HSET', record(id), 'signals', text)
 local reply = 'kept'

@@ -132,7 +132,8 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
         if original is None or original.status.place == "finished":
             raise JobMissing(f"{job_id:.200} neither waits nor is dead: it never existed, has ended or was cancelled")
         if original.status.place == "processing":
-            raise JobRunning(f"{job_id:.200} has begun: worker {original.status.worker} holds it")
+            worker = original.status.worker
+            raise JobRunning(f"{job_id:.200} has begun: {f'worker {worker}' if worker else 'a worker'} holds it")
         if version is not None and original.status.version != version:
             raise JobChanged(f"{job_id:.200} was edited or replaced after you have read it: look at it again")
         if timed and original.status.place == "dead":

@@ -71,7 +71,8 @@ def _typed(name: str, value: bytes, code: Callable[..., Any]) -> Any:
     try:
         return msgspec.convert(found, wanted)
     except msgspec.ValidationError as error:
-        raise GiveUp(f"step {name!r}: its result does not fit the return type of {code!r:.100}: {error}") from None
+        function = getattr(code, "__name__", type(code).__name__)
+        raise GiveUp(f"step {name!r}: its result does not fit the return type of {function}: {error}") from None
     except TypeError:  # a type that msgspec does not know
         return found
 

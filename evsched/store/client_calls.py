@@ -258,6 +258,7 @@ class ClientCalls(Queue):
 
         Raises (when sent):
             JobMissing: there is no such job, it has ended or is dead, or its wait for the signal is over.
+            ConfigError: the value is not JSON, or the job has no room for it.
         """
         act = self._act_text("signal", signal=signal)
         words = self._now(), job_id, signal, value, act

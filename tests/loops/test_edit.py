@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched import ConfigError, JobChanged, JobMissing, keys
+from evsched import ConfigError, JobChanged, JobMissing, JobRunning, keys
 from evsched.client.client import Client
 from evsched.client.operations import Send, Step
 from evsched.jobs.job import Payload
@@ -171,6 +171,18 @@ async def test_edit_beside_another_one_applies_to_its_result_or_is_refused(
     assert (after.payload["args"], after.priority) == ([1] if versioned else [2], 9)
 
 
+@pytest.mark.extra
+async def test_job_whose_worker_is_not_known_yet_is_held_by_a_worker(client: Client, queue: str, raw: Any) -> None:
+    await put(client, queue, b'{"task":"t","args":[1]}')
+    root = f"evsched:{{{queue}}}:"
+    raw.zrem(f"{root}schedule", "a")
+    raw.rpush(f"{root}processing:w", "a")  # fetched, and not started yet
+    raw.zadd(f"{root}leases", {"w": 9e9})
+    with pytest.raises(JobRunning, match=r"^a has begun: a worker holds it$"):
+        await client.edit(queue, "a", args=[2])
+
+
+@pytest.mark.extra
 async def test_inline_and_missing_jobs_are_not_edited(client: Client, queue: str) -> None:
     with pytest.raises(ConfigError, match="an inline job is its own description"):
         await client.edit(queue, '{"task":"t"}', args=[1])

@@ -129,6 +129,24 @@ async def test_mistake_that_no_attempt_can_change_ends_the_job(config: Config, q
     assert why in buried.reason
 
 
+def wrong_number() -> int:
+    return "x"  # pyright: ignore[reportReturnType] - as a user's may do
+
+
+@pytest.mark.extra
+async def test_step_whose_result_does_not_fit_names_its_function(config: Config, queue: str) -> None:
+    app = App(queue=queue)
+
+    @app.task
+    async def job() -> None:
+        await step("a", wrong_number)
+
+    async with system(config, app) as running:
+        await job.enqueue()
+        buried = await running.recorder.wait(events.JobBuried)
+    assert buried.reason.startswith("step 'a': its result does not fit the return type of wrong_number: ")
+
+
 @pytest.mark.extra
 async def test_name_that_is_used_twice_in_a_run_ends_the_job(config: Config, queue: str) -> None:
     app = App(queue=queue)

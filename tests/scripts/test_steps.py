@@ -213,6 +213,18 @@ def test_signal_to_a_job_that_cannot_take_it_is_refused(
     assert state() == before
 
 
+@pytest.mark.extra
+def test_signal_to_a_job_that_was_taken_off_the_schedule_is_refused(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW + 900)]))
+    raw.zrem(f"evsched:{{{store.queue}}}:schedule", "a")
+    before = state()
+    with pytest.raises(JobMissing, match="a has a record, but neither waits nor runs: it was taken off the schedule"):
+        send(store.at(NOW).signal("a", "ok", b"1"))
+    assert state() == before
+
+
 def test_signal_to_a_job_that_moves_is_sent_again(send: Send, store: Store) -> None:
     send(store.at(NOW).enqueue([New("a", b'{"task":"t"}', due=NOW + 900)]))
     send(store.at(NOW).depart("other", "token", [b"a"], above=0, calm=0.0))
@@ -224,7 +236,9 @@ def test_signals_and_waits_of_a_job_have_a_limit_of_bytes(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     before = state()
-    with pytest.raises(StoreRefused, match="65536 bytes"):
+    with pytest.raises(
+        ConfigError, match="a has no room for the signal ok: the signals of a job have at most 65536 bytes"
+    ):
         send(store.at(NOW).signal("a", "ok", b'"' + b"1" * (SIGNALS_MOST - 9) + b'"'))
     assert state() == before
     answer = [send(store.at(NOW).wait_for("w", run, f"{n:0100}", 60.0)).how for n in range(120)]

@@ -131,6 +131,23 @@ async def test_signal_over_http(server: EmbeddedRedis, cli: Cli, queue: str) -> 
     assert (shown["signals"], shown["steps"], shown["waiting"]) == (["ok"], [], None)
 
 
+@pytest.mark.extra
+@pytest.mark.anyio
+async def test_signal_for_which_a_job_has_no_room_is_refused_with_a_sentence(
+    server: EmbeddedRedis, cli: Cli, queue: str
+) -> None:
+    cli.run("enqueue", "job", '"x"', "--queue", queue, "--id", "a", "--in", "1h")
+    why = "a has no room for the signal three: the signals of a job have at most 65536 bytes in all, with their names"
+    async with calling(server.url) as api:
+        path, value = f"/v1/queues/{queue}/jobs/a/signals", "x" * 32_700
+        for name in ("one", "two"):
+            assert (await api.ask("POST", path, {"name": name, "value": value})).json()["done"] == "kept"
+        refused = await api.ask("POST", path, {"name": "three", "value": value})
+    assert (refused.status_code, refused.json()["code"], refused.json()["detail"]) == (422, "invalid", why)
+    shown = cli.run("signal", "a", "three", f'"{value}"', "--queue", queue)
+    assert (shown.returncode, shown.stderr) == (2, f"evsched: {why}\n")
+
+
 @pytest.fixture
 def evsched_app() -> Any:
     return long_jobs.app
