@@ -160,7 +160,9 @@ def test_job_that_moves_to_another_shard_is_not_edited(send: Send, store: Store,
 
 def test_dead_job_stays_dead_and_is_revived_as_it_was_edited(send: Send, store: Store) -> None:
     put(send, store, "dead")
-    send(store.reschedule("a", NOW + 60, edit=edit_of(send, store)))
+    with pytest.raises(JobChanged):  # it has no due
+        send(store.reschedule("a", NOW + 60, edit=edit_of(send, store)))
+    send(store.reschedule("a", None, delay=None, edit=edit_of(send, store)))
     assert status_of(send, store, "a").place == "dead"
     send(store.at(NOW).revive(["a"]))
     assert (status_of(send, store, "a").place, status_of(send, store, "a").group) == ("schedule", "h")
