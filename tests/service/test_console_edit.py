@@ -142,7 +142,7 @@ async def test_job_that_has_begun_is_not_edited_and_the_draft_is_shown(browser: 
     raw.zadd(f"{root}leases", {"w": FAR})
     raw.rpush(f"{root}processing:w", "a")
     said = await browser.send(page, "edit", **{**fields_of(page), "kwargs": '{"to": "typed"}'})
-    assert "a has begun: worker" in said
+    assert "a has begun: a worker holds it" in said
     assert "What you typed" in said
     assert '{"to": "typed"}' in said
 
