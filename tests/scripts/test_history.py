@@ -117,7 +117,8 @@ def test_jobs_of_one_call_keep_their_own_times_and_fields(
         ("d", NOW + 1, NOW + 1.25, 2, "", ["x"]),
         ("f", NOW + 2, NOW + 2.25, 1, "", ["x"]),
     ]
-    assert send(store.hour(int(NOW // 3600))) == [EndCount("t", "done", 8, 13, 3), EndCount("t", "done", 8, 14, 3)]
+    counts = sorted(send(store.hour(int(NOW // 3600))), key=lambda count: count.run or 0)
+    assert counts == [EndCount("t", "done", 8, 13, 3), EndCount("t", "done", 8, 14, 3)]
 
 
 def test_jobs_of_one_call_are_counted_by_their_own_delays(send: SendCall, store: Store) -> None:
