@@ -262,6 +262,7 @@ async def test_numbers_of_a_count_that_is_not_over_say_so(
     server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failed_jobs, "_SLICES", {"dead": 1, "schedule": 1})
+    monkeypatch.setattr(failed_jobs, "_LOOK", 0.005)
     await fail(sender, store, [f"j{n}" for n in range(900)], TIMEOUT)
     async with browsing(server.url, queues=(queue,)) as browser:
         said = words(await browser.page("/failures"))
