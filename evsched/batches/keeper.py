@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import msgspec
@@ -136,13 +136,10 @@ class BatchKeeper:
             except StoreRefused:
                 more = step, now + _LATER  # the others do not wait for it
         if more is not None:
-            await self._send(store, [store.add_chore(*more)])
+            await self._runtime.sender.send(store.add_chore(*more))
         if more is None or more[0] != step:
-            await self._send(store, [store.end_chores([step])])
+            await self._runtime.sender.send(store.end_chores([step]))
             self._runtime.emit(events.ChoresDone(queue=store.queue, steps=[step]))
-
-    async def _send(self, store: Store, calls: Iterable[Any]) -> list[Any]:
-        return [await self._runtime.sender.send(call) for call in calls]
 
     # Ends of jobs of this queue.
 
@@ -163,7 +160,7 @@ class BatchKeeper:
             if count >= _ENDS:
                 break
         if bad:
-            await self._send(store, [store.end_chores(bad)])
+            await self._runtime.sender.send(store.end_chores(bad))
             self._runtime.emit(events.ChoresDone(queue=store.queue, steps=bad))
         for home, ends in by_home.items():
             try:
@@ -183,18 +180,17 @@ class BatchKeeper:
             if node != self._runtime.part.node:
                 again = [step for step, is_first in steps if is_first]
         if again:
-            await self._send(store, [store.delay_chores(again, now + _AGAIN)])
+            await self._runtime.sender.send(store.delay_chores(again, now + _AGAIN))
         if done := [step for step, _ in steps if step not in set(again)]:
-            await self._send(store, [store.end_chores(done)])
+            await self._runtime.sender.send(store.end_chores(done))
         self._runtime.emit(events.ChoresDone(queue=store.queue, steps=[step for step, _ in steps]))
 
     async def _later(self, store: Store, steps: list[str], at: float) -> None:
         """Put ends off that could not be counted: under another moment, so that they are carried twice all the same."""
         for step in steps:
             kind, address, _, rest = step.split(" ", 3)
-            await self._send(
-                store, [store.add_chore(f"{kind} {address} {at:.6f} {rest}", at), store.end_chores([step])]
-            )
+            later = store.add_chore(f"{kind} {address} {at:.6f} {rest}", at)
+            await self._runtime.sender.send_all([later, store.end_chores([step])])
 
     # Batches whose home is this queue. Each returns the chore that takes the place of this one, and when.
 

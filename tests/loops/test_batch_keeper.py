@@ -306,3 +306,5 @@ async def test_malformed_chores_are_removed(config: Config, tasks: Tasks) -> Non
         for step in wrong:
             await running.sender.send(store.add_chore(step, 0.0))
             await done(running, step)
+        left = {step for step, _ in await running.sender.send(store.chores(100))}
+        assert not left.intersection(wrong)
