@@ -1,4 +1,4 @@
-"""Which of many queues have recurrences, or jobs on the schedule: one call for 250, so that no page asks each."""
+"""Which of many queues have recurrences, or jobs on the schedule: a few calls ask for all, for all pages."""
 
 from __future__ import annotations
 
