@@ -14,9 +14,10 @@
 -- cancel <batch> <first> <last>                           cancel the jobs that have not ended
 -- expire <batch>                                          the batch has taken too long
 -- forget <batch>                                          its retention is over
+-- start, ripple and shed                                  of graphs: see _graphs.lua
 --
 -- The codes, and the number of each at the home: o 0 = open, again; d 1 = done; x 2 = dead; c 3 = cancelled; e 4 =
--- expired; m 5 = missing, it was never enqueued.
+-- expired; m 5 = missing, it was never enqueued. The home alone gives 6 = stopped and 7 = it waits, to nodes of graphs.
 
 -- The reports of this call. One table with its functions, since a script has at most 200 local names.
 -- USES seconds
@@ -72,13 +73,14 @@ local function batch_of(id)
   return root .. 'batch:' .. id
 end
 
--- `part`: ends, parts, ids or over.
+-- `part`: ends, parts, ids or over; nodes or ripple of a graph.
 local function batch_part(part, id)
   return root .. 'batch_' .. part .. ':' .. id
 end
 
 -- The fields that scripts read, the counts first. `adding`: how many reservations are not confirmed; `round`: how often
--- the batch has ended; `tenth`: of the progress that was reported last.
+-- the batch has ended; `tenth`: of the progress that was reported last; `nodes`: how many its graph has; `rippled`: how
+-- often a script has left work on them.
 local BATCH_FIELDS = {
   'total',
   'done',
@@ -86,9 +88,12 @@ local BATCH_FIELDS = {
   'cancelled',
   'expired',
   'missing',
+  'stopped',
   'adding',
   'round',
   'tenth',
+  'nodes',
+  'rippled',
   'state',
   'closed',
   'stop',
@@ -96,9 +101,9 @@ local BATCH_FIELDS = {
   'parent',
   'retention',
 }
-local BATCH_COUNTS = 9
+local BATCH_COUNTS = 12
 -- The field that counts the ends with a code, by its number.
-local COUNT_OF = { 'done', 'dead', 'cancelled', 'expired', 'missing' }
+local COUNT_OF = { 'done', 'dead', 'cancelled', 'expired', 'missing', 'stopped' }
 
 -- A batch by its id; nil when there is none, or a key of it is of another type.
 -- USES batch_of, BATCH_FIELDS, BATCH_COUNTS, batch_part
@@ -107,11 +112,17 @@ local function read_batch(id)
   if type(redis.pcall('STRLEN', batch_part('ends', id))) ~= 'number' then
     return nil
   end
-  local batch = { id = id }
+  local batch = { id = id, changes = {}, released = {} }
   for i, name in ipairs(BATCH_FIELDS) do
     batch[name] = found[i]
     if i <= BATCH_COUNTS then
       batch[name] = tonumber(found[i] or nil) or 0
+    end
+  end
+  if batch.nodes > 0 then
+    local kinds = { redis.pcall('HLEN', batch_part('nodes', id)), redis.pcall('LLEN', batch_part('ripple', id)) }
+    if type(kinds[1]) ~= 'number' or type(kinds[2]) ~= 'number' then
+      return nil
     end
   end
   return batch.state and batch or nil
@@ -136,16 +147,30 @@ local function no_batch(id)
 end
 
 local function how_many_open(batch)
-  return batch.total - batch.done - batch.dead - batch.cancelled - batch.expired - batch.missing
+  local ended = batch.done + batch.dead + batch.cancelled + batch.expired + batch.missing + batch.stopped
+  return batch.total - ended
 end
 
 local function add_chore(at, ...)
   redis.call('ZADD', root .. 'chores', at, table.concat({ ... }, ' '))
 end
 
+-- The ordinals from `first` on are in a queue.
+-- USES batch_part
+local function add_part(id, first, count, queue)
+  local parts = batch_part('parts', id)
+  local last = redis.call('LINDEX', parts, -1) or ''
+  local from, many, same = last:match('^(%d+) (%d+) (.*)$')
+  if same == queue then
+    redis.call('LSET', parts, -1, table.concat({ from, many + count, queue }, ' '))
+  else
+    redis.call('RPUSH', parts, table.concat({ first, count, queue }, ' '))
+  end
+end
+
 -- Apply reports to a batch: a byte for each ordinal from `first` on, 0 = none. They may come in any order, and again:
 -- one is newer if its turn is higher, or if the turn has no end yet. It is one, too, if the job was thought missing.
--- USES COUNT_OF, batch_part
+-- USES COUNT_OF, batch_part, note_change
 local function apply_ends(batch, first, bytes)
   local key, last = batch_part('ends', batch.id), math.min(first + #bytes, batch.total) - 1
   if last < first then
@@ -156,7 +181,9 @@ local function apply_ends(batch, first, bytes)
     local known, said = old:byte(i) or 0, bytes:byte(i)
     local code, turn = known % 8, math.floor(known / 8)
     local newer = math.floor(said / 8) - turn
-    if said ~= 0 and (newer > 0 or (newer == 0 and said % 8 > 0 and (code == 0 or (code == 5 and said % 8 ~= 5)))) then
+    local is_end = said % 8 > 0 and (code == 0 or (code == 5 and said % 8 ~= 5))
+    if said ~= 0 and said % 8 < 6 and (newer > 0 or (newer == 0 and is_end)) then
+      note_change(batch, first + i - 1, code, said % 8)
       local was, is = COUNT_OF[code], COUNT_OF[said % 8]
       if was then
         batch[was] = batch[was] - 1
@@ -203,8 +230,8 @@ end
 -- USES batch_of, add_chore, seconds
 local function call_back(batch, outcome, number, now)
   if redis.call('HEXISTS', batch_of(batch.id), 'on_' .. outcome) == 1 then
-    local counts = { batch.total - batch.missing, batch.done, batch.dead, batch.cancelled, batch.expired }
-    add_chore(seconds(now), 'call', batch.id, outcome, number, table.concat(counts, ' '))
+    local ends = { batch.done, batch.dead, batch.cancelled, batch.expired, batch.stopped }
+    add_chore(seconds(now), 'call', batch.id, outcome, number, batch.total - batch.missing, table.concat(ends, ' '))
   end
 end
 
@@ -220,7 +247,7 @@ end
 
 -- USES batch_of, report_batch, call_back, add_chore, seconds, batch_part
 local function end_batch(batch, now)
-  local failed = batch.dead + batch.cancelled + batch.expired > 0 and batch.complete_on ~= 'all'
+  local failed = batch.dead + batch.cancelled + batch.expired + batch.stopped > 0 and batch.complete_on ~= 'all'
   local state = batch.stop or (failed and 'failed' or 'done')
   if state == 'expired' then
     state = 'failed'
@@ -234,11 +261,15 @@ local function end_batch(batch, now)
   add_chore(seconds(now + (tonumber(batch.retention) or 0)), 'forget', batch.id)
   redis.call('DEL', batch_part('over', batch.id))
   redis.call('RPUSH', batch_part('over', batch.id), state)
+  if batch.nodes > 0 and not batch.parent and state ~= 'failed' then
+    add_chore(seconds(now), 'shed', batch.id, 0) -- nothing needs their results any more
+  end
 end
 
 -- Decide what follows from the counts of a batch, and write it.
--- USES how_many_open, reopen_batch, end_batch, call_back, write_batch, member_reports
+-- USES how_many_open, reopen_batch, end_batch, call_back, write_batch, member_reports, work_off
 local function decide(batch, now)
+  local is_rippling = batch.nodes > 0 and work_off(batch, now)
   local left = how_many_open(batch)
   if batch.state == 'failed' and (left > 0 or batch.is_turned) then
     reopen_batch(batch)
@@ -249,7 +280,7 @@ local function decide(batch, now)
   end
   local members = batch.total - batch.missing
   local tenth = batch.closed and members > 0 and math.floor(10 * (members - left) / members) or 0
-  if batch.closed and batch.adding == 0 and left == 0 and not ended then
+  if batch.closed and batch.adding == 0 and left == 0 and not ended and not is_rippling then
     end_batch(batch, now)
   elseif not ended and tenth > batch.tenth then
     batch.tenth = tenth

@@ -17,7 +17,7 @@
 -- FAILS  MISSING    there is no such batch
 -- TWICE  the second call returns the same ordinals, until they are confirmed
 -- USES   clock, rows, seconds, expect, refuse, read_batch, no_batch, batch_of, apply_ends, confirm, decide, add_chore,
---        batch_part
+--        batch_part, add_part
 --
 -- A batch with a reservation that is not confirmed does not end.
 
@@ -66,7 +66,6 @@ end
 
 first = batch.total
 local last = first + count - 1
-local parts = batch_part('parts', id)
 local ids, at = {}, first
 for job in rows(9, 1) do
   if at <= last then
@@ -81,13 +80,7 @@ end
 if #ids > 0 then
   redis.call('HSET', batch_part('ids', id), unpack(ids))
 end
-local from, many = (redis.call('LINDEX', parts, -1) or ''):match('^(%d+) (%d+) (.*)$')
-local same = redis.call('LINDEX', parts, -1) == table.concat({ from or '', many or '', queue }, ' ')
-if same then
-  redis.call('LSET', parts, -1, table.concat({ from, many + count, queue }, ' '))
-else
-  redis.call('RPUSH', parts, table.concat({ first, count, queue }, ' '))
-end
+add_part(id, first, count, queue)
 batch.total, batch.adding = batch.total + count, batch.adding + 1
 redis.call('HSET', batch_of(id), 'adding:' .. token, first .. ' ' .. last)
 add_chore(seconds(now + tonumber(settled)), 'settle', id, first, last, token)

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- batch_close: moves nothing. Closes a batch, or cancels it: only its own jobs may add more.
+-- batch_close: moves nothing. Closes a batch, or cancels it: only its own jobs may add more. The first nodes of a graph
+-- are released.
 --
 -- KEYS   root       prefix of the keys of the home of the batch
 -- ARGV   now        seconds, '' = Redis's clock
@@ -10,7 +11,7 @@
 -- REPLY  its state: 'running', 'done', 'failed' or 'cancelled'
 -- FAILS  MISSING    there is no such batch
 -- TWICE  the second call changes nothing
--- USES   clock, seconds, expect, refuse, read_batch, no_batch, confirm, decide, add_chore, note_act
+-- USES   clock, seconds, expect, refuse, read_batch, no_batch, confirm, decide, add_chore, note_act, cancel_waiting
 --
 -- A keeper then cancels the jobs that have not ended, some at a time. The batch has ended when they have.
 
@@ -33,10 +34,14 @@ local is_over = batch.state == 'done' or batch.state == 'cancelled' or (batch.st
 if not is_over then
   batch.closed = batch.closed or seconds(now)
   if batch.state == 'open' then
+    batch.changes = batch.nodes > 0 and { 'start 0 1' } or {}
     batch.state = 'running'
   end
   if how ~= '' and batch.stop ~= 'cancelled' and batch.stop ~= how then
     batch.stop = how
+    if batch.nodes > 0 then
+      cancel_waiting(batch)
+    end
     if batch.total > 0 then
       add_chore(seconds(now), 'cancel', id, 0, batch.total - 1)
     end

@@ -42,7 +42,9 @@ for field, value in rows(7, 2) do
   fields[#fields + 1] = value
 end
 
-redis.call('DEL', batch_part('ends', id), batch_part('parts', id), batch_part('ids', id), batch_part('over', id))
+for _, part in ipairs({ 'ends', 'parts', 'ids', 'over', 'nodes', 'ripple' }) do
+  redis.call('DEL', batch_part(part, id))
+end
 redis.call('HSET', batch_of(id), unpack(fields))
 write_batch({ id = id, total = 0, state = 'open', retention = retention, parent = parent ~= '' and parent })
 redis.call('ZADD', batches, seconds(now), id)

@@ -27,7 +27,8 @@
 --        is gone (its retention is over, or it was cancelled or dropped) or is a later job's. Without `since`, it fails
 --        with EXISTS, or keeps the jobs of the first. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports
+--        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports,
+--        claim_of
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
@@ -80,6 +81,12 @@ local function member(at)
   return string.format('%s%d', members, ordinal + at)
 end
 
+-- Whether the id is taken by the same member: an earlier call has written it.
+local function is_taken_by(id, at)
+  local by_member = field_of(id, 'batch') or (claim_of(id) or ''):match(' (.*)') or ''
+  return by_member:match('^[^/]*/[^/]*/%d+') == member(at)
+end
+
 local places, dues, old, written = {}, {}, {}, {}
 local created, more = whole_seconds(now), by ~= '' and { by = by } or nil
 -- Most rows have the same delay, and to format a number takes 0.5 us.
@@ -127,14 +134,16 @@ for id, payload, priority, group in rows(9, 6) do
     more.batch = member(row)
   end
   if members and not (new[id] or written[id]) then
-    member_reports.note(more.batch, 'm') -- another job of that id is kept
+    if not is_taken_by(id, row) then
+      member_reports.note(more.batch, 'm') -- another job of that id is kept
+    end
   elseif new[id] then
     new[id] = false
     acquit(id)
     write_record(id, payload, priority, group, created, more)
     if within ~= '' then
       redis.call('ZREM', dead, id)
-      take(id, tonumber(within), now)
+      take(id, tonumber(within), now, members and ' ' .. more.batch)
     end
   end
 end

@@ -61,6 +61,8 @@ class EndedBatch(Struct, frozen=True):
     dead: int
     cancelled: int
     expired: int
+    stopped: int = 0
+    """How many nodes of a graph did not run, since one before them has failed."""
 
 
 class BatchOptions(TypedDict, total=False):

@@ -120,7 +120,7 @@ class BatchKeeper:
         """Do a chore of a batch, and remove it. One that is malformed is removed."""
         kind, *words = step.split(" ")
         chores = {
-            "call": (8, self._call),
+            "call": (9, self._call),
             "settle": (4, self._settle),
             "cancel": (3, self._cancel),
             "expire": (1, self._expire),
@@ -201,7 +201,7 @@ class BatchKeeper:
         queue, payload = call.get("queue"), call.get("payload")
         if not isinstance(queue, str) or not keys.NAME.fullmatch(queue) or not isinstance(payload, dict):
             return
-        names = ("total", "done", "dead", "cancelled", "expired")
+        names = ("total", "done", "dead", "cancelled", "expired", "stopped")
         ended = {"batch": batch, "queue": store.queue, "outcome": outcome}
         ended |= {name: int(count) for name, count in zip(names, counts, strict=True)}
         job_id = f"{batch}.{outcome}.{number}"[-200:]

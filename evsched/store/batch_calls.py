@@ -50,9 +50,13 @@ class BatchRecord(Struct, frozen=True):
     dead: int
     cancelled: int
     expired: int
+    stopped: int = 0
+    """How many nodes of its graph do not run, since one before them has failed."""
+    nodes: int = 0
+    """How many nodes its graph has: the first of its ordinals. 0 = it has no order."""
     finished: float | None = None
     closed: float | None = None
-    stopped: str | None = None
+    stop: str | None = None
     """cancelled or expired, if its jobs were, or are being, cancelled."""
     round: int = 0
     """How often it has ended: once more each time that it had failed and a dead job of it was revived."""
@@ -68,22 +72,24 @@ class BatchRecord(Struct, frozen=True):
     @property
     def open(self) -> int:
         """How many of its jobs have not ended."""
-        return self.total - self.done - self.dead - self.cancelled - self.expired
+        return self.total - self.done - self.dead - self.cancelled - self.expired - self.stopped
 
 
 def _record(queue: str, batch: str, fields: dict[str, bytes]) -> BatchRecord | None:
     state, created = text(fields.get("state", b"")), number(fields.get("created"))
     if state not in ("open", "running", "done", "failed", "cancelled") or created is None:
         return None
-    total, missing, done, dead, cancelled, expired, again, adding = (
+    total, missing, done, dead, cancelled, expired, stopped, nodes, again, adding = (
         whole(fields.get(name))
-        for name in ("total", "missing", "done", "dead", "cancelled", "expired", "round", "adding")
+        for name in (
+            *("total", "missing", "done", "dead", "cancelled", "expired", "stopped", "nodes", "round", "adding"),
+        )
     )
     return BatchRecord(
-        *(batch, queue, state, created, total - missing, done, dead, cancelled, expired),
+        *(batch, queue, state, created, total - missing, done, dead, cancelled, expired, stopped, nodes),
         finished=number(fields.get("finished")),
         closed=number(fields.get("closed")),
-        stopped=_optional(fields, "stop"),
+        stop=_optional(fields, "stop"),
         round=again,
         adding=adding,
         ordinals=total,
@@ -96,6 +102,24 @@ def _record(queue: str, batch: str, fields: dict[str, bytes]) -> BatchRecord | N
 
 def _optional(fields: dict[str, bytes], name: str) -> str | None:
     return text(fields[name]) if name in fields else None
+
+
+class PlanRow(Struct, frozen=True):
+    """A node of a graph, as `batch_plan` takes it."""
+
+    node: bytes
+    """JSON, see batches/node.py."""
+    job: str
+    """The id of its job; "" = `<batch>.<ordinal>`. That of a batch has a slash before it."""
+    queue: str
+    after: Sequence[int] = ()
+    """The ordinals of the nodes before it."""
+    despite: bool = False
+    """Whether it also runs if they fail."""
+
+    def words(self) -> tuple[Word, ...]:
+        after = " ".join(map(str, self.after))
+        return self.node, self.job, self.queue, after, "1" if self.despite else ""
 
 
 class BatchCalls(Queue):
@@ -144,6 +168,16 @@ class BatchCalls(Queue):
         words = (self._now(), batch, token, count, queue, SETTLED, member, confirms)
         return self._verb("batch_add", read, *words, *ids)
 
+    def batch_plan(self, batch: str, first: int, rows: Iterable[PlanRow]) -> Call[int]:
+        """Write nodes of a graph, from an ordinal on; the reply is how many nodes it has. A second call writes nothing.
+
+        Raises (when sent):
+            JobMissing: there is no such batch.
+            JobLate: it is closed, or was cancelled.
+        """
+        words = (word for row in rows for word in row.words())
+        return self._verb("batch_plan", int, batch, first, *words)
+
     def batch_close(
         self, batch: str, *, confirms: str = "", how: Literal["", "cancelled", "expired"] = ""
     ) -> Call[str]:
@@ -158,7 +192,7 @@ class BatchCalls(Queue):
     def batch_count(self, ends: Iterable[tuple[str, int, bytes]]) -> Call[list[tuple[str, str]]]:
         """Count ends of members: batch, ordinal, and a byte for each ordinal from there on.
 
-        The reply: the batches that have ended by this call, and their states.
+        The reply: the batches that have ended by this call, or of whose graphs nodes were released, and their states.
         """
         return self._verb("batch_count", as_pairs, self._now(), *(word for row in ends for word in row))
 
@@ -191,6 +225,18 @@ class BatchCalls(Queue):
 
         return self._call(("HMGET", self._batch(batch, "ids"), *ordinals), read)
 
+    def batch_nodes(self, batch: str, ordinals: Sequence[int]) -> Call[list[bytes | None]]:
+        """Read nodes of a graph."""
+        return self._call(("HMGET", self._batch(batch, "nodes"), *ordinals), list)
+
+    def batch_befores(self, batch: str, ordinals: Sequence[int]) -> Call[list[list[int]]]:
+        """Read the ordinals of the nodes before some nodes."""
+
+        def read(reply: list[bytes | None]) -> list[list[int]]:
+            return [[int(word) for word in (befores or b"").split() if word.isdigit()] for befores in reply]
+
+        return self._call(("HMGET", self._batch(batch, "nodes"), *(f"<{at}" for at in ordinals)), read)
+
     def batch_names(self, first: int, last: int) -> Call[list[str]]:
         """Read the ids of batches, the newest first."""
         return self._call(("ZRANGE", f"{self._root}batches", first, last, "REV"), texts)
@@ -202,7 +248,7 @@ class BatchCalls(Queue):
 
     def forget_batch(self, batch: str) -> list[Call[Any]]:
         """Delete a batch. It is out of the list last, so that it is deleted again if this was not finished."""
-        found = [self._batch(batch, name) for name in ("", "ends", "parts", "ids", "over")]
+        found = [self._batch(batch, name) for name in ("", "ends", "parts", "ids", "over", "nodes", "ripple")]
         return [
             self._call(("UNLINK", *found), raw),
             self._call(("ZREM", f"{self._root}batches", batch), raw),

@@ -28,6 +28,7 @@ from evsched.diagnostics.audit import Audit
 from evsched.errors import EvschedError, JobMissing
 from evsched.jobs.job import Buried, Done
 from evsched.recurrence.recurrence import Declared, Occurrence
+from evsched.store.batch_calls import PlanRow
 from evsched.store.client_calls import New
 from evsched.store.moves import Arrival
 from evsched.store.operator_calls import condition
@@ -73,8 +74,8 @@ _TYPES: Final = {
 """The types of the keys that belong to the whole queue."""
 _TYPES_OF: Final = {
     **dict.fromkeys(["backlog", "requests", "requested", "deferred"], b"zset"),
-    **dict.fromkeys(["job", "recurrence", "batch", "batch_ids"], b"hash"),
-    **dict.fromkeys(["processing", "reply", "batch_parts", "batch_over"], b"list"),
+    **dict.fromkeys(["job", "recurrence", "batch", "batch_ids", "batch_nodes"], b"hash"),
+    **dict.fromkeys(["processing", "reply", "batch_parts", "batch_over", "batch_ripple"], b"list"),
     **dict.fromkeys(["arrival", "unique", "batch_ends"], b"string"),
 }
 """Those that belong to one job, worker, group or recurrence, by what stands before the name."""
@@ -168,6 +169,8 @@ class Arena:
         send(store.at(NOW).stand_by("p", Announced("app", "content", "d"), lease=9, claim=9))
         send(store.at(NOW).batch_open("b", "t", retention=9, expires=9, fields={"on_failed": due, "on_progress": due}))
         send(store.at(NOW).batch_add("b", "r", 3, QUEUE, ids=["y"]))
+        send(store.at(NOW).batch_open("g", "t", retention=9))
+        send(store.batch_plan("g", 0, [PlanRow(b"{}", "", QUEUE), PlanRow(b"{}", "", QUEUE, [0])]))
         send(Store(OTHER).at(NOW).enqueue([New("a", due, due=NOW), New("b", due, due=NOW + 50)]))
         self._raw.set("elsewhere", "x")
 

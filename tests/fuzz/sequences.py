@@ -172,7 +172,7 @@ _ENDS: Final = ("abort", "bury", "complete", "defer", "forward", "progress", "re
 
 _ASKS: Final = ("keep", "recall", "wait_for")
 """The verbs by which a run asks about the data that its job has kept."""
-_BATCHES: Final = ("batch_open", "batch_add", "batch_close", "batch_count")
+_BATCHES: Final = ("batch_open", "batch_add", "batch_plan", "batch_close", "batch_count")
 
 _DUE: Final = b"%d" % (NOW + 50)
 _CONTENTS: Final = [
@@ -237,7 +237,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("replace", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("enqueue", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
     ("enqueue", "batch"): ([b"", b"", b"fuzz/b/0/%d" % (NOW + 30)], [b"fuzz/b/0/0"]),
-    **{(verb, "id"): ([b"b", b"b", b"c"], _BAD_IDS) for verb in _BATCHES},
+    **{(verb, "id"): ([b"b", b"g", b"c"], _BAD_IDS) for verb in _BATCHES},
     **{(verb, "token"): ([b"t", b"r"], []) for verb in _BATCHES},
     **{(verb, "done"): ([b"", b"r"], []) for verb in _BATCHES},
     ("batch_open", "expires"): ([b"", b"60"], _LENGTHS[1]),
@@ -247,6 +247,11 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("batch_add", "count"): ([b"0", b"1"], []),
     ("batch_add", "settled"): ([b"60"], _LENGTHS[1]),
     ("batch_add", "member"): ([b"", b"0/", b"0/1"], [b"7/31"]),
+    ("batch_plan", "first"): ([b"0", b"1", b"2", b"3"], [b"9007199254740993"]),
+    ("batch_plan", "node"): ([b"{}", hostile.VALID], [b"", b"x"]),
+    ("batch_plan", "job"): ([b"", b"n", b"/c"], _BAD_IDS),
+    ("batch_plan", "after"): ([b"", b"0", b"0 1"], [b"9007199254740993", b"x"]),
+    ("batch_plan", "despite"): ([b"", b"1"], [b"x"]),
     ("batch_close", "how"): ([b"", b"cancelled", b"expired"], []),
     ("batch_count", "first"): ([b"0", b"1"], [b"9007199254740993"]),
     ("batch_count", "ends"): ([b"\x01", b"\x01\x02", b"\x08\x09"], [b"", b"\x00", b"\xff" * 999]),
@@ -328,7 +333,7 @@ _ZSETS: Final = (
 ).split()
 _HASHES: Final = (
     b"limits in_flight fair moving arrived busy_leases windows suspects declared_limits recurrence:r job:a job:running "
-    b"batch:b batch_ids:b"
+    b"batch:b batch_ids:b batch:g batch_nodes:g"
 ).split()
 _BROKEN: Final = {
     **dict.fromkeys(_ZSETS, b"zset"),

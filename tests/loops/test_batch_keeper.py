@@ -93,7 +93,7 @@ async def test_callback_runs_once_when_all_jobs_are_done(config: Config, tasks: 
         found = await batch.wait(5)
         assert (found.state, found.open, found.round) == ("done", 0, 1)
         assert sorted(await batch.results()) == list(range(1, 30))
-        await done(running, f"call {batch.id} done 1 29 29 0 0 0")
+        await done(running, f"call {batch.id} done 1 29 29 0 0 0 0")
         assert tasks.ends.outcomes() == ["done"]
 
 
@@ -301,7 +301,14 @@ async def test_malformed_chores_are_removed(config: Config, tasks: Tasks) -> Non
         store = Store(config.queues[0])
         wrong = [
             *("", "x", "end", "end x", "end a/b x 1d", "end a b/c 1.0 1d", "call b done", "settle b x y z", "forget"),
-            *("call b done 1 2 3 4 5 6", "settle b 0 1 t", "cancel b 0 1", "expire b", "forget b", "end a/b 1.0 zz 1d"),
+            *(
+                "call b done 1 2 3 4 5 6 7",
+                "settle b 0 1 t",
+                "cancel b 0 1",
+                "expire b",
+                "forget b",
+                "end a/b 1.0 zz 1d",
+            ),
         ]
         for step in wrong:
             await running.sender.send(store.add_chore(step, 0.0))

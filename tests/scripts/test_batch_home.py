@@ -82,7 +82,7 @@ def test_batch_is_done_when_it_is_closed_and_all_of_its_jobs_are_done(home: Home
     found = home.read()
     assert (found.state, found.total, found.done, found.open, found.round) == ("done", 2, 2, 0, 1)
     assert (found.created, found.closed, found.finished, found.tags) == (NOW, NOW, NOW + 5, "x")
-    assert home.chores() == {"call b done 1 2 2 0 0 0": NOW + 5, "forget b": NOW + 105}
+    assert home.chores() == {"call b done 1 2 2 0 0 0 0": NOW + 5, "forget b": NOW + 105}
     assert home.state()["batches"] == {"b": NOW}
     assert home.send(home.store.wait_for_batch("b", 1.0)) == b"done"
 
@@ -90,7 +90,7 @@ def test_batch_is_done_when_it_is_closed_and_all_of_its_jobs_are_done(home: Home
 def test_empty_batch_is_done_when_it_is_closed(home: Home) -> None:
     home.open(on_done="{}")
     assert home.close() == "done"
-    assert home.chores("call") == {"call b done 1 0 0 0 0 0": NOW}
+    assert home.chores("call") == {"call b done 1 0 0 0 0 0 0": NOW}
 
 
 def test_batch_without_callbacks_has_no_calls(home: Home) -> None:
@@ -130,7 +130,7 @@ def test_batch_that_needs_only_ends_is_done_with_dead_jobs(home: Home) -> None:
     home.count((0, TURN + DONE))
     found = home.read()
     assert (found.state, found.round, found.done, found.dead) == ("done", 1, 2, 0)
-    assert list(home.chores("call")) == ["call b done 1 2 1 1 0 0"]
+    assert list(home.chores("call")) == ["call b done 1 2 1 1 0 0 0"]
 
 
 def test_failed_batch_is_open_again_when_a_job_is_revived(home: Home) -> None:
@@ -140,16 +140,16 @@ def test_failed_batch_is_open_again_when_a_job_is_revived(home: Home) -> None:
     found = home.read()
     assert (found.state, found.open, found.finished) == ("running", 1, None)
     assert "batch_over:b" not in home.state()
-    assert list(home.chores()) == ["call b failed 1 2 1 1 0 0"]
+    assert list(home.chores()) == ["call b failed 1 2 1 1 0 0 0"]
     home.count((0, TURN + DEAD), at=NOW + 2)
     assert home.read().state == "failed"
     home.count((0, 2 * TURN), at=NOW + 3)
     home.count((0, 2 * TURN + DONE), at=NOW + 4)
     assert home.read().state == "done"
     assert home.chores() == {
-        "call b failed 1 2 1 1 0 0": NOW,
-        "call b failed 2 2 1 1 0 0": NOW + 2,
-        "call b done 3 2 2 0 0 0": NOW + 4,
+        "call b failed 1 2 1 1 0 0 0": NOW,
+        "call b failed 2 2 1 1 0 0 0": NOW + 2,
+        "call b done 3 2 2 0 0 0 0": NOW + 4,
         "forget b": NOW + 104,
     }
 
@@ -183,7 +183,7 @@ def test_missing_jobs_do_not_count(home: Home) -> None:
     home.count((0, DONE), (1, MISSING), (2, MISSING))
     found = home.read()
     assert (found.state, found.total, found.done, found.ordinals) == ("done", 1, 1, 3)
-    assert list(home.chores("call")) == ["call b done 1 1 1 0 0 0"]
+    assert list(home.chores("call")) == ["call b done 1 1 1 0 0 0 0"]
 
 
 def test_progress_is_called_for_each_tenth_of_a_closed_batch(home: Home) -> None:
@@ -212,7 +212,7 @@ def test_batch_that_is_cancelled_ends_with_its_last_job(
     assert home.count((1, CANCELLED)) == [("b", outcome)]
     assert home.chores("expire") == {}
     assert len(home.chores("call b failed")) == (how == "expired")
-    assert home.read().stopped == how
+    assert home.read().stop == how
 
 
 def test_jobs_that_come_after_a_cancellation_are_cancelled_too(home: Home) -> None:

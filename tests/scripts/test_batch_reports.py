@@ -241,6 +241,23 @@ def test_call_that_is_sent_again_keeps_its_members(members: Members, state: Stat
     assert reports(state) == ["7m", "8m"]
 
 
+def test_member_that_was_enqueued_before_is_not_missing(members: Members, state: State, raw: Any, queue: str) -> None:
+    """A keeper may start a node again: its job waits, or was revived, or is gone and its id is taken for a while."""
+    call = members.store.at(NOW).enqueue([New("a", PAYLOAD)], batch=f"home/b/5/{NOW + 30}", keep=True, within=60.0)
+    members.send(call)
+    members.send(call)
+    raw.hset(f"evsched:{{{queue}}}:job:a", "batch", "home/b/5/1")
+    members.send(call)
+    assert reports(state) == []
+    members.send(members.store.at(NOW).cancel("a"))
+    members.send(call)
+    assert reports(state) == ["5c.1"]
+    assert "job:a" not in state()
+    other = members.store.at(NOW).enqueue([New("a", PAYLOAD)], batch=f"home/b/6/{NOW + 30}", keep=True, within=60.0)
+    members.send(other)
+    assert reports(state) == ["5c.1", "6m"]
+
+
 def test_id_that_stands_twice_in_a_call_is_one_member(members: Members, state: State) -> None:
     members.add("a", "a", keep=True)
     assert reports(state) == ["1m"]

@@ -13,6 +13,7 @@ from evsched.errors import JobChanged, JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
+from evsched.store.batch_calls import PlanRow
 from evsched.store.client_calls import Edit, New
 from evsched.store.moves import Arrival, MovingBatch
 from evsched.store.operator_calls import Violation, condition
@@ -81,6 +82,11 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
     send(store.at(NOW).depart("there", "first", [b"leaves"], calm=9.0))
     send(store.at(NOW).batch_open("b", "t", retention=9, fields={"on_failed": "{}"}))
     send(store.at(NOW).batch_add("b", "r", 2, "q", ids=["y"]))
+    send(store.at(NOW).batch_open("g", "t", retention=9))
+    send(store.batch_plan("g", 0, [PlanRow(b"{}", "n", "q"), PlanRow(b"{}", "", "q", [0])]))
+    send(store.at(NOW).batch_open("h", "t", retention=9))
+    send(store.batch_plan("h", 0, [PlanRow(b"{}", "n", "q"), PlanRow(b"{}", "", "q", [0])]))
+    send(store.at(NOW).batch_close("h"))
     raw.hset(f"evsched:{{{store.queue}}}:arrived", "there", '{"number":"1","token":"x","stay":{}}')
     raw.rpush(f"evsched:{{{store.queue}}}:reply:running", "{}")
     raw.zadd(f"evsched:{{{store.queue}}}:canary", {"": 0})
@@ -101,8 +107,9 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "backfill": lambda store, runs: store.at(NOW).backfill("r", [f"{NOW - 97:.0f}"]),
     "batch_open": lambda store, runs: store.at(NOW).batch_open("c", "t", retention=9, expires=9),
     "batch_add": lambda store, runs: store.at(NOW).batch_add("b", "t", 2, "q", ids=["x"]),
+    "batch_plan": lambda store, runs: store.batch_plan("g", 2, [PlanRow(b"{}", "m", "q", [1])]),
     "batch_close": lambda store, runs: store.at(NOW).batch_close("b", confirms="r", how="cancelled"),
-    "batch_count": lambda store, runs: store.at(NOW).batch_count([("b", 0, b"\x01\x02")]),
+    "batch_count": lambda store, runs: store.at(NOW).batch_count([("b", 0, b"\x01\x02"), ("h", 0, b"\x01")]),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
     "bury": lambda store, runs: store.at(NOW).bury("w", [(runs[RUN], Buried("x", True))]),
     "cancel": lambda store, runs: store.at(NOW).cancel("r4"),
@@ -210,6 +217,7 @@ NAMED = [
 REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
 BATCHES = ["chores", "batches", "batch:b", "batch_ends:b", "batch_parts:b", "batch_ids:b", "batch_over:b"]
+GRAPHS = [f"batch{part}:{name}" for part in ("", "_ends", "_parts", "_ids", "_nodes", "_ripple") for name in "gh"]
 OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
 OF_ONE = {"cancel", "ask", "reschedule", "edit", "look", "explain", "enqueue", "revive", "drop", "signal"}
@@ -230,7 +238,7 @@ def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
     """Either the verb is refused by the type and writes nothing, or it succeeds. After the repair every job runs."""
     root = f"evsched:{{{store.queue}}}:"
     dumped = {key: raw.dump(key) for key in raw.scan_iter(match=root + "*", count=1000)}
-    for name in [*WHOLE, *NAMED, *OF_APP, *REQUESTS, *MOVES, *BATCHES, "recurrences", *JOBS]:
+    for name in [*WHOLE, *NAMED, *OF_APP, *REQUESTS, *MOVES, *BATCHES, *GRAPHS, "recurrences", *JOBS]:
         pipe = raw.pipeline()
         pipe.delete(*raw.keys(root + "*"))
         for key, value in dumped.items():
@@ -256,7 +264,7 @@ def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
             allowed = allowed or (verb == "unpause" and name == "pauses")
             allowed = allowed or (verb in ("trigger", "backfill") and name in REQUESTS)
             allowed = allowed or (verb in ("depart", "arrive", "vacate") and name in MOVES)
-            allowed = allowed or (verb.startswith("batch_") and name in BATCHES)
+            allowed = allowed or (verb.startswith("batch_") and name in (*BATCHES, *GRAPHS))
             assert allowed or (verb in OF_RECURRENCES - {"agenda"} and name == "recurrence:r"), name
         raw.delete(key)
         if kept is not None:

@@ -34,7 +34,7 @@ def test_batches_are_listed_shown_and_cancelled(cli: Cli, queue: str, batch: str
     assert shown == {**listed, "failures": [{"id": "b.2", "queue": queue, "outcome": "dead"}]}
     assert f"dead: b.2 of queue {queue}" in cli.run("batches", "show", batch, *of).stdout
     assert cli.run("batches", "cancel", batch, *of, "--as", "ann").stdout == "b is being cancelled\n"
-    assert cli.json("batches", "show", batch, *of)["stopped"] == "cancelled"
+    assert cli.json("batches", "show", batch, *of)["stop"] == "cancelled"
     (act,) = cli.json("audit", *of)
     assert (act["who"], act["act"], act["what"]) == ("ann", "cancel", {"batch": "b"})
 
