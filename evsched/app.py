@@ -32,6 +32,8 @@ from evsched.transport.call import read_scripts
 
 if TYPE_CHECKING:
     from evsched.batches.batch import Batch, BatchOptions, NewBatch
+    from evsched.client.task_handle import Call
+    from evsched.graphs.graph import Graph
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -245,6 +247,41 @@ class App:
         from evsched.batches.batch import NewBatch  # few programs need it
 
         return NewBatch(id, self.queue if queue is None else queue, self.client, options)
+
+    def graph(
+        self,
+        id: str | None = None,  # noqa: A002 - as of a job
+        *,
+        queue: str | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> Graph:
+        """Return a graph without nodes: jobs that run in an order and get each other's results. See docs/graphs.md.
+
+        The arguments are those of `batch`: a graph is a batch.
+        """
+        from evsched.graphs.graph import Graph  # few programs need it
+
+        return Graph(self, id, self.queue if queue is None else queue, options)
+
+    def chain(
+        self,
+        *calls: Call[Any],
+        id: str | None = None,  # noqa: A002 - as of a job
+        queue: str | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> Graph:
+        """Return a graph of jobs one after the other: `await app.chain(load.s(url), parse.s(), save.s()).enqueue()`.
+
+        Each gets the result of the one before it as its next argument by position, if its handler takes one. The other
+        arguments are those of `batch`.
+
+        Raises:
+            BadArguments: a task cannot be called with its arguments.
+            ConfigError: a call names an id, or is not `task.s(...)`.
+        """
+        from evsched.graphs.graph import chain
+
+        return chain(self, calls, id, self.queue if queue is None else queue, options)
 
     def known_batch(self, id: str, *, queue: str | None = None) -> Batch:  # noqa: A002
         """Return a handle for a batch whose id you know; `queue`: its home, else the app's. It asks Redis nothing."""

@@ -7,6 +7,7 @@
 --                          >n  those of the nodes after it, with '!' if they run despite failures; `>start`: those
 --                              that have none before them
 --                          -n  `<waits> <fails>`: for how many nodes before it it waits, and how many of them stop it
+--                          ?n  why its job could not be enqueued
 -- batch_ripple:<id>  list  `<n> <was> <is> [<from>]`: a node has changed, and those after it do not know yet; but the
 --                          nodes in the first `from` letters of `>n` do
 --

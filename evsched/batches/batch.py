@@ -14,7 +14,8 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from evsched import keys
-from evsched.batches.member import CODES, Member, with_codes
+from evsched.batches.member import CODES, OUTCOMES, Member, with_codes
+from evsched.batches.node import GraphNode, graph_nodes
 from evsched.client.client import Client
 from evsched.client.job_handle import Job
 from evsched.client.new_job import JobOptions
@@ -35,6 +36,9 @@ R = TypeVar("R")
 
 _MANY: Final = 1000
 """Jobs that are reserved, and enqueued, in one round trip."""
+
+_NODES: Final = 250
+"""Nodes that are read in one round trip."""
 
 _BLOCK: Final = 10.0
 """Seconds of one blocking call."""
@@ -227,7 +231,29 @@ class Batch:
 
     async def members(self, limit: int = 1000) -> list[Member]:
         """Return the first of its jobs, and how they have ended."""
-        return await self._members(("open", "done", "dead", "cancelled", "expired"), limit)
+        return await self._members(("waiting", "open", "done", "dead", "cancelled", "expired", "stopped"), limit)
+
+    async def nodes(self, first: int = 0, limit: int = 1000) -> list[GraphNode]:
+        """Return nodes of a graph from an ordinal on, each behind those that it waits for.
+
+        Raises:
+            JobMissing: there is no such batch.
+        """
+        last, found = min((await self.status()).nodes, first + limit) - 1, list[GraphNode]()
+        for at in range(first, last + 1, _NODES):
+            found += await self._client.run(graph_nodes(self._store, self.id, at, min(at + _NODES - 1, last)))
+        return found
+
+    async def node(self, name: str) -> GraphNode:
+        """Return the node of that name.
+
+        Raises:
+            JobMissing: there is none.
+        """
+        found = next((node for node in await self.nodes(limit=_MANY * _MANY) if node.name == name), None)
+        if found is None:
+            raise JobMissing(f"batch {self.id} of queue {self.queue} has no node {name}")
+        return found
 
     async def results(self, limit: int = 1000) -> list[Any]:
         """Return the results of the first of its jobs that are done, as long as their records are kept."""
@@ -237,7 +263,7 @@ class Batch:
 
     async def _members(self, outcomes: Sequence[str], limit: int) -> list[Member]:
         status = await self.status()
-        codes = [code for code, outcome in enumerate(_OUTCOMES) if outcome in outcomes]
+        codes = [code for code, outcome in enumerate(OUTCOMES) if outcome in outcomes]
         return await self._client.run(with_codes(self._store, self.id, status.ordinals, codes, limit))
 
     async def wait(self, timeout: timedelta | float | None = None) -> BatchRecord:
@@ -281,9 +307,6 @@ class Batch:
         self._written.append(token)
         if not self._is_open:
             await self._confirm_all()
-
-
-_OUTCOMES: Final = ("open", "done", "dead", "cancelled", "expired", "missing")
 
 
 class NewBatch(Batch):

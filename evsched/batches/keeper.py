@@ -19,11 +19,12 @@ import msgspec
 from evsched import events, keys
 from evsched.batches.member import CODES, are_there, members, with_codes
 from evsched.batches.member import ends as ends_of
+from evsched.batches.starter import STARTED, Starter
 from evsched.client.client import Client
 from evsched.client.operations import Nodes
 from evsched.client.option_values import Unique
 from evsched.dispatcher.queue_rounds import QueueRounds
-from evsched.errors import JobMissing, StoreError, StoreRefused
+from evsched.errors import JobLate, JobMissing, StoreError, StoreRefused
 from evsched.jobs.job import decode, encode
 from evsched.runtime.loops import Runtime
 from evsched.store.client_calls import New
@@ -52,9 +53,6 @@ _LATER: Final = 5.0
 _SLICE: Final = 100
 """Members that one step looks for, or cancels."""
 
-_CALLED: Final = 86400.0
-"""Seconds for which the id of a callback's job is taken, so that it is one job even if it has ended."""
-
 _GAP: Final = 16
 """Ordinals without a report that may lie between two that are sent as one text of bytes."""
 
@@ -71,10 +69,12 @@ class BatchKeeper:
     def __init__(self, runtime: Runtime, served: Callable[[], list[str]]) -> None:
         self._runtime = runtime
         self._client = Client(runtime.config.url, runtime.shards)
+        self._starter = Starter(self._client)
         self._rounds = QueueRounds("batches", runtime, served, _CAP, lambda seen: seen.chores, self.step)
         self.pulse = self._rounds.pulse
         self._stepped: dict[str, float] = {}
-        """When the queues with chores were last looked at, on the monotonic clock."""
+        """When the queues with chores were last looked at, on the monotonic clock. Not those where jobs of a graph were
+        just released or started: the next end there is worth no wait."""
 
     def look_at(self, queue: str) -> None:
         """Do the chores of a queue now, or soon after the last ones."""
@@ -102,19 +102,20 @@ class BatchKeeper:
             StoreDown, StoreRefused: chores that were not done are still there.
         """
         store, self._stepped[queue] = Store(queue), time.monotonic()
-        found = await self._runtime.sender.send(store.chores(_CHORES))
+        found, now = await self._runtime.sender.send_all([store.chores(_CHORES), clock(keys.root(queue))])
         if not found:
             del self._stepped[queue]
             return float("inf")
-        now = await self._runtime.sender.send(clock(keys.root(queue)))
         due = [(step, at) for step, at in found if at <= now]
         if not due:
             return min(found[0][1] - now, _CAP)
-        await self._carry_ends(store, [one for one in due if one[0].startswith("end ")], now)
+        released = await self._carry_ends(store, [one for one in due if one[0].startswith("end ")], now)
         for step, _ in due:
             if not step.startswith("end "):
                 await self._do(store, step, now)
-        return _GATHER
+        if released or any(step.startswith(("start ", "ripple ")) for step, _ in due):
+            del self._stepped[queue]
+        return 0.0 if released else _GATHER
 
     async def _do(self, store: Store, step: str, now: float) -> None:
         """Do a chore of a batch, and remove it. One that is malformed is removed."""
@@ -125,6 +126,9 @@ class BatchKeeper:
             "cancel": (3, self._cancel),
             "expire": (1, self._expire),
             "forget": (1, self._forget),
+            "start": (2, self._starter.start),
+            "ripple": (2, self._ripple),
+            "shed": (2, self._starter.shed),
         }
         count, do = chores.get(kind, (-1, self._forget))
         more: tuple[str, float] | None = None
@@ -133,7 +137,7 @@ class BatchKeeper:
                 more = await do(store, now, *words)
             except (JobMissing, ValueError):
                 pass  # the batch is forgotten, or it is malformed
-            except StoreRefused:
+            except (StoreRefused, JobLate):
                 more = step, now + _LATER  # the others do not wait for it
         if more is not None:
             await self._runtime.sender.send(store.add_chore(*more))
@@ -143,8 +147,9 @@ class BatchKeeper:
 
     # Ends of jobs of this queue.
 
-    async def _carry_ends(self, store: Store, steps: list[tuple[str, float]], now: float) -> None:
-        """Count ends at the homes of their batches."""
+    async def _carry_ends(self, store: Store, steps: list[tuple[str, float]], now: float) -> bool:
+        """Count ends at the homes of their batches; return whether nodes of graphs were released."""
+        released = False
         by_home, carried, count = defaultdict[str, Reports](Reports), defaultdict[str, list[tuple[str, bool]]](list), 0
         bad = list[str]()
         for step, at in steps:
@@ -164,13 +169,15 @@ class BatchKeeper:
             self._runtime.emit(events.ChoresDone(queue=store.queue, steps=bad))
         for home, ends in by_home.items():
             try:
-                await self._client.send(Store(home).batch_count(ends.rows()))
+                counted = await self._client.send(Store(home).batch_count(ends.rows()))
+                released = released or any(state == "running" for _, state in counted)
             except StoreError:
                 if self._runtime.part.node is None:
                     raise  # there is one Redis
                 await self._later(store, [step for step, _ in carried[home]], now + _LATER)
                 continue
             await self._carried(store, home, carried[home], now)
+        return released
 
     async def _carried(self, store: Store, home: str, steps: list[tuple[str, bool]], now: float) -> None:
         """Remove ends that were counted. Those that went to another server for the first time are carried once more."""
@@ -207,7 +214,7 @@ class BatchKeeper:
         job_id = f"{batch}.{outcome}.{number}"[-200:]
         made = encode(payload | {"args": [ended]})
         job = New(job_id, made, call.get("priority"), call.get("group"))
-        await self._client.enqueue(queue, [job], "keep", Unique(within=_CALLED))
+        await self._client.enqueue(queue, [job], "keep", Unique(within=STARTED))
 
     async def _settle(
         self, store: Store, now: float, batch: str, first: str, last: str, token: str
@@ -260,12 +267,18 @@ class BatchKeeper:
             return f"cancel {batch} {found[-1].ordinal + 1} {last}", now
         return f"settle {batch} 0 {last} {_UNNAMED}", now + _LATER
 
+    async def _ripple(self, store: Store, now: float, batch: str, number: str) -> None:
+        """Go on with the changes of a graph. If there is even more to do, the script leaves another such chore."""
+        await self._client.send(store.batch_count([(batch, 0, b"")]))
+
     async def _expire(self, store: Store, now: float, batch: str) -> None:
         await self._client.send(store.batch_close(batch, how="expired"))
 
     async def _forget(self, store: Store, now: float, batch: str) -> None:
         record = await self._client.send(store.batch(batch))
         if record is not None and record.finished is not None:
+            if record.nodes:
+                await self._starter.forget(store, now, batch)
             for call in store.forget_batch(batch):
                 await self._client.send(call)
 

@@ -10,10 +10,10 @@ from msgspec import Struct
 from evsched.client.operations import Operation, send, send_many
 from evsched.store.store import Store
 
-CODES: Final = {"o": 0, "d": 1, "x": 2, "c": 3, "e": 4, "m": 5}
+CODES: Final = {"o": 0, "d": 1, "x": 2, "c": 3, "e": 4, "m": 5, "s": 6, "w": 7}
 """The codes of lua/_batches.lua."""
 
-OUTCOMES: Final = ("open", "done", "dead", "cancelled", "expired", "missing")
+OUTCOMES: Final = ("open", "done", "dead", "cancelled", "expired", "missing", "stopped", "waiting")
 """The outcomes by the numbers of their codes."""
 
 _PARTS: Final = 1000
@@ -30,7 +30,7 @@ class Member(Struct, frozen=True):
     queue: str
     id: str
     outcome: str
-    """open, done, dead, cancelled, expired, or missing: it was never enqueued."""
+    """open, done, dead, cancelled, expired, or missing: it was never enqueued. Of a node also waiting or stopped."""
 
     @property
     def batch(self) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched.client.client import Client, SyncClient
@@ -49,6 +50,17 @@ class Outlet(Protocol):
     def client(self) -> Client: ...
 
 
+class Call(Struct, Generic[R], frozen=True):
+    """A call of a task as a part of a chain or a graph, where more arguments are added. `task.s(...)` makes it."""
+
+    task: Enqueuer[..., R]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"{self.task.name}.s(...)"  # some arguments may be redacted
+
+
 class Enqueuer(Generic[P, R]):
     """A task with options: what `using` returns."""
 
@@ -57,6 +69,21 @@ class Enqueuer(Generic[P, R]):
         self._task = task
         self._options = options
         self._queue = options.get("queue") or task.queue or app.queue
+        self.name = task.name
+
+    @property
+    def queue(self) -> str:
+        """Where its jobs go."""
+        return self._queue
+
+    @property
+    def retention(self) -> float:
+        """The seconds for which its results are kept, if its jobs do not say."""
+        return self._task.retention
+
+    def s(self, *args: Any, **kwargs: Any) -> Call[R]:
+        """Return a call for a chain or a graph, which may add results of other jobs to its arguments."""
+        return Call(self, args, kwargs)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Put a job on the schedule.
@@ -110,14 +137,41 @@ class Enqueuer(Generic[P, R]):
             BadArguments: the task cannot be called with such an argument.
             ConfigError: the options name an id or a time.
         """
-        for name in ("id", "unique", "on_conflict", "due", "delay"):
-            if self._options.get(name) is not None:
-                raise ConfigError(f"{name}: a callback has its own id and time: leave it out")
+        self._refuse(("id", "unique", "on_conflict", "due", "delay"), "a callback has its own id and time")
         job = self._maker(self._options)((argument,), {})
         payload = decode(job.payload)
         del payload["args"]
         found = {"queue": self._queue, "payload": payload, "priority": job.priority, "group": job.group}
         return {name: value for name, value in found.items() if value is not None}
+
+    def outline(
+        self, args: Sequence[Any], kwargs: dict[str, Any], *, later: bool, named: Sequence[str]
+    ) -> tuple[New, dict[str, Any]]:
+        """Return a job to which arguments are added: one more by position if `later`, and `named`; and its payload.
+
+        Raises:
+            BadArguments: the task cannot be called with all of these.
+            ConfigError: the options name an id.
+        """
+        self._refuse(("id", "unique", "on_conflict"), "the job of a node has its own id")
+        places = (len(args), *named) if later else named
+        job = self._maker(self._options, places)([*args, None] if later else args, kwargs | dict.fromkeys(named))
+        payload = decode(job.payload)
+        payload["args"] = payload.get("args", [])[: len(args)]
+        payload["kwargs"] = {name: value for name, value in payload.get("kwargs", {}).items() if name not in named}
+        return job, payload
+
+    def takes_more(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Return whether the function takes one more argument by position."""
+        signature, at = self._task.signature, len(args)
+        if at < len(signature.order):
+            return signature.order[at] not in kwargs
+        return bool(signature.var_positional)
+
+    def _refuse(self, names: Sequence[str], why: str) -> None:
+        for name in names:
+            if self._options.get(name) is not None:
+                raise ConfigError(f"{name}: {why}: leave it out")
 
     def known(self, job_id: str, client: SyncClient) -> SyncJob[R]:
         """Return a handle for a job of this task whose id is known."""
@@ -170,8 +224,10 @@ class Enqueuer(Generic[P, R]):
         found = zip(jobs, rows, strict=True)
         return [Job(job.id, self._queue, self._task.signature.returns, client, row) for job, row in found]
 
-    def _maker(self, options: JobOptions) -> Callable[[Sequence[Any], dict[str, Any]], New]:
-        """Return a function that builds a job from its arguments, and checks them."""
+    def _maker(
+        self, options: JobOptions, later: Sequence[str | int] = ()
+    ) -> Callable[[Sequence[Any], dict[str, Any]], New]:
+        """Return a function that builds a job from its arguments, and checks them. `later`: as of `check`."""
         task, unique = self._task, options.get("unique")
         if task.redact:
             options = {**options, "redact": (*task.redact, *(options.get("redact") or ()))}
@@ -179,7 +235,7 @@ class Enqueuer(Generic[P, R]):
 
         def checked(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
             job = make(args, kwargs)
-            check(task.signature, task.check, args, kwargs, job.payload)
+            check(task.signature, task.check, args, kwargs, job.payload, later)
             return job if unique is None else replace(job, id=unique_id(task, unique, args, kwargs))
 
         return checked
@@ -219,7 +275,6 @@ class TaskHandle(Enqueuer[P, R]):
 
     def __init__(self, app: Outlet, task: Task) -> None:
         super().__init__(app, task, JobOptions())
-        self.name = task.name
         self.task = task
 
     @property
@@ -295,6 +350,12 @@ class Recur:
     def __call__(self, handler: Any, /) -> Any: ...
 
 
+class SyncGraph(Protocol):
+    """A graph, as `App.graph` and `App.chain` make it."""
+
+    async def put(self, client: Client) -> Any: ...
+
+
 class SyncSession:
     """The client of a program without an event loop. Any number of threads, and forked processes, may share it."""
 
@@ -309,6 +370,10 @@ class SyncSession:
     def enqueue_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[SyncJob[R]]:
         """Put many jobs on the schedule, as `Enqueuer.enqueue_many`."""
         return [task.known(job_id, self._client) for job_id in finish(task.put_many(self._client.client, calls))]
+
+    def enqueue_graph(self, graph: SyncGraph) -> str:
+        """Enqueue a graph or a chain; return its id. Raises as `Graph.enqueue` does."""
+        return finish(graph.put(self._client.client)).id
 
     def job(self, id: str, *, queue: str | None = None) -> SyncJob[Any]:  # noqa: A002 - the contract's name
         """Return a handle for a job whose id you know, as `App.job`."""

@@ -237,6 +237,18 @@ class BatchCalls(Queue):
 
         return self._call(("HMGET", self._batch(batch, "nodes"), *(f"<{at}" for at in ordinals)), read)
 
+    def batch_failures(self, batch: str, ordinals: Sequence[int]) -> Call[list[str | None]]:
+        """Read why the jobs of some nodes were not enqueued; None = they were, or will be."""
+
+        def read(reply: list[bytes | None]) -> list[str | None]:
+            return [None if why is None else text(why) for why in reply]
+
+        return self._call(("HMGET", self._batch(batch, "nodes"), *(f"?{at}" for at in ordinals)), read)
+
+    def fail_node(self, batch: str, ordinal: int, why: str) -> Call[Any]:
+        """Note why the job of a node is not enqueued."""
+        return self._call(("HSET", self._batch(batch, "nodes"), f"?{ordinal}", why), raw)
+
     def batch_names(self, first: int, last: int) -> Call[list[str]]:
         """Read the ids of batches, the newest first."""
         return self._call(("ZRANGE", f"{self._root}batches", first, last, "REV"), texts)
@@ -257,6 +269,19 @@ class BatchCalls(Queue):
     def member_of(self, job_id: str) -> Call[bytes | None]:
         """Read which member of a batch a job is, as its record says; None if it has none, or there is no record."""
         return self._call(("HGET", keys.job(self.queue, job_id), "batch"), raw)
+
+    def result_of(self, job_id: str) -> Call[bytes | None]:
+        """Read the result of a job, JSON; None if it is not done, or there is no record."""
+
+        def read(reply: list[bytes | None]) -> bytes | None:
+            outcome, result = reply
+            return result if outcome == b"done" else None
+
+        return self._call(("HMGET", keys.job(self.queue, job_id), "outcome", "result"), read)
+
+    def shorten_record(self, job_id: str, length: float) -> Call[Any]:
+        """Keep the record of a job that has ended for no more than `length` seconds. Others have no expiry."""
+        return self._call(("PEXPIRE", keys.job(self.queue, job_id), f"{1000 * length:.0f}", "XX", "LT"), raw)
 
     def chores(self, limit: int) -> Call[list[tuple[str, float]]]:
         """Read the first chores of the queue, and when they are to be done."""

@@ -1,0 +1,263 @@
+"""The jobs of a graph: a keeper makes and enqueues them when their nodes are released.
+
+Each step may be repeated, or done by two keepers at once: the ids of the jobs, and the ordinals and tokens of the
+batches, follow from the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+
+from evsched.batches.member import CODES
+from evsched.batches.node import Node, Take, read_node
+from evsched.client.client import Client
+from evsched.client.operations import send_many
+from evsched.errors import JobExists, JobMissing
+from evsched.jobs.job import decode, encode
+from evsched.store.batch_calls import RESERVED, PlanRow
+from evsched.store.client_calls import New
+from evsched.store.store import Store
+from evsched.transport.call import Call
+
+STARTED: Final = 86400.0
+"""Seconds for which the id of a job is taken, so that it is one job even if it has ended."""
+
+_SLICE: Final = 100
+"""Records that one round trip reads."""
+
+ROWS: Final = 250
+"""Nodes that one call writes: about 1 ms of Redis's time."""
+
+ROW_BYTES: Final = 262_144
+"""About how many bytes it writes at most."""
+
+
+class NotStarted(Exception):
+    """The job of a node cannot be made: the node has failed."""
+
+
+class Starter:
+    """Starts the nodes of graphs, and gives up their results when a graph has ended."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def start(self, store: Store, now: float, batch: str, listed: str) -> None:
+        """Enqueue the jobs of released nodes that have not ended.
+
+        If the batch is stopped meanwhile, they are cancelled: whoever cancels its jobs may have come before them.
+
+        Raises:
+            JobLate: it took too long since `now`.
+        """
+        ordinals = [int(word) for word in listed.split(",")]
+        reading: list[Call[Any]] = [
+            *(store.batch_nodes(batch, ordinals), store.batch_ends(batch, 0, max(ordinals))),
+            store.batch_field(batch, "stop"),
+        ]
+        texts, ends, stop = await self._client.run(send_many(reading))
+        codes = [byte % 8 for byte in ends]
+        found = zip(ordinals, map(read_node, texts), strict=True)
+        nodes = {at: node for at, node in found if at < len(codes) and codes[at] == CODES["o"]}
+        if stop is None:
+            await self._start(store, now, batch, nodes, codes)
+            stop = await self._client.send(store.batch_field(batch, "stop"))
+        if stop is not None:
+            await self._cancel(store, batch, nodes)
+
+    async def _start(
+        self, store: Store, now: float, batch: str, nodes: Mapping[int, Node | None], codes: Sequence[int]
+    ) -> None:
+        takes = [take for node in nodes.values() if node is not None for take in (*node.takes, node.over) if take]
+        results = await self._results(store, batch, takes, codes)
+        jobs = dict[int, tuple[str, New]]()
+        for at, node in nodes.items():
+            try:
+                if node is None:
+                    raise NotStarted("its node is malformed: another client wrote it")
+                payload = _with_results(node, results)
+                if node.over is not None:
+                    await self._fan_out(store, batch, at, node, payload, results[node.over.ordinal])
+                else:
+                    jobs[at] = node.queue, _new(node, batch, at, payload)
+            except NotStarted as error:
+                await self._client.send(store.fail_node(batch, at, str(error)))
+                await self._client.send(store.batch_count([(batch, at, bytes([CODES["x"]]))]))
+        until = f"{now + RESERVED:.6f}"
+        calls = [
+            self._client.store(shard).enqueue(
+                some, keep=True, within=STARTED, batch=f"{store.queue}/{batch}/{first}/{until}"
+            )
+            for shard, first, some in _runs(jobs, self._client.shards.home)
+        ]
+        await asyncio.gather(*map(self._client.send, calls))
+
+    async def _cancel(self, store: Store, batch: str, nodes: Mapping[int, Node | None]) -> None:
+        for at, node in nodes.items():
+            try:
+                if node is not None and node.over is not None:
+                    await self._client.send(store.batch_close(node.job_id(batch, at), how="cancelled"))
+                elif node is not None:
+                    await self._client.cancel(node.queue, node.job_id(batch, at))
+            except JobMissing:
+                pass  # it was not enqueued, and the keeper that cancels the batch finds that out
+
+    async def _results(
+        self, store: Store, batch: str, takes: Iterable[Take], codes: Sequence[int]
+    ) -> dict[int, Any | NotStarted]:
+        """Return the results of nodes by their ordinals: None if a node is not done; an error if its result is gone."""
+        unique = {take.ordinal: take for take in takes}
+        found = dict[int, Any]()
+        for at, take in unique.items():
+            if take.each:
+                found[at] = await self._all_results(store, f"{batch}.{take.node}", take.queue)
+            elif codes[at] != CODES["d"]:
+                found[at] = None
+        single = [take for at, take in unique.items() if at not in found]
+        values = await self._read_results([(take.queue, f"{batch}.{take.node}") for take in single])
+        return found | {take.ordinal: value for take, value in zip(single, values, strict=True)}
+
+    async def _all_results(self, store: Store, child: str, queue: str) -> list[Any] | NotStarted | None:
+        """Return the results of all jobs of a node: None for those that are not done."""
+        record = await self._client.send(store.batch(child))
+        if record is None:
+            return None
+        ends = await self._client.send(store.batch_ends(child, 0, record.ordinals - 1)) if record.ordinals else b""
+        done = [at for at, byte in enumerate(ends) if byte % 8 == CODES["d"]]
+        values = await self._read_results([(queue, f"{child}.{at}") for at in done])
+        gone = next((value for value in values if isinstance(value, NotStarted)), None)
+        results = dict(zip(done, values, strict=True))
+        return gone or [results.get(at) for at in range(record.ordinals)]
+
+    async def _read_results(self, jobs: Sequence[tuple[str, str]]) -> list[Any | NotStarted]:
+        """Return the results of jobs that are done, by their queues and ids."""
+        found = list[Any]()
+        for first in range(0, len(jobs), _SLICE):
+            some = jobs[first : first + _SLICE]
+            calls = [Store(self._client.shards.home(queue, job)).result_of(job) for queue, job in some]
+            for (queue, job), text in zip(some, await self._client.run(send_many(calls)), strict=True):
+                found.append(await self._elsewhere(queue, job) if text is None else _decoded(job, text))
+        return found
+
+    async def _elsewhere(self, queue: str, job: str) -> Any | NotStarted:
+        """Return the result of a job that is not in the shard of its id."""
+        status = await self._client.status(queue, job)
+        if status is None or status.outcome != "done":
+            return NotStarted(f"the result of {job} is gone: its record was deleted")
+        return status.result
+
+    async def _fan_out(
+        self, store: Store, batch: str, at: int, node: Node, payload: dict[str, Any], items: Any
+    ) -> None:
+        """Open the batch of a node that has a job for each item, with a node without an order for each, and close it.
+
+        Raises:
+            NotStarted: there are too many items, or the result has none.
+        """
+        assert node.over is not None
+        if not isinstance(items, list):
+            raise NotStarted(f"the result of {node.over.node} is not a list, but {node.name} has a job for each item")
+        items = cast("list[Any]", items)
+        if len(items) > node.limit:
+            raise NotStarted(f"the result of {node.over.node} has {len(items)} items: {node.name} takes {node.limit}")
+        child, kept = node.job_id(batch, at), float(payload.get("retention") or 0.0)
+        try:
+            opened = store.batch_open(child, "each", retention=kept, parent=f"{store.queue}/{batch}/{at}")
+            await self._client.send(opened)
+        except JobExists:
+            raise NotStarted(f"there is another batch {child}") from None
+        one = msgspec.structs.replace(node, name="", takes=(), over=None)
+        made = (msgspec.structs.replace(one, payload=payload | {"args": [*payload["args"], item]}) for item in items)
+        await write_nodes(self._client, store, child, [PlanRow(encode(each), "", node.queue) for each in made])
+        await self._client.send(store.batch_close(child))
+
+    async def shed(
+        self, store: Store, now: float, batch: str, first: str, *, forget: bool = False
+    ) -> tuple[str, float] | None:
+        """Give the records of the jobs of some nodes their own retention; return the chore for the next ones.
+
+        `forget`: the graph is about to be forgotten, so the batches of its nodes are, too.
+        """
+        ordinals = range(int(first), int(first) + _SLICE)
+        nodes = [read_node(text) for text in await self._client.send(store.batch_nodes(batch, ordinals))]
+        for at, node in zip(ordinals, nodes, strict=True):
+            if node is not None and node.over is not None:
+                child = node.job_id(batch, at)
+                await self._client.send(store.add_chore(f"forget {child}" if forget else f"shed {child} 0", now))
+        jobs = [(node, node.job_id(batch, at)) for at, node in zip(ordinals, nodes, strict=True) if node is not None]
+        homes = self._client.shards.home
+        calls = [Store(homes(node.queue, job)).shorten_record(job, node.retention) for node, job in jobs]
+        await asyncio.gather(*map(self._client.send, calls))
+        return (f"shed {batch} {ordinals.stop}", now) if nodes[-1] is not None else None
+
+    async def forget(self, store: Store, now: float, batch: str) -> None:
+        """Do so with all nodes, since the graph is about to be forgotten."""
+        first = 0
+        while await self.shed(store, now, batch, str(first), forget=True) is not None:
+            first += _SLICE
+
+
+async def write_nodes(client: Client, store: Store, batch: str, rows: Sequence[PlanRow]) -> None:
+    """Write all nodes of a graph, in calls that Redis does quickly.
+
+    Raises:
+        JobMissing, JobLate: there is no such batch, or it was cancelled meanwhile.
+    """
+    first = 0
+    while first < len(rows):
+        last, size = first, 0
+        while last < len(rows) and last - first < ROWS and (size < ROW_BYTES or last == first):
+            size += len(rows[last].node)
+            last += 1
+        await client.send(store.batch_plan(batch, first, rows[first:last]))
+        first = last
+
+
+def _with_results(node: Node, results: Mapping[int, Any | NotStarted]) -> dict[str, Any]:
+    """Return the payload of the job of a node, with the results that it takes.
+
+    Raises:
+        NotStarted: one of them is gone.
+    """
+    args, kwargs = list(node.payload.get("args", ())), dict(node.payload.get("kwargs", {}))
+    for take in (*node.takes, node.over) if node.over is not None else node.takes:
+        value = results[take.ordinal]
+        if isinstance(value, NotStarted):
+            raise value
+        if take is node.over:
+            continue
+        if take.name:
+            kwargs[take.name] = value
+        else:
+            args.append(value)
+    return node.payload | {"args": args, "kwargs": kwargs}
+
+
+def _new(node: Node, batch: str, ordinal: int, payload: dict[str, Any]) -> New:
+    return New(node.job_id(batch, ordinal), encode(payload), node.priority, node.group, node.due, node.delay)
+
+
+def _runs(jobs: Mapping[int, tuple[str, New]], home: Callable[[str, str], str]) -> Iterable[tuple[str, int, list[New]]]:
+    """Yield jobs with consecutive ordinals that go to one shard: the shard, the first ordinal, the jobs."""
+    shard, first, some = "", 0, list[New]()
+    for at, (queue, job) in sorted(jobs.items()):
+        where = home(queue, job.id)
+        if some and (where != shard or at != first + len(some)):
+            yield shard, first, some
+            some = []
+        if not some:
+            shard, first = where, at
+        some.append(job)
+    if some:
+        yield shard, first, some
+
+
+def _decoded(job: str, text: bytes) -> Any | NotStarted:
+    try:
+        return decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return NotStarted(f"the result of {job} is not JSON: another client wrote it")
