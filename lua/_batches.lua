@@ -112,7 +112,7 @@ local function read_batch(id)
   if type(redis.pcall('STRLEN', batch_part('ends', id))) ~= 'number' then
     return nil
   end
-  local batch = { id = id, changes = {}, released = {} }
+  local batch = { id = id, changes = {}, released = {}, starts = {} }
   for i, name in ipairs(BATCH_FIELDS) do
     batch[name] = found[i]
     if i <= BATCH_COUNTS then

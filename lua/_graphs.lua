@@ -133,7 +133,8 @@ local function work_off(batch, now)
   until #batch.changes == 0
   for first = 1, #batch.released, STARTS_MOST do
     local last = math.min(first + STARTS_MOST - 1, #batch.released)
-    add_chore(seconds(now), 'start', batch.id, table.concat(batch.released, ',', first, last))
+    batch.starts[#batch.starts + 1] = table.concat(batch.released, ',', first, last)
+    add_chore(seconds(now), 'start', batch.id, batch.starts[#batch.starts])
   end
   if redis.call('LLEN', key) == 0 then
     return false

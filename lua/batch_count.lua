@@ -7,7 +7,8 @@
 --        first      count: an ordinal
 --        ends       for each ordinal from there on a byte: the number of a code of _batches.lua, and 8 for each turn; 0
 --                   = no report. At most 10,000 in a call
--- REPLY  the batches that have ended with this call, or of whose graphs nodes were released: id, state, for each
+-- REPLY  for each batch that has ended with this call, or of whose graph nodes were released: id, state, and the
+--        ordinals of the chores `start` of this call, with spaces between the chores
 -- FAILS  none
 -- TWICE  the second call changes nothing. Reports may also come in any order
 -- USES   clock, rows, expect, read_batch, apply_ends, decide
@@ -31,8 +32,10 @@ end
 for _, batch in ipairs(order) do
   local round = batch.round
   decide(batch, now)
-  if batch.round > round or #batch.released > 0 then
-    reply[#reply + 1], reply[#reply + 2] = batch.id, batch.state
+  if batch.round > round or #batch.starts > 0 then
+    for _, word in ipairs({ batch.id, batch.state, table.concat(batch.starts, ' ') }) do
+      reply[#reply + 1] = word
+    end
   end
 end
 return reply

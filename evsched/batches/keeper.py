@@ -73,8 +73,8 @@ class BatchKeeper:
         self._rounds = QueueRounds("batches", runtime, served, _CAP, lambda seen: seen.chores, self.step)
         self.pulse = self._rounds.pulse
         self._stepped: dict[str, float] = {}
-        """When the queues with chores were last looked at, on the monotonic clock. Not those where jobs of a graph were
-        just released or started: the next end there is worth no wait."""
+        """When the last chores of queues were done, on the monotonic clock; unless they released or started nodes of a
+        graph, whose ends are counted as soon as they come."""
 
     def look_at(self, queue: str) -> None:
         """Do the chores of a queue now, or soon after the last ones."""
@@ -101,10 +101,10 @@ class BatchKeeper:
         Raises:
             StoreDown, StoreRefused: chores that were not done are still there.
         """
-        store, self._stepped[queue] = Store(queue), time.monotonic()
+        store, began = Store(queue), time.monotonic()
+        self._stepped.pop(queue, None)
         found, now = await self._runtime.sender.send_all([store.chores(_CHORES), clock(keys.root(queue))])
         if not found:
-            del self._stepped[queue]
             return float("inf")
         due = [(step, at) for step, at in found if at <= now]
         if not due:
@@ -113,9 +113,9 @@ class BatchKeeper:
         for step, _ in due:
             if not step.startswith("end "):
                 await self._do(store, step, now)
-        if released or any(step.startswith(("start ", "ripple ")) for step, _ in due):
-            del self._stepped[queue]
-        return 0.0 if released else _GATHER
+        if not released and not any(step.startswith(("start ", "ripple ")) for step, _ in due):
+            self._stepped[queue] = began
+        return _GATHER
 
     async def _do(self, store: Store, step: str, now: float) -> None:
         """Do a chore of a batch, and remove it. One that is malformed is removed."""
@@ -148,7 +148,10 @@ class BatchKeeper:
     # Ends of jobs of this queue.
 
     async def _carry_ends(self, store: Store, steps: list[tuple[str, float]], now: float) -> bool:
-        """Count ends at the homes of their batches; return whether nodes of graphs were released."""
+        """Count ends at the homes of their batches, and start the nodes of graphs that they release.
+
+        Return whether there were such nodes.
+        """
         released = False
         by_home, carried, count = defaultdict[str, Reports](Reports), defaultdict[str, list[tuple[str, bool]]](list), 0
         bad = list[str]()
@@ -170,12 +173,15 @@ class BatchKeeper:
         for home, ends in by_home.items():
             try:
                 counted = await self._client.send(Store(home).batch_count(ends.rows()))
-                released = released or any(state == "running" for _, state in counted)
             except StoreError:
                 if self._runtime.part.node is None:
                     raise  # there is one Redis
                 await self._later(store, [step for step, _ in carried[home]], now + _LATER)
                 continue
+            for batch, _, starts in counted:
+                for ordinals in starts.split():
+                    released = True
+                    await self._do(Store(home), f"start {batch} {ordinals}", now)
             await self._carried(store, home, carried[home], now)
         return released
 

@@ -228,7 +228,7 @@ class Watcher:
                     self._loop.removed(queue)
                 elif message not in _REMOVALS:
                     self._loop.changed(queue)
-        elif kind == "duty":
+        elif kind == "duty" and message not in _REMOVALS:
             self._listener.changed(queue, self._channels.duty_of(channel) or "")
         elif kind == "gate":
             self._loop.opens(queue, _read_moment(message))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.record import number, whole
-from evsched.store.queue import Queue, as_fields, as_pairs, as_scores, as_struct
+from evsched.store.queue import Queue, as_fields, as_scores, as_struct
 from evsched.transport.call import Call, Word, raw, text, texts
 
 BatchState = Literal["open", "running", "done", "failed", "cancelled"]
@@ -34,6 +34,15 @@ class Reservation(Struct, frozen=True):
     def address(self, home: str, batch: str, at: int = 0) -> str:
         """Return the argument `batch` of `enqueue` for the jobs from the one at `at` on."""
         return f"{home}/{batch}/{(self.first or 0) + at}/{self.now + RESERVED:.6f}"
+
+
+class Counted(NamedTuple):
+    """A batch that has ended by a call of `batch_count`, or of whose graph nodes were released."""
+
+    batch: str
+    state: str
+    starts: str = ""
+    """The ordinals of released nodes: those that one chore starts with commas, the others with spaces between them."""
 
 
 class BatchRecord(Struct, frozen=True):
@@ -189,12 +198,16 @@ class BatchCalls(Queue):
         act = self._act_text("cancel", batch=batch) if how == "cancelled" else ""
         return self._verb("batch_close", text, self._now(), batch, confirms, how, act)
 
-    def batch_count(self, ends: Iterable[tuple[str, int, bytes]]) -> Call[list[tuple[str, str]]]:
+    def batch_count(self, ends: Iterable[tuple[str, int, bytes]]) -> Call[list[Counted]]:
         """Count ends of members: batch, ordinal, and a byte for each ordinal from there on.
 
-        The reply: the batches that have ended by this call, or of whose graphs nodes were released, and their states.
+        The reply: the batches of which something follows.
         """
-        return self._verb("batch_count", as_pairs, self._now(), *(word for row in ends for word in row))
+
+        def read(flat: list[bytes]) -> list[Counted]:
+            return [Counted(*map(text, flat[at : at + 3])) for at in range(0, len(flat), 3)]
+
+        return self._verb("batch_count", read, self._now(), *(word for row in ends for word in row))
 
     def batch(self, batch: str) -> Call[BatchRecord | None]:
         """Read a batch; None if there is none."""

@@ -47,7 +47,12 @@ class Home:
 
     def count(self, *ends: tuple[int, int], at: float = NOW) -> list[tuple[str, str]]:
         """Report ends: ordinal and byte."""
-        return self.send(self.store.at(at).batch_count([("b", first, bytes([end])) for first, end in ends]))
+        return [
+            (batch, state)
+            for batch, state, _ in self.send(
+                self.store.at(at).batch_count([("b", first, bytes([end])) for first, end in ends])
+            )
+        ]
 
     def read(self) -> BatchRecord:
         found = self.send(self.store.batch("b"))
@@ -317,7 +322,7 @@ def test_reports_of_one_batch_that_is_broken_do_not_stop_another(home: Home, raw
     raw.hset(f"evsched:{{{queue}}}:batch:y", "state", "running")
     raw.hset(f"evsched:{{{queue}}}:batch_ends:y", "a", "b")
     rows = [("x", 0, bytes([DONE])), ("y", 0, bytes([DONE])), ("b", 0, bytes([DONE]))]
-    assert home.send(home.store.at(NOW).batch_count(rows)) == [("b", "done")]
+    assert home.send(home.store.at(NOW).batch_count(rows)) == [("b", "done", "")]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,10 @@ class Home:
         return self.send(self.store.batch_close("g", how=how))
 
     def count(self, *ends: tuple[int, int]) -> list[tuple[str, str]]:
-        return self.send(self.store.batch_count([("g", node, bytes([end])) for node, end in ends]))
+        return [
+            (batch, state)
+            for batch, state, _ in self.send(self.store.batch_count([("g", node, bytes([end])) for node, end in ends]))
+        ]
 
     def read(self) -> BatchRecord:
         found = self.send(self.store.batch("g"))
