@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.batches.member import CODES, OUTCOMES, Member, with_codes
-from evsched.batches.node import GraphNode, graph_nodes
+from evsched.batches.node import GraphNode, read_nodes
 from evsched.client.client import Client
 from evsched.client.job_handle import Job
 from evsched.client.new_job import JobOptions
@@ -36,9 +36,6 @@ R = TypeVar("R")
 
 _MANY: Final = 1000
 """Jobs that are reserved, and enqueued, in one round trip."""
-
-_NODES: Final = 250
-"""Nodes that are read in one round trip."""
 
 _BLOCK: Final = 10.0
 """Seconds of one blocking call."""
@@ -239,10 +236,8 @@ class Batch:
         Raises:
             JobMissing: there is no such batch.
         """
-        last, found = min((await self.status()).nodes, first + limit) - 1, list[GraphNode]()
-        for at in range(first, last + 1, _NODES):
-            found += await self._client.run(graph_nodes(self._store, self.id, at, min(at + _NODES - 1, last)))
-        return found
+        last = min((await self.status()).nodes, first + limit)
+        return await self._client.run(read_nodes(self._store, self.id, first, last))
 
     async def node(self, name: str) -> GraphNode:
         """Return the node of that name.

@@ -9,7 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from evsched.batches.member import CODES, OUTCOMES
-from evsched.client.operations import Operation, send_many
+from evsched.client.explain import Explanation
+from evsched.client.operations import Operation, send, send_many
+from evsched.store.batch_calls import BatchRecord
 from evsched.store.store import Store
 from evsched.transport.call import Call
 
@@ -85,25 +87,88 @@ class GraphNode(Struct, frozen=True):
     """Why its job was never enqueued, although it counts as dead."""
 
 
-def graph_nodes(store: Store, batch: str, first: int, last: int) -> Operation[list[GraphNode]]:
-    """Read the nodes of a graph from an ordinal to another: some hundred at once. Malformed ones are left out."""
-    ordinals = range(first, last + 1)
-    if not ordinals:
-        return []
+_SLICE: Final = 250
+"""Nodes that one round trip reads."""
+
+
+def read_nodes(store: Store, batch: str, first: int, end: int) -> Operation[list[GraphNode]]:
+    """Read the nodes of a graph from an ordinal on and before another."""
+    found = list[GraphNode]()
+    for at in range(first, end, _SLICE):
+        found += yield from _read_slice(store, batch, range(at, min(at + _SLICE, end)))
+    return found
+
+
+def _read_slice(store: Store, batch: str, ordinals: range) -> Operation[list[GraphNode]]:
     reading: list[Call[Any]] = [
         *(store.batch_nodes(batch, ordinals), store.batch_befores(batch, ordinals)),
-        *(store.batch_failures(batch, ordinals), store.batch_ends(batch, first, last)),
+        *(store.batch_failures(batch, ordinals), store.batch_ends(batch, ordinals.start, ordinals.stop - 1)),
     ]
     texts, befores, failures, ends = yield from send_many(reading)
     found = list[GraphNode]()
     for at, text, after, why, code in zip(ordinals, texts, befores, failures, _codes(ends, len(ordinals)), strict=True):
-        if (node := read_node(text)) is not None:
-            name, each = node.name or str(at), node.over is not None
-            task = str(node.payload.get("task"))
-            where = name, node.job_id(batch, at), node.queue, task
-            found.append(GraphNode(at, *where, tuple(after), OUTCOMES[code], node.despite, each, why))
+        node, before = read_node(text), tuple(one for one in after if one < at)
+        if node is None:  # another client wrote it
+            found.append(GraphNode(at, str(at), f"{batch}.{at}", "", "", before, OUTCOMES[code], why=why))
+            continue
+        where = node.name or str(at), node.job_id(batch, at), node.queue, str(node.payload.get("task"))
+        found.append(GraphNode(at, *where, before, OUTCOMES[code], node.despite, node.over is not None, why))
     return found
 
 
 def _codes(ends: bytes, count: int) -> Sequence[int]:
     return [byte % 8 for byte in ends.ljust(count, bytes([CODES["o"]]))]
+
+
+def explain_node(store: Store, job_id: str) -> Operation[Explanation | None]:
+    """Explain why a node of a graph has no job yet, by the id that its job will have; None if there is no such node.
+
+    `store`: that of the home of the graph.
+    """
+    batch = job_id.rpartition(".")[0]
+    record = (yield from send(store.batch(batch))) if batch else None
+    if record is None:
+        return None
+    nodes = yield from read_nodes(store, batch, 0, record.nodes)
+    node = next((node for node in nodes if node.id == job_id), None)
+    if node is None:
+        return None
+    found = {"batch": batch, "task": node.task, "queue": node.queue, "after": _names(nodes, node.after)}
+    return Explanation(_why_no_job(node, nodes, record), {name: text for name, text in found.items() if text})
+
+
+def _why_no_job(node: GraphNode, nodes: Sequence[GraphNode], record: BatchRecord) -> str:
+    if node.outcome == "stopped":
+        return f"it does not run: {failed_before(node, nodes)}; it waits again when you revive what has failed"
+    if node.outcome == "waiting" and record.closed is None:
+        return f"batch {record.id} is not closed: it is being written, or the program that did so has died"
+    if node.outcome == "waiting":
+        return waits_for(node, nodes)
+    if node.outcome == "open":
+        return "it was released, and a dispatcher of this queue enqueues its job soon"
+    return f"its job is {node.outcome}" + (f": {node.why}" if node.why else ", and its record is gone")
+
+
+def waits_for(node: GraphNode, nodes: Sequence[GraphNode]) -> str:
+    """Say for which nodes a node waits."""
+    left = [nodes[at].ordinal for at in node.after if nodes[at].outcome in ("waiting", "open", "stopped")]
+    return f"waits for {len(left)} of {len(node.after)} jobs before it: {_names(nodes, left)}"
+
+
+def failed_before(node: GraphNode, nodes: Sequence[GraphNode]) -> str:
+    """Say which nodes have failed, so that a node behind them is stopped."""
+    before, failed = set(node.after), list[str]()
+    for one in reversed(nodes[: node.ordinal]):
+        if one.ordinal in before and one.outcome == "stopped":
+            before.update(one.after)
+        elif one.ordinal in before and one.outcome not in ("done", "open", "waiting"):
+            failed.append(f"{one.name} is {one.outcome}")
+    return _some(failed)
+
+
+def _names(nodes: Sequence[GraphNode], ordinals: Sequence[int]) -> str:
+    return _some([nodes[at].name for at in ordinals])
+
+
+def _some(words: Sequence[str], most: int = 10) -> str:
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.batches.member import OUTCOMES, with_codes
+from evsched.batches.node import failed_before, read_nodes, waits_for
 from evsched.cli import output
 from evsched.cli.command_client import client_of, note_if_unknown
 from evsched.cli.options import Json, Queue, Url, acting, check_limit, whole
@@ -70,7 +71,7 @@ def _as_json(record: BatchRecord) -> dict[str, Any]:
 
 @app.command
 def show(batch: _Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
-    """Show how far a batch is, and the first of its jobs that are dead or expired.
+    """Show how far a batch is, the first of its jobs that are dead or expired, and the nodes of a graph.
 
     Example: evsched batches show import-2030-01 --queue reports
     """
@@ -81,10 +82,12 @@ def show(batch: _Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
             raise JobMissing(f"{batch} is not a batch of queue {queue}, or its retention is over")
         codes = [OUTCOMES.index("dead"), OUTCOMES.index("expired")]
         failed = redis.run(with_codes(store, batch, record.ordinals, codes, _FAILURES))
+        nodes = redis.run(read_nodes(store, batch, 0, record.nodes))
     found = _as_json(record)
     failures = [{"id": one.id, "queue": one.queue, "outcome": one.outcome} for one in failed]
     if json:
-        output.as_json({**found, "failures": failures})
+        graph = {"graph": msgspec.to_builtins(nodes)} if nodes else {}
+        output.as_json({**found, "failures": failures, **graph})
         return
     times = ("created", "closed", "finished")
     output.fields(
@@ -94,6 +97,13 @@ def show(batch: _Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
     )
     for one in failures:
         print(f"{one['outcome']}: {one['id']} of queue {one['queue']}")
+    for node in nodes:
+        more = {"waiting": waits_for, "stopped": failed_before}.get(node.outcome)
+        why = more(node, nodes) if more is not None and node.after else node.why or ""
+        print(
+            f"{node.outcome}: node {node.name}"
+            + (f" {why}" if node.outcome == "waiting" else f": {why}" if why else "")
+        )
 
 
 @app.command

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from evsched import keys
+from evsched.batches.node import explain_node
 from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, Only, by_filter, change, list_matches, pairs, read, search
 from evsched.cli.command_client import client, client_of_job, no_window, not_served, note_if_unknown
@@ -387,7 +388,8 @@ def show(
             status = redis.status(queue, job)
         if status is None:
             if (row := ledger_rows.find(url, named, job)) is None:
-                raise JobMissing(missing(job, named))
+                node = redis.run(explain_node(redis.store(queue), job))
+                raise JobMissing(missing(job, named) if node is None else f"{job} has no job yet: {node.sentence}")
             of_row = ledger_rows.fields(row)
             if json:
                 output.as_json(of_row)
@@ -473,6 +475,7 @@ def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Ur
         found = redis.run(explain_any(redis.shards, redis.parts_of(queue, job), queue, job))
         if found is None and (row := ledger_rows.find(url, named, job)) is not None:
             found = ledger_rows.explain(row)
+        found = found or redis.run(explain_node(redis.store(queue), job))
         if found is None:
             sentence = no_explanation(job, named, _similar(redis, queue, job))
             if json:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, cast
 from msgspec import Struct
 
 from evsched.batches.batch import EXPIRES, RETENTION, Batch, BatchOptions, NewBatch
-from evsched.batches.node import GraphNode, Node, Take
+from evsched.batches.node import GraphNode, Node, Take, failed_before
 from evsched.batches.starter import write_nodes
 from evsched.client.client import Client
 from evsched.client.option_values import finite_seconds
@@ -285,13 +285,7 @@ class EnqueuedGraph(Batch):
             status = None if node.each else await self._client.status(node.queue, node.id)
             reason = node.why or (None if status is None else status.reason)
             return f"is {node.outcome}" + (f": {reason}" if reason else "")
-        before, failed = set(node.after), list[str]()
-        for one in reversed(await self.nodes(0, node.ordinal)):
-            if one.ordinal in before and one.outcome == "stopped":
-                before.update(one.after)
-            elif one.ordinal in before and one.outcome != "done":
-                failed.append(one.name)
-        return f"was stopped: {_list(failed)} failed"
+        return f"was stopped: {failed_before(node, await self.nodes(0, node.ordinal))}"
 
 
 def chain(app: Outlet, calls: Sequence[Call[Any]], id: str | None, queue: str, options: BatchOptions) -> Graph:  # noqa: A002
