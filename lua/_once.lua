@@ -1,8 +1,7 @@
 -- Names that are taken for some time, whatever becomes of the jobs: ids of unique jobs; requests that are done once.
 --
 -- unique:<id>       string  until when the id is taken, Unix seconds; Redis deletes the key then. If it is not a time,
---                           as other clients may write it, the id is taken as long as the key exists. After the time
---                           and a space, the member of a batch that has taken it, if one has.
+--                           as other clients may write it, the id is taken as long as the key exists.
 -- unique:/<digest>  string  a request with an Idempotency-Key; no id has a slash. After the time, what it asked for and
 --                           what its reply says, separated by spaces: the id and the due of each of its jobs; for
 --                           `trigger` the id, and whether it is on the schedule.
@@ -29,12 +28,10 @@ local function still_taken(id, now)
   local text = claim_of(id)
   if not text then
     return nil
-  end
-  local moment = moment_of(text:match('^%S*'))
-  if not moment then
+  elseif not moment_of(text) then
     return id .. ' was enqueued before, and is free again when ' .. unique(id) .. ' expires'
   end
-  local left = tonumber(moment) - now
+  local left = tonumber(text) - now
   return left > 0 and ('%s was enqueued before, and is free again in %.0f s'):format(id, math.ceil(left)) or nil
 end
 

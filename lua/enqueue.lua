@@ -3,7 +3,8 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        conflict  for an id that is taken: '' = refuse, 'keep' = leave the job of that id unchanged
+--        conflict  for an id that is taken: '' = refuse, 'keep' = leave the job of that id unchanged, also one that has
+--                  ended if it is the same member of a batch
 --        within    number or '': for unique jobs: seconds from now for which the ids are taken, whatever becomes of the
 --                  jobs; '0' = only while a job waits or runs. '' = not unique: then a dead job takes its id too
 --        by        who enqueues: the user name at Redis, '' = the default user
@@ -27,8 +28,7 @@
 --        is gone (its retention is over, or it was cancelled or dropped) or is a later job's. Without `since`, it fails
 --        with EXISTS, or keeps the jobs of the first. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports,
---        claim_of
+--        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
@@ -81,10 +81,9 @@ local function member(at)
   return string.format('%s%d', members, ordinal + at)
 end
 
--- Whether the id is taken by the same member: an earlier call has written it.
-local function is_taken_by(id, at)
-  local by_member = field_of(id, 'batch') or (claim_of(id) or ''):match(' (.*)') or ''
-  return by_member:match('^[^/]*/[^/]*/%d+') == member(at)
+-- Whether an earlier call has written the same member, whatever has become of it.
+local function is_there(id, at)
+  return members and (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member(at)
 end
 
 local places, dues, old, written = {}, {}, {}, {}
@@ -97,7 +96,7 @@ for id, payload, _, _, due, delay in rows(9, 6) do
   if since and known and written[id] == nil then -- the first of several rows of an id is the one that is written
     written[id] = is_written(id, payload, since) and (not members or field_of(id, 'batch') == member(row))
   end
-  local refusal = known and not written[id] and refusal_of(id)
+  local refusal = known and not written[id] and (refusal_of(id) or (conflict == 'keep' and is_there(id, row)))
   if refusal and conflict == '' then
     return fail('EXISTS', refusal)
   elseif refusal or new[id] or written[id] then
@@ -134,7 +133,7 @@ for id, payload, priority, group in rows(9, 6) do
     more.batch = member(row)
   end
   if members and not (new[id] or written[id]) then
-    if not is_taken_by(id, row) then
+    if not is_there(id, row) then
       member_reports.note(more.batch, 'm') -- another job of that id is kept
     end
   elseif new[id] then
@@ -143,7 +142,7 @@ for id, payload, priority, group in rows(9, 6) do
     write_record(id, payload, priority, group, created, more)
     if within ~= '' then
       redis.call('ZREM', dead, id)
-      take(id, tonumber(within), now, members and ' ' .. more.batch)
+      take(id, tonumber(within), now)
     end
   end
 end

@@ -19,7 +19,7 @@ import msgspec
 from evsched import events, keys
 from evsched.batches.member import CODES, are_there, members, with_codes
 from evsched.batches.member import ends as ends_of
-from evsched.batches.starter import STARTED, Starter
+from evsched.batches.starter import Starter
 from evsched.client.client import Client
 from evsched.client.operations import Nodes
 from evsched.client.option_values import Unique
@@ -52,6 +52,9 @@ _LATER: Final = 5.0
 
 _SLICE: Final = 100
 """Members that one step looks for, or cancels."""
+
+_CALLED: Final = 86400.0
+"""Seconds for which the id of a callback's job is taken, so that it is one job even if it has ended."""
 
 _GAP: Final = 16
 """Ordinals without a report that may lie between two that are sent as one text of bytes."""
@@ -220,7 +223,7 @@ class BatchKeeper:
         job_id = f"{batch}.{outcome}.{number}"[-200:]
         made = encode(payload | {"args": [ended]})
         job = New(job_id, made, call.get("priority"), call.get("group"))
-        await self._client.enqueue(queue, [job], "keep", Unique(within=STARTED))
+        await self._client.enqueue(queue, [job], "keep", Unique(within=_CALLED))
 
     async def _settle(
         self, store: Store, now: float, batch: str, first: str, last: str, token: str

@@ -1,7 +1,7 @@
 """The jobs of a graph: a keeper makes and enqueues them when their nodes are released.
 
 Each step may be repeated, or done by two keepers at once: the ids of the jobs, and the ordinals and tokens of the
-batches, follow from the node.
+batches, follow from the node; and the record of a job is kept, so that it is not enqueued again when it has ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from evsched.store.batch_calls import RESERVED, PlanRow
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.call import Call
-
-STARTED: Final = 86400.0
-"""Seconds for which the id of a job is taken, so that it is one job even if it has ended."""
 
 _SLICE: Final = 100
 """Records that one round trip reads."""
@@ -89,9 +86,7 @@ class Starter:
                 await self._client.send(store.batch_count([(batch, at, bytes([CODES["x"]]))]))
         until = f"{now + RESERVED:.6f}"
         calls = [
-            self._client.store(shard).enqueue(
-                some, keep=True, within=STARTED, batch=f"{store.queue}/{batch}/{first}/{until}"
-            )
+            self._client.store(shard).enqueue(some, keep=True, batch=f"{store.queue}/{batch}/{first}/{until}")
             for shard, first, some in _runs(jobs, self._client.shards.home)
         ]
         await asyncio.gather(*map(self._client.send, calls))

@@ -379,3 +379,17 @@ async def test_wrong_orders_are_refused_before_anything_is_written(tasks: Tasks,
         with pytest.raises(ConfigError, match=text):
             await graph.enqueue()
     assert not raw.keys(f"evsched:{{{queue}}}:*")
+
+
+@pytest.mark.extra
+async def test_chain_of_a_thousand_and_a_wide_graph(config: Config, tasks: Tasks) -> None:
+    async with system(config, tasks.app, workers=2):
+        long = await tasks.app.chain(*[tasks.add.s(0) if not at else tasks.add.s() for at in range(1000)]).enqueue()
+        wide = tasks.app.graph()
+        for at in range(500):
+            after = {name: f"n{one}" for name, one in zip("ab", range(at - 40, at, 23), strict=False) if one >= 0}
+            wide.add(f"n{at}", tasks.name.s(str(at)), after=after, take=tuple(after.values())[:1])
+        run = await wide.enqueue()
+        assert (await run.wait(4 * PATIENCE)).done == 500
+        assert await long.result(timeout=4 * PATIENCE) == 1000
+        assert set(tasks.ran.values()) == {1}
