@@ -43,12 +43,14 @@ if TYPE_CHECKING:
     from evsched.app import App
     from evsched.batches.batch import Batch, EndedBatch
     from evsched.batches.member import Member
+    from evsched.batches.node import GraphNode
     from evsched.client.history import HistoryFilter, TaskCounts
     from evsched.client.job_handle import Job, SyncJob
     from evsched.client.option_values import Unique
     from evsched.client.sweep import Filter, Swept
     from evsched.client.target_tasks import HttpResponse
-    from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
+    from evsched.client.task_handle import AsyncTask, Call, PlainTask, TaskHandle
+    from evsched.graphs.graph import EnqueuedGraph, Graph
     from evsched.jobs.arguments import Arguments
     from evsched.jobs.current_job import CurrentJob, JobLogFilter, current_job
     from evsched.jobs.record import JobRun, JobStatus
@@ -70,14 +72,18 @@ __all__ = [
     "BadArguments",
     "BadResult",
     "Batch",
+    "Call",
     "ConfigError",
     "CurrentJob",
     "Declared",
     "EndedBatch",
     "EndedJob",
+    "EnqueuedGraph",
     "EvschedError",
     "Filter",
     "GiveUp",
+    "Graph",
+    "GraphNode",
     "HistoryFilter",
     "HttpResponse",
     "InUse",
@@ -115,12 +121,14 @@ _WHERE: Final = {
     "app": ["App"],
     "batches.batch": ["Batch", "EndedBatch"],
     "batches.member": ["Member"],
+    "batches.node": ["GraphNode"],
     "client.history": ["HistoryFilter", "TaskCounts"],
     "client.job_handle": ["Job", "SyncJob"],
     "client.option_values": ["Unique"],
     "client.sweep": ["Filter", "Swept"],
     "client.target_tasks": ["HttpResponse"],
-    "client.task_handle": ["AsyncTask", "PlainTask", "TaskHandle"],
+    "client.task_handle": ["AsyncTask", "Call", "PlainTask", "TaskHandle"],
+    "graphs.graph": ["EnqueuedGraph", "Graph"],
     "jobs.arguments": ["Arguments"],
     "jobs.current_job": ["CurrentJob", "JobLogFilter", "current_job"],
     "jobs.record": ["JobRun", "JobStatus"],

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from evsched import keys
 from evsched.batches.member import CODES, OUTCOMES, Member, with_codes
 from evsched.batches.node import GraphNode, read_nodes
+from evsched.batches.results import ResultGone, read_results
 from evsched.client.client import Client
 from evsched.client.job_handle import Job
 from evsched.client.new_job import JobOptions
@@ -253,8 +254,8 @@ class Batch:
     async def results(self, limit: int = 1000) -> list[Any]:
         """Return the results of the first of its jobs that are done, as long as their records are kept."""
         found = await self._members(("done",), limit)
-        statuses = [await self._client.status(member.queue, member.id) for member in found if member.batch is None]
-        return [status.result for status in statuses if status is not None and status.outcome == "done"]
+        jobs = [(member.queue, member.id) for member in found if member.batch is None]
+        return [value for value in await read_results(self._client, jobs) if not isinstance(value, ResultGone)]
 
     async def _members(self, outcomes: Sequence[str], limit: int) -> list[Member]:
         status = await self.status()

@@ -14,17 +14,18 @@ import msgspec
 
 from evsched.batches.member import CODES
 from evsched.batches.node import Node, Take, read_node
+from evsched.batches.results import ResultGone, read_all_results, read_results
 from evsched.client.client import Client
 from evsched.client.operations import send_many
 from evsched.errors import JobExists, JobMissing
-from evsched.jobs.job import decode, encode
+from evsched.jobs.job import encode
 from evsched.store.batch_calls import RESERVED, PlanRow
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.call import Call
 
 _SLICE: Final = 100
-"""Records that one round trip reads."""
+"""Nodes whose records one step shortens."""
 
 ROWS: Final = 250
 """Nodes that one call writes: about 1 ms of Redis's time."""
@@ -103,47 +104,18 @@ class Starter:
 
     async def _results(
         self, store: Store, batch: str, takes: Iterable[Take], codes: Sequence[int]
-    ) -> dict[int, Any | NotStarted]:
+    ) -> dict[int, Any | ResultGone]:
         """Return the results of nodes by their ordinals: None if a node is not done; an error if its result is gone."""
         unique = {take.ordinal: take for take in takes}
         found = dict[int, Any]()
         for at, take in unique.items():
             if take.each:
-                found[at] = await self._all_results(store, f"{batch}.{take.node}", take.queue)
+                found[at] = await read_all_results(self._client, store, f"{batch}.{take.node}", take.queue)
             elif codes[at] != CODES["d"]:
                 found[at] = None
         single = [take for at, take in unique.items() if at not in found]
-        values = await self._read_results([(take.queue, f"{batch}.{take.node}") for take in single])
+        values = await read_results(self._client, [(take.queue, f"{batch}.{take.node}") for take in single])
         return found | {take.ordinal: value for take, value in zip(single, values, strict=True)}
-
-    async def _all_results(self, store: Store, child: str, queue: str) -> list[Any] | NotStarted | None:
-        """Return the results of all jobs of a node: None for those that are not done."""
-        record = await self._client.send(store.batch(child))
-        if record is None:
-            return None
-        ends = await self._client.send(store.batch_ends(child, 0, record.ordinals - 1)) if record.ordinals else b""
-        done = [at for at, byte in enumerate(ends) if byte % 8 == CODES["d"]]
-        values = await self._read_results([(queue, f"{child}.{at}") for at in done])
-        gone = next((value for value in values if isinstance(value, NotStarted)), None)
-        results = dict(zip(done, values, strict=True))
-        return gone or [results.get(at) for at in range(record.ordinals)]
-
-    async def _read_results(self, jobs: Sequence[tuple[str, str]]) -> list[Any | NotStarted]:
-        """Return the results of jobs that are done, by their queues and ids."""
-        found = list[Any]()
-        for first in range(0, len(jobs), _SLICE):
-            some = jobs[first : first + _SLICE]
-            calls = [Store(self._client.shards.home(queue, job)).result_of(job) for queue, job in some]
-            for (queue, job), text in zip(some, await self._client.run(send_many(calls)), strict=True):
-                found.append(await self._elsewhere(queue, job) if text is None else _decoded(job, text))
-        return found
-
-    async def _elsewhere(self, queue: str, job: str) -> Any | NotStarted:
-        """Return the result of a job that is not in the shard of its id."""
-        status = await self._client.status(queue, job)
-        if status is None or status.outcome != "done":
-            return NotStarted(f"the result of {job} is gone: its record was deleted")
-        return status.result
 
     async def _fan_out(
         self, store: Store, batch: str, at: int, node: Node, payload: dict[str, Any], items: Any
@@ -212,7 +184,7 @@ async def write_nodes(client: Client, store: Store, batch: str, rows: Sequence[P
         first = last
 
 
-def _with_results(node: Node, results: Mapping[int, Any | NotStarted]) -> dict[str, Any]:
+def _with_results(node: Node, results: Mapping[int, Any | ResultGone]) -> dict[str, Any]:
     """Return the payload of the job of a node, with the results that it takes.
 
     Raises:
@@ -221,8 +193,8 @@ def _with_results(node: Node, results: Mapping[int, Any | NotStarted]) -> dict[s
     args, kwargs = list(node.payload.get("args", ())), dict(node.payload.get("kwargs", {}))
     for take in (*node.takes, node.over) if node.over is not None else node.takes:
         value = results[take.ordinal]
-        if isinstance(value, NotStarted):
-            raise value
+        if isinstance(value, ResultGone):
+            raise NotStarted(str(value))
         if take is node.over:
             continue
         if take.name:
@@ -249,10 +221,3 @@ def _runs(jobs: Mapping[int, tuple[str, New]], home: Callable[[str, str], str]) 
         some.append(job)
     if some:
         yield shard, first, some
-
-
-def _decoded(job: str, text: bytes) -> Any | NotStarted:
-    try:
-        return decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return NotStarted(f"the result of {job} is not JSON: another client wrote it")

@@ -1,0 +1,63 @@
+"""The results of members of batches: they are in the records of the jobs, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from evsched.batches.member import CODES
+from evsched.client.client import Client
+from evsched.client.operations import send_many
+from evsched.jobs.job import decode
+from evsched.store.store import Store
+
+_SLICE: Final = 100
+"""Records that one round trip reads."""
+
+
+class ResultGone(Exception):
+    """The result of a job that is done cannot be read."""
+
+
+async def read_results(client: Client, jobs: Sequence[tuple[str, str]]) -> list[Any | ResultGone]:
+    """Return the results of jobs that are done, by their queues and ids; an error in the place of one that is gone."""
+    found = list[Any]()
+    for first in range(0, len(jobs), _SLICE):
+        some = jobs[first : first + _SLICE]
+        calls = [Store(client.shards.home(queue, job)).result_of(job) for queue, job in some]
+        for (queue, job), text in zip(some, await client.run(send_many(calls)), strict=True):
+            found.append(await _elsewhere(client, queue, job) if text is None else _decoded(job, text))
+    return found
+
+
+async def read_all_results(client: Client, home: Store, batch: str, queue: str) -> list[Any] | ResultGone | None:
+    """Return the results of all jobs of a batch, which are in one queue, in their order; None if there is no batch.
+
+    The result of a job that is not done is None.
+    """
+    record = await client.send(home.batch(batch))
+    if record is None:
+        return None
+    ends = await client.send(home.batch_ends(batch, 0, record.ordinals - 1)) if record.ordinals else b""
+    done = [at for at, byte in enumerate(ends) if byte % 8 == CODES["d"]]
+    values = await read_results(client, [(queue, f"{batch}.{at}") for at in done])
+    gone = next((value for value in values if isinstance(value, ResultGone)), None)
+    results = dict(zip(done, values, strict=True))
+    return gone or [results.get(at) for at in range(record.ordinals)]
+
+
+async def _elsewhere(client: Client, queue: str, job: str) -> Any | ResultGone:
+    """Return the result of a job that is not in the shard of its id."""
+    status = await client.status(queue, job)
+    if status is None or status.outcome != "done":
+        return ResultGone(f"the result of {job} is gone: its record was deleted")
+    return status.result
+
+
+def _decoded(job: str, text: bytes) -> Any | ResultGone:
+    try:
+        return decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ResultGone(f"the result of {job} is not JSON: another client wrote it")
