@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from evsched.client.option_values import Unique
     from evsched.client.sweep import Filter, Swept
     from evsched.client.target_tasks import HttpResponse
-    from evsched.client.task_handle import AsyncTask, Call, PlainTask, TaskHandle
+    from evsched.client.task_handle import AsyncTask, PlainTask, TaskCall, TaskHandle
     from evsched.graphs.graph import EnqueuedGraph, Graph
     from evsched.jobs.arguments import Arguments
     from evsched.jobs.current_job import CurrentJob, JobLogFilter, current_job
@@ -72,7 +72,6 @@ __all__ = [
     "BadArguments",
     "BadResult",
     "Batch",
-    "Call",
     "ConfigError",
     "CurrentJob",
     "Declared",
@@ -109,6 +108,7 @@ __all__ = [
     "StoreRefused",
     "Swept",
     "SyncJob",
+    "TaskCall",
     "TaskCounts",
     "TaskHandle",
     "Unique",
@@ -127,7 +127,7 @@ _WHERE: Final = {
     "client.option_values": ["Unique"],
     "client.sweep": ["Filter", "Swept"],
     "client.target_tasks": ["HttpResponse"],
-    "client.task_handle": ["AsyncTask", "Call", "PlainTask", "TaskHandle"],
+    "client.task_handle": ["AsyncTask", "PlainTask", "TaskCall", "TaskHandle"],
     "graphs.graph": ["EnqueuedGraph", "Graph"],
     "jobs.arguments": ["Arguments"],
     "jobs.current_job": ["CurrentJob", "JobLogFilter", "current_job"],

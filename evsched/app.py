@@ -32,7 +32,7 @@ from evsched.transport.call import read_scripts
 
 if TYPE_CHECKING:
     from evsched.batches.batch import Batch, BatchOptions, NewBatch
-    from evsched.client.task_handle import Call
+    from evsched.client.task_handle import TaskCall
     from evsched.graphs.graph import Graph
 
 P = ParamSpec("P")
@@ -265,7 +265,7 @@ class App:
 
     def chain(
         self,
-        *calls: Call[Any],
+        *calls: TaskCall[Any],
         id: str | None = None,  # noqa: A002 - as of a job
         queue: str | None = None,
         **options: Unpack[BatchOptions],

@@ -23,7 +23,7 @@
 local EDGES_MOST = 500
 local STARTS_MOST = 100
 
--- What a code means for later nodes: 0 = not ended, 1 = done, 2 = ended otherwise.
+-- The class of a code, for the nodes after it: 0 = not ended, 1 = done, 2 = ended otherwise.
 local function end_class(code)
   if code == 0 or code == 7 then
     return 0

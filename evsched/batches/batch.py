@@ -232,7 +232,7 @@ class Batch:
         return await self._members(("waiting", "open", "done", "dead", "cancelled", "expired", "stopped"), limit)
 
     async def nodes(self, first: int = 0, limit: int = 1000) -> list[GraphNode]:
-        """Return nodes of a graph from an ordinal on, each behind those that it waits for.
+        """Return nodes of a graph from an ordinal on, each behind the nodes that it waits for.
 
         Raises:
             JobMissing: there is no such batch.

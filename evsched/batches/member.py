@@ -30,7 +30,7 @@ class Member(Struct, frozen=True):
     queue: str
     id: str
     outcome: str
-    """open, done, dead, cancelled, expired, or missing: it was never enqueued. Of a node also waiting or stopped."""
+    """open, done, dead, cancelled, expired, or missing (never enqueued); a node may also be waiting, or stopped."""
 
     @property
     def batch(self) -> str | None:

@@ -29,7 +29,7 @@ class Take(Struct, frozen=True, omit_defaults=True):
     """Whether the node has a job for each item of a list. Then its result is the list of their results."""
 
 
-class Node(Struct, frozen=True, omit_defaults=True):
+class StoredNode(Struct, frozen=True, omit_defaults=True):
     """A node, as `batch_plan` stores it."""
 
     name: str
@@ -56,10 +56,10 @@ class Node(Struct, frozen=True, omit_defaults=True):
         return f"{batch}.{self.name or ordinal}"
 
 
-_decoder: Final = msgspec.json.Decoder(Node)
+_decoder: Final = msgspec.json.Decoder(StoredNode)
 
 
-def read_node(text: bytes | None) -> Node | None:
+def read_node(text: bytes | None) -> StoredNode | None:
     """Read a node; None if there is none, or it is malformed."""
     try:
         return None if text is None else _decoder.decode(text)

@@ -22,7 +22,7 @@ class ResultGone(Exception):
 
 
 async def read_results(client: Client, jobs: Sequence[tuple[str, str]]) -> list[Any | ResultGone]:
-    """Return the results of jobs that are done, by their queues and ids; an error in the place of one that is gone."""
+    """Return the results of jobs that are done, by their queues and ids; an error in the place of each that is gone."""
     found = list[Any]()
     for first in range(0, len(jobs), _SLICE):
         some = jobs[first : first + _SLICE]

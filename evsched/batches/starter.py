@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from evsched.batches.member import CODES
-from evsched.batches.node import Node, Take, read_node
+from evsched.batches.node import StoredNode, Take, read_node
 from evsched.batches.results import ResultGone, read_all_results, read_results
 from evsched.client.client import Client
 from evsched.client.operations import send_many
@@ -47,7 +47,7 @@ class Starter:
     async def start(self, store: Store, now: float, batch: str, listed: str) -> None:
         """Enqueue the jobs of released nodes that have not ended.
 
-        If the batch is stopped meanwhile, they are cancelled: whoever cancels its jobs may have come before them.
+        If the batch is stopped meanwhile, they are cancelled: the keeper that cancels its jobs may have come before.
 
         Raises:
             JobLate: it took too long since `now`.
@@ -68,7 +68,7 @@ class Starter:
             await self._cancel(store, batch, nodes)
 
     async def _start(
-        self, store: Store, now: float, batch: str, nodes: Mapping[int, Node | None], codes: Sequence[int]
+        self, store: Store, now: float, batch: str, nodes: Mapping[int, StoredNode | None], codes: Sequence[int]
     ) -> None:
         takes = [take for node in nodes.values() if node is not None for take in (*node.takes, node.over) if take]
         results = await self._results(store, batch, takes, codes)
@@ -92,7 +92,7 @@ class Starter:
         ]
         await asyncio.gather(*map(self._client.send, calls))
 
-    async def _cancel(self, store: Store, batch: str, nodes: Mapping[int, Node | None]) -> None:
+    async def _cancel(self, store: Store, batch: str, nodes: Mapping[int, StoredNode | None]) -> None:
         for at, node in nodes.items():
             try:
                 if node is not None and node.over is not None:
@@ -118,7 +118,7 @@ class Starter:
         return found | {take.ordinal: value for take, value in zip(single, values, strict=True)}
 
     async def _fan_out(
-        self, store: Store, batch: str, at: int, node: Node, payload: dict[str, Any], items: Any
+        self, store: Store, batch: str, at: int, node: StoredNode, payload: dict[str, Any], items: Any
     ) -> None:
         """Open the batch of a node that has a job for each item, with a node without an order for each, and close it.
 
@@ -184,7 +184,7 @@ async def write_nodes(client: Client, store: Store, batch: str, rows: Sequence[P
         first = last
 
 
-def _with_results(node: Node, results: Mapping[int, Any | ResultGone]) -> dict[str, Any]:
+def _with_results(node: StoredNode, results: Mapping[int, Any | ResultGone]) -> dict[str, Any]:
     """Return the payload of the job of a node, with the results that it takes.
 
     Raises:
@@ -204,7 +204,7 @@ def _with_results(node: Node, results: Mapping[int, Any | ResultGone]) -> dict[s
     return node.payload | {"args": args, "kwargs": kwargs}
 
 
-def _new(node: Node, batch: str, ordinal: int, payload: dict[str, Any]) -> New:
+def _new(node: StoredNode, batch: str, ordinal: int, payload: dict[str, Any]) -> New:
     return New(node.job_id(batch, ordinal), encode(payload), node.priority, node.group, node.due, node.delay)
 
 

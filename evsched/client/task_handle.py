@@ -50,7 +50,7 @@ class Outlet(Protocol):
     def client(self) -> Client: ...
 
 
-class Call(Struct, Generic[R], frozen=True):
+class TaskCall(Struct, Generic[R], frozen=True):
     """A call of a task as a part of a chain or a graph, where more arguments are added. `task.s(...)` makes it."""
 
     task: Enqueuer[..., R]
@@ -81,9 +81,9 @@ class Enqueuer(Generic[P, R]):
         """The seconds for which its results are kept, if its jobs do not say."""
         return self._task.retention
 
-    def s(self, *args: Any, **kwargs: Any) -> Call[R]:
+    def s(self, *args: Any, **kwargs: Any) -> TaskCall[R]:
         """Return a call for a chain or a graph, which may add results of other jobs to its arguments."""
-        return Call(self, args, kwargs)
+        return TaskCall(self, args, kwargs)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Put a job on the schedule.

@@ -6,16 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from msgspec import Struct
 
 from evsched.batches.batch import EXPIRES, RETENTION, Batch, BatchOptions, NewBatch
-from evsched.batches.node import GraphNode, Node, Take, failed_before
+from evsched.batches.node import GraphNode, StoredNode, Take, failed_before
 from evsched.batches.starter import write_nodes
 from evsched.client.client import Client
 from evsched.client.option_values import finite_seconds
-from evsched.client.task_handle import Call
+from evsched.client.task_handle import Outlet, TaskCall
 from evsched.errors import BadArguments, ConfigError, JobDead, JobMissing
 from evsched.jobs.job import encode
 from evsched.store.batch_calls import PlanRow
@@ -36,17 +36,10 @@ _TAKEN: Final = frozenset(("done", "failed", "progress"))
 _ID_MOST: Final = 200
 
 
-class Outlet(Protocol):
-    """The part of an app that a graph needs."""
-
-    @property
-    def client(self) -> Client: ...
-
-
 class _Planned(Struct, frozen=True):
     """A node as a program has named it."""
 
-    call: Call[Any]
+    call: TaskCall[Any]
     after: tuple[str, ...]
     takes: Mapping[str, str]
     """The arguments that are results, and of which nodes. The name "" = by position."""
@@ -69,7 +62,7 @@ class Graph:
     def add(
         self,
         name: str,
-        call: Call[Any],
+        call: TaskCall[Any],
         *,
         after: str | Sequence[str] | Mapping[str, str] = (),
         take: Sequence[str] | None = None,
@@ -79,7 +72,7 @@ class Graph:
 
         The handler gets the result of each by an argument of that node's name; `after={"rows": "fetch"}`: by another
         name. `take`: only those of these nodes. `despite_failure`: the job runs when all of them have ended, however;
-        the result of one that is not done is None.
+        the result of a node that is not done is None.
 
         Raises:
             ConfigError: the name is not valid, or taken, or an option is not.
@@ -90,7 +83,7 @@ class Graph:
     def each(
         self,
         name: str,
-        call: Call[Any],
+        call: TaskCall[Any],
         *,
         over: str,
         limit: int = 1000,
@@ -108,7 +101,7 @@ class Graph:
             raise ConfigError(f"node {name}: limit is {limit!r}: give a whole number from 1 to {NODES_MOST:,}")
         self._add(name, call, after, take, over=over, limit=limit)
 
-    def follow(self, name: str, call: Call[Any]) -> None:
+    def follow(self, name: str, call: TaskCall[Any]) -> None:
         """Add a node behind the last one, whose result is the next argument by position, if the handler has one more.
 
         Raises as `add`.
@@ -120,7 +113,7 @@ class Graph:
     def _add(
         self,
         name: str,
-        call: Call[Any],
+        call: TaskCall[Any],
         after: str | Sequence[str] | Mapping[str, str],
         take: Sequence[str] | None,
         *,
@@ -185,7 +178,7 @@ class Graph:
         return EnqueuedGraph(batch.id, batch.queue, client, self._last)
 
     def _rows(self, batch: str) -> list[PlanRow]:
-        """Return the nodes as `batch_plan` takes them, each behind those that it waits for.
+        """Return the nodes as `batch_plan` takes them, each behind the nodes that it waits for.
 
         Raises:
             ConfigError
@@ -210,7 +203,7 @@ class Graph:
         return rows
 
     def _order(self) -> list[str]:
-        """Return the names of the nodes, each behind those that it waits for.
+        """Return the names of the nodes, each behind the nodes that it waits for.
 
         Raises:
             ConfigError
@@ -230,14 +223,14 @@ class Graph:
             circle = " -> ".join(cast("list[str]", error.args[1]))
             raise ConfigError(f"the graph has a circle: {circle}") from None
 
-    def _node(self, name: str, node: _Planned, ordinals: Mapping[str, int], kept: float) -> Node:
+    def _node(self, name: str, node: _Planned, ordinals: Mapping[str, int], kept: float) -> StoredNode:
         def take(other: str, argument: str = "") -> Take:
             planned = self._nodes[other]
             return Take(other, ordinals[other], planned.call.task.queue, argument, planned.over is not None)
 
         job, payload = self._outline(node)
         own = payload.get("retention")
-        return Node(
+        return StoredNode(
             name=name,
             queue=node.call.task.queue,
             payload=payload | {"retention": kept},
@@ -261,7 +254,7 @@ class EnqueuedGraph(Batch):
         self._last = last
 
     async def result(self, node: str | None = None, *, timeout: timedelta | float | None = None) -> Any:
-        """Wait until the graph has ended, and return the result of a node; None = of the last one that was added.
+        """Wait until the graph has ended, and return the result of a node; None = of the node that was added last.
 
         Raises:
             JobDead: the node is not done; the message says why.
@@ -288,7 +281,7 @@ class EnqueuedGraph(Batch):
         return f"was stopped: {failed_before(node, await self.nodes(0, node.ordinal))}"
 
 
-def chain(app: Outlet, calls: Sequence[Call[Any]], id: str | None, queue: str, options: BatchOptions) -> Graph:  # noqa: A002
+def chain(app: Outlet, calls: Sequence[TaskCall[Any]], id: str | None, queue: str, options: BatchOptions) -> Graph:  # noqa: A002
     """Return a graph of calls one after the other, each of which gets the result of the one before it.
 
     Raises:
@@ -306,7 +299,7 @@ def chain(app: Outlet, calls: Sequence[Call[Any]], id: str | None, queue: str, o
 
 
 def _check(call: Any, name: str) -> None:
-    if not isinstance(call, Call):
+    if not isinstance(call, TaskCall):
         raise ConfigError(f"node {name}: {call!r:.100} is not a call of a task: give task.s(...)")
 
 

@@ -42,7 +42,7 @@ class Counted(NamedTuple):
     batch: str
     state: str
     starts: str = ""
-    """The ordinals of released nodes: those that one chore starts with commas, the others with spaces between them."""
+    """The ordinals of released nodes: the nodes of one chore with commas between them, the chores with spaces."""
 
 
 class BatchRecord(Struct, frozen=True):

@@ -276,7 +276,7 @@ async def test_graph_is_forgotten_with_the_batches_of_its_nodes(
         assert not raw.keys(f"evsched:{{{queue}}}:batch*")
 
 
-async def test_nodes_are_started_once_by_whoever_does_it_again(config: Config, tasks: Tasks) -> None:
+async def test_chores_that_are_done_again_start_no_node_twice(config: Config, tasks: Tasks) -> None:
     """Chores are done again, as by a keeper that was killed before it removed them."""
     async with system(config, tasks.app) as running:
         graph = tasks.app.graph("g", **tasks.callbacks())
