@@ -20,7 +20,7 @@
 -- shed <batch> <first>      the batch is done: the records of its jobs get their own retention
 
 -- Changes and edges that a call looks at, and nodes that one chore starts, at most.
-local EDGES_MOST = 500
+local EDGES_MOST = 300
 local STARTS_MOST = 100
 
 -- The class of a code, for the nodes after it: 0 = not ended, 1 = done, 2 = ended otherwise.
