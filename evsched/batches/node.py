@@ -8,12 +8,16 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from evsched import keys
 from evsched.batches.member import CODES, OUTCOMES
 from evsched.client.explain import Explanation
 from evsched.client.operations import Operation, send, send_many
 from evsched.store.batch_calls import BatchRecord
 from evsched.store.store import Store
 from evsched.transport.call import Call
+
+KEPT_MOST: Final = 1e9
+"""The longest retention of a record of a graph, in seconds: some 30 years."""
 
 
 class Take(Struct, frozen=True, omit_defaults=True):
@@ -62,9 +66,23 @@ _decoder: Final = msgspec.json.Decoder(StoredNode)
 def read_node(text: bytes | None) -> StoredNode | None:
     """Read a node; None if there is none, or it is malformed."""
     try:
-        return None if text is None else _decoder.decode(text)
+        node = None if text is None else _decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    return node if node is not None and _is_valid(node) else None
+
+
+def _is_valid(node: StoredNode) -> bool:
+    takes = (*node.takes, node.over) if node.over is not None else node.takes
+    names = [node.queue, node.name or "x", *(name for take in takes for name in (take.queue, take.node))]
+    args, kwargs, kept = (node.payload.get(name) for name in ("args", "kwargs", "retention"))
+    return (
+        all(map(keys.NAME.fullmatch, names))
+        and isinstance(args, list)
+        and isinstance(kwargs, dict)
+        and isinstance(kept, int | float)
+        and 0 <= min(kept, node.retention) <= max(kept, node.retention) <= KEPT_MOST
+    )
 
 
 class GraphNode(Struct, frozen=True):

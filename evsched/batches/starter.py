@@ -111,7 +111,7 @@ class Starter:
         for at, take in unique.items():
             if take.each:
                 found[at] = await read_all_results(self._client, store, f"{batch}.{take.node}", take.queue)
-            elif codes[at] != CODES["d"]:
+            elif not 0 <= at < len(codes) or codes[at] != CODES["d"]:
                 found[at] = None
         single = [take for at, take in unique.items() if at not in found]
         values = await read_results(self._client, [(take.queue, f"{batch}.{take.node}") for take in single])
@@ -131,7 +131,7 @@ class Starter:
         items = cast("list[Any]", items)
         if len(items) > node.limit:
             raise NotStarted(f"the result of {node.over.node} has {len(items)} items: {node.name} takes {node.limit}")
-        child, kept = node.job_id(batch, at), float(payload.get("retention") or 0.0)
+        child, kept = node.job_id(batch, at), float(payload["retention"])
         try:
             opened = store.batch_open(child, "each", retention=kept, parent=f"{store.queue}/{batch}/{at}")
             await self._client.send(opened)
@@ -190,7 +190,7 @@ def _with_results(node: StoredNode, results: Mapping[int, Any | ResultGone]) -> 
     Raises:
         NotStarted: one of them is gone.
     """
-    args, kwargs = list(node.payload.get("args", ())), dict(node.payload.get("kwargs", {}))
+    args, kwargs = list(node.payload["args"]), dict(node.payload["kwargs"])
     for take in (*node.takes, node.over) if node.over is not None else node.takes:
         value = results[take.ordinal]
         if isinstance(value, ResultGone):

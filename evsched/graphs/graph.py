@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from msgspec import Struct
 
 from evsched.batches.batch import EXPIRES, RETENTION, Batch, BatchOptions, NewBatch
-from evsched.batches.node import GraphNode, StoredNode, Take, failed_before
+from evsched.batches.node import KEPT_MOST, GraphNode, StoredNode, Take, failed_before
 from evsched.batches.starter import write_nodes
 from evsched.client.client import Client
 from evsched.client.option_values import finite_seconds
@@ -191,7 +191,7 @@ class Graph:
         options = cast("dict[str, Any]", self._options)
         expires = options.get("expires", EXPIRES)
         kept = _FOREVER if expires is None else finite_seconds("expires", expires)
-        kept += finite_seconds("retention", options.get("retention", RETENTION))
+        kept = min(KEPT_MOST, kept + finite_seconds("retention", options.get("retention", RETENTION)))
         rows = list[PlanRow]()
         for name in order:
             node = self._nodes[name]
@@ -234,7 +234,7 @@ class Graph:
             name=name,
             queue=node.call.task.queue,
             payload=payload | {"retention": kept},
-            retention=node.call.task.retention if own is None else own,
+            retention=min(KEPT_MOST, node.call.task.retention if own is None else own),
             priority=job.priority,
             group=job.group,
             due=job.due,

@@ -184,7 +184,7 @@ async def test_failure_stops_only_what_stands_behind_it_until_it_is_revived(conf
 
 async def test_failed_item_is_none_for_those_behind_it_despite_failure(config: Config, tasks: Tasks) -> None:
     tasks.failing.add("1")
-    async with system(config, tasks.app):
+    async with system(config, tasks.app) as running:
 
         @tasks.app.task
         async def texts() -> list[str]:
@@ -198,8 +198,14 @@ async def test_failed_item_is_none_for_those_behind_it_despite_failure(config: C
         graph.add("texts", texts.s())
         graph.each("names", tasks.name.s(), over="texts")
         graph.add("echo", echo.s(), after={"all": "names"}, despite_failure=True)
+        graph.add("all", echo.s(), after={"all": "names"})
         run = await graph.enqueue()
         assert await run.result("echo", timeout=PATIENCE) == ["0()", None, "2()"]
+        # When the item is done after all, the list is whole.
+        tasks.failing.clear()
+        await tasks.app.client.revive(run.queue, [f"{run.id}.names.1"])
+        await running.recorder.wait(events.Completed, lambda event: f"{run.id}.all" in event.ids)
+        assert await run.result("all", timeout=PATIENCE) == ["0()", "1()", "2()"]
 
 
 async def test_cancelled_graph_starts_nothing_more(config: Config, tasks: Tasks) -> None:
@@ -379,6 +385,20 @@ async def test_wrong_orders_are_refused_before_anything_is_written(tasks: Tasks,
         with pytest.raises(ConfigError, match=text):
             await graph.enqueue()
     assert not raw.keys(f"evsched:{{{queue}}}:*")
+
+
+async def test_failure_reaches_the_end_of_a_long_chain(config: Config, tasks: Tasks) -> None:
+    tasks.failing.add("x")
+    async with system(config, tasks.app) as running:
+        calls = [tasks.name.s("x"), *(tasks.name.s("y") for _ in range(999))]
+        run = await tasks.app.chain(*calls, **tasks.callbacks()).enqueue()
+        ended = await tasks.ended()
+        assert (ended.outcome, ended.dead, ended.stopped) == ("failed", 1, 999)
+        tasks.failing.clear()
+        await tasks.app.client.revive(run.queue, [f"{run.id}.name"])
+        await running.recorder.wait(events.Completed, lambda event: f"{run.id}.name-3" in event.ids)
+        await run.cancel()
+        assert (await run.wait(PATIENCE)).open == 0
 
 
 @pytest.mark.extra

@@ -45,7 +45,10 @@ def test_batches_are_listed_shown_and_cancelled(cli: Cli, queue: str, batch: str
 def test_nodes_of_a_graph_are_shown_and_explained(cli: Cli, server: EmbeddedRedis, queue: str) -> None:
     sender, store, of = SyncSender(server.url), Store(queue), ("--queue", queue)
     sender.send(store.batch_open("g", "t", retention=60.0))
-    nodes = [(name, StoredNode(name, queue, {"task": "t"}, 1.0)) for name in ("a", "b", "c", "d", "e")]
+    nodes = [
+        (name, StoredNode(name, queue, {"task": "t", "args": [], "kwargs": {}, "retention": 1.0}, 1.0))
+        for name in ("a", "b", "c", "d", "e")
+    ]
     after = [(), (), (), (0, 1, 2), (3,)]
     rows = [PlanRow(encode(node), f"g.{name}", queue, at) for (name, node), at in zip(nodes, after, strict=True)]
     sender.send(store.batch_plan("g", 0, rows))
