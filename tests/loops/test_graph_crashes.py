@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
 import pytest
@@ -23,37 +23,47 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-class Mortal(BatchingSender):
-    """A sender that dies at a call: before it is sent, or after."""
+Strike = Callable[[], Awaitable[None]]
+"""What befalls a keeper at one of its calls."""
 
-    def __init__(self, url: str, lives: Generator[bool | None]) -> None:
+
+async def kill() -> None:
+    raise Killed
+
+
+class Mortal(BatchingSender):
+    """A sender that is struck at a call: before it is sent, or after."""
+
+    def __init__(self, url: str, lives: Generator[bool | None], strike: Strike) -> None:
         super().__init__(url)
         self._lives = lives
+        self._strike = strike
 
     async def send(self, call: Call[Any]) -> Any:
         (value,) = await self.send_all([call])
         return value
 
     async def send_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        dies = next(self._lives)
-        if dies is False:
-            raise Killed
+        struck = next(self._lives)
+        if struck is False:
+            await self._strike()
         found = await super().send_all(calls)
-        if dies:
-            raise Killed
+        if struck:
+            await self._strike()
         return found
 
 
 def life(at: int, *, sent: bool) -> Generator[bool | None]:
-    """Yield None for each call but the one at a place: True = it dies once that is sent, False = before."""
+    """Yield None for each call but the one at a place: True = the strike comes once that is sent, False = before."""
     for n in range(1_000_000):
         yield sent if n == at else None
 
 
 class Scene:
-    """A graph whose jobs are done by the test, and whose keepers die."""
+    """A graph whose jobs are done by the test, and whose keepers are struck."""
 
-    def __init__(self, config: Config, home: str, queue: str) -> None:
+    def __init__(self, config: Config, home: str, queue: str, strike: Strike = kill) -> None:
+        self.strike = strike
         self.config = config
         self.queues = [home, queue]
         self.store = Store(queue)
@@ -62,7 +72,7 @@ class Scene:
 
     async def keep(self, lives: Generator[bool | None]) -> bool:
         """Run a keeper until nothing is due; return whether it has died."""
-        mortal = Mortal(self.config.url, lives)
+        mortal = Mortal(self.config.url, lives, self.strike)
         keeper = BatchKeeper(Runtime(self.config, mortal, lambda _: None), lambda: self.queues)
         keeper._client._sender = mortal  # pyright: ignore[reportPrivateUsage]
         try:
@@ -98,8 +108,16 @@ class Scene:
         while True:
             died = await self.keep(lives)
             deaths += died
-            if not await self.work() and not died:
+            if not await self.work() and not died and not await self.hurry():
                 return deaths
+
+    async def hurry(self) -> bool:
+        """Let the chores that look for lost jobs be due; return whether there are any."""
+        home = Store(self.queues[0])
+        late = [step for step, _ in await self.sender.send(home.chores(0)) if step.startswith("settle ")]
+        for step in late:
+            await self.sender.send(home.add_chore(step, 0.0))
+        return bool(late)
 
 
 def graph_of(app: App, queue: str) -> Callable[[], Graph]:
@@ -148,6 +166,41 @@ async def test_each_job_runs_once_wherever_a_keeper_dies(
         points += 1
         if not deaths:
             break
+    assert points > 20
+    await scene.sender.close()
+    await app.close()
+
+
+@pytest.mark.parametrize("sent", [False, True])
+async def test_graph_that_is_cancelled_at_any_call_of_a_keeper_ends_and_leaves_no_job(
+    app: App, config: Config, raw: Any, queue: str, sent: bool
+) -> None:
+    app.move_to(config.url)
+    other = f"{queue}-2"
+    build, points, cancelled, ran = graph_of(app, other), 0, list[int](), Counter[str]()
+
+    async def cancel() -> None:
+        cancelled.append(points)
+        await app.known_batch("g").cancel()
+        # Another keeper cancels its jobs, and those of this keeper come after that.
+        await scene.keep(life(-1, sent=True))
+        ran.clear()
+        ran.update(scene.ran)
+
+    scene = Scene(config, queue, other, cancel)
+    while True:
+        raw.delete("x", *raw.keys(f"evsched:{{{queue}*"))
+        scene.ran.clear()
+        run = await build().enqueue()
+        await scene.finish(life(points, sent=sent))
+        if points not in cancelled:
+            break
+        status = await run.status()
+        assert (status.state in ("cancelled", "failed"), status.open) == (True, 0), points
+        assert scene.ran == ran, points
+        assert max(ran.values(), default=1) == 1, points
+        assert not raw.zcard(f"evsched:{{{other}}}:schedule"), points
+        points += 1
     assert points > 20
     await scene.sender.close()
     await app.close()
