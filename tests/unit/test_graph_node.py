@@ -35,10 +35,10 @@ def test_node_is_read_as_it_was_written() -> None:
         {"over": {"node": "a/b", "ordinal": 0, "queue": "q"}},
     ],
 )
-def test_malformed_nodes_are_none(wrong: dict[str, Any]) -> None:
+def test_malformed_nodes_are_not_read(wrong: dict[str, Any]) -> None:
     assert read_node(encode(to_builtins(NODE) | wrong)) is None
 
 
-def test_text_that_is_not_json_is_no_node() -> None:
+def test_text_that_is_not_json_is_not_read() -> None:
     for text in (b"", b"{", b"\xff", b"[" * 100_000):
         assert read_node(text) is None
