@@ -183,7 +183,9 @@ local function apply_ends(batch, first, bytes)
     local newer = math.floor(said / 8) - turn
     local is_end = said % 8 > 0 and (code == 0 or (code == 5 and said % 8 ~= 5))
     if said ~= 0 and said % 8 < 6 and (newer > 0 or (newer == 0 and is_end)) then
-      note_change(batch, first + i - 1, code, said % 8)
+      if first + i <= batch.nodes then
+        note_change(batch, first + i - 1, code, said % 8)
+      end
       local was, is = COUNT_OF[code], COUNT_OF[said % 8]
       if was then
         batch[was] = batch[was] - 1

@@ -35,7 +35,7 @@ end
 -- USES end_class
 local function note_change(batch, node, was, is)
   was, is = end_class(was), end_class(is)
-  if node < batch.nodes and was ~= is then
+  if was ~= is then
     batch.changes[#batch.changes + 1] = node .. ' ' .. was .. ' ' .. is
   end
 end
