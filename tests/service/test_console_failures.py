@@ -169,6 +169,12 @@ async def test_without_failures_the_page_says_so(server: EmbeddedRedis, queue: s
         assert "No job is dead, and none waits for a retry." in await browser.words("/failures")
 
 
+async def die_at(sender: BatchingSender, queue: str, job: str, moment: float) -> None:
+    """Have a dead job have died at another time, Unix seconds."""
+    dead = f"evsched:{{{queue}}}:dead"
+    await sender.send(Call(("ZADD", dead, moment, job), int, near=dead))
+
+
 async def test_customer_with_most_failures_since_noon_is_found_in_three_clicks(
     server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str
 ) -> None:
@@ -177,7 +183,7 @@ async def test_customer_with_most_failures_since_noon_is_found_in_three_clicks(
     await fail(sender, store, ["c"], Buried("attempt 1 of 1: x", False, error="ValueError"), "seeblick", "export")
     await fail(sender, store, ["d", "e"], TIMEOUT, "westend")
     await fail(sender, store, ["f"], TIMEOUT)
-    await sender.send(Call(("ZADD", f"evsched:{{{queue}}}:dead", 1e9, "a"), int))
+    await die_at(sender, queue, "a", 1e9)
     async with browsing(server.url, queues=(queue,)) as browser:
         page = await browser.settled("/")
         for link in ("Failures", "group", "today"):  # the morning has no noon
@@ -208,7 +214,7 @@ async def test_failures_of_a_span_that_was_typed_are_counted_by_task_and_order(
     await fail(sender, store, ["e"], Retried(600.0, "attempt 1 of 3: x", error="ValueError"))
     for job, at in (("a", "14:00:00"), ("b", "15:00:00"), ("c", "14:30:00"), ("d", "15:00:01")):
         moment = datetime.fromisoformat(f"2026-03-01T{at}+01:00").timestamp()
-        await sender.send(Call(("ZADD", f"evsched:{{{queue}}}:dead", moment, job), int))
+        await die_at(sender, queue, job, moment)
     async with browsing(server.url, queues=(queue,), console_zone="Europe/Berlin") as browser:
         span = {"from": "2026-03-01T14:00", "to": "2026-03-01T15:00"}
         page = await browser.settled("/failures", by="task", sort="last", **span)
@@ -231,7 +237,7 @@ async def test_span_of_jobs_is_picked_without_syntax(
 ) -> None:
     await fail(sender, store, ["a", "b"], TIMEOUT)
     moment = datetime.fromisoformat("2026-03-01T14:30+01:00").timestamp()
-    await sender.send(Call(("ZADD", f"evsched:{{{queue}}}:dead", moment, "a"), int))
+    await die_at(sender, queue, "a", moment)
     async with browsing(server.url, queues=(queue,), console_zone="Europe/Berlin") as browser:
         page = await browser.page("/jobs", q="place:dead", **{"from": "2026-03-01T14:00", "to": "2026-03-01T15:00"})
         assert 'value="place:dead since:2026-03-01T14:00+01:00 until:2026-03-01T15:00+01:00"' in page
