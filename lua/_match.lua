@@ -158,18 +158,19 @@ local function is_redacted(payload, name, position)
   return false
 end
 
--- The redacted arguments that workers have declared, by task, as far as they were read.
+-- The redacted arguments that workers have declared, by queue and task, as far as they were read.
 local redacted_in = {}
 
 -- Does a worker declare that an argument of a task is redacted? '0' stands for all.
 -- USES redactions, redacted_in
 local function is_declared_redacted(task, name, position)
-  if redacted_in[task] == nil then
+  local known = root .. task
+  if redacted_in[known] == nil then
     local text = redis.pcall('HGET', redactions, task)
     local good, names = pcall(cjson.decode, type(text) == 'string' and text or '[]')
-    redacted_in[task] = good and type(names) == 'table' and names or {}
+    redacted_in[known] = good and type(names) == 'table' and names or {}
   end
-  for _, one in pairs(redacted_in[task]) do
+  for _, one in pairs(redacted_in[known]) do
     if one == name or one == position or one == '0' then
       return true
     end

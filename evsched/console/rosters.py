@@ -17,7 +17,7 @@ from msgspec import Struct
 from evsched.console.glances import QueueGlances
 from evsched.console.page import MeteredClient
 from evsched.console.rule_words import rule_words
-from evsched.console.turns import Turns
+from evsched.console.turns import Turns, step_each
 from evsched.display import format_duration
 from evsched.errors import StoreRefused
 from evsched.jobs.record import number, whole
@@ -245,7 +245,7 @@ class Rosters:
     def __init__(self) -> None:
         self._rosters = dict[str, _QueueRoster]()
         self._runs = dict[str, _QueueRuns]()
-        self._turns, self._run_turns = Turns(), Turns()
+        self._turns, self._run_turns = Turns(step_each), Turns(step_each)
         self.glances = QueueGlances()
 
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[RosterRow]:

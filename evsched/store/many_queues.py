@@ -13,7 +13,7 @@ from evsched import keys
 from evsched.errors import MOVING, StoreDown, StoreError
 from evsched.store.dispatcher_calls import GLANCE_MOST, Seen, Survey
 from evsched.store.history_calls import EndCount
-from evsched.store.operator_calls import QueueStats
+from evsched.store.operator_calls import Part, QueueStats, Slice
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
@@ -93,6 +93,33 @@ async def request_statuses(
         return store.request_statuses(asker, some)
 
     return await _read(send, find_node, queues, many, lambda store: store.request_status(asker))
+
+
+async def find_slices(
+    send: SendCall, find_node: FindNode, place: str, matching: bytes, parts: Sequence[Part], *, limit: int
+) -> dict[str, Slice | StoreError]:
+    """Find jobs in a slice of each queue, with one call for each node of Redis; or return why that is refused.
+
+    `parts`: at most one for each queue. `limit`: of jobs that a call examines. Queues that exceed it are left out.
+
+    Raises:
+        StoreDown
+    """
+    by_queue, found = {part.queue: part for part in parts}, dict[str, Slice | StoreError]()
+    for names in await by_node(find_node, [*by_queue]):
+        some = [by_queue[name] for name in names[:AT_ONCE]]
+        try:
+            read = await send(Store(names[0]).find_many(place, matching, some, limit=limit))
+        except StoreDown as error:
+            if error.kind not in _OF_THIS_CALL:
+                raise
+            read = [None]
+        except StoreError:
+            read = [None]
+        for part, one in zip(some, read, strict=False):
+            alone = Store(part.queue).find(place, matching, part.cursor, limit=limit, ids=part.ids)
+            found[part.queue] = await _read_alone(send, alone) if one is None else one
+    return found
 
 
 async def read_glances(send: SendCall, find_node: FindNode, queues: Sequence[str]) -> dict[str, Seen]:

@@ -164,6 +164,19 @@ class Slice(Struct, frozen=True):
     found: list[Match]
 
 
+class Part(Struct, frozen=True):
+    """What `find` examines next in a queue: the slice where the cursor is, or `ids`."""
+
+    queue: str
+    cursor: str = "0"
+    ids: Sequence[bytes | str] = ()
+
+
+def _slice_words(part: Part) -> list[Word]:
+    first, *others = part.ids or ("",)
+    return [part.queue, part.cursor, first, *(word for one in others for word in ("", "", one))]
+
+
 def _read_slice(place: str, reply: list[Any]) -> Slice:
     cursor, left, flat = reply
     found = list[Match]()
@@ -370,7 +383,17 @@ class OperatorCalls(AuditTrail):
         self, place: str, matching: bytes, cursor: str = "0", *, limit: int = 250, ids: Sequence[bytes | str] = ()
     ) -> Call[Slice]:
         """Find jobs in a slice of a place, or among `ids`. `place`: a key without the root."""
-        return self._verb("find", lambda reply: _read_slice(place, reply), place, matching, cursor, limit, *ids)
+        words = (place, matching, limit, *_slice_words(Part(self.queue, cursor, ids)))
+        return self._verb("find", lambda reply: _read_slice(place, reply[0]), *words)
+
+    def find_many(self, place: str, matching: bytes, parts: Sequence[Part], *, limit: int) -> Call[list[Slice | None]]:
+        """Find jobs in a slice of each of many queues, as `many_queue_stats`. `limit`: of all together."""
+
+        def read(reply: list[Any]) -> list[Slice | None]:
+            return [None if one is None else _read_slice(place, one) for one in reply]
+
+        words = [word for part in parts for word in _slice_words(part)]
+        return self._verb("find", read, place, matching, limit, *words)
 
     def cancel_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Cancel jobs that wait and match."""

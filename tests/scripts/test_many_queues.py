@@ -1,4 +1,4 @@
-"""The scripts that read many queues in one call: `queue_stats`, `survey`, `hours` and `request_status`."""
+"""The scripts that read many queues in one call: `queue_stats`, `survey`, `find`, `hours` and `request_status`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from evsched.errors import StoreError, StoreRefused
 from evsched.store import many_queues
 from evsched.store.client_calls import New
 from evsched.store.history_calls import EndCount
+from evsched.store.operator_calls import Part, WantedArgument, condition
 from evsched.store.store import Store
 from evsched.transport.call import Call, Word
 from evsched.transport.embedded import EmbeddedRedis, find_server
@@ -107,6 +108,46 @@ def test_all_workers_of_many_queues_are_asked(send: Send, raw: Any, queue: str) 
     assert channels == [keys.status_replies(name, "me") for name in (names[0], names[2])]
 
 
+def test_slices_of_many_queues_are_those_of_each(send: Send, raw: Any, queues: list[str]) -> None:
+    busy, empty, wrong, paused = queues
+    raw.set(keys.root(wrong) + "ready", "wrong")
+    parts = [Part(busy), Part(empty), Part(wrong), Part(paused, "0", ["j", "k"])]
+    found = send(Store("any").find_many("ready", condition(), parts, limit=99))
+    alone = send(Store(busy).find("ready", condition()))
+    assert len(alone.found) == 2
+    assert found[:3] == [alone, send(Store(empty).find("ready", condition())), None]
+    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+        send(Store(wrong).find("ready", condition()))
+    for one in parts[::3]:
+        ids = [job.id for job in alone.found]
+        (named,) = send(Store("any").find_many("ready", condition(), [Part(one.queue, "7 x", [*ids, "gone"])], limit=9))
+        assert named is not None
+        assert (named.cursor, len(named.found)) == ("7 x", 3)
+
+
+def test_jobs_of_many_queues_are_examined_up_to_a_number(send: Send, raw: Any, queue: str) -> None:
+    names = [f"{queue}-{n}" for n in range(9)]
+    for name in names:
+        for job in ("a", "b", "c"):
+            raw.hset(keys.job(name, job), "payload", '{"task":"t"}')
+            raw.rpush(keys.ready(name), job)
+    read = send(Store("any").find_many("ready", condition(), [Part(name) for name in names], limit=6))
+    counts = [(one.cursor, len(one.found)) for one in read if one is not None]
+    assert counts == [("0", 3), ("1 a", 2)], "the second gets what is left, and a queue counts as a job"
+
+
+@pytest.mark.extra
+def test_redacted_arguments_of_one_queue_are_not_those_of_another(send: Send, raw: Any, queue: str) -> None:
+    names = [f"{queue}-{n}" for n in range(3)]
+    for name in names:
+        raw.hset(keys.job(name, "a"), "payload", '{"task":"t","kwargs":{"pin":1}}')
+        raw.zadd(keys.root(name) + "dead", {"a": 1.0})
+    raw.hset(keys.root(names[1]) + "redactions", "t", '["pin"]')
+    matching = condition(arguments=[WantedArgument("pin", 1)])
+    read = send(Store("any").find_many("dead", matching, [Part(name) for name in names], limit=99))
+    assert [one and len(one.found) for one in read] == [1, 0, 1]
+
+
 class Counted:
     """Sends calls, and counts them."""
 
@@ -141,6 +182,19 @@ def test_all_queues_are_read_although_a_call_ends_early(send: Send, raw: Any, qu
 
 
 @pytest.mark.extra
+def test_slice_that_redis_refuses_does_not_hide_the_others(send: Send, raw: Any, queues: list[str]) -> None:
+    counted, (busy, empty, wrong, paused) = Counted(send), queues
+    raw.set(keys.root(wrong) + "ready", "wrong")
+    parts = [Part(name) for name in queues]
+    found = finish(many_queues.find_slices(counted.send, counted.find_node, "ready", condition(), parts, limit=99))
+    assert {name for name, one in found.items() if isinstance(one, StoreError)} == {wrong}
+    assert {*found} == {busy, empty, wrong, paused}
+    assert counted.calls == 2
+    found = finish(many_queues.find_slices(counted.send, counted.find_node, "ready", condition(), parts, limit=1))
+    assert {*found} == {busy}, "the others are read next time"
+
+
+@pytest.mark.extra
 @pytest.mark.parametrize("newest", [False, True])
 def test_scripts_read_several_slots_without_blocking_others(server: EmbeddedRedis, *, newest: bool) -> None:
     """As `glance`: Valkey 9 refuses all scripts of a node after a command in a script that has keys of two slots."""
@@ -161,6 +215,8 @@ def test_scripts_read_several_slots_without_blocking_others(server: EmbeddedRedi
             assert [one is None for one in surveys] == [False, True, False]
             hours = sender.send(Store(first).hours([(name, 5) for name in asked]))
             assert [one is None for one in hours] == [False, True, False]
+            found = sender.send(Store(first).find_many("schedule", condition(), [*map(Part, asked)], limit=9))
+            assert [one and len(one.found) for one in found] == [1, None, 1]
             assert sender.send(Store(first).request_statuses("me", asked)) == [0, 0, 0]
             for queue in (first, ready):
                 sender.send(Store(queue).dispatch(limit=1, cap=1000))

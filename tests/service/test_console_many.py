@@ -137,3 +137,24 @@ async def test_queue_at_rest_is_not_examined_again(
         while (values := (await read(browser, "/failures"))[0])["counted"] == 20:
             pass
         assert sum(row.dead for row in values["rows"]) == 21
+
+
+async def test_page_of_the_failures_of_many_busy_queues_costs_a_few_commands(
+    server: EmbeddedRedis, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_jobs, "_AGAIN", 0.0)
+    names, now = fill(raw, queue, MANY // 2), time.time()
+    for name in names:
+        raw.lpush(keys.root(name) + "processing:w-1-00000000-0.1.0", "a")
+    async with browsing(server.url) as browser:
+        while not (values := (await read(browser, "/failures"))[0])["over"]:
+            pass
+        assert values["counted"] == len(names)
+        for name in names:
+            raw.zadd(keys.root(name) + "dead", {"other": now})
+            raw.hset(keys.job(name, "other"), mapping={"payload": '{"task":"t"}', "error": "ValueError"})
+        spent = 0
+        while values["counted"] < 2 * len(names):
+            values, commands = await read(browser, "/failures")
+            spent += commands
+        assert spent <= 10 * PAGE_RATE, "an open page is at most 10 s old"
