@@ -6,12 +6,14 @@
 --        filter    see _match.lua; {} = every job
 --        limit     count: how many jobs to examine, under 1000. It may be a few more
 -- ROWS   queue     its name; in a cluster, all queues are on one node. '' = that of the row before
---        cursor    where the slice begins, as an earlier call returned it; '0' = the first slice
+--        cursor    where the slice begins, as an earlier call returned it; '0' = the first slice; 'first <count>' = the
+--                  slice is this number of jobs with the lowest scores, and the last one; not in lists
 --        id        to examine instead of a slice; then the reply has the same cursor. '' = none
 -- REPLY  for each queue, a list: the next cursor, '0' = this was the last slice; ids that are left, for the rows of the
 --        next call; and for each job that matches: id; its score in the place, or when it finished, or ''; task, group,
---        created, by, reason, error, tags with spaces between them, location, each '' = none. It is nil for one of
---        several queues that Redis refuses to read. The last queues may be left out: see read_parts
+--        created, by, reason, error, tags with spaces between them, location, the field `unknown` of its record, each
+--        '' = none. It is nil for one of several queues that Redis refuses to read. The last queues may be left out:
+--        see read_parts
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   rows, refuse, read_filter, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of,
@@ -94,6 +96,10 @@ end
 -- The next cursor, and the members of a slice as member, score, ...
 local function next_members(slice)
   local key, cursor = root .. place, slice.cursor
+  local first = cursor:match('^first (%d%d?%d?)$')
+  if first and not is_list then
+    return '0', redis.call('ZRANGE', key, 0, first - 1, 'WITHSCORES')
+  end
   local left_of, anchor = cursor:match('^(%d+) ?(.*)$')
   if not left_of or #left_of > (is_list and 15 or 19) or (anchor ~= '' and not is_list) then
     refuse('cursor', 'one of this place')
@@ -116,7 +122,7 @@ local function add_job(found, id, score, job)
   found[at + 1], found[at + 2], found[at + 3], found[at + 4] = id, score, text_or(payload.task, ''), job.group
   found[at + 5], found[at + 6], found[at + 7] = job.created or '', job.by or '', job.reason:sub(1, 2000)
   found[at + 8], found[at + 9] = job.error or '', table.concat(tags_of(payload), ' ')
-  found[at + 10] = job.location or ''
+  found[at + 10], found[at + 11] = job.location or '', job.unknown or ''
 end
 
 local function read(slice)

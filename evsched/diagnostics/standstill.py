@@ -21,8 +21,9 @@ from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.store.dispatcher_calls import Lease
 from evsched.store.gate_limits import Limits
-from evsched.store.many_queues import by_node, read_glances, read_queue_stats, read_surveys
+from evsched.store.many_queues import by_node, read_glances, read_queue_stats, read_rosters, read_surveys
 from evsched.store.operator_calls import QueueStats
+from evsched.store.recurrence_calls import RosterPart
 from evsched.store.store import Store
 from evsched.transport.call import T
 from evsched.transport.redis_errors import unless_mistyped
@@ -39,6 +40,9 @@ _RECOVERED: Final = 30.0
 
 _RECURRENCES: Final = 20
 """Recurrences among which the first one with a record is sought."""
+
+_FIRSTS: Final = 250
+"""Queues whose first recurrence a call reads."""
 
 _MOVED: Final = 5.0
 """Seconds since the next time of a recurrence. Dispatchers schedule it 15 s ahead, so it is later than it seems."""
@@ -123,7 +127,7 @@ async def find_standstill(
 
 async def _suspicious(sender: BatchingSender, queues: Sequence[str]) -> list[str]:
     """Return the queues about which a look may find something; the others need none. A few calls for all queues."""
-    send, find_node, found, recurring = sender.send, sender.node_of, set[str](), list[Store]()
+    send, find_node, found, recurring = sender.send, sender.node_of, set[str](), list[str]()
     seen = await read_glances(send, find_node, queues)
     stats, surveys = await read_queue_stats(send, find_node, queues), await read_surveys(send, find_node, queues)
     for names in await by_node(find_node, queues):
@@ -140,12 +144,14 @@ async def _suspicious(sender: BatchingSender, queues: Sequence[str]) -> list[str
             if waits or undone or unserved:
                 found.add(queue)
             elif recurs:
-                recurring.append(Store(queue))
-    firsts = await asyncio.gather(*(unless_mistyped(send(store.recurrences(0, 1))) for store in recurring))
-    for store, first in zip(recurring, firsts, strict=True):
-        figures = stats[store.queue]
-        if first and not isinstance(figures, StoreError) and first[0][1] < figures.now - _MOVED:
-            found.add(store.queue)
+                recurring.append(queue)
+    while recurring:
+        parts = [RosterPart(queue, most=1) for queue in recurring]
+        read = await read_rosters(send, find_node, parts, (), limit=_FIRSTS)
+        for queue, first in read.items():
+            if not isinstance(first, StoreError) and first.rows and first.rows[0][1] < first.now - _MOVED:
+                found.add(queue)
+        recurring = [queue for queue in recurring if queue not in read]
     return [queue for queue in queues if queue in found]
 
 

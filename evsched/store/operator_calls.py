@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched import keys
-from evsched.jobs.record import number
+from evsched.jobs.record import number, unknown_since
 from evsched.shards import Share
 from evsched.store.acts import ActName
 from evsched.store.audit_trail import AuditTrail
@@ -113,6 +113,7 @@ def condition(
     reason: str | None = None,
     error: str | None = None,
     failed: bool = False,
+    unknown: bool = False,
     tags: Sequence[str] = (),
     arguments: Sequence[WantedArgument] = (),
     after: float | None = None,
@@ -126,6 +127,7 @@ def condition(
         "reason": reason if reason is None else reason.encode().lower().decode(),
         "error": error,
         "failed": failed or None,
+        "unknown": unknown or None,
         "tags": tags or None,
         "arguments": arguments or None,
         "after": after,
@@ -152,6 +154,8 @@ class Match(Struct, frozen=True):
     tags: tuple[str, ...] = ()
     location: str | None = None
     """The line of the user's code that raised it."""
+    unknown_since: float | None = None
+    """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
 
 
 class Slice(Struct, frozen=True):
@@ -180,7 +184,7 @@ def _slice_words(part: Part) -> list[Word]:
 def _read_slice(place: str, reply: list[Any]) -> Slice:
     cursor, left, flat = reply
     found = list[Match]()
-    for at in range(0, len(flat), 10):
+    for at in range(0, len(flat), 11):
         score = number(flat[at + 1]) if place in ("schedule", "finished", "dead") else None
         task, group, created, by, reason, error, tags, location = (
             text(value) or None for value in flat[at + 2 : at + 10]
@@ -188,7 +192,8 @@ def _read_slice(place: str, reply: list[Any]) -> Slice:
         moment = None if created is None else number(created.encode())
         job = text(flat[at])
         labels = tuple((tags or "").split())
-        known = (task, group, moment, by, reason, error, labels, location)
+        unknown = unknown_since(flat[at + 10], score) if place == "schedule" else None
+        known = (task, group, moment, by, reason, error, labels, location, unknown)
         found.append(Match(place.partition(":")[0], job, score, *known))
     return Slice(text(cursor), left, found)
 

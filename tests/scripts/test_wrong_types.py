@@ -124,7 +124,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "forecast": lambda store, runs: store.forecast(NOW, 60.0, 9),
     "forget": lambda store, runs: store.at(NOW).forget([store.queue]),
     "glance": lambda store, runs: store.at(NOW).glance([store.queue]),
-    "hours": lambda store, runs: store.hours([(store.queue, int(NOW // 3600))]),
+    "hashes": lambda store, runs: store.hours([(store.queue, int(NOW // 3600))]),
     "hold": lambda store, runs: store.at(NOW).hold("r", True),
     "keep": lambda store, runs: store.at(NOW).keep("w", runs[RUN], '"s"', b"1"),
     "limit": lambda store, runs: store.at(NOW).limit({"concurrency": 9, "concurrency:g": 2}),
