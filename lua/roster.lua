@@ -8,8 +8,8 @@
 -- ROWS   queue     its name; in a cluster, all queues are on one node
 --        start     count: how many to pass over, in the order of their next planned times
 --        most      count: how many of this queue, at most
--- REPLY  now; a list with, for each queue, a list: how many recurrences it has; for each of the slice: name, score as it
---        is stored, and the values of the fields, nil for an absent one; none when the record is gone or of another
+-- REPLY  now; a list with, for each queue, a list: how many recurrences it has; for each of the slice: name, score as
+--        it is stored, and the values of the fields, nil for an absent one; none when the record is gone or of another
 --        type. It is nil for one of several queues that Redis refuses to read. The last queues may be left out: see
 --        read_parts
 -- FAILS  none

@@ -11,25 +11,31 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
 from evsched import keys
 from evsched.diagnostics.finding import Finding
 from evsched.display import format_duration
-from evsched.errors import WRONG_TYPE, ConfigError, StoreError, StoreRefused
+from evsched.errors import ConfigError, StoreError
 from evsched.jobs.record import whole
 from evsched.jobs.tasks import RESERVED
 from evsched.recurrence.look_ahead import check_by_policies
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.shards import Shards
-from evsched.store.many_queues import find_slices, read_hashes, read_queue_stats, read_rosters, read_surveys
+from evsched.store.many_queues import (
+    find_slices,
+    read_hashes,
+    read_queue_stats,
+    read_rosters,
+    read_surveys,
+    without_mistyped,
+)
 from evsched.store.operator_calls import Match, Part, QueueStats, condition
 from evsched.store.queue import as_fields, as_texts
 from evsched.store.recurrence_calls import RosterPart
 from evsched.store.store import Store
-from evsched.transport.call import T
 from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
 
@@ -65,17 +71,7 @@ async def _read_stats(sender: BatchingSender, queues: Sequence[str]) -> dict[str
     Raises:
         StoreDown, StoreRefused
     """
-    return _without_mistyped(await read_queue_stats(sender.send, sender.node_of, queues))
-
-
-def _without_mistyped(found: Mapping[str, T | StoreError]) -> dict[str, T]:
-    known = dict[str, T]()
-    for queue, one in found.items():
-        if not isinstance(one, StoreError):
-            known[queue] = one
-        elif not isinstance(one, StoreRefused) or one.kind != WRONG_TYPE:
-            raise one
-    return known
+    return without_mistyped(await read_queue_stats(sender.send, sender.node_of, queues))
 
 
 _LOOKED_AT: Final = 100
@@ -92,7 +88,7 @@ async def incomplete_deploys(
     """
     found, members = list[Finding](), set[str]()
     stats = await _read_stats(sender, queues)
-    surveys = _without_mistyped(await read_surveys(sender.send, sender.node_of, [*stats]))
+    surveys = without_mistyped(await read_surveys(sender.send, sender.node_of, [*stats]))
     for queue, survey in surveys.items():
         members.update(lease.worker for lease in survey.leases)
         if stats[queue].parents:
@@ -114,7 +110,7 @@ async def _unknown_tasks(sender: BatchingSender, queues: Sequence[str], most: in
     matching, nodes = condition(unknown=True), sender.node_of
     while left:
         read = await find_slices(sender.send, nodes, "schedule", matching, [*left.values()], limit=_EXAMINED)
-        for queue, one in _without_mistyped(read).items():
+        for queue, one in without_mistyped(read).items():
             waiting = [job for job in one.found if job.unknown_since is not None]
             found.setdefault(queue, []).extend(waiting)
             left[queue] = Part(queue, ids=one.left)
@@ -200,7 +196,7 @@ async def _read_names(sender: BatchingSender, queues: Sequence[str]) -> dict[str
     left, found = {queue: RosterPart(queue) for queue in queues}, dict[str, list[str]]()
     while left:
         read = await read_rosters(sender.send, sender.node_of, [*left.values()], (), limit=_SLICE)
-        for queue, part in _without_mistyped(read).items():
+        for queue, part in without_mistyped(read).items():
             names = found.setdefault(queue, [])
             names += [name for name, *_ in part.rows]
             left[queue] = RosterPart(queue, len(names))

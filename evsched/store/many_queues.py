@@ -6,12 +6,12 @@ refused as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 from evsched import keys
-from evsched.errors import MOVING, StoreDown, StoreError
-from evsched.store.dispatcher_calls import GLANCE_MOST, Seen, Survey
+from evsched.errors import MOVING, WRONG_TYPE, StoreDown, StoreError, StoreRefused
+from evsched.store.dispatcher_calls import GLANCE_MOST, Fronts, Seen, Survey
 from evsched.store.history_calls import EndCount
 from evsched.store.operator_calls import Part, QueueStats, Slice
 from evsched.store.recurrence_calls import RecurrenceStats, Roster, RosterPart
@@ -78,6 +78,11 @@ async def read_all_queue_stats(send: SendCall, find_node: FindNode, queues: Sequ
 async def read_surveys(send: SendCall, find_node: FindNode, queues: Sequence[str]) -> dict[str, Survey | StoreError]:
     """Return the survey of each queue, in their order, or why it cannot be read."""
     return await _read(send, find_node, queues, Store.many_surveys, Store.survey)
+
+
+async def read_fronts(send: SendCall, find_node: FindNode, queues: Sequence[str]) -> dict[str, Fronts | StoreError]:
+    """Return the jobs of each queue that are to move next, in their order, or why they cannot be read."""
+    return await _read(send, find_node, queues, Store.many_fronts, Store.fronts)
 
 
 async def request_statuses(
@@ -202,6 +207,21 @@ async def read_all_recurrence_stats(
         StoreDown, StoreRefused: one cannot be read.
     """
     return _all_of(await _read(send, find_node, queues, Store.many_recurrence_stats, Store.recurrence_stats))
+
+
+def without_mistyped(found: Mapping[str, R | StoreError]) -> dict[str, R]:
+    """Return what was read of queues, without those that have a key of a wrong type.
+
+    Raises:
+        StoreDown, StoreRefused: one cannot be read for another reason.
+    """
+    known = dict[str, R]()
+    for queue, one in found.items():
+        if not isinstance(one, StoreError):
+            known[queue] = one
+        elif not isinstance(one, StoreRefused) or one.kind != WRONG_TYPE:
+            raise one
+    return known
 
 
 def _all_of(read: dict[str, R | StoreError]) -> list[R]:

@@ -368,10 +368,6 @@ class OperatorCalls(AuditTrail):
         """Count the dead jobs."""
         return self._call(("ZCARD", self._root + "dead"), int)
 
-    def moved(self, job_id: str) -> Call[list[bytes | None]]:
-        """Read the fields of a record that change when its job moves on."""
-        return self._call(("HMGET", f"{self._root}job:{job_id}", "due", "again", "started", "finished"), raw)
-
     def throttled(self) -> Call[list[str]]:
         """Read the groups whose own limits hold jobs back."""
         return self._call(("ZRANGE", self._root + "throttled", 0, -1), texts)

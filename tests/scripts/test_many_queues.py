@@ -1,4 +1,4 @@
-"""The scripts that read many queues in one call: `queue_stats`, `survey`, `find`, `hours` and `request_status`."""
+"""The scripts that read many queues in one call: `queue_stats`, `survey`, `find`, `roster`, `hashes` and the like."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from evsched import keys
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import many_queues
 from evsched.store.client_calls import New
+from evsched.store.dispatcher_calls import Fronts
 from evsched.store.history_calls import EndCount
 from evsched.store.operator_calls import Part, WantedArgument, condition
+from evsched.store.queue import as_texts
+from evsched.store.recurrence_calls import RosterPart
 from evsched.store.store import Store
 from evsched.transport.call import Call, Word
 from evsched.transport.embedded import EmbeddedRedis, find_server
@@ -22,6 +25,8 @@ from evsched.transport.links import finish
 from evsched.transport.senders import SyncSender
 from tests.scripts.conftest import NOW, Send
 from tests.support.cluster import Cluster
+
+NO_FRONTS = Fronts(None, (b"",) * 4, None, None)
 
 
 @pytest.fixture
@@ -148,6 +153,49 @@ def test_redacted_arguments_of_one_queue_are_not_those_of_another(send: Send, ra
     assert [one and len(one.found) for one in read] == [1, 0, 1]
 
 
+def test_recurrences_of_many_queues_are_those_of_each(send: Send, raw: Any, queue: str) -> None:
+    first, empty, wrong, last = names = [f"{queue}-{n}" for n in range(4)]
+    for name, most in ((first, 3), (last, 2)):
+        for n in range(most):
+            raw.hset(f"{keys.root(name)}recurrence:r{n}", mapping={"rule": "@daily", "current_due": NOW})
+            raw.zadd(f"{keys.root(name)}recurrences", {f"r{n}": NOW + n})
+    raw.set(f"{keys.root(wrong)}recurrences", "wrong")
+    parts = [RosterPart(first, 1), RosterPart(empty), RosterPart(wrong), RosterPart(last, 0, 1)]
+    read = send(Store("any").at(NOW).rosters(parts, ["rule", "zone"], limit=99))
+    rows = [None if one is None else (one.total, [(name, at) for name, at, _ in one.rows]) for one in read]
+    assert rows == [(3, [("r1", NOW + 1), ("r2", NOW + 2)]), (0, []), None, (2, [("r0", NOW)])]
+    assert read[0] is not None
+    assert read[0].rows[0][2] == {"rule": b"@daily"}
+    assert len(send(Store("any").rosters([RosterPart(first), RosterPart(last)], ["rule"], limit=3))) == 1
+    stats = send(Store("any").many_recurrence_stats(names))
+    assert [None if one is None else len(one) for one in stats] == [3, 0, 0, 2]
+    assert stats[0] == send(Store(first).recurrence_stats())
+
+
+@pytest.mark.extra
+def test_fronts_of_many_queues_are_those_of_each(send: Send, queues: list[str]) -> None:
+    busy, _, _, paused = queues
+    found = send(Store("any").many_fronts(queues))
+    assert found == [send(Store(busy).fronts()), NO_FRONTS, found[2], send(Store(paused).fronts())]
+    assert found[0] is not None
+    assert found[0].due == ("now", NOW - 1)
+    assert found[0].ready == "j1"
+
+
+@pytest.mark.extra
+def test_recurrences_are_read_although_a_call_ends_early(send: Send, raw: Any, queue: str) -> None:
+    counted, names = Counted(send), [f"{queue}-{n}" for n in range(6)]
+    for name in names:
+        raw.zadd(f"{keys.root(name)}recurrences", {f"r{n}": NOW + n for n in range(1500)})
+    read = finish(many_queues.read_all_recurrence_stats(counted.send, counted.find_node, names))
+    assert [len(one) for one in read] == [0] * 6, "they have too many"
+    rows = [(name, key) for name in names for key in ("hour:1", "hour:2")]
+    raw.hset(f"{keys.root(names[0])}hour:1", mapping={"a": "x" * 900_000, "b": "x" * 900_000})
+    counted.calls = 0
+    found = finish(many_queues.read_hashes(counted.send, counted.find_node, rows, as_texts))
+    assert (len(found), counted.calls) == (12, 2), "long values count"
+
+
 class Counted:
     """Sends calls, and counts them."""
 
@@ -217,6 +265,10 @@ def test_scripts_read_several_slots_without_blocking_others(server: EmbeddedRedi
             assert [one is None for one in hours] == [False, True, False]
             found = sender.send(Store(first).find_many("schedule", condition(), [*map(Part, asked)], limit=9))
             assert [one and len(one.found) for one in found] == [1, None, 1]
+            rosters = sender.send(Store(first).rosters([*map(RosterPart, asked)], ["rule"], limit=9))
+            assert [one is None for one in rosters] == [False, True, False]
+            for read in (Store.many_recurrence_stats, Store.many_fronts):
+                assert [one is None for one in sender.send(read(Store(first), asked))] == [False, True, False]
             assert sender.send(Store(first).request_statuses("me", asked)) == [0, 0, 0]
             for queue in (first, ready):
                 sender.send(Store(queue).dispatch(limit=1, cap=1000))

@@ -124,6 +124,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "forecast": lambda store, runs: store.forecast(NOW, 60.0, 9),
     "forget": lambda store, runs: store.at(NOW).forget([store.queue]),
     "glance": lambda store, runs: store.at(NOW).glance([store.queue]),
+    "fronts": lambda store, runs: store.fronts(),
     "hashes": lambda store, runs: store.hours([(store.queue, int(NOW // 3600))]),
     "hold": lambda store, runs: store.at(NOW).hold("r", True),
     "keep": lambda store, runs: store.at(NOW).keep("w", runs[RUN], '"s"', b"1"),

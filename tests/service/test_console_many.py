@@ -158,3 +158,31 @@ async def test_page_of_the_failures_of_many_busy_queues_costs_a_few_commands(
             values, commands = await read(browser, "/failures")
             spent += commands
         assert spent <= 10 * PAGE_RATE, "an open page is at most 10 s old"
+
+
+async def test_doctor_examines_many_queues_with_a_few_commands(
+    server: EmbeddedRedis, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if all of them stand still."""
+    monkeypatch.setattr(doctor_pass, "_EXAMINING_RATE", 1e6)
+    names, now = fill(raw, queue), time.time()
+    for name in names:
+        raw.hset(keys.root(name) + "recurrence:r", mapping={"rule": "@daily", "payload": '{"task":"t"}'})
+        raw.zadd(keys.root(name) + "recurrences", {"r": now + 900})
+    raw.hset(keys.root(names[7]) + "recurrence:r", "rule", "@never")
+    raw.hset(keys.job(names[9], "a"), mapping={"unknown": f"{now - 60} {now + 600}", "reason": "no worker knows it"})
+    raw.zadd(keys.root(names[9]) + "schedule", {"a": f"{now + 600}"})
+    raw.set(keys.root(names[11]) + "schedule", "of a wrong type")
+    raw.zadd(keys.schedule(names[13]), {"late": now - 60})
+    async with browsing(server.url) as browser:
+        visit = visit_of(browser)
+        examined = doctor_pass.doctor_pass(visit)
+        examined.refresh(visit.client, names)
+        task = examined._task  # pyright: ignore[reportPrivateUsage]
+        assert task is not None
+        await task
+        found = {(one.check, one.where.split(",")[0]) for one in examined.found}
+        expected = {("recurrence-broken", 7), ("unknown-task", 9), ("not-dispatched", 13)}
+        assert found - {("no-dispatcher", "Redis")} == {(check, f"queue {names[at]}") for check, at in expected}
+        examined.refresh(visit.client, names)
+        assert visit.client.commands <= 180, "a pass takes less than 3 minutes"
