@@ -35,6 +35,9 @@ _EXAMINED_AGAIN: Final = 120.0
 
 _MOVING: Final = ("backlog", "ready", "processing")
 
+_NEWEST_AGAIN: Final = 30.0
+"""Seconds after which the newest job of a row is read again, if it is another one: its traceback is like the last."""
+
 _LOOK: Final = 0.2
 """Seconds for which one reading of the page examines jobs."""
 
@@ -239,7 +242,7 @@ class FailureCounts:
         wanted = dict[Kind, tuple[str, str]]()
         for one in shown:
             read, known, _ = self._tracebacks.get((view, one.key), (-inf, "", None))
-            if known != one.newest[3] and now - read > _AGAIN and (again or not known):
+            if known != one.newest[3] and now - read > _NEWEST_AGAIN and (again or not known):
                 wanted[one.key] = one.newest[2:4]
         found = await asyncio.gather(*(self._read(client, *one) for one in wanted.values()))
         for key, status in zip(wanted, found, strict=True):
