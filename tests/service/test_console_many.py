@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from starlette.datastructures import QueryParams
 
 from evsched import keys
 from evsched.console import doctor_pass, failed_jobs
+from evsched.console.hour_counts import WEEK, HourCounts
 from evsched.console.live import PAGE_RATE
 from evsched.console.page import Visit
+from evsched.console.rosters import Rosters
 from evsched.console.users import Visitor
 from evsched.console.views import VIEWS
 from evsched.console.views import workers as workers_page
@@ -186,3 +189,31 @@ async def test_doctor_examines_many_queues_with_a_few_commands(
         assert found - {("no-dispatcher", "Redis")} == {(check, f"queue {names[at]}") for check, at in expected}
         examined.refresh(visit.client, names)
         assert visit.client.commands <= 180, "a pass takes less than 3 minutes"
+
+
+async def test_week_of_many_queues_costs_a_few_commands(server: EmbeddedRedis, queue: str, raw: Any) -> None:
+    names, hour = fill(raw, queue), int(time.time() // 3600)
+    async with browsing(server.url) as browser:
+        client, counts = browser.console.client.metered(), HourCounts()
+        week = await counts.week(client, names, hour, inf)
+        assert [*week] == names
+        assert {sum(one.jobs for counts in hours for one in counts) for hours in week.values()} == {12}
+        assert client.commands <= MANY * WEEK / 400, "one for some 500 hours"
+        client.commands = 0
+        assert await counts.week(client, names, hour, inf) == week
+        assert client.commands == 1, "the hours that are not over"
+
+
+async def test_recurrences_of_many_queues_cost_a_few_commands(server: EmbeddedRedis, queue: str, raw: Any) -> None:
+    names = fill(raw, queue)
+    for name in names:
+        raw.hset(keys.root(name) + "recurrence:r", mapping={"rule": "@daily", "payload": '{"task":"t"}'})
+        raw.zadd(keys.root(name) + "recurrences", {"r": time.time() + 900})
+    async with browsing(server.url) as browser:
+        while (values := (await read(browser, "/recurrences"))[0])["all"] < len(names):
+            pass
+        assert values["pending"] == 0
+        client, found = browser.console.client.metered(), Rosters()
+        while len(await found.look(client, names)) < len(names):
+            pass
+        assert client.commands <= 4, "a glance, and one for each 100 queues"
