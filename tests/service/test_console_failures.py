@@ -16,7 +16,7 @@ import pytest
 from evsched import Filter
 from evsched.client.client import Client
 from evsched.console import failed_jobs
-from evsched.console.failed_jobs import QueueCount
+from evsched.console.failed_jobs import QueueCount, examine
 from evsched.console.failure_sums import Failures, last_day
 from evsched.console.page import MeteredClient
 from evsched.jobs.job import Buried, Retried
@@ -118,19 +118,22 @@ async def test_many_jobs_are_counted_in_slices_and_again(
     await fail(sender, store, jobs, TIMEOUT)
     client = MeteredClient(server.url)
     count = QueueCount(queue)
-    await count.step(client)
-    await count.step(client)
+
+    async def step() -> None:
+        await examine(client, [count], 1)
+
+    await step()
     assert (count.over, count.shown.total) == (False, 600)
     assert 0 < dead(count) < 600
     while not count.over:
-        await count.step(client)
+        await step()
     (group,) = sums(count)
     assert (group.dead, count.shown.examined) == (600, 600)
     await sender.send(store.drop(jobs[:100]))
-    await count.step(client)
+    await step()
     assert dead(count) == 600, "the last whole count is shown until the next"
     while count.is_due() and dead(count) == 600:
-        await count.step(client)
+        await step()
     assert dead(count) == 500
     await client.close()
 
