@@ -23,7 +23,7 @@ from evsched.client.client import Client
 from evsched.client.operations import Nodes
 from evsched.client.option_values import Unique
 from evsched.dispatcher.queue_rounds import QueueRounds
-from evsched.errors import JobMissing, StoreError, StoreRefused
+from evsched.errors import JobMissing, StoreError
 from evsched.jobs.job import decode, encode
 from evsched.runtime.loops import Runtime
 from evsched.store.client_calls import New
@@ -121,6 +121,7 @@ class BatchKeeper:
         kind, *words = step.split(" ")
         chores = {
             "call": (8, self._call),
+            "recall": (8, self._recall),
             "settle": (4, self._settle),
             "cancel": (3, self._cancel),
             "expire": (1, self._expire),
@@ -133,8 +134,8 @@ class BatchKeeper:
                 more = await do(store, now, *words)
             except (JobMissing, ValueError):
                 pass  # the batch is forgotten, or it is malformed
-            except StoreRefused:
-                more = step, now + _LATER  # the others do not wait for it
+            except StoreError:
+                more = step, now + _LATER  # the others do not wait for it; if it is our Redis that is down, this fails
         if more is not None:
             await self._runtime.sender.send(store.add_chore(*more))
         if more is None or more[0] != step:
@@ -175,15 +176,20 @@ class BatchKeeper:
     async def _carried(self, store: Store, home: str, steps: list[tuple[str, bool]], now: float) -> None:
         """Remove ends that were counted. Those that went to another server for the first time are carried once more."""
         again = list[str]()
-        if self._runtime.part.node is not None:
-            (node,) = await self._client.perform(Nodes(near=keys.root(home)))
-            if node != self._runtime.part.node:
-                again = [step for step, is_first in steps if is_first]
+        if await self._is_elsewhere(home):
+            again = [step for step, is_first in steps if is_first]
         if again:
             await self._runtime.sender.send(store.delay_chores(again, now + _AGAIN))
         if done := [step for step, _ in steps if step not in set(again)]:
             await self._runtime.sender.send(store.end_chores(done))
         self._runtime.emit(events.ChoresDone(queue=store.queue, steps=[step for step, _ in steps]))
+
+    async def _is_elsewhere(self, queue: str) -> bool:
+        """Return whether a queue is on another server of a cluster."""
+        if self._runtime.part.node is None:
+            return False
+        (node,) = await self._client.perform(Nodes(near=keys.root(queue)))
+        return node != self._runtime.part.node
 
     async def _later(self, store: Store, steps: list[str], at: float) -> None:
         """Put ends off that could not be counted: under another moment, so that they are carried twice all the same."""
@@ -194,13 +200,25 @@ class BatchKeeper:
 
     # Batches whose home is this queue. Each returns the chore that takes the place of this one, and when.
 
-    async def _call(self, store: Store, now: float, batch: str, outcome: str, number: str, *counts: str) -> None:
-        """Schedule the job of a callback."""
+    async def _call(
+        self, store: Store, now: float, batch: str, outcome: str, number: str, *counts: str
+    ) -> tuple[str, float] | None:
+        """Schedule the job of a callback. On another server, this is done once more, as ends are carried twice."""
+        queue = await self._schedule(store, batch, outcome, number, *counts)
+        if queue is not None and await self._is_elsewhere(queue):
+            return f"recall {batch} {outcome} {number} {' '.join(counts)}", now + _AGAIN
+        return None
+
+    async def _recall(self, store: Store, now: float, batch: str, outcome: str, number: str, *counts: str) -> None:
+        await self._schedule(store, batch, outcome, number, *counts)
+
+    async def _schedule(self, store: Store, batch: str, outcome: str, number: str, *counts: str) -> str | None:
+        """Schedule the job of a callback, unless that was done before; return its queue, None if there is none."""
         text = await self._client.send(store.batch_field(batch, f"on_{outcome}"))
         call = _decoded(text)
         queue, payload = call.get("queue"), call.get("payload")
         if not isinstance(queue, str) or not keys.NAME.fullmatch(queue) or not isinstance(payload, dict):
-            return
+            return None
         names = ("total", "done", "dead", "cancelled", "expired")
         ended = {"batch": batch, "queue": store.queue, "outcome": outcome}
         ended |= {name: int(count) for name, count in zip(names, counts, strict=True)}
@@ -208,6 +226,7 @@ class BatchKeeper:
         made = encode(payload | {"args": [ended]})
         job = New(job_id, made, call.get("priority"), call.get("group"))
         await self._client.enqueue(queue, [job], "keep", Unique(within=_CALLED))
+        return queue
 
     async def _settle(
         self, store: Store, now: float, batch: str, first: str, last: str, token: str
@@ -246,8 +265,12 @@ class BatchKeeper:
         return None
 
     async def _cancel(self, store: Store, now: float, batch: str, first: str, last: str) -> tuple[str, float] | None:
-        """Cancel members that have not ended, some at a time. Then look for lost jobs."""
-        found = await self._client.run(with_codes(store, batch, int(last) + 1, [CODES["o"]], _SLICE, int(first)))
+        """Cancel members that have not ended, some at a time. Then look for lost jobs.
+
+        Also those that were cancelled: a program whose first call got no reply may have enqueued such a job again.
+        """
+        codes = CODES["o"], CODES["c"]
+        found = await self._client.run(with_codes(store, batch, int(last) + 1, codes, _SLICE, int(first)))
         for member in found:
             try:
                 if (child := member.batch) is not None:
