@@ -15,9 +15,9 @@ from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.store.run_ends import NO_LEASE
 from evsched.transport.call import Call, raw
-from tests.interleavings.releases import IDLE_LEASE, LEASE, ROOT, THIS, Release
+from tests.interleavings.releases import IDLE_LEASE, LEASE, THIS, Release
 from tests.interleavings.search import LOST, Do, Epoch, Note, Pick, Process
-from tests.interleavings.server import BASE, EPOCH
+from tests.interleavings.server import BASE, EPOCH, ROOT
 
 CAP: Final = 1000
 """Bytes that a payload may have."""

@@ -11,9 +11,9 @@ from typing import Any, Final
 from evsched.jobs.job import Done
 from evsched.transport.call import Call
 from tests.interleavings.processes import CAP, Handlers
-from tests.interleavings.releases import HANDED_BACK, LEASE, ROOT, STORE
+from tests.interleavings.releases import HANDED_BACK, LEASE, STORE
 from tests.interleavings.search import State
-from tests.interleavings.server import Clock, SavedRedis, Snapshot, unix
+from tests.interleavings.server import ROOT, Clock, SavedRedis, Snapshot, unix
 
 RECORD: Final = "a"
 """The id of the job with a record."""

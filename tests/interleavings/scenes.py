@@ -11,11 +11,12 @@ from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import Edit, New
 from evsched.transport.call import Call
+from tests.interleavings import batches
 from tests.interleavings.processes import Handlers, client, dispatcher, janitor, recurring, worker
-from tests.interleavings.releases import ROOT, STORE, THIS, previous
+from tests.interleavings.releases import STORE, THIS, previous
 from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, PAYLOAD, RECORD, Rules
 from tests.interleavings.search import FAULTS, Process, Result, Scene, search
-from tests.interleavings.server import BASE, SavedRedis
+from tests.interleavings.server import BASE, ROOT, SavedRedis
 
 _JOBS: Final = (
     ("HSET", f"{ROOT}job:{RECORD}", "payload", PAYLOAD, "group", "g"),
@@ -144,6 +145,9 @@ SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """By name, what each scene has beside the two jobs, the dispatcher, the janitor and the workers."""
 
+BATCHES: Final = tuple(batches.PLANS)
+"""The scenes of batches, by name."""
+
 
 def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int = 1, **scope: Any) -> Result:
     """Search a scene.
@@ -151,4 +155,5 @@ def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int =
     `scope`: `faults`, `epochs`, `without`, the processes that are left out, and `old`, those of the previous release.
     `excuses`: whether these may do the harm that is documented. `kinds`: the kinds of faults.
     """
-    return search(_make(redis, **SCENES[name], **scope), most=most, failures=failures)
+    scene = batches.make(name, redis, **scope) if name in BATCHES else _make(redis, **SCENES[name], **scope)
+    return search(scene, most=most, failures=failures)
