@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from evsched import events, keys
-from evsched.batches.member import CODES, are_there, members, with_codes
+from evsched.batches.member import CODES, Member, are_there, members, with_codes
 from evsched.batches.member import ends as ends_of
 from evsched.client.client import Client
 from evsched.client.operations import Nodes
@@ -50,7 +50,10 @@ _LATER: Final = 5.0
 """Seconds after which a chore that was refused is tried again."""
 
 _SLICE: Final = 100
-"""Members that one step looks for, or cancels."""
+"""Members that one call looks for, or cancels: about 2 ms of Redis's time."""
+
+_SLICES: Final = 10
+"""Slices that are cancelled in one step."""
 
 _CALLED: Final = 86400.0
 """Seconds for which the id of a callback's job is taken, so that it is one job even if it has ended."""
@@ -269,9 +272,25 @@ class BatchKeeper:
 
         Also those that were cancelled: a program whose first call got no reply may have enqueued such a job again.
         """
-        codes = CODES["o"], CODES["c"]
-        found = await self._client.run(with_codes(store, batch, int(last) + 1, codes, _SLICE, int(first)))
+        codes, start = (CODES["o"], CODES["c"]), int(first)
+        for _ in range(_SLICES):
+            found = await self._client.run(with_codes(store, batch, int(last) + 1, codes, _SLICE, start))
+            await self._cancel_members(found)
+            if len(found) < _SLICE:
+                return f"settle {batch} 0 {last} {_UNNAMED}", now + _LATER
+            start = found[-1].ordinal + 1
+        return f"cancel {batch} {start} {last}", now
+
+    async def _cancel_members(self, found: list[Member]) -> None:
+        """Cancel those that wait together, by a call for each queue and shard, and the others one by one."""
+        jobs, others = defaultdict[str, list[Member]](list), [member for member in found if member.batch is not None]
         for member in found:
+            if member.batch is None:
+                jobs[self._client.shards.home(member.queue, member.id)].append(member)
+        for shard, some in jobs.items():
+            waited = await self._client.send(Store(shard).cancel_waiting([member.id for member in some]))
+            others += [member for member, did in zip(some, waited, strict=True) if not did]
+        for member in others:
             try:
                 if (child := member.batch) is not None:
                     await self._client.send(Store(member.queue).batch_close(child, how="cancelled"))
@@ -279,9 +298,6 @@ class BatchKeeper:
                     await self._client.cancel(member.queue, member.id)
             except JobMissing:
                 pass  # it has ended, and its report is on its way; or it was never enqueued
-        if len(found) == _SLICE:
-            return f"cancel {batch} {found[-1].ordinal + 1} {last}", now
-        return f"settle {batch} 0 {last} {_UNNAMED}", now + _LATER
 
     async def _expire(self, store: Store, now: float, batch: str) -> None:
         await self._client.send(store.batch_close(batch, how="expired"))

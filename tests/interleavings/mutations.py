@@ -156,5 +156,20 @@ MUTATIONS: Final = {
     "jobs enqueued after their reservation": Mutation(
         (("enqueue", "now > tonumber(till)", "false"),), *("batch that grows", 0, 1, "as missing, it is there")
     ),
+    "a signal that wakes nobody": Mutation(
+        (("signal", "  redis.call('ZADD', schedule, 'XX', seconds(now), id)\n", ""),),
+        *("signal", 0, 0, "does not end"),
+    ),
+    "a wait that overlooks the signal that has just come": Mutation(
+        (("snooze", "local come = signal ~= '' and signal_of(id, signal)", "local come = false"),),
+        *("signal", 0, 0, "has got its signal, and waits"),
+    ),
+    "a second signal of a name": Mutation(
+        (("signal", "if find_line(text, signal) then", "if false then"),), *("signal", 0, 0, "two signals of one name")
+    ),
+    "a signal after its time": Mutation(
+        (("signal", "elseif ends and ends <= now then", "elseif false then"),),
+        *("signal in time", 0, 1, "is dead since no signal came"),
+    ),
 }
 """By what is wrong with each."""

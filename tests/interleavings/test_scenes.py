@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.interleavings.mutations import MUTATIONS
-from tests.interleavings.scenes import BATCHES, SCENES, run
+from tests.interleavings.scenes import BATCHES, SCENES, SIGNALS, run
 from tests.interleavings.search import JUMP
 from tests.interleavings.server import SavedRedis
 
@@ -18,7 +18,7 @@ _BIG = ("fails", "hook", "hook of a dead job")
 
 @pytest.mark.parametrize(
     ("name", "scope"),
-    [(name, scope) for name in SCENES for scope in _SCOPES if name not in _BIG or scope == "a lost call"],
+    [(name, scope) for name in (*SCENES, *SIGNALS) for scope in _SCOPES if name not in _BIG or scope == "a lost call"],
 )
 def test_no_interleaving_breaks_a_rule(name: str, scope: str) -> None:
     faults, epochs, without = _SCOPES[scope]
