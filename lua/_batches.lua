@@ -10,6 +10,7 @@
 -- end <home>/<batch> <now> <ordinal><code>[.<turn>] ...   report ends of jobs of this queue to their batch
 -- and of batches whose home is this queue:
 -- call <batch> <outcome> <number> <counts>                schedule the job of a callback
+-- recall <batch> <outcome> <number> <counts>              the same once more, if it went to another server of a cluster
 -- settle <batch> <first> <last> <token>                   look for jobs that were never enqueued; '-' = no token
 -- cancel <batch> <first> <last>                           cancel the jobs that have not ended
 -- expire <batch>                                          the batch has taken too long

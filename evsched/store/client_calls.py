@@ -219,6 +219,11 @@ class ClientCalls(Queue):
         act = self._act_text("cancel")
         return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._now(), "", act, job_id, "")
 
+    def cancel_waiting(self, ids: Sequence[str]) -> Call[list[bool]]:
+        """Cancel those of some jobs that wait; the reply says which did."""
+        rows = [word for job_id in ids for word in (job_id, "")]
+        return self._verb("cancel", lambda reply: [place != b"" for place in reply], self._now(), "{}", "", *rows)
+
     def reschedule(
         self, job_id: str, due: float | None, *, delay: float | None = 0.0, edit: Edit | None = None
     ) -> Call[float]:
