@@ -91,7 +91,7 @@ class Search(Struct, frozen=True):
 
     def typed_span(self, zone: str) -> str:
         """Return the text of the form that picks its span; empty if its ends are not moments."""
-        ends = [None if isinstance(at, timedelta) else at for at in (self.filter.since, self.filter.until)]
+        ends = [at if isinstance(at, float | int) else None for at in (self.filter.since, self.filter.until)]
         return typed_span(ends[0], ends[1], find_zone(zone))
 
     def spanning(self, since: str | None, until: str | None = None) -> str:
