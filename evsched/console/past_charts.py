@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, tzinfo
-from math import ceil
+from math import ceil, floor
 from typing import Final
 
 from msgspec import Struct
@@ -36,6 +36,9 @@ _STEPS: Final = (
     *((hours * HOUR, bars) for hours, bars in ((1, 12), (2, 12), (3, 12), (6, 12), (12, 12), (24, 12), (48, 12))),
 )
 """The seconds that such a part may have, and its bars. Longer parts are whole weeks."""
+
+_NOISE: Final = 1e-3
+"""A part of a step: Unix seconds are not exact to a millionth."""
 
 _WEEKLY: Final = 14
 """Bars of a part of whole weeks."""
@@ -78,7 +81,12 @@ def even_axis(first: float, last: float, zone: tzinfo) -> Axis:
     week = 7 * _DAY * HOUR
     weeks = week * ceil((last - first + 1) / (week * (_PARTS - 1)))
     axes = (
-        Axis(start := (first + shift) // step * step - shift, step, max(1, ceil((last - start) / step)), bars)
+        Axis(
+            start := floor((first + shift) / step + _NOISE) * step - shift,
+            step,
+            max(1, ceil((last - start) / step)),
+            bars,
+        )
         for step, bars in (*_STEPS, (weeks, _WEEKLY))
     )
     return next(axis for axis in axes if axis.parts <= _PARTS)

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from html import unescape
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -402,6 +403,25 @@ async def test_chart_and_counts_are_before_the_rows_with_how_far_redis_reaches(
     assert all(re.search(rf"task{n} late p50 \S+( m?s)?, p99 \S+( m?s)? 40 ", everything) for n in range(9))
 
 
+async def test_each_condition_of_the_history_is_asked_for_once(browser: Browser, queue: str) -> None:
+    for name in ("a", "b"):
+        await browser.console.client.enqueue(f"{queue}-{name}", [New("j", PAYLOAD, due=2e9)])
+    page = (await browser.page("/history", queue=f"{queue}-a")).partition('id="filters"')[2].partition("</form>")[0]
+    assert f">{queue}-b</a>" in page
+    assert f'type="hidden" name="queue" value="{queue}-a"' in page, "another condition leaves it as it is"
+    assert page.count('name="queue"') == 1
+    assert "since=" not in page, "the field offers the usual spans"
+    assert "<option>24h</option>" in page
+
+
+async def test_times_below_a_chart_are_at_even_distances(browser: Browser, ended: Ended, queue: str) -> None:
+    await ended("a")
+    page = await browser.page(f"/history?queue={queue}")
+    marks = re.findall(r"<span>(\d\d):00</span>", page.partition('class="axis"')[2].partition("</p>")[0])
+    assert len(marks) == 5
+    assert {(int(later) - int(earlier)) % 24 for earlier, later in pairwise(marks)} == {6}
+
+
 async def test_search_that_finds_none_says_how_far_redis_reaches(browser: Browser, ended: Ended, queue: str) -> None:
     await ended("first")
     page = words(await browser.page(f"/history?queue={queue}&group=none&since=7d"))
@@ -424,6 +444,16 @@ async def test_audit_trail_is_shown_as_sentences(browser: Browser, queue: str) -
     assert "the provider is down" in text
     found = await browser.data(f"/audit?queue={queue}&who=bob&as=json")
     assert [(act["who"], act["act"], act["ids"]) for act in found] == [("bob", "cancel", ["j1"])]
+
+
+async def test_audit_offers_the_acts_that_are_in_the_trail(browser: Browser, queue: str) -> None:
+    client = browser.console.client.as_operator("ann")
+    await client.pause(queue)
+    await client.resume(queue)
+    for query in ("", "&act=pause"):
+        page = await browser.page(f"/audit?queue={queue}{query}")
+        offered = re.findall(r">([\w-]+)</a>", page.partition("all acts</a>")[2].partition("<span>·</span>")[0])
+        assert offered == ["pause", "resume"], query
 
 
 @pytest.mark.extra

@@ -9,9 +9,14 @@ from html import unescape
 from typing import Any
 
 import pytest
+from starlette.datastructures import QueryParams
 
+from evsched import keys
 from evsched.client.client import Client
 from evsched.console import rosters
+from evsched.console.page import Visit
+from evsched.console.users import Visitor
+from evsched.console.views.recurrences import kept_records, rosters_of
 from evsched.jobs.job import Buried, Done
 from evsched.recurrence.recurrence import Declared
 from evsched.store.store import Store
@@ -224,6 +229,24 @@ async def test_a_run_whose_record_is_gone_leads_to_its_end_and_its_recurrence(
         assert f'href="/history?id=nightly%401700000000.0&amp;queue={queue}"' in gone.text
         assert f'href="/recurrence?queue={queue}&amp;name=nightly"' in gone.text
         assert "After that it cannot run again from here. It was a run of nightly" in words(gone.text)
+
+
+async def test_open_page_of_a_recurrence_asks_seldom_which_runs_have_a_record(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, client: Client, raw: Any
+) -> None:
+    await declare(client, queue, "nightly")
+    for end in (DONE, DONE, FAILED):
+        await run(sender, store, "nightly", end)
+    gone = sorted(key.decode() for key in raw.keys(keys.job(queue, "nightly@*")))
+    raw.delete(gone[0])
+    async with browsing(server.url) as browser:
+        visit = Visit(browser.console, browser.console.client.metered(), Visitor("ann", "admin"), QueryParams(), "")
+        page = await browser.page("/recurrence", queue=queue, name="nightly")
+        assert page.count("Run again</button>") == 1
+        assert page.count("Revive</button>") == 1
+        runs = rosters_of(visit).runs_of(queue, "nightly")
+        assert await kept_records(visit).look(visit.client, runs) == [run.id in str(gone[1:]) for run in runs]
+        assert visit.client.commands == 0
 
 
 async def test_the_run_of_a_trigger_is_linked_and_an_ended_one_runs_again(

@@ -103,16 +103,6 @@ if (stream) {
   open();
 }
 
-// A link to a form leads to its first field.
-
-function enterForm() {
-  const form = /^#[\w-]+$/.test(location.hash) ? $(location.hash) : null;
-  if (form?.matches("form")) $("input:not([type=hidden])", form)?.focus();
-}
-
-enterForm();
-addEventListener("hashchange", enterForm);
-
 // Ages count on by themselves.
 
 function length(seconds) {
