@@ -189,7 +189,6 @@ class Pages:
         filters |= {
             "moment": self.clock.moment,
             "ago": self.clock.ago,
-            "text": self.clock.text,
             "figure": words.count,
             "duration": words.length,
             "json": words.as_json,

@@ -132,6 +132,10 @@ def test_failures_of_half_an_hour_are_revived_from_their_bar_or_from_a_typed_spa
     one = tab(java_script_enabled=script)
     way = Way(one)
     way.link("Failures", "nav")
+    one.page.locator("summary:has-text('As a list')").click()
+    if script:
+        assert (one.hindrances(), one.overflow()) == ([], 0)
+    one.page.get_by_role("link", name=re.compile(r"\d\d:\d0 to \d\d:\d0")).nth(1).wait_for()
     way.click(one.page.locator("svg.picked a").filter(has=one.page.get_by_text(re.compile(": 2$"), exact=False)))
     way.link("Revive 2", ".groups")
     way.says("Revive 2 jobs?")

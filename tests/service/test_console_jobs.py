@@ -53,6 +53,14 @@ async def test_search_lists_jobs_and_leads_to_the_one_of_an_id(
     assert "tsk: is not a qualifier" in await browser.words("/jobs", q="tsk:pay")
 
 
+async def test_command_of_a_page_is_folded(browser: Browser, client: SyncClient, queue: str) -> None:
+    enqueue(client, queue, 1)
+    page = await browser.page("/queue", name=queue)
+    folded = page.partition("<summary>On the command line</summary>")
+    assert f"evsched pause {queue}" in folded[2].partition("</details>")[0]
+    assert "<details" in folded[0][-30:]
+
+
 async def test_search_for_an_id_of_several_queues_lists_its_jobs(
     server: EmbeddedRedis, client: SyncClient, queue: str
 ) -> None:

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import tzinfo
+from datetime import datetime, tzinfo
 from math import inf
 from typing import Any, Final, cast
 
@@ -214,8 +214,8 @@ class DeathBar(Struct, frozen=True):
     at: int
     """Its place, from the left."""
     jobs: int
-    since: float
-    until: float
+    name: str
+    """When it begins and ends."""
     words: dict[str, str | None]
     """The parameters of the page of these deaths."""
 
@@ -231,6 +231,13 @@ class DeathChart(Struct, frozen=True):
     marks: list[str]
 
 
+def _named(since: float, until: float, zone: tzinfo) -> str:
+    """Return the times of a bar: 27 Nov 02:00 to 02:30."""
+    first, last = (datetime.fromtimestamp(at, zone) for at in (since, until))
+    shape = "%H:%M" if until - since >= 60 else "%H:%M:%S"
+    return f"{first.day} {first:%b} {first.strftime(shape)} to {last.strftime(shape)}"
+
+
 def _chart(found: Sequence[Failures], span: DeathSpan, zone: tzinfo) -> DeathChart:
     counts = [sum(bars) for bars in zip(*(one.bars for one in found), strict=True)] or [0] * span.bars
     links = list[DeathBar]()
@@ -238,7 +245,7 @@ def _chart(found: Sequence[Failures], span: DeathSpan, zone: tzinfo) -> DeathCha
         since, until = (span.start + span.bar * edge for edge in (at, at + 1))
         words: dict[str, str | None] = {"from": written(since, zone), "to": written(until, zone), "span": None}
         if jobs and span.bar >= _PICKED:
-            links.append(DeathBar(at, jobs, since, until, words))
+            links.append(DeathBar(at, jobs, _named(since, until, zone), words))
     step = span.bar * span.bars / span.parts
     return DeathChart(counts, span.bar, links, marks(span.start, step, span.parts, zone))
 
