@@ -188,7 +188,7 @@ def written(moment: float, zone: tzinfo) -> str:
 
 
 _BETWEEN: Final = re.compile(r"\s+(?:to|until|-)\s+|\s*[\u2013\u2014]\s*|(?<=:\d\d)-(?=\d)")
-"""What stands between two times: 02:00-02:30, 02:00 to 02:30."""
+"""Separates two times: 02:00-02:30, 02:00 to 02:30."""
 
 
 def typed_span(since: float | None, until: float | None, zone: tzinfo) -> str:
@@ -208,7 +208,7 @@ def _typed_ends(text: str, zone: str, now: float) -> tuple[float, float | None]:
     """Return the ends of a span that somebody typed. The end may be a time of day: the next one after the beginning.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it cannot be read.
     """
     begins, *rest = _BETWEEN.split(text, maxsplit=1)
     moment = parse_past(begins, zone)

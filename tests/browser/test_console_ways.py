@@ -104,7 +104,7 @@ def test_run_of_a_recurrence_runs_again_on_each_natural_way(tab: Tabs, cli: Cli,
     way.says("nightly_report runs once more, now")
 
 
-def test_run_whose_record_is_gone_is_made_anew(tab: Tabs, cli: Cli, queue: str, raw: Any) -> None:
+def test_run_whose_record_is_gone_is_made_once_more(tab: Tabs, cli: Cli, queue: str, raw: Any) -> None:
     run_nightly_report(cli, queue)
     raw.delete(*raw.keys(keys.job(queue, "nightly_report@*")))
     way = Way(tab())

@@ -247,7 +247,7 @@ _RUN: Final = re.compile(r"(.+)@\d+(\.\d+)?", re.DOTALL)
 
 
 def _rule_of(job: PastJob) -> str:
-    """Return the name of the recurrence whose run a job seems to be; empty if it is none."""
+    """Return the name of the recurrence whose run a job seems to be; empty if its id is another."""
     found = _RUN.fullmatch(job.id)
     return found[1] if found else ""
 

@@ -74,7 +74,7 @@ class ListedRow(Struct, frozen=True):
 
 
 class KeptRecords:
-    """Which of the last runs still have a record: it is asked again about those that had one."""
+    """Which of the last runs still have a record. A run that had one is asked about again, after a while."""
 
     def __init__(self) -> None:
         self._known = dict[tuple[str, str], tuple[float, bool]]()
