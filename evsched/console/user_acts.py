@@ -265,10 +265,11 @@ async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
 
 
 async def _trigger(acts: UserActs, visit: Visit, form: Form) -> str:
-    queue, name, client = form.queue(), form.get("name"), client_of(visit)
-    job = await client.trigger(queue, name)
+    queue, _, name = form.get("recurrence").partition(" ")
+    client = client_of(visit)
+    job = await client.trigger(check_queue(queue), name)
     link = (address("", "/job", queue=queue, id=job), "Open the run")
-    sentence = f"{name} was triggered: the run is job {job}."
+    sentence = f"{name} runs once more, now: the run is job {job}."
     return acts.note(visit, sentence, "/recurrence", link=link, queue=queue, name=name)
 
 
