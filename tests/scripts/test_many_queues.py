@@ -269,8 +269,10 @@ def test_scripts_read_several_slots_without_blocking_others(server: EmbeddedRedi
             assert [one and len(one.found) for one in found] == [1, None, 1]
             rosters = sender.send(Store(first).rosters([*map(RosterPart, asked)], ["rule"], limit=9))
             assert [one is None for one in rosters] == [False, True, False]
-            for read in (Store.many_recurrence_stats, Store.many_fronts):
-                assert [one is None for one in sender.send(read(Store(first), asked))] == [False, True, False]
+            latest = sender.send(Store(first).many_recurrence_stats(asked))
+            assert [one is None for one in latest] == [False, True, False]
+            fronts = sender.send(Store(first).many_fronts(asked))
+            assert [one is None for one in fronts] == [False, True, False]
             assert sender.send(Store(first).request_statuses("me", asked)) == [0, 0, 0]
             for queue in (first, ready):
                 sender.send(Store(queue).dispatch(limit=1, cap=1000))
