@@ -26,13 +26,13 @@ end
 local function fronts_of(prefix)
   local due, due_at = front_of(prefix .. 'schedule')
   local waiting, waiting_at = front_of(prefix .. 'backlog')
-  local ready = redis.call('LRANGE', prefix .. 'ready', 0, 0)[1] or ''
+  local first = redis.call('LRANGE', prefix .. 'ready', 0, 0)[1] or ''
   local fields = fields_of(prefix .. 'job:' .. due, unpack(MOVED))
   local front = { due, due_at }
   for i = 1, #MOVED do
     front[#front + 1] = not fields.err and fields[i] or ''
   end
-  front[7], front[8], front[9] = waiting, waiting_at, ready
+  front[7], front[8], front[9] = waiting, waiting_at, first
   return front, 0
 end
 

@@ -19,7 +19,7 @@ from evsched.console.turns import Turns
 from evsched.errors import StoreError, StoreRefused
 from evsched.jobs.record import JobStatus
 from evsched.store.many_queues import find_slices, read_queue_stats
-from evsched.store.operator_calls import Match, Part, QueueStats, Slice, condition
+from evsched.store.operator_calls import FindPart, Match, QueueStats, Slice, condition
 from evsched.store.store import Store
 
 _SLICES: Final = {"dead": 200, "schedule": 500}
@@ -141,12 +141,12 @@ class QueueCount:
         self._going, self._left, self._cursor, self._ids = going, left, "0", []
         self._end_if_over()
 
-    def next(self) -> tuple[str, Part] | None:
+    def next(self) -> tuple[str, FindPart] | None:
         """Return the place and the slice to examine next; None = no pass is under way."""
         if not self._left:
             return None
         place, queue = self._left[0]
-        return place, Part(queue, self._cursor, self._ids)
+        return place, FindPart(queue, self._cursor, self._ids)
 
     def take(self, part: Slice) -> None:
         """Note the jobs of the slice that was next."""
@@ -178,8 +178,8 @@ class QueueCount:
 
 
 async def examine(client: MeteredClient, counts: Sequence[QueueCount], calls: int) -> int:
-    """Examine the next slice of as many queues as a call for each place can, and begin alone with those that must."""
-    before, by_place = client.commands, dict[str, dict[str, tuple[Part, QueueCount]]]()
+    """Examine the next slice of as many queues as one call for each place can; queues that must begin alone do so."""
+    before, by_place = client.commands, dict[str, dict[str, tuple[FindPart, QueueCount]]]()
     alone = [count for count in counts if not count.is_going()][:calls]
     await asyncio.gather(*(count.begin_alone(client) for count in alone))
     for count in counts:

@@ -32,7 +32,7 @@ from evsched.store.many_queues import (
     read_surveys,
     without_mistyped,
 )
-from evsched.store.operator_calls import Match, Part, QueueStats, condition
+from evsched.store.operator_calls import FindPart, Match, QueueStats, condition
 from evsched.store.queue import as_fields, as_texts
 from evsched.store.recurrence_calls import RosterPart
 from evsched.store.store import Store
@@ -106,14 +106,14 @@ _EXAMINED: Final = 300
 
 async def _unknown_tasks(sender: BatchingSender, queues: Sequence[str], most: int) -> dict[str, list[Match]]:
     """Return the jobs whose tasks no worker has known, among the next ones of each queue."""
-    left, found = {queue: Part(queue, f"first {most}") for queue in queues}, dict[str, list[Match]]()
+    left, found = {queue: FindPart(queue, f"first {most}") for queue in queues}, dict[str, list[Match]]()
     matching, nodes = condition(unknown=True), sender.node_of
     while left:
         read = await find_slices(sender.send, nodes, "schedule", matching, [*left.values()], limit=_EXAMINED)
         for queue, one in without_mistyped(read).items():
             waiting = [job for job in one.found if job.unknown_since is not None]
             found.setdefault(queue, []).extend(waiting)
-            left[queue] = Part(queue, ids=one.left)
+            left[queue] = FindPart(queue, ids=one.left)
         left = {queue: part for queue, part in left.items() if queue not in read or part.ids}
     return {queue: jobs for queue, jobs in found.items() if jobs}
 

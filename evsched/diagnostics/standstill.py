@@ -175,7 +175,7 @@ async def _count_dispatchers(sender: BatchingSender, queue: str) -> int | None:
 
 
 async def _look(sender: BatchingSender, queues: Sequence[str]) -> dict[str, _Look]:
-    """Look at queues, with a few calls for all; those that have a key of a wrong type are left out.
+    """Look at queues, with a few calls for all. A queue that has a key of a wrong type is left out.
 
     Raises:
         StoreDown, StoreRefused

@@ -13,7 +13,7 @@ from evsched import keys
 from evsched.errors import MOVING, WRONG_TYPE, StoreDown, StoreError, StoreRefused
 from evsched.store.dispatcher_calls import GLANCE_MOST, Fronts, Seen, Survey
 from evsched.store.history_calls import EndCount
-from evsched.store.operator_calls import Part, QueueStats, Slice
+from evsched.store.operator_calls import FindPart, QueueStats, Slice
 from evsched.store.recurrence_calls import RecurrenceStats, Roster, RosterPart
 from evsched.store.store import Store
 from evsched.transport.address import Host
@@ -97,7 +97,7 @@ async def request_statuses(
 
 
 async def find_slices(
-    send: SendCall, find_node: FindNode, place: str, matching: bytes, parts: Sequence[Part], *, limit: int
+    send: SendCall, find_node: FindNode, place: str, matching: bytes, parts: Sequence[FindPart], *, limit: int
 ) -> dict[str, Slice | StoreError]:
     """Find jobs in a slice of each queue, with one call for each node of Redis; or return why that is refused.
 
@@ -210,7 +210,7 @@ async def read_all_recurrence_stats(
 
 
 def without_mistyped(found: Mapping[str, R | StoreError]) -> dict[str, R]:
-    """Return what was read of queues, without those that have a key of a wrong type.
+    """Return the replies without the errors of queues that have a key of a wrong type.
 
     Raises:
         StoreDown, StoreRefused: one cannot be read for another reason.

@@ -168,15 +168,15 @@ class Slice(Struct, frozen=True):
     found: list[Match]
 
 
-class Part(Struct, frozen=True):
-    """What `find` examines next in a queue: the slice where the cursor is, or `ids`."""
+class FindPart(Struct, frozen=True):
+    """The jobs of a queue that `find` examines next: the slice where the cursor is, or `ids`."""
 
     queue: str
     cursor: str = "0"
     ids: Sequence[bytes | str] = ()
 
 
-def _slice_words(part: Part) -> list[Word]:
+def _slice_words(part: FindPart) -> list[Word]:
     first, *others = part.ids or ("",)
     return [part.queue, part.cursor, first, *(word for one in others for word in ("", "", one))]
 
@@ -384,10 +384,12 @@ class OperatorCalls(AuditTrail):
         self, place: str, matching: bytes, cursor: str = "0", *, limit: int = 250, ids: Sequence[bytes | str] = ()
     ) -> Call[Slice]:
         """Find jobs in a slice of a place, or among `ids`. `place`: a key without the root."""
-        words = (place, matching, limit, *_slice_words(Part(self.queue, cursor, ids)))
+        words = (place, matching, limit, *_slice_words(FindPart(self.queue, cursor, ids)))
         return self._verb("find", lambda reply: _read_slice(place, reply[0]), *words)
 
-    def find_many(self, place: str, matching: bytes, parts: Sequence[Part], *, limit: int) -> Call[list[Slice | None]]:
+    def find_many(
+        self, place: str, matching: bytes, parts: Sequence[FindPart], *, limit: int
+    ) -> Call[list[Slice | None]]:
         """Find jobs in a slice of each of many queues, as `many_queue_stats`. `limit`: of all together."""
 
         def read(reply: list[Any]) -> list[Slice | None]:

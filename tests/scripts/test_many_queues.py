@@ -15,7 +15,7 @@ from evsched.store import many_queues
 from evsched.store.client_calls import New
 from evsched.store.dispatcher_calls import Fronts
 from evsched.store.history_calls import EndCount
-from evsched.store.operator_calls import Part, WantedArgument, condition
+from evsched.store.operator_calls import FindPart, WantedArgument, condition
 from evsched.store.queue import as_texts
 from evsched.store.recurrence_calls import RosterPart
 from evsched.store.store import Store
@@ -116,7 +116,7 @@ def test_all_workers_of_many_queues_are_asked(send: Send, raw: Any, queue: str) 
 def test_slices_of_many_queues_are_those_of_each(send: Send, raw: Any, queues: list[str]) -> None:
     busy, empty, wrong, paused = queues
     raw.set(keys.root(wrong) + "ready", "wrong")
-    parts = [Part(busy), Part(empty), Part(wrong), Part(paused, "0", ["j", "k"])]
+    parts = [FindPart(busy), FindPart(empty), FindPart(wrong), FindPart(paused, "0", ["j", "k"])]
     found = send(Store("any").find_many("ready", condition(), parts, limit=99))
     alone = send(Store(busy).find("ready", condition()))
     assert len(alone.found) == 2
@@ -125,7 +125,9 @@ def test_slices_of_many_queues_are_those_of_each(send: Send, raw: Any, queues: l
         send(Store(wrong).find("ready", condition()))
     for one in parts[::3]:
         ids = [job.id for job in alone.found]
-        (named,) = send(Store("any").find_many("ready", condition(), [Part(one.queue, "7 x", [*ids, "gone"])], limit=9))
+        (named,) = send(
+            Store("any").find_many("ready", condition(), [FindPart(one.queue, "7 x", [*ids, "gone"])], limit=9)
+        )
         assert named is not None
         assert (named.cursor, len(named.found)) == ("7 x", 3)
 
@@ -136,7 +138,7 @@ def test_jobs_of_many_queues_are_examined_up_to_a_number(send: Send, raw: Any, q
         for job in ("a", "b", "c"):
             raw.hset(keys.job(name, job), "payload", '{"task":"t"}')
             raw.rpush(keys.ready(name), job)
-    read = send(Store("any").find_many("ready", condition(), [Part(name) for name in names], limit=6))
+    read = send(Store("any").find_many("ready", condition(), [FindPart(name) for name in names], limit=6))
     counts = [(one.cursor, len(one.found)) for one in read if one is not None]
     assert counts == [("0", 3), ("1 a", 2)], "the second gets what is left, and a queue counts as a job"
 
@@ -149,7 +151,7 @@ def test_redacted_arguments_of_one_queue_are_not_those_of_another(send: Send, ra
         raw.zadd(keys.root(name) + "dead", {"a": 1.0})
     raw.hset(keys.root(names[1]) + "redactions", "t", '["pin"]')
     matching = condition(arguments=[WantedArgument("pin", 1)])
-    read = send(Store("any").find_many("dead", matching, [Part(name) for name in names], limit=99))
+    read = send(Store("any").find_many("dead", matching, [FindPart(name) for name in names], limit=99))
     assert [one and len(one.found) for one in read] == [1, 0, 1]
 
 
@@ -233,7 +235,7 @@ def test_all_queues_are_read_although_a_call_ends_early(send: Send, raw: Any, qu
 def test_slice_that_redis_refuses_does_not_hide_the_others(send: Send, raw: Any, queues: list[str]) -> None:
     counted, (busy, empty, wrong, paused) = Counted(send), queues
     raw.set(keys.root(wrong) + "ready", "wrong")
-    parts = [Part(name) for name in queues]
+    parts = [FindPart(name) for name in queues]
     found = finish(many_queues.find_slices(counted.send, counted.find_node, "ready", condition(), parts, limit=99))
     assert {name for name, one in found.items() if isinstance(one, StoreError)} == {wrong}
     assert {*found} == {busy, empty, wrong, paused}
@@ -263,12 +265,14 @@ def test_scripts_read_several_slots_without_blocking_others(server: EmbeddedRedi
             assert [one is None for one in surveys] == [False, True, False]
             hours = sender.send(Store(first).hours([(name, 5) for name in asked]))
             assert [one is None for one in hours] == [False, True, False]
-            found = sender.send(Store(first).find_many("schedule", condition(), [*map(Part, asked)], limit=9))
+            found = sender.send(Store(first).find_many("schedule", condition(), [*map(FindPart, asked)], limit=9))
             assert [one and len(one.found) for one in found] == [1, None, 1]
             rosters = sender.send(Store(first).rosters([*map(RosterPart, asked)], ["rule"], limit=9))
             assert [one is None for one in rosters] == [False, True, False]
-            for read in (Store.many_recurrence_stats, Store.many_fronts):
-                assert [one is None for one in sender.send(read(Store(first), asked))] == [False, True, False]
+            latest = sender.send(Store(first).many_recurrence_stats(asked))
+            assert [one is None for one in latest] == [False, True, False]
+            fronts = sender.send(Store(first).many_fronts(asked))
+            assert [one is None for one in fronts] == [False, True, False]
             assert sender.send(Store(first).request_statuses("me", asked)) == [0, 0, 0]
             for queue in (first, ready):
                 sender.send(Store(queue).dispatch(limit=1, cap=1000))
