@@ -74,13 +74,13 @@ def _stored(count: int, *, batch: bool) -> Figures:
         before, used, began = where.memory(), cpu(where.pid), time.monotonic()
         asyncio.run(_enqueue(where.url, count, _AWAY, batch=batch))
         took, used = time.monotonic() - began, cpu(where.pid) - used
-        figures: Figures = {
+        figures = {
             "enqueued/s": count / took,
             "Redis µs/job": used / count * 1e6,
             "bytes/job": (where.memory() - before) / count,
             **_slow(where, "enqueued"),
         }
-        return figures | (_looked_at(where) | _cancelled(where, count) if batch else {})
+        return {**figures, **_looked_at(where), **_cancelled(where, count)} if batch else figures
 
 
 def _looked_at(where: Server) -> Figures:

@@ -270,7 +270,7 @@ class BatchKeeper:
     async def _cancel(self, store: Store, now: float, batch: str, first: str, last: str) -> tuple[str, float] | None:
         """Cancel members that have not ended, some at a time. Then look for lost jobs.
 
-        Also those that were cancelled: a program whose first call got no reply may have enqueued such a job again.
+        Also cancelled ones: a program whose first call got no reply may have enqueued such a job again.
         """
         codes, start = (CODES["o"], CODES["c"]), int(first)
         for _ in range(_SLICES):
@@ -282,7 +282,7 @@ class BatchKeeper:
         return f"cancel {batch} {start} {last}", now
 
     async def _cancel_members(self, found: list[Member]) -> None:
-        """Cancel those that wait together, by a call for each queue and shard, and the others one by one."""
+        """Cancel all that wait by one call for each queue and shard, and the others one by one."""
         jobs, others = defaultdict[str, list[Member]](list), [member for member in found if member.batch is not None]
         for member in found:
             if member.batch is None:

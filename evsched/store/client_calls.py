@@ -220,7 +220,7 @@ class ClientCalls(Queue):
         return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._now(), "", act, job_id, "")
 
     def cancel_waiting(self, ids: Sequence[str]) -> Call[list[bool]]:
-        """Cancel those of some jobs that wait; the reply says which did."""
+        """Cancel the jobs that wait; the reply says which of them did."""
         rows = [word for job_id in ids for word in (job_id, "")]
         return self._verb("cancel", lambda reply: [place != b"" for place in reply], self._now(), "{}", "", *rows)
 

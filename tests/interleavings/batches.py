@@ -24,7 +24,7 @@ from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender
 from tests.interleavings.processes import CAP
 from tests.interleavings.releases import LEASE, QUEUE, STORE
-from tests.interleavings.search import FAULTS, LOST, Do, Epoch, Process, Scene, State
+from tests.interleavings.search import FAULTS, LOST, Do, Epoch, Operation, Process, Scene, State
 from tests.interleavings.server import BASE, EPOCH, NOW, Clock, SavedRedis, Snapshot
 
 BATCH: Final = "b"
@@ -145,7 +145,7 @@ def keeper(real: Keeper) -> Process:
 # Programs and workers.
 
 
-def _repeat(call: Call[Any], faults: tuple[str, ...] = FAULTS) -> Process:
+def _repeat(call: Call[Any], faults: tuple[str, ...] = FAULTS) -> Generator[Operation, Any, Any]:
     """Make a call until its reply comes, as programs and workers do; return that."""
     epoch = yield Epoch()
     reply = yield Do(call, faults)
@@ -409,64 +409,63 @@ def _start(redis: SavedRedis, jobs: int, started: int, *, parent: bool) -> tuple
     return snapshot, {job.id: job.run for job in found.jobs}
 
 
+Processes = dict[str, Callable[[], Process]]
+
+
 class Plan(NamedTuple):
-    """A scene: how many jobs the batch has at first, how many of them run, and the processes."""
+    """A scene: how many jobs the batch has at first, how many of them run, and the processes beside the keepers."""
 
     jobs: int
     started: int
-    processes: Callable[[Mapping[str, str]], dict[str, Callable[[], Process]]]
+    processes: Callable[[Mapping[str, str]], Processes]
+    """By the runs of the jobs."""
     parent: bool = False
     far: bool = False
 
 
-def _ends_two(runs_: Mapping[str, str]) -> dict[str, Callable[[], Process]]:
+def _two_jobs(started: Mapping[str, str]) -> Processes:
     return {
-        "one": lambda: ends("b.0", runs_["b.0"], "done"),
-        "two": lambda: ends("b.1", runs_["b.1"], "dead"),
+        "one": lambda: ends("b.0", started["b.0"], "done"),
+        "two": lambda: ends("b.1", started["b.1"], "dead"),
         "closer": lambda: closes(BATCH),
+        "reviver": lambda: revives("b.1"),
+    }
+
+
+def _one_job(started: Mapping[str, str]) -> Processes:
+    return {
+        "one": lambda: ends("b.0", started["b.0"], "dead"),
+        "closer": lambda: closes(BATCH),
+        "reviver": lambda: revives("b.0"),
+    }
+
+
+def _of_parent(started: Mapping[str, str]) -> Processes:
+    return _one_job(started) | {"closer": lambda: closes(PARENT, BATCH)}
+
+
+def _growing(started: Mapping[str, str]) -> Processes:
+    return {
+        "adder": lambda: adds("0", started["b.0"]),
+        "closer": lambda: closes(BATCH),
+        "runner": lambda: runs("b.1"),
+    }
+
+
+def _cancelled(started: Mapping[str, str]) -> Processes:
+    return {
+        "one": lambda: ends("b.0", started["b.0"], "done"),
+        "adder": lambda: adds(),
+        "canceller": lambda: closes(BATCH, how="cancelled"),
     }
 
 
 PLANS: Final[Mapping[str, Plan]] = {
-    "batch": Plan(2, 2, lambda runs_: {**_ends_two(runs_), "reviver": lambda: revives("b.1")}),
-    "batch in a batch": Plan(
-        1,
-        1,
-        lambda runs_: {
-            "one": lambda: ends("b.0", runs_["b.0"], "dead"),
-            "closer": lambda: closes(PARENT, BATCH),
-            "reviver": lambda: revives("b.0"),
-        },
-        parent=True,
-    ),
-    "batch on another server": Plan(
-        1,
-        1,
-        lambda runs_: {
-            "one": lambda: ends("b.0", runs_["b.0"], "dead"),
-            "closer": lambda: closes(BATCH),
-            "reviver": lambda: revives("b.0"),
-        },
-        far=True,
-    ),
-    "batch that grows": Plan(
-        1,
-        1,
-        lambda runs_: {
-            "adder": lambda: adds("0", runs_["b.0"]),
-            "closer": lambda: closes(BATCH),
-            "runner": lambda: runs("b.1"),
-        },
-    ),
-    "batch that is cancelled": Plan(
-        2,
-        1,
-        lambda runs_: {
-            "one": lambda: ends("b.0", runs_["b.0"], "done"),
-            "adder": lambda: adds(),
-            "canceller": lambda: closes(BATCH, how="cancelled"),
-        },
-    ),
+    "batch": Plan(2, 2, _two_jobs),
+    "batch in a batch": Plan(1, 1, _of_parent, parent=True),
+    "batch on another server": Plan(1, 1, _one_job, far=True),
+    "batch that grows": Plan(1, 1, _growing),
+    "batch that is cancelled": Plan(2, 1, _cancelled),
 }
 """By name. All have two keepers besides."""
 

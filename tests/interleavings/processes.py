@@ -59,7 +59,7 @@ class Handlers:
         """Return the hook of a job. The hook's own jobs have the job's id and a dot before the rest of theirs."""
         return None if "." in job_id else self.hook
 
-    def kind(self, job_id: str, run: str, answer: str = "") -> tuple[str, bool]:
+    def kind(self, job_id: str, run: str, answer: str) -> tuple[str, bool]:
         """Return the outcome of a run, and whether it calls a hook: one call ends all runs that are alike in both.
 
         `answer`: to its question for a signal, which is its outcome then.
@@ -249,6 +249,7 @@ def worker(name: str, handlers: Handlers, release: Release = THIS) -> Process:
                 unsure = failed
                 surplus = back = None
             if not failed and ended:
+                kinds: dict[tuple[str, str], tuple[str, bool]] | None
                 kinds = {run: handlers.kind(*run, answers.get(run[0], "")) for run in sorted(ended.items())}
                 for kind in sorted(set(kinds.values())):
                     rows = [run for run in kinds if kinds[run] == kind]
