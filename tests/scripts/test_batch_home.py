@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from evsched.errors import JobExists, JobMissing, StoreRefused
-from evsched.store.batch_calls import BatchRecord
+from evsched.store.batch_calls import BatchRecord, Callback
 from evsched.store.store import Store
 from evsched.transport.call import Word
 from tests.scripts.conftest import NOW, Send, State
@@ -91,6 +92,19 @@ def test_empty_batch_is_done_when_it_is_closed(home: Home) -> None:
     home.open(on_done="{}")
     assert home.close() == "done"
     assert home.chores("call") == {"call b done 1 0 0 0 0 0": NOW}
+
+
+def test_batches_are_listed_a_slice_at_a_time_with_the_newest_first(home: Home, raw: Any) -> None:
+    home.fill(3, on_done='{"queue":"q","payload":{"task":"sum"}}', tags='["x"]')
+    home.count((0, DONE), (1, DEAD))
+    for at, batch in enumerate(("c", "d", "gone"), 1):
+        home.send(home.store.at(NOW + at).batch_open(batch, "t", retention=9))
+    raw.delete(f"evsched:{{{home.store.queue}}}:batch:gone")
+    first, rest = (home.send(home.store.at(NOW).batch_list(start, 2)) for start in (0, 2))
+    assert (first.total, first.read, [one.id for one in first.batches]) == (4, 2, ["d"])
+    assert [one.id for one in rest.batches] == ["c", "b"]
+    assert rest.batches[1] == msgspec.structs.replace(home.read(), callbacks=())
+    assert home.read().callbacks == (Callback("done", "sum", "q"),)
 
 
 def test_batch_without_callbacks_has_no_calls(home: Home) -> None:
