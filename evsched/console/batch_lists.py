@@ -71,7 +71,7 @@ class _QueueBatches:
             self.rows = [*self._going.values()]
 
 
-class Failures(Struct):
+class FirstFailures(Struct):
     """The first failures of a batch, as they were read last."""
 
     counts: tuple[int, ...]
@@ -86,7 +86,7 @@ class BatchLists:
         self._queues = dict[str, _QueueBatches]()
         self._turns, self._glances = Turns(), QueueGlances()
         self._paces = OrderedDict[tuple[str, str], Pace]()
-        self.failures = OrderedDict[tuple[str, str], Failures]()
+        self.failures = OrderedDict[tuple[str, str], FirstFailures]()
 
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[BatchRecord]:
         """Read for a short time, and return the batches of some queues."""
@@ -117,7 +117,7 @@ class BatchLists:
             self._paces.popitem(last=False)
         return pace
 
-    def keep_failures(self, key: tuple[str, str], found: Failures) -> None:
+    def keep_failures(self, key: tuple[str, str], found: FirstFailures) -> None:
         self.failures[key] = found
         while len(self.failures) > _WATCHED:
             self.failures.popitem(last=False)

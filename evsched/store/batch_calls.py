@@ -142,7 +142,7 @@ class BatchSlice(Struct, frozen=True):
     total: int
     """How many batches the queue has."""
     read: int
-    """How many were read; those that are malformed are not among the batches."""
+    """How many were read. A malformed one is not among the batches."""
     batches: list[BatchRecord]
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evsched.batches.member import OUTCOMES, Member, with_codes
 from evsched.client.sweep import describe
-from evsched.console.batch_lists import BatchLists, Failures
+from evsched.console.batch_lists import BatchLists, FirstFailures
 from evsched.console.page import View, Visit
 from evsched.console.views.jobs import short_reason
 from evsched.console.words import count
@@ -55,7 +55,7 @@ def state_of(record: BatchRecord) -> tuple[str, str]:
     return drawn[record.state], record.state
 
 
-class Part(Struct, frozen=True):
+class BarPart(Struct, frozen=True):
     """A part of the bar: the class that draws it, where it begins, and how wide it is, of 100."""
 
     drawn: str
@@ -63,16 +63,16 @@ class Part(Struct, frozen=True):
     width: float
 
 
-def bar_of(record: BatchRecord) -> list[Part]:
+def bar_of(record: BatchRecord) -> list[BarPart]:
     """Return the parts of the bar of a batch. One with few jobs is wide enough to be seen, so the widest gives way."""
     counts = {"f-ok": record.done, "f-bad": record.dead + record.expired, "f-soft": record.cancelled, "": record.open}
     widths = {drawn: max(_SEEN, 100 * jobs / record.total) for drawn, jobs in counts.items() if jobs}
     if widths:
         widths[max(widths, key=widths.__getitem__)] -= sum(widths.values()) - 100
-    parts, x = list[Part](), 0.0
+    parts, x = list[BarPart](), 0.0
     for drawn, width in widths.items():
         if drawn:
-            parts.append(Part(drawn, round(x, 2), round(width, 2)))
+            parts.append(BarPart(drawn, round(x, 2), round(width, 2)))
         x += width
     return parts
 
@@ -96,7 +96,7 @@ class ListedBatch(Struct, frozen=True):
 
     record: BatchRecord
     state: tuple[str, str]
-    bar: list[Part]
+    bar: list[BarPart]
     words: str
     tags: list[str]
 
@@ -167,7 +167,7 @@ async def _look(visit: Visit) -> BatchRecord:
 
 
 async def _describe(visit: Visit, found: Sequence[Member], place: str) -> dict[int, Match]:
-    """Return what is known of members that are in a place, by their ordinals."""
+    """Return the descriptions of the members that are in a place, by their ordinals."""
     by_shard, known = dict[str, list[Member]](), dict[int, Match]()
     for member in found:
         if member.batch is None:
@@ -195,7 +195,7 @@ async def _failures(visit: Visit, record: BatchRecord) -> list[tuple[Member, Mat
     found = await visit.client.run(with_codes(store, record.id, record.ordinals, codes, _FAILURES))
     dead = await _describe(visit, [one for one in found if one.outcome == "dead"], "dead")
     rows = [(one, dead.get(one.ordinal)) for one in found]
-    lists.keep_failures(key, Failures(counts, time.monotonic(), rows))
+    lists.keep_failures(key, FirstFailures(counts, time.monotonic(), rows))
     return rows
 
 
