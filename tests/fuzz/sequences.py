@@ -330,7 +330,7 @@ _ZSETS: Final = (
 ).split()
 _HASHES: Final = (
     b"limits in_flight fair moving arrived busy_leases windows suspects declared_limits recurrence:r job:a job:running "
-    b"batch:b batch_ids:b"
+    b"batch:b batch_ids:b batch_sums"
 ).split()
 _BROKEN: Final = {
     **dict.fromkeys(_ZSETS, b"zset"),

@@ -210,7 +210,7 @@ NAMED = [
 ]
 REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
-BATCHES = ["chores", "batches", "batch:b", "batch_ends:b", "batch_parts:b", "batch_ids:b", "batch_over:b"]
+BATCHES = ["chores", "batches", "batch:b", "batch_ends:b", "batch_parts:b", "batch_ids:b", "batch_over:b", "batch_sums"]
 OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
 OF_ONE = {"cancel", "ask", "reschedule", "edit", "look", "explain", "enqueue", "revive", "drop", "signal"}
