@@ -325,7 +325,7 @@ class Batch:
             if block <= 0:
                 raise TimeoutError(f"batch {self.id} did not end in time")
             try:
-                await self._client.perform(Wait(self._store.wait_for_batch(self.id, block), block))
+                await self._client.wait_for(Wait(self._store.wait_for_batch(self.id, block), block))
             except StoreDown:
                 await self._client.perform(Sleep(reconnect_delay(1)))
 

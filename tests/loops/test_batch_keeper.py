@@ -155,6 +155,33 @@ async def test_cancelled_batch_cancels_its_jobs_and_calls_nobody(config: Config,
             await batch.add(tasks.work, 1)
 
 
+async def test_program_without_an_event_loop_opens_waits_for_and_cancels_batches(config: Config, tasks: Tasks) -> None:
+    def program() -> None:
+        with tasks.app.sync() as client:
+            with client.batch(**tasks.callbacks()) as batch:
+                job = batch.add(tasks.work, 7)
+                batch.add_many(tasks.work, [(n,) for n in range(20)])
+            assert batch.wait(PATIENCE).state == "done"
+            assert job.result(PATIENCE) == 7
+            assert sorted(client.known_batch(batch.id).results()) == sorted([7, *range(20)])
+            assert (len(batch.members()), batch.failures()) == (21, [])
+
+            def fail() -> None:
+                with client.batch("b") as batch:
+                    batch.add(tasks.work.using(delay=3600), 1)
+                    raise ValueError("no")
+
+            with pytest.raises(ValueError, match="no"):
+                fail()
+            assert client.known_batch("b").wait(PATIENCE).state == "cancelled"
+            with pytest.raises(JobExists, match="there is a batch b already"):
+                client.batch("b").open()
+
+    async with system(config, tasks.app):
+        await asyncio.to_thread(program)
+        assert (await tasks.ends.wait("done")).total == 21
+
+
 async def test_error_in_the_block_cancels_the_batch(config: Config, tasks: Tasks) -> None:
     async with system(config, tasks.app):
         batch = tasks.app.batch("b", **tasks.callbacks())
