@@ -279,6 +279,22 @@ class Batch:
         await self._client.send(self._store.batch_close(self.id, how="cancelled"))
         await self._confirm_all()
 
+    async def set_priority(self, priority: int | None) -> int:
+        """Give another priority, 0 to 9, None = the default, to those jobs of the batch that wait; return how many.
+
+        Jobs that are added meanwhile, or later, have their own.
+
+        Raises:
+            ConfigError: it is not a priority.
+            JobMissing: there is no such batch.
+        """
+        from evsched.batches.priority import Reprioritizing  # few programs need it
+
+        work = Reprioritizing(self._store, self._client.store, self._client.shards, await self.status(), priority)
+        while await self._client.run(work.step()):
+            pass
+        return work.changed
+
     async def status(self) -> BatchRecord:
         """Return its state and counts.
 

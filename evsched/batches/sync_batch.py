@@ -56,6 +56,10 @@ class SyncBatch:
         """Cancel the batch and the jobs of it that have not ended, as `Batch.cancel`."""
         finish(self._batch.cancel())
 
+    def set_priority(self, priority: int | None) -> int:
+        """Give another priority to those jobs of the batch that wait, as `Batch.set_priority`."""
+        return finish(self._batch.set_priority(priority))
+
     def status(self) -> BatchRecord:
         """Return its state and counts, as `Batch.status`."""
         return finish(self._batch.status())

@@ -12,6 +12,7 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.batches.member import OUTCOMES, with_codes
 from evsched.batches.pace import Pace
+from evsched.batches.priority import Reprioritizing
 from evsched.cli import output
 from evsched.cli.command_client import client_of, note_if_unknown
 from evsched.cli.options import Json, Queue, Url, acting, check_limit, whole
@@ -159,6 +160,32 @@ def _read_on(redis: SyncClient, store: Store, batch: str, pace: Pace) -> BatchRe
 
     redis.run(ended())
     return _read(redis, store, batch, pace)
+
+
+@app.command
+@acting
+def priority(
+    batch: _Id,
+    value: Annotated[int, Parameter(converter=whole, help="The priority, 0 to 9; higher runs first.")],
+    /,
+    *,
+    queue: Queue = DEFAULT_QUEUE,
+    url: Url = None,
+) -> int:
+    """Give another priority to those jobs of a batch that wait. Jobs that are added later have their own.
+
+    Example: evsched batches priority import-2030-01 9
+    """
+    with client_of(url, queue, changes_queue=True) as redis:
+        record = _read(redis, Store(queue), batch, Pace())
+        # One entry of the audit trail, and not one for each job.
+        work = Reprioritizing(Store(queue), Store, redis.shards, record, value)
+        if (note := redis.store(queue).note_act("edit", batch=batch, changed=["priority"])) is not None:
+            redis.send(note)
+        stopped = redis.work_off(work, "jobs of the batch")
+    rest = " before this was stopped: the same command does the rest" if stopped else ""
+    print(f"{work.changed:,} of {record.open:,} jobs that have not ended were given priority {value}{rest}")
+    return 128 + stopped if stopped else 0
 
 
 @app.command

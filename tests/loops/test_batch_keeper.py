@@ -133,6 +133,21 @@ async def test_jobs_may_be_in_several_queues(config: Config, tasks: Tasks, queue
         assert tasks.ends.outcomes() == ["done"]
 
 
+async def test_waiting_jobs_of_a_batch_get_another_priority(config: Config, tasks: Tasks) -> None:
+    async with system(config, tasks.app):
+        batch = await tasks.app.batch().open()
+        done = await batch.add(tasks.work, 1)
+        await done.result(PATIENCE)
+        jobs = await batch.add_many(tasks.work.using(delay=3600), [(n,) for n in range(250)])
+        async with batch.batch():
+            pass
+        assert await batch.set_priority(9) == 250
+        assert await batch.set_priority(9) == 0
+        assert {(await job.status()).priority for job in (jobs[0], jobs[123], jobs[249])} == {9}
+        with pytest.raises(ConfigError, match="priority"):
+            await batch.set_priority(10)
+
+
 async def test_job_adds_jobs_to_its_own_batch(config: Config, tasks: Tasks) -> None:
     async with system(config, tasks.app):
         async with tasks.app.batch(**tasks.callbacks()) as batch:

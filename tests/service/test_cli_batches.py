@@ -86,6 +86,16 @@ def test_show_waits_for_the_end_of_a_batch_if_it_is_to_watch_it(
     sender.close()
 
 
+def test_priority_of_a_batch_is_one_entry_of_the_audit_trail(cli: Cli, queue: str, batch: str) -> None:
+    of = ("--queue", queue)
+    done = cli.run("batches", "priority", batch, "9", *of, "--as", "ann")
+    assert done.stdout == "1 of 1 jobs that have not ended were given priority 9\n"
+    assert cli.json("show", "b.0", *of)["priority"] == 9
+    (act,) = cli.json("audit", *of)
+    assert (act["who"], act["act"], act["what"]) == ("ann", "edit", {"batch": "b", "changed": ["priority"]})
+    assert cli.run("batches", "priority", batch, "10", *of).returncode != 0
+
+
 def test_batch_that_is_not_there_is_an_error(cli: Cli, queue: str, batch: str) -> None:
     for words in (("show", "x"), ("cancel", "x")):
         refused = cli.run("batches", *words, "--queue", queue)
