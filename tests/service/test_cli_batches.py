@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from evsched import keys
 from evsched.store.client_calls import New
 from evsched.store.store import Store
+from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli
@@ -51,32 +53,33 @@ def test_batches_are_listed_shown_and_cancelled(cli: Cli, queue: str, batch: str
     assert (act["who"], act["act"], act["what"]) == ("ann", "cancel", {"batch": "b"})
 
 
-def test_show_on_a_terminal_says_how_fast_a_batch_is(cli: Cli, queue: str, server: EmbeddedRedis, raw: Any) -> None:
+def test_show_on_a_terminal_says_how_fast_a_batch_is(cli: Cli, queue: str, server: EmbeddedRedis) -> None:
     sender, store = SyncSender(server.url), Store(queue)
     sender.send(store.batch_open("fast", "t", retention=60.0))
     sender.send(store.batch_add("fast", "r", 300, queue))
     with ThreadPoolExecutor(1) as thread:
         shown = thread.submit(cli.terminal, 100, "batches", "show", "fast", "--queue", queue)
-        until_blocked(raw, shown)
+        until_blocked(sender, queue, shown)
         sender.send(store.batch_count([("fast", 0, b"\x01" * 200)]))
         text = shown.result(PATIENCE)
     assert re.search(r"\d+ a second; at this rate the rest takes", text)
     sender.close()
 
 
-def until_blocked(raw: Any, command: Future[Any]) -> None:
-    """Wait until a command waits for the end of a batch."""
-    while not any(one["cmd"] == "blmove" for one in raw.client_list()):
+def until_blocked(sender: SyncSender, queue: str, command: Future[Any]) -> None:
+    """Wait until a command waits for the end of a batch of a queue."""
+    clients = Call(("CLIENT", "LIST"), raw, near=keys.root(queue))
+    while b"cmd=blmove" not in sender.send(clients):
         assert not command.done()
 
 
 def test_show_waits_for_the_end_of_a_batch_if_it_is_to_watch_it(
-    cli: Cli, queue: str, batch: str, server: EmbeddedRedis, raw: Any
+    cli: Cli, queue: str, batch: str, server: EmbeddedRedis
 ) -> None:
     sender, store = SyncSender(server.url), Store(queue)
     with ThreadPoolExecutor(1) as thread:
         watching = thread.submit(cli.run, "batches", "show", batch, "--queue", queue, "--watch", "--json")
-        until_blocked(raw, watching)
+        until_blocked(sender, queue, watching)
         sender.send(store.batch_count([("b", 0, b"\x01")]))
         ended = watching.result(PATIENCE)
     assert (ended.returncode, json.loads(ended.stdout)["state"]) == (1, "failed")
