@@ -313,8 +313,8 @@ end
 
 -- Places: where a job is, and how a due job is taken out of the place where it waits.
 
--- Whether a queue, by the prefix of its keys, has any place, worker, recurrence, limit or chore. A queue that Redis
--- refuses to read has.
+-- Whether a queue, by the prefix of its keys, has any place, worker, recurrence, limit, chore or batch. A queue that
+-- Redis refuses to read has.
 local function has_any(prefix)
   return redis.pcall(
     'EXISTS',
@@ -331,7 +331,8 @@ local function has_any(prefix)
     prefix .. 'limits',
     prefix .. 'parents',
     prefix .. 'ends',
-    prefix .. 'chores'
+    prefix .. 'chores',
+    prefix .. 'batches'
   ) ~= 0
 end
 

@@ -44,7 +44,18 @@ end
 
 redis.call('DEL', batch_part('ends', id), batch_part('parts', id), batch_part('ids', id), batch_part('over', id))
 redis.call('HSET', batch_of(id), unpack(fields))
-write_batch({ id = id, total = 0, state = 'open', retention = retention, parent = parent ~= '' and parent })
+write_batch({
+  id = id,
+  total = 0,
+  done = 0,
+  dead = 0,
+  cancelled = 0,
+  expired = 0,
+  missing = 0,
+  state = 'open',
+  retention = retention,
+  parent = parent ~= '' and parent,
+})
 redis.call('ZADD', batches, seconds(now), id)
 if expires ~= '' then
   add_chore(seconds(now + tonumber(expires)), 'expire', id)

@@ -71,9 +71,9 @@ class BatchKeeper:
 
     key = "chores"
 
-    def __init__(self, runtime: Runtime, served: Callable[[], list[str]]) -> None:
+    def __init__(self, runtime: Runtime, served: Callable[[], list[str]], client: Client | None = None) -> None:
         self._runtime = runtime
-        self._client = Client(runtime.config.url, runtime.shards)
+        self._client = client or Client(runtime.config.url, runtime.shards)
         self._rounds = QueueRounds("batches", runtime, served, _CAP, lambda seen: seen.chores, self.step)
         self.pulse = self._rounds.pulse
         self._stepped: dict[str, float] = {}
@@ -104,7 +104,7 @@ class BatchKeeper:
         Raises:
             StoreDown, StoreRefused: chores that were not done are still there.
         """
-        store, self._stepped[queue] = Store(queue), time.monotonic()
+        store, self._stepped[queue] = self._client.store(queue), time.monotonic()
         found = await self._runtime.sender.send(store.chores(_CHORES))
         if not found:
             del self._stepped[queue]
@@ -168,7 +168,7 @@ class BatchKeeper:
             self._runtime.emit(events.ChoresDone(queue=store.queue, steps=bad))
         for home, ends in by_home.items():
             try:
-                await self._client.send(Store(home).batch_count(ends.rows()))
+                await self._client.send(self._client.store(home).batch_count(ends.rows()))
             except StoreError:
                 if self._runtime.part.node is None:
                     raise  # there is one Redis
@@ -293,7 +293,7 @@ class BatchKeeper:
         for member in others:
             try:
                 if (child := member.batch) is not None:
-                    await self._client.send(Store(member.queue).batch_close(child, how="cancelled"))
+                    await self._client.send(self._client.store(member.queue).batch_close(child, how="cancelled"))
                 else:
                     await self._client.cancel(member.queue, member.id)
             except JobMissing:

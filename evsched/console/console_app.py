@@ -312,6 +312,8 @@ def _missing(request: Request) -> dict[str, str]:
     job = asked.get("id", "")
     name, at, moment = job.rpartition("@")
     run = bool(at and re.fullmatch(r"\d+(\.\d+)?", moment))
+    if request.url.path.endswith("/batch"):
+        return {"job": "", "queue": asked.get("queue", ""), "recurrence": "", "here": "batches"}
     part = "recurrences" if request.url.path.endswith("/recurrence") else "jobs"
     return {"job": job, "queue": asked.get("queue", ""), "recurrence": name if run else "", "here": part}
 

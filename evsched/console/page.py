@@ -159,6 +159,7 @@ NAVIGATION: Final = (
     ("failures", "Failures", "f"),
     ("recurrences", "Recurrences", "r"),
     ("agenda", "Agenda", "a"),
+    ("batches", "Batches", "b"),
     ("workers", "Workers", "w"),
     ("history", "History", "h"),
     ("audit", "Audit", "u"),

@@ -165,6 +165,7 @@ class ClientCalls(Queue):
         *,
         on_conflict: OnConflict | None = None,
         within: float | None = None,
+        batch: str = "",
     ) -> Call[Accepted]:
         """As `enqueue` or `replace`, unless there was a request of the same key in the last 24 hours.
 
@@ -173,7 +174,7 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobExists: as of `enqueue`. Nothing was written, and the key is not used up.
         """
-        return self._put(_accepted, jobs, on_conflict, within, request)
+        return self._put(_accepted, jobs, on_conflict, within, request, batch)
 
     def _put(
         self,

@@ -47,6 +47,8 @@ class Seen(Struct, frozen=True):
     """It has recurrences."""
     chores: bool = False
     """It has chores of batches."""
+    batches: bool = False
+    """It is the home of batches."""
 
 
 class Glance(Struct, frozen=True):
@@ -188,8 +190,8 @@ class DispatcherCalls(Queue):
 
         def read(reply: list[bytes]) -> Glance:
             seen = {
-                text(reply[at]): Seen(number(reply[at + 1]), *(flag == b"1" for flag in reply[at + 2 : at + 6]))
-                for at in range(1, len(reply), 6)
+                text(reply[at]): Seen(number(reply[at + 1]), *(flag == b"1" for flag in reply[at + 2 : at + 7]))
+                for at in range(1, len(reply), 7)
             }
             return Glance(float(reply[0]), seen)
 

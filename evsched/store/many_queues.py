@@ -29,7 +29,7 @@ _OF_THIS_CALL: Final = (MOVING, "misconf", "noreplicas", "readonly")
 """Kinds of errors after which Redis may take other calls: the slot of the first queue moves; Redis takes no writes now,
 and so no script that sends a message."""
 
-_UNKNOWN: Final = Seen(nearest=0.0, gated=True, workers=True, recurs=True, chores=True)
+_UNKNOWN: Final = Seen(nearest=0.0, gated=True, workers=True, recurs=True, chores=True, batches=True)
 """A queue that a glance cannot read: it may have anything."""
 
 R = TypeVar("R")

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched import keys
-from evsched.jobs.record import number, unknown_since
+from evsched.jobs.record import number, unknown_since, whole
 from evsched.shards import Share
 from evsched.store.acts import ActName
 from evsched.store.audit_trail import AuditTrail
@@ -33,6 +33,19 @@ from evsched.store.queue import (
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
+class BatchSums(Struct, frozen=True):
+    """The batches of a queue."""
+
+    open: int
+    """How many have not ended."""
+    jobs: int
+    """How many of their jobs have not ended."""
+    done: int
+    """How many batches were done; one that fails again after a revive has failed twice."""
+    failed: int
+    cancelled: int
+
+
 class QueueStats(Struct, frozen=True):
     """How many jobs a queue has, by place. Times in Unix seconds."""
 
@@ -50,6 +63,8 @@ class QueueStats(Struct, frozen=True):
     paused_until: float | None = None
     """When the pause ends by itself."""
     paused_why: str | None = None
+    batches: BatchSums | None = None
+    """Counts of the batches whose home it is; None = there never was one."""
 
 
 def merged(parts: Sequence[QueueStats]) -> QueueStats:
@@ -72,16 +87,17 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
         paused_why=last.paused_why,
         oldest=max(part.oldest for part in parts),
         parents=max(part.parents for part in parts),
+        batches=next((part.batches for part in parts if part.batches is not None), None),
     )
 
 
-_NOTHING: Final[list[Any]] = [0, 0, 0, 0, 0, 0, 0, b"", b"", b"", 0, b"", b""]
+_NOTHING: Final[list[Any]] = [0, 0, 0, 0, 0, 0, 0, b"", b"", b"", 0, b"", b"", []]
 """The figures of a queue that has nothing."""
 
 
 def _read_stats(now: float, figures: list[Any]) -> QueueStats:
     schedule, due, backlog, ready, processing, dead, workers, next_due, *more = figures or _NOTHING
-    paused, front, parents, until, why = more
+    paused, front, parents, until, why, sums = more
     counts = (schedule, backlog, ready, processing, dead)
     return QueueStats(
         now,
@@ -94,6 +110,7 @@ def _read_stats(now: float, figures: list[Any]) -> QueueStats:
         parents,
         number(until) if paused else None,
         text(why) or None if paused else None,
+        BatchSums(*(max(0, whole(sum_)) for sum_ in sums)) if any(sums) else None,
     )
 
 

@@ -109,6 +109,11 @@ class Depths:
         gauges["queue_oldest_ready_seconds"].labels(queue).set(stats.oldest)
         gauges["queue_workers"].labels(queue).set(stats.workers)
         gauges["queue_paused"].labels(queue).set(stats.paused is not None)
+        if (sums := stats.batches) is not None:
+            gauges["queue_batches"].labels(queue).set(sums.open)
+            gauges["queue_batch_jobs"].labels(queue).set(sums.jobs)
+            for outcome in ("done", "failed", "cancelled"):
+                self._metrics.read_counters["batches_ended"].set((queue, outcome), getattr(sums, outcome))
         if stats.next_due is not None and math.isfinite(stats.next_due):
             gauges["next_due_timestamp_seconds"].labels(queue).set(stats.next_due)
 

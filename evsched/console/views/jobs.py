@@ -74,6 +74,11 @@ PLACE_WORDS: Final[dict[Place, tuple[str, str]]] = {
 _PLACE_ORDER: Final = {place: at for at, place in enumerate(PLACE_WORDS)}
 
 
+def short_reason(job: Match) -> str:
+    """Return the reason without its usual first words: the attempt, and the module of the class."""
+    return re.sub(r"^(attempt \d+ of \d+: )?([\w.]+\.(?=[A-Z]\w*\b))?", "", job.reason or "", count=1)
+
+
 class FoundJob(Struct, frozen=True):
     """A job of the list."""
 
@@ -87,8 +92,7 @@ class FoundJob(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """The reason without its usual first words: the attempt, and the module of the class."""
-        return re.sub(r"^(attempt \d+ of \d+: )?([\w.]+\.(?=[A-Z]\w*\b))?", "", self.job.reason or "", count=1)
+        return short_reason(self.job)
 
 
 class Found(Struct, frozen=True):

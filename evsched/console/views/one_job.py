@@ -31,7 +31,7 @@ _FACTS: Final = {
 }
 """How the page calls facts whose own names are those of the store."""
 
-_ELSEWHERE: Final = ("place", "queue", "task", "group", "tags", "reason")
+_ELSEWHERE: Final = ("place", "queue", "task", "group", "tags", "reason", "batch")
 """Facts that another part of the page shows."""
 
 _RESUME: Final = ": resume it with `evsched resume`"
