@@ -14,7 +14,7 @@ from evsched.batches.member import Member
 from evsched.batches.pace import Pace
 from evsched.console.glances import QueueGlances
 from evsched.console.page import MeteredClient
-from evsched.console.turns import Turns
+from evsched.console.turns import Turns, step_each
 from evsched.errors import StoreRefused
 from evsched.store.batch_calls import BatchRecord
 from evsched.store.operator_calls import Match
@@ -84,7 +84,7 @@ class BatchLists:
 
     def __init__(self) -> None:
         self._queues = dict[str, _QueueBatches]()
-        self._turns, self._glances = Turns(), QueueGlances()
+        self._turns, self._glances = Turns(step_each), QueueGlances()
         self._paces = OrderedDict[tuple[str, str], Pace]()
         self.failures = OrderedDict[tuple[str, str], FirstFailures]()
 
