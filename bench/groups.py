@@ -9,7 +9,7 @@ from bench import comparison, watch
 from bench.alternatives import measure as alternatives
 from bench.figures import Table
 from bench.growth import tables as growth
-from bench.own import commands, flood, killed, metrics, overtaking, policy, recurrences, restore
+from bench.own import batches, commands, flood, killed, metrics, overtaking, policy, recurrences, restore
 from bench.reliability import faults, injected, losses, searches
 from bench.scale import Scale
 from bench.scaling import tables as scaling
@@ -38,6 +38,7 @@ def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
             "flood": flood.table(),
             **policy.tables(),
             **recurrences.tables(scale),
+            **batches.tables(scale),
             "idle-commands": watch.commands(scale),
             "overtaking": overtaking.table(scale),
             "killed": killed.table(scale),

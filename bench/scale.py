@@ -30,6 +30,7 @@ class Scale(Struct, frozen=True, kw_only=True):
     idle_workers: Annotated[int, Meta(description="workers that wait for few jobs, or none")] = 50
     idle_seconds: Annotated[float, Meta(description="seconds for which those are watched")] = 45.0
     rows: Annotated[int, Meta(description="rows of the ledger whose jobs Redis loses")] = 1_000_000
+    batch: Annotated[int, Meta(description="jobs of one batch; a tenth of them run")] = 1_000_000
     states: Annotated[int, Meta(description="states that are searched in each scene of interleavings")] = 100_000
     points: Annotated[int, Meta(description="crash points of each process, and jumps of each clock")] = 60
     minutes: Annotated[float, Meta(description="minutes of random input for Redis, and for Valkey")] = 30.0
@@ -57,6 +58,7 @@ QUICK: Final = Scale(
     idle_workers=2,
     idle_seconds=3.0,
     rows=5_000,
+    batch=2_000,
     states=500,
     points=4,
     minutes=0.5,

@@ -18,7 +18,7 @@ from evsched.client.new_job import Sending
 from evsched.client.option_values import finite_seconds
 from evsched.client.recurrence_operations import RecurringOptions, check_recurring_options, declared
 from evsched.client.target_tasks import ForwardJob, HttpJob
-from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, SyncSession, TaskHandle, target
+from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle, target
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import CannotStart, ConfigError
 from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
@@ -32,6 +32,7 @@ from evsched.transport.call import read_scripts
 
 if TYPE_CHECKING:
     from evsched.batches.batch import Batch, BatchOptions, NewBatch
+    from evsched.batches.sync_batch import BatchSession
     from evsched.client.task_handle import TaskCall
     from evsched.graphs.graph import Graph
 
@@ -84,6 +85,8 @@ class App:
         """All that a worker runs."""
         self.sending: Sending | None = None
         """Wraps each enqueue, as middleware wraps each run; set by `evsched.tracing`."""
+        self.carried: Callable[[], dict[str, str]] | None = None
+        """Returns the trace context that jobs of callbacks carry in their `meta`; set by `evsched.tracing`."""
         self.origin: str | None = None
         """MODULE:APP, if the app was found by that name: another process can then find it too."""
         self._client: Client | None = None
@@ -301,11 +304,13 @@ class App:
         return await batch_of_job(self.client, job.queue, job.id)
 
     @contextmanager
-    def sync(self) -> Generator[SyncSession]:
+    def sync(self) -> Generator[BatchSession]:
         """Yield a client for a program without an event loop. All its threads may share it; see `SyncSession`."""
+        from evsched.batches.sync_batch import BatchSession
+
         client = self.client.without_loop()
         try:
-            yield SyncSession(client, self.queue)
+            yield BatchSession(client, self.queue)
         finally:
             client.close()
 

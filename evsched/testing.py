@@ -33,22 +33,24 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from datetime import date, datetime, timedelta
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import App
+from evsched.batches.keeper import BatchKeeper
 from evsched.client.client import BlockingClient, Client, SyncClient
 from evsched.client.named_times import calendar_text
-from evsched.client.operations import Send, SendMany, Step, find_queues, nodes
+from evsched.client.operations import Send, SendMany, Step, Wait, find_queues, nodes
 from evsched.client.option_values import unix
 from evsched.client.recurrence_operations import kept
 from evsched.client.target_tasks import HttpResponse
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.errors import ConfigError
+from evsched.events import ChoresDone, Event
 from evsched.execution.deferral import RunStore
 from evsched.execution.executor import Executor
 from evsched.execution.program import Program
@@ -61,6 +63,7 @@ from evsched.lease import DEFAULT
 from evsched.recurrence.calendars import just_before, names_of
 from evsched.recurrence.recurrence import Plan, Recurrence, read_declared, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
+from evsched.runtime.loops import Runtime
 from evsched.shards import Shards
 from evsched.store.acts import Act
 from evsched.store.dispatcher_calls import Agenda
@@ -69,7 +72,9 @@ from evsched.store.store import Store
 from evsched.targets.forward import RETRY
 from evsched.targets.intake import Answer, judge
 from evsched.testing_ledger import WrittenRows
+from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
 
 __all__ = ["Clock", "Ran", "RunOutcome", "clock", "evsched_app", "evsched_server"]
 
@@ -86,6 +91,8 @@ _SLICE: Final = 100
 """Recurrences of one step."""
 
 _WORKER: Final = "test"
+
+_STANDS: Final = "it has not ended, and does not end until `await clock.advance(...)` runs its jobs"
 
 
 _logger: Final = logging.getLogger("evsched")
@@ -116,6 +123,9 @@ class _SyncClockClient(BlockingClient):
     def _make(self, queue: str, act: Act | None = None) -> Store:
         return self._clock.store(queue, act)
 
+    async def wait_for(self, wait: Wait) -> Any:
+        raise TimeoutError(_STANDS)
+
 
 class _AppClient(Client):
     """The app's client, on the test's clock. It sends without the event loop, so it leaves no connection open there."""
@@ -137,6 +147,9 @@ class _AppClient(Client):
     def without_loop(self) -> SyncClient:
         return SyncClient(self._url, kind=partial(_SyncClockClient, self._clock))
 
+    async def wait_for(self, wait: Wait) -> Any:
+        raise TimeoutError(_STANDS)
+
     async def perform(self, step: Step) -> Any:
         if isinstance(step, SendMany):
             return [self._sync.send(call) for call in step.calls]
@@ -150,6 +163,22 @@ class _AppClient(Client):
         if status is not None and status.place not in ("finished", "dead"):
             raise TimeoutError(f"{job_id} has not ended: it is in {status.place}. `await clock.advance(...)` runs jobs")
         return await super().result(queue, job_id, timeout, row)
+
+
+class _ChoreSender(BatchingSender):
+    """Sends the calls of the keeper of batches without the event loop, on the test's clock."""
+
+    def __init__(self, clock: Clock, sender: SyncClient, url: str) -> None:
+        super().__init__(url)
+        self._clock = clock
+        self._sync = sender
+
+    async def send(self, call: Call[T]) -> T:
+        """Send a call; that for Redis's clock gets the test's."""
+        return cast(T, self._clock.now) if call.name == "TIME" else self._sync.send(call)
+
+    async def send_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        return [await self.send(call) for call in calls]
 
 
 class _Windows(RunStore):
@@ -186,6 +215,9 @@ class Clock:
         self._runs = 0
         """Runs of the `advance` that is under way, also jobs that did not begin."""
         app.move_to(url, _AppClient(self, self._sender, url))
+        runtime = Runtime(self._config, _ChoreSender(self, self._sender, url), self._note)
+        self._keeper, self._chores = BatchKeeper(runtime, list, app.client), 0
+        """Does the chores of batches; and how many were done."""
         for node in self._sender.run(nodes()):
             self._sender.send(flush().at(node))
         for queue, declared in app.program.recurrences:
@@ -337,9 +369,10 @@ class Clock:
     async def _run_due(self, queue: str, ran: list[Ran]) -> float:
         """Run the due jobs of a queue; return the seconds until more is due, at least a tick; 0 = look again."""
         store, config = self.store(queue), self._config
-        recurs = self._recur(store)
+        recurs, done = self._recur(store), self._chores
+        chores = await self._keeper.step(queue)
         step = self._sender.send(store.dispatch(limit=config.batch, cap=config.payload_cap))
-        worked = bool(step.moved or step.buried or recurs <= 0)
+        worked = bool(step.moved or step.buried or recurs <= 0 or self._chores > done)
         while jobs := self._sender.send(store.start(_WORKER, (), hold=1, lease=DEFAULT)).jobs:
             (job,) = jobs
             run = Run(job, Delivery(queue, self.now, time.monotonic(), keeper=self))
@@ -353,7 +386,11 @@ class Clock:
             self._runs += 1
             if self._runs > _MOST:
                 raise ConfigError(f"more than {_MOST} runs: does job {job.id}, task {run.task}, schedule itself?")
-        return 0.0 if worked else max(_TICK, min(step.sleep, recurs))
+        return 0.0 if worked else max(_TICK, min(step.sleep, recurs, chores))
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, ChoresDone):
+            self._chores += 1
 
     def ask(self, run: Run, question: Question) -> Future[KeptAnswer]:
         """Answer a question of a run about the data of its job; for evsched's own use."""

@@ -64,7 +64,15 @@ def trace(app: App, provider: TracerProvider | None = None) -> None:
         raise ConfigError("the app is already traced: call trace(app) once")
     tracer = get_tracer("evsched", __version__, provider)
     app.sending = partial(_send, tracer)
+    app.carried = _carried
     app.program.middleware.insert(0, partial(_run, tracer))
+
+
+def _carried() -> dict[str, str]:
+    """Return the context of the current span, if there is one: that in which a batch is opened, for its callbacks."""
+    carrier = dict[str, str]()
+    _W3C.inject(carrier)
+    return carrier
 
 
 def _about(operation: str, kind: str, task: str, queue: str) -> dict[str, Any]:

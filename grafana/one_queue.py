@@ -146,6 +146,26 @@ ROWS = [
                 bad=1,
             ),
             Panel(
+                "Batches",
+                "Batches of this queue that have not ended, and their jobs that have not.",
+                "if it climbs, batches are not closed, or their jobs do not end: `evsched batches --queue $queue`.",
+                [
+                    Query(f"max(evsched_queue_batches{{{OF}}})", "batches"),
+                    Query(f"max(evsched_queue_batch_jobs{{{OF}}})", "jobs of batches"),
+                ],
+            ),
+            Panel(
+                "Ended batches",
+                "Batches of this queue that have ended, by outcome.",
+                "failed: `evsched batches show ID` names the first failures. Revive them once the cause is gone.",
+                [
+                    Query(
+                        f"max by (outcome) (increase(evsched_batches_ended_total{{{OF}}}[{RATE}]))",
+                        "{{outcome}}",
+                    )
+                ],
+            ),
+            Panel(
                 "Since a recurrence succeeded",
                 "How long ago a run of each recurrence of this queue was last done.",
                 "longer than its rule says: `evsched recurrences` shows how its last run ended.",

@@ -10,6 +10,7 @@
 -- end <home>/<batch> <now> <ordinal><code>[.<turn>] ...   report ends of jobs of this queue to their batch
 -- and of batches whose home is this queue:
 -- call <batch> <outcome> <number> <counts>                schedule the job of a callback
+-- recall <batch> <outcome> <number> <counts>              the same once more, if it went to another server of a cluster
 -- settle <batch> <first> <last> <token>                   look for jobs that were never enqueued; '-' = no token
 -- cancel <batch> <first> <last>                           cancel the jobs that have not ended
 -- expire <batch>                                          the batch has taken too long
@@ -66,6 +67,8 @@ end
 -- batch_parts:<id>  list    `<first> <count> <queue>`: in which queues the ordinals are, in order
 -- batch_ids:<id>    hash    ordinal -> id, for jobs whose id is not `<batch>.<ordinal>`; `/<batch>` is a batch
 -- batch_over:<id>   list    the state in which it has ended, for clients that wait
+-- batch_sums        hash    for metrics: `live`, how many batches have not ended; `jobs`, how many of their jobs have
+--                           not; and by state, how many have ended
 
 local batches = root .. 'batches'
 
@@ -105,8 +108,20 @@ local BATCH_COUNTS = 12
 -- The field that counts the ends with a code, by its number.
 local COUNT_OF = { 'done', 'dead', 'cancelled', 'expired', 'missing', 'stopped' }
 
+local function how_many_open(batch)
+  local ended = batch.done + batch.dead + batch.cancelled + batch.expired + batch.missing + batch.stopped
+  return batch.total - ended
+end
+
+-- The part of a batch in `batch_sums`.
+-- USES how_many_open
+local function sum_of_batch(batch)
+  local lasts = batch.state == 'open' or batch.state == 'running'
+  return { live = lasts and 1 or 0, jobs = lasts and how_many_open(batch) or 0 }
+end
+
 -- A batch by its id; nil when there is none, or a key of it is of another type.
--- USES batch_of, BATCH_FIELDS, BATCH_COUNTS, batch_part
+-- USES batch_of, BATCH_FIELDS, BATCH_COUNTS, batch_part, sum_of_batch
 local function read_batch(id)
   local found = redis.pcall('HMGET', batch_of(id), unpack(BATCH_FIELDS))
   if type(redis.pcall('STRLEN', batch_part('ends', id))) ~= 'number' then
@@ -125,10 +140,11 @@ local function read_batch(id)
       return nil
     end
   end
+  batch.summed = batch.state and sum_of_batch(batch)
   return batch.state and batch or nil
 end
 
--- USES batch_of, BATCH_FIELDS
+-- USES batch_of, BATCH_FIELDS, sum_of_batch
 local function write_batch(batch)
   local fields = {}
   for _, name in ipairs(BATCH_FIELDS) do
@@ -138,17 +154,19 @@ local function write_batch(batch)
     end
   end
   redis.call('HSET', batch_of(batch.id), unpack(fields))
+  local was, is = batch.summed or {}, sum_of_batch(batch)
+  for name, count in pairs(is) do
+    if count ~= (was[name] or 0) then
+      redis.pcall('HINCRBY', root .. 'batch_sums', name, count - (was[name] or 0))
+    end
+  end
+  batch.summed = is
 end
 
 -- The refusal of a batch that is not there.
 -- USES fail
 local function no_batch(id)
   return fail('MISSING', id .. ' is not a batch of queue ' .. string.match(root, '{(.*)}'))
-end
-
-local function how_many_open(batch)
-  local ended = batch.done + batch.dead + batch.cancelled + batch.expired + batch.missing + batch.stopped
-  return batch.total - ended
 end
 
 local function add_chore(at, ...)
@@ -257,6 +275,7 @@ local function end_batch(batch, now)
   batch.state = state
   report_batch(batch, ({ done = 'd', failed = 'x', cancelled = 'c' })[state])
   batch.round = batch.round + 1
+  redis.pcall('HINCRBY', root .. 'batch_sums', state, 1)
   call_back(batch, state, batch.round, now)
   redis.call('HSET', batch_of(batch.id), 'finished', seconds(now))
   redis.call('ZREM', root .. 'chores', 'expire ' .. batch.id)

@@ -16,6 +16,9 @@ local function write_record(id, payload, priority, group, created, more, prefix)
   if priority == '' and group == '' and not more and not prefix then
     redis.call('HSET', record(id), 'payload', payload, 'created', created)
     return
+  elseif priority == '' and group == '' and not prefix and next(more) == 'batch' and not next(more, 'batch') then
+    redis.call('HSET', record(id), 'payload', payload, 'created', created, 'batch', more.batch)
+    return
   end
   prefix = prefix or ''
   local fields = { prefix .. 'payload', payload, prefix .. 'created', created }

@@ -8,6 +8,7 @@
 -- reason  occurs in the job's reason, of which A to Z are compared as a to z
 -- error   the class of the exception in the last failed run: the whole name, or its last part
 -- failed  true: the last run raised an exception
+-- unknown  true: the job was returned by a worker that does not know its task
 -- tags    a list: the job has all of these tags
 -- arguments  a list of { name, value, position, positions }: the job was given this value by this name; or by position,
 --            which is the same for all jobs, or by task
@@ -158,18 +159,19 @@ local function is_redacted(payload, name, position)
   return false
 end
 
--- The redacted arguments that workers have declared, by task, as far as they were read.
+-- The redacted arguments that workers have declared, by queue and task, as far as they were read.
 local redacted_in = {}
 
 -- Does a worker declare that an argument of a task is redacted? '0' stands for all.
 -- USES redactions, redacted_in
 local function is_declared_redacted(task, name, position)
-  if redacted_in[task] == nil then
+  local known = root .. task
+  if redacted_in[known] == nil then
     local text = redis.pcall('HGET', redactions, task)
     local good, names = pcall(cjson.decode, type(text) == 'string' and text or '[]')
-    redacted_in[task] = good and type(names) == 'table' and names or {}
+    redacted_in[known] = good and type(names) == 'table' and names or {}
   end
-  for _, one in pairs(redacted_in[task]) do
+  for _, one in pairs(redacted_in[known]) do
     if one == name or one == position or one == '0' then
       return true
     end
@@ -254,11 +256,11 @@ local function recorded_job(id, place, score)
     known.by, known.error, known.location, known.reason, known.since = next[3] or '', '', '', '', since
     return known
   end
-  local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished', 'error', 'location')
+  local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished', 'error', 'location', 'unknown')
   if fields.err then
     return nil
   end
-  local group, created, by, due, finished, error, location = unpack(fields)
+  local group, created, by, due, finished, error, location, unknown = unpack(fields)
   local stale = finished and place ~= 'dead' and place ~= 'finished'
   created = not stale and created or nil
   return {
@@ -268,6 +270,7 @@ local function recorded_job(id, place, score)
     by = not stale and by or '',
     error = not stale and error or '',
     location = not stale and location or '',
+    unknown = not stale and unknown or '',
     since = age_from(place, score, created, due or nil),
     stale = stale,
   }
@@ -298,6 +301,8 @@ local function matching_job(id, place, score, filter)
   elseif filter.error and not is_class(job.error or '', filter.error) then
     return nil
   elseif filter.failed and (job.error or '') == '' then
+    return nil
+  elseif filter.unknown and (job.unknown or '') == '' then
     return nil
   end
   if filter.reason then

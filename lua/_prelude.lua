@@ -81,29 +81,36 @@ local function rows(first, width)
   end
 end
 
--- Read some queues, whose names ARGV has from `first` on. `read(prefix)` returns the reply about the queue with this
--- prefix of its keys, and how many other keys it has read for it. Returns the replies in the order of the names; false
--- for a queue that Redis refuses to read, but the error if it is the only one. The last queues are left out after
--- MORE_KEYS_MOST other keys, so that a call is short however many there are: the caller calls again for them.
--- USES rows
-local MORE_KEYS_MOST = 2000
-local function read_queues(first, read)
-  local prefixes, replies, more_keys = {}, {}, 0
-  for name in rows(first, 1) do
-    prefixes[#prefixes + 1] = 'evsched:{' .. name .. '}:'
+-- Read some queues. `parts`: one for each, or for a slice of it. `read(part)` returns the reply about it, and how much
+-- work that took. Returns the replies in the order of the parts; false for a queue that Redis refuses to read, but the
+-- error if it is the only one. The last parts are left out after more than `most` work, so that a call is short however
+-- many there are: the caller calls again for them.
+local function read_parts(parts, most, read)
+  if #parts == 1 then
+    return { (read(parts[1])) }
   end
-  if #prefixes == 1 then
-    return { (read(prefixes[1])) }
-  end
-  for i, prefix in ipairs(prefixes) do
-    local good, reply, more = pcall(read, prefix)
+  local replies, work = {}, 0
+  for i, part in ipairs(parts) do
+    local good, reply, more = pcall(read, part)
     replies[i] = good and reply
-    more_keys = more_keys + (good and more or 0)
-    if more_keys > MORE_KEYS_MOST then
+    work = work + (good and more or 0)
+    if work > most then
       break
     end
   end
   return replies
+end
+
+-- Read some queues, whose names ARGV has from `first` on. `read(prefix)` returns the reply about the queue with this
+-- prefix of its keys, and how many other keys it has read for it: see read_parts.
+-- USES rows, read_parts
+local MORE_KEYS_MOST = 2000
+local function read_queues(first, read)
+  local prefixes = {}
+  for name in rows(first, 1) do
+    prefixes[#prefixes + 1] = 'evsched:{' .. name .. '}:'
+  end
+  return read_parts(prefixes, MORE_KEYS_MOST, read)
 end
 
 -- A refusal. INFO errorstats counts it under its code.
@@ -306,8 +313,8 @@ end
 
 -- Places: where a job is, and how a due job is taken out of the place where it waits.
 
--- Whether a queue, by the prefix of its keys, has any place, worker, recurrence, limit or chore. A queue that Redis
--- refuses to read has.
+-- Whether a queue, by the prefix of its keys, has any place, worker, recurrence, limit, chore or batch. A queue that
+-- Redis refuses to read has.
 local function has_any(prefix)
   return redis.pcall(
     'EXISTS',
@@ -324,7 +331,8 @@ local function has_any(prefix)
     prefix .. 'limits',
     prefix .. 'parents',
     prefix .. 'ends',
-    prefix .. 'chores'
+    prefix .. 'chores',
+    prefix .. 'batches'
   ) ~= 0
 end
 
@@ -500,6 +508,16 @@ end
 -- USES waiting_place, holder_of
 local function lies_elsewhere(id, worker, due)
   return redis.call('ZSCORE', dead, id) or waiting_place(id) or ((worker or due) and holder_of(id, worker))
+end
+
+-- Turn to another queue: from now on, the names of keys are those of it. A script that turns has no other names of keys
+-- than these, and writes nothing.
+-- USES moving, dead_workers, redactions
+local function turn_to(queue)
+  root = 'evsched:{' .. queue .. '}:'
+  schedule, backlog, ready = root .. 'schedule', root .. 'backlog', root .. 'ready'
+  dead, leases, recurrences = root .. 'dead', root .. 'leases', root .. 'recurrences'
+  moving, dead_workers, redactions = root .. 'moving', root .. 'dead_workers', root .. 'redactions'
 end
 
 -- Jobs that wait for a named window.

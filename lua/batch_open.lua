@@ -46,7 +46,19 @@ for _, part in ipairs({ 'ends', 'parts', 'ids', 'over', 'nodes', 'ripple' }) do
   redis.call('DEL', batch_part(part, id))
 end
 redis.call('HSET', batch_of(id), unpack(fields))
-write_batch({ id = id, total = 0, state = 'open', retention = retention, parent = parent ~= '' and parent })
+write_batch({
+  id = id,
+  total = 0,
+  done = 0,
+  dead = 0,
+  cancelled = 0,
+  expired = 0,
+  missing = 0,
+  stopped = 0,
+  state = 'open',
+  retention = retention,
+  parent = parent ~= '' and parent,
+})
 redis.call('ZADD', batches, seconds(now), id)
 if expires ~= '' then
   add_chore(seconds(now + tonumber(expires)), 'expire', id)

@@ -5,9 +5,10 @@
 -- KEYS   root      prefix of the keys of one of the queues
 -- ARGV   now       seconds, '' = Redis's clock
 -- ROWS   queue     its name; in a cluster, all queues are on one node
--- REPLY  now; for each queue that has any place, worker, recurrence, limit or chore: its name; the due time of its
---        first job, '' = it has no schedule; '1' when jobs wait behind the gate, else '0'; '1' when it has workers or a
---        move between shards, else '0'; '1' when it has recurrences, else '0'; '1' when it has chores, else '0'
+-- REPLY  now; for each queue that has any place, worker, recurrence, limit, chore or batch: its name; the due time of
+--        its first job, '' = it has no schedule; '1' when jobs wait behind the gate, else '0'; '1' when it has workers
+--        or a move between shards, else '0'; '1' when it has recurrences, else '0'; '1' when it has chores, else '0';
+--        '1' when it is the home of batches, else '0'
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, seconds, rows, has_any, MEMBER_MOST
@@ -36,6 +37,7 @@ local function report(name, prefix)
   reply[at + 4] = flag(prefix .. 'leases', prefix .. 'dead_workers', prefix .. 'moving')
   reply[at + 5] = flag(prefix .. 'recurrences', prefix .. 'pauses')
   reply[at + 6] = flag(prefix .. 'chores')
+  reply[at + 7] = flag(prefix .. 'batches')
 end
 
 for name in rows(2, 1) do

@@ -8,8 +8,10 @@
 --        ready, processing and dead; how many workers have a lease; the next due, seconds or ''; since when the queue
 --        is paused, seconds or ''; the due of the front of ready, or of the backlog when ready is empty, seconds or '';
 --        how many parents stand by, which have no worker process and start one when a job waits; when a pause ends by
---        itself, seconds or ''; why the queue is paused, ''. It is empty for a queue that has nothing, and nil for one
---        of several that Redis refuses to read. The last queues may be left out: see read_queues
+--        itself, seconds or ''; why the queue is paused, ''; and a list about the batches of the queue: how many have
+--        not ended, how many of their jobs have not, and how many were done, have failed, and were cancelled, nil = 0.
+--        It is empty for a queue that has nothing, and nil for one of several that Redis refuses to read. The last
+--        queues may be left out: see read_queues
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, seconds, size_of, moment_of, has_any, read_queues
@@ -44,6 +46,7 @@ local function stats_of(prefix)
   local is_closed = since and now < tonumber(ends or math.huge)
   local planned = prefix .. 'schedule'
   local first = redis.call('ZRANGE', planned, 0, 0, 'WITHSCORES')[2]
+  local sums = redis.pcall('HMGET', prefix .. 'batch_sums', 'live', 'jobs', 'done', 'failed', 'cancelled')
   local workers = redis.call('ZRANGE', prefix .. 'leases', 0, -1)
   local groups = redis.call('ZRANGE', prefix .. 'throttled', 0, -1)
   local front = redis.call('LRANGE', prefix .. 'ready', 0, 0)[1] or redis.call('ZRANGE', prefix .. 'backlog', 0, 0)[1]
@@ -61,6 +64,7 @@ local function stats_of(prefix)
     size_of('ZCOUNT', prefix .. 'parents', seconds(now), '+inf'),
     ends or '',
     why or '',
+    sums.err and {} or sums,
   }
   return stats, #workers + #groups
 end

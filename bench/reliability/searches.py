@@ -10,9 +10,11 @@ from functools import partial
 
 from bench.figures import Figures, Table
 from tests.interleavings.mutations import MUTATIONS
-from tests.interleavings.scenes import SCENES, run
+from tests.interleavings.scenes import BATCHES, SCENES, SIGNALS, run
 from tests.interleavings.search import Result
 from tests.interleavings.server import SavedRedis
+
+_NAMES = (*SCENES, *SIGNALS, *BATCHES)
 
 
 class _Searches:
@@ -58,8 +60,8 @@ def _mutated(names: list[str]) -> Figures:
 def tables(states: int) -> dict[str, Table]:
     """Return the tables by their names."""
     searches = _Searches(states)
-    rows = {**{name: partial(searches.one, name) for name in SCENES}, "all scenes": searches.all}
+    rows = {**{name: partial(searches.one, name) for name in _NAMES}, "all scenes": searches.all}
     return {
-        "searches": Table(f"{len(SCENES)} scenes of at most {states:,} states each", rows),
+        "searches": Table(f"{len(_NAMES)} scenes of at most {states:,} states each", rows),
         "mutations": Table("Scripts that are broken on purpose", {"all": partial(_mutated, list(MUTATIONS))}),
     }

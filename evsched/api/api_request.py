@@ -25,7 +25,7 @@ from evsched.client.spread import read_all_shards
 from evsched.config import Config
 from evsched.errors import ShardsUnread
 from evsched.runtime.loops import background, first_of
-from evsched.shards import NONE, unread
+from evsched.shards import NONE, Shards, unread
 from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
 
@@ -127,6 +127,16 @@ async def _disconnect(http: Request) -> None:
         pass
 
 
+def check_served(config: Config, shards: Shards, queue: str) -> None:
+    """Refuse a queue that the API does not serve.
+
+    Raises:
+        Problem
+    """
+    if config.queues and not {queue, shards.whole(queue)} & {*config.queues}:
+        raise Problem(HTTPStatus.FORBIDDEN, "queue-not-allowed", f"queue {queue} is not served by this API")
+
+
 class ApiRequest(Struct, frozen=True):
     """A request, and the state of the application that handles it."""
 
@@ -162,6 +172,10 @@ class ApiRequest(Struct, frozen=True):
     def limit(self, given: int) -> int:
         """Return how many rows to list: as many as were asked for, up to the server's limit."""
         return min(given, self.config.api_list_cap)
+
+    def check_served(self, queue: str) -> None:
+        """Refuse a queue of the body that the API does not serve, as one of the path."""
+        check_served(self.config, self.client.shards, queue)
 
     def location(self, path: str) -> dict[str, str]:
         """Return the header with the address of something new. `path`: its path below that of the queue."""

@@ -28,7 +28,7 @@ from starlette.types import Send as SendMessage
 from evsched import environment
 from evsched.api import endpoints, request_body
 from evsched.api.access import Access
-from evsched.api.api_request import ApiRequest, KnownShards, Waiters, idempotency_key
+from evsched.api.api_request import ApiRequest, KnownShards, Waiters, check_served, idempotency_key
 from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.api.replies import Health, Problem, Reply, error_response, invalid, response
 from evsched.api.request_body import UnreadBody
@@ -135,7 +135,9 @@ class _Endpoints:
             request_body.trust(request.scope)
         caller = self.access.admit(authorization, operation.needs, time.monotonic())
         await self.shards.refresh()
-        self._check_path(request.path_params)
+        _check_path(request.path_params)
+        if (queue := request.path_params.get("queue")) is not None:
+            check_served(self.config, self.client.shards, queue)
         idempotency_key(request.headers)  # one that is not valid is refused everywhere, also where none is needed
         given = dict[str, Any]()
         if "query" in operation.inputs:
@@ -151,15 +153,6 @@ class _Endpoints:
         except JobMissing:
             self.shards.check()
             raise
-
-    def _check_path(self, path: Mapping[str, str]) -> None:
-        for name, value in path.items():
-            if not re.fullmatch(NAME_IN_PATH, value) or len(value) > 200:
-                raise invalid(f"{PATH_PARAMETERS[name]} is {NAME_RULE}")
-        queue = path.get("queue")
-        whole = queue and self.client.shards.whole(queue)
-        if queue is not None and self.config.queues and not {queue, whole} & {*self.config.queues}:
-            raise Problem(HTTPStatus.FORBIDDEN, "queue-not-allowed", f"queue {queue} is not served by this API")
 
     def endpoint(self, operations: dict[str, Operation]) -> Endpoint:
         """Return the endpoint of a path, by its operations."""
@@ -211,6 +204,12 @@ def create(config: Config | None = None) -> Starlette:
     app.router.redirect_slashes = False
     app.state.waiters = server.waiters
     return app
+
+
+def _check_path(path: Mapping[str, str]) -> None:
+    for name, value in path.items():
+        if not re.fullmatch(NAME_IN_PATH, value) or len(value) > 200:
+            raise invalid(f"{PATH_PARAMETERS[name]} is {NAME_RULE}")
 
 
 def _query(request: Request, kind: type) -> Any:

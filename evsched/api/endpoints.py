@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched import __version__
-from evsched.api import job_handlers, operator_handlers
+from evsched.api import batch_handlers, job_handlers, operator_handlers
 from evsched.api.access import Scope
 from evsched.api.replies import MEDIA_TYPE, ProblemDetails, Reply
 from evsched.api.requests import NAME_IN_PATH, PATH_PARAMETERS
@@ -60,6 +60,7 @@ _QUEUE: Final = "/v1/queues/{queue}"
 _JOB: Final = f"{_QUEUE}/jobs/{{id}}"
 _RECURRENCE: Final = f"{_QUEUE}/recurrences/{{name}}"
 _CALENDAR: Final = f"{_QUEUE}/calendars/{{name}}"
+_BATCH: Final = f"{_QUEUE}/batches/{{batch}}"
 _WINDOW: Final = f"{_QUEUE}/windows/{{name}}"
 
 
@@ -90,6 +91,13 @@ OPERATIONS: Final = (
     _row("GET", f"{_JOB}/explain", job_handlers.explain),
     _row("POST", f"{_JOB}/signals", job_handlers.signal),
     _row("GET", f"{_JOB}/result", job_handlers.wait_for_end, 200, 202),
+    _row("GET", f"{_QUEUE}/batches", batch_handlers.list_batches),
+    _row("PUT", _BATCH, batch_handlers.open, 201),
+    _row("GET", _BATCH, batch_handlers.look),
+    _row("DELETE", _BATCH, batch_handlers.cancel, 200, 202),
+    _row("GET", f"{_BATCH}/jobs", batch_handlers.list_jobs),
+    _row("POST", f"{_BATCH}/jobs", batch_handlers.add, 201, 200, key=True),
+    _row("POST", f"{_BATCH}/close", batch_handlers.close),
     _row("GET", f"{_QUEUE}/recurrences", job_handlers.list_recurrences),
     _row("GET", _RECURRENCE, job_handlers.look_recurrence),
     _row("PUT", _RECURRENCE, job_handlers.put, 201, 200),

@@ -44,18 +44,15 @@ async def enqueue(request: ApiRequest, body: requests.EnqueueJob) -> Reply[repli
     """Schedule a job."""
     key = UNSET if body.unique is None else body.unique.key
     (scheduled,) = await _enqueue(request, "jobs", body, [body], key)
-    return Reply(_created(body.on_conflict), scheduled, request.location(f"jobs/{scheduled.id}"))
+    return Reply(created(body.on_conflict), scheduled, request.location(f"jobs/{scheduled.id}"))
 
 
 async def enqueue_many(request: ApiRequest, body: requests.EnqueueJobs) -> Reply[replies.ScheduledJobs]:
     """Schedule many jobs, all or none; of a queue with shards, all or none of each shard."""
-    most = request.config.api_jobs_cap
-    if len(body.jobs) > most:
-        raise invalid(f"the request has {len(body.jobs)} jobs, more than {most}: send several requests")
-    return Reply(_created(body.on_conflict), replies.ScheduledJobs(await _enqueue(request, "batches", body, body.jobs)))
+    return Reply(created(body.on_conflict), replies.ScheduledJobs(await _enqueue(request, "batches", body, body.jobs)))
 
 
-def _created(on_conflict: OnConflict | None) -> HTTPStatus:
+def created(on_conflict: OnConflict | None) -> HTTPStatus:
     """Return the status after an enqueue. With `on_conflict`, the job may have been there."""
     return HTTPStatus.CREATED if on_conflict is None else HTTPStatus.OK
 
@@ -176,12 +173,7 @@ async def _enqueue(
     """
     on_conflict = body.on_conflict
     unique = None if body.unique is None else Unique(within=body.unique.within)
-    jobs = list[New]()
-    for at, one in enumerate(given):
-        try:
-            jobs.append(_new(request, one, unique, key))
-        except ConfigError as error:
-            raise invalid(f"jobs[{at}]: {error}" if isinstance(body, requests.EnqueueJobs) else str(error)) from None
+    jobs = given_jobs(request, given, unique, key, many=isinstance(body, requests.EnqueueJobs))
     once = request.once(path, body)
     named = any(one.id is not None for one in given)
     if named or unique is not None or once is not None:
@@ -194,6 +186,25 @@ async def _enqueue(
         return await _enqueue_once(request, once, jobs, known, on_conflict, unique)
     dues = await request.client.enqueue(request.queue, jobs, on_conflict, unique)
     return [replies.Scheduled(job.id, request.queue, due) for job, due in zip(jobs, dues, strict=True)]
+
+
+def given_jobs(
+    request: ApiRequest, given: Sequence[requests.NewJob], unique: Unique | None, key: Any = UNSET, *, many: bool
+) -> list[New]:
+    """Build the jobs of a request. `key`: as of `_enqueue`. `many`: it has a list of them.
+
+    Raises:
+        Problem: an option or an argument is not valid, or there are too many.
+    """
+    most, jobs = request.config.api_jobs_cap, list[New]()
+    if len(given) > most:
+        raise invalid(f"the request has {len(given)} jobs, more than {most}: send several requests")
+    for at, one in enumerate(given):
+        try:
+            jobs.append(_new(request, one, unique, key))
+        except ConfigError as error:
+            raise invalid(f"jobs[{at}]: {error}" if many else str(error)) from None
+    return jobs
 
 
 def _new(request: ApiRequest, given: requests.NewJob, unique: Unique | None, key: Any) -> New:

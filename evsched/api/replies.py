@@ -22,6 +22,7 @@ from evsched.client.history import TaskCounts
 from evsched.client.recurrence_operations import RecurrenceStatus
 from evsched.jobs.record import Place
 from evsched.store.acts import AuditedAct
+from evsched.store.batch_calls import BatchState
 from evsched.store.history_calls import PastJob
 from evsched.store.operator_calls import Match
 from evsched.transport.servers import reason
@@ -260,6 +261,67 @@ class WindowSet(Struct, frozen=True):
     checked: int
 
 
+class BatchName(Struct, frozen=True):
+    """A batch, and its home."""
+
+    queue: str
+    id: str
+
+
+class BatchStatus(Struct, frozen=True, kw_only=True):
+    """The state and the counts of a batch. Times in Unix seconds."""
+
+    id: str
+    queue: str
+    """Its home."""
+    state: BatchState
+    total: int
+    """How many jobs it has."""
+    open: int
+    """How many of them have not ended."""
+    done: int
+    dead: int
+    cancelled: int
+    expired: int
+    stopped: int
+    """Nodes of a graph that do not run since one before them failed."""
+    created: float
+    closed: float | None
+    finished: float | None
+    stop: str | None
+    """"cancelled" or "expired", if its jobs were, or are being, cancelled."""
+    complete_on: str
+    by: str | None
+    tags: list[str]
+    parent: BatchName | None
+    """The batch in which it counts as one job."""
+
+
+class Batches(Struct, frozen=True):
+    """The batches, the newest first. `cursor`: for the next page; null = there are no more."""
+
+    batches: list[BatchStatus]
+    cursor: int | None
+
+
+class BatchMember(Struct, frozen=True):
+    """A job of a batch. `outcome`: `open` = it has not ended."""
+
+    id: str
+    queue: str
+    outcome: str
+    ordinal: int
+    batch: bool = False
+    """Whether it is no job, but a batch of this id."""
+
+
+class Members(Struct, frozen=True):
+    """The jobs of a batch in the order in which they were added. `cursor`: for the next page; null = no more."""
+
+    jobs: list[BatchMember]
+    cursor: int | None
+
+
 class Health(Struct, frozen=True):
     """Whether the server is alive or ready; `reason` says why it is not."""
 
@@ -306,6 +368,7 @@ _REFUSALS: Final = (
     (errors.JobExists, HTTPStatus.CONFLICT, "job-exists"),
     (errors.JobRunning, HTTPStatus.CONFLICT, "job-running"),
     (errors.JobChanged, HTTPStatus.CONFLICT, "job-changed"),
+    (errors.JobLate, HTTPStatus.CONFLICT, "batch-over"),
     (errors.InUse, HTTPStatus.CONFLICT, "in-use"),
     (errors.JobMissing, HTTPStatus.NOT_FOUND, "not-found"),
     (errors.ConfigError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from evsched.batches.batch import EXPIRES, RETENTION
 from evsched.client.sweep import Filter
 from evsched.client.wire_schema import Group, Length, Priority, Redact, Tag, Tags, Window
 from evsched.jobs.job import OnConflict, RetryFields
@@ -30,6 +31,7 @@ PATH_PARAMETERS: Final = {
     "queue": "the name of a queue",
     "id": "the id of a job",
     "name": "the name of a recurrence, a calendar or a window",
+    "batch": "the id of a batch",
 }
 
 JobId = Annotated[str, Meta(pattern=NAME_IN_PATH, max_length=200, description="Else a random one.")]
@@ -105,6 +107,44 @@ class EnqueueJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     jobs: Annotated[list[NewJob], Meta(min_length=1)]
     on_conflict: OnConflict | None = None
+    unique: UniqueJobs | None = None
+
+
+InQueue = Annotated[str, Meta(pattern=NAME_IN_PATH, max_length=200, description="Else the home of the batch.")]
+
+
+class BatchCallback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job that a batch enqueues: its task gets one argument, an object with the outcome and the counts."""
+
+    task: Task
+    queue: InQueue | None = None
+    priority: Priority | None = None
+    group: Group | None = None
+    timeout: Timeout | None = None
+    retry: RetryFields | None = None
+    retention: Annotated[Length, Meta(description="Seconds for which the result is kept.")] | None = None
+    meta: dict[str, Any] | None = None
+    tags: Tags | None = None
+
+
+class OpenBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A batch to open (docs/batches.md)."""
+
+    on_done: BatchCallback | None = None
+    on_failed: BatchCallback | None = None
+    on_progress: BatchCallback | None = None
+    complete_on: Annotated[Literal["done", "all"], Meta(description="Whether dead jobs count as ended, too.")] = "done"
+    expires: Annotated[Length, Meta(description="Seconds after which it has failed; null = never.")] | None = EXPIRES
+    retention: Annotated[Length, Meta(description="Seconds for which it is kept after its end.")] = RETENTION
+    tags: Tags | None = None
+
+
+class BatchJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Jobs to add to a batch, all of one queue."""
+
+    jobs: Annotated[list[NewJob], Meta(min_length=1)]
+    queue: InQueue | None = None
+    on_conflict: Annotated[Literal["keep"], Meta(description="An id that is taken is no member.")] | None = None
     unique: UniqueJobs | None = None
 
 
@@ -226,6 +266,25 @@ class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much to list."""
 
     limit: Limit = 100
+
+
+class BatchesQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which batches to list."""
+
+    cursor: Annotated[int, Meta(ge=0, description="That of the page before.")] = 0
+
+
+class MembersQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which jobs of a batch to list."""
+
+    cursor: Annotated[int, Meta(ge=0, le=10_000_000, description="That of the page before.")] = 0
+    outcome: (
+        Annotated[
+            Literal["open", "done", "dead", "cancelled", "expired", "stopped", "waiting"],
+            Meta(description="Only these; `open`: those that have not ended."),
+        ]
+        | None
+    ) = None
 
 
 class JobsQuery(JobFilter, frozen=True, kw_only=True, forbid_unknown_fields=True):

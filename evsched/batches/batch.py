@@ -26,9 +26,10 @@ from evsched.client.task_handle import Enqueuer
 from evsched.errors import ConfigError, JobExists, JobLate, JobMissing, StoreDown
 from evsched.jobs import option_checks as check
 from evsched.jobs.arguments import Arguments
-from evsched.jobs.job import encode
+from evsched.jobs.job import OnConflict, encode
 from evsched.store.batch_calls import BatchRecord
-from evsched.store.client_calls import New
+from evsched.store.client_calls import Accepted, New
+from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
 from evsched.transport.redis_errors import reconnect_delay
 
@@ -38,10 +39,13 @@ R = TypeVar("R")
 _MANY: Final = 1000
 """Jobs that are reserved, and enqueued, in one round trip."""
 
+_LOOKED_AT: Final = 10
+"""Jobs that are looked at to see by which of two calls they were written."""
+
 _BLOCK: Final = 10.0
 """Seconds of one blocking call."""
 
-_ID_MOST: Final = 180
+ID_MOST: Final = 180
 """Characters of a batch's id: the ids of its jobs have it, and a number."""
 
 RETENTION: Final = 7 * 86400.0
@@ -65,6 +69,10 @@ class EndedBatch(Struct, frozen=True):
     expired: int
     stopped: int = 0
     """How many nodes of a graph did not run, since one before them has failed."""
+
+
+SAMPLE: Final = to_builtins(EndedBatch("b", "q", "done", 0, 0, 0, 0, 0))
+"""An argument of a callback, to check that its task takes it."""
 
 
 class BatchOptions(TypedDict, total=False):
@@ -94,6 +102,27 @@ _OPTIONS: Final = {
     "retention": finite_seconds,
     "tags": check.tags,
 }
+
+
+class _Put(Struct, frozen=True):
+    """How some jobs are written."""
+
+    queue: str
+    shard: str
+    is_named: bool
+    on_conflict: OnConflict | None
+    within: float | None
+    once: IdempotentRequest | None
+
+    async def send(self, client: Client, jobs: list[New], address: str) -> Accepted:
+        """Write jobs, as the members that an address names."""
+        store, conflict = client.store(self.shard), self.on_conflict
+        if self.once is not None:
+            return await client.send(
+                store.enqueue_once(self.once, jobs, on_conflict=conflict, within=self.within, batch=address)
+            )
+        call = store.enqueue(jobs, keep=conflict == "keep", within=self.within, batch=address)
+        return Accepted("", [*zip((job.id for job in jobs), await client.send(call), strict=True)])
 
 
 class Batch:
@@ -133,59 +162,101 @@ class Batch:
         return await task.hand_over(calls, self._put)
 
     async def _put(self, queue: str, jobs: list[New], options: JobOptions) -> list[str]:
-        """Write jobs as members: reserve their ordinals at the home, enqueue them, confirm."""
-        if options.get("on_conflict") == "replace":
+        unique = options.get("unique")
+        is_named = options.get("id") is not None or unique is not None
+        within = None if unique is None else unique.seconds
+        put = await self.put(queue, jobs, options.get("on_conflict"), is_named=is_named, within=within)
+        return [job_id for job_id, _ in put.jobs]
+
+    async def put(
+        self,
+        queue: str,
+        jobs: list[New],
+        on_conflict: OnConflict | None = None,
+        *,
+        is_named: bool,
+        within: float | None = None,
+        once: IdempotentRequest | None = None,
+    ) -> Accepted:
+        """Write jobs as members: reserve their ordinals at the home, enqueue them, confirm. Raises as `add`.
+
+        `is_named`: the ids of the jobs stay. `once`: of a request that was sent for the first time, or whose jobs are
+        written already; its jobs have ids that are always the same. Return what the first request asked for, and the
+        ids and dues of its jobs.
+        """
+        if on_conflict == "replace":
             raise ConfigError('on_conflict: a job of a batch replaces no other: use "keep", or leave it out')
         shards = self._client.shards
-        is_named = options.get("id") is not None or options.get("unique") is not None
         if shards.counts.get(queue) and not is_named:  # the id says which shard, so it must be known first
             jobs = [replace(job, id=f"{self.id}.{os.urandom(8).hex()}") for job in jobs]
             is_named = True
         by_shard = dict[str, list[int]]()
         for at, job in enumerate(jobs):
             by_shard.setdefault(shards.home(queue, job.id), []).append(at)
-        ids = [job.id for job in jobs]
+        found, asked = dict[int, tuple[str, float]](), "" if once is None else once.asked
         for shard, places in by_shard.items():
             for first in range(0, len(places), _MANY):
                 some = places[first : first + _MANY]
-                put = await self._put_some(queue, shard, [jobs[at] for at in some], options, is_named=is_named)
-                for at, job_id in zip(some, put, strict=True):
-                    ids[at] = job_id
+                call = _Put(queue, shard, is_named, on_conflict, within, once)
+                put = await self._put_some(call, [jobs[at] for at in some])
+                found.update(zip(some, put.jobs, strict=False))
+                asked = asked if once is None or put.asked == once.asked else put.asked
         if not self._is_open:
             await self._confirm_all()
-        return ids
+        return Accepted(asked, [found[at] for at in sorted(found)])
 
-    async def _put_some(
-        self, queue: str, shard: str, jobs: list[New], options: JobOptions, *, is_named: bool
-    ) -> list[str]:
-        ids = [job.id for job in jobs] if is_named else []
+    async def _put_some(self, put: _Put, jobs: list[New]) -> Accepted:
+        if put.once is not None and (first := await self._first_of(put, jobs)) is not None:
+            return first
+        ids = [job.id for job in jobs] if put.is_named else []
         token = token_hex(8)
         found = await self._client.send(
             self._store.batch_add(
-                self.id, token, len(jobs), queue, ids=ids, member=self._member, confirms=self._next_written()
+                self.id, token, len(jobs), put.queue, ids=ids, member=self._member, confirms=self._next_written()
             )
         )
         if found.first is None:
             raise JobLate(f"batch {self.id} of queue {self.queue} {found.refusal}")
-        if not is_named:
+        if not put.is_named:
             jobs = [replace(job, id=f"{self.id}.{found.first + at}") for at, job in enumerate(jobs)]
-        unique = options.get("unique")
-        call = self._client.store(shard).enqueue(
-            jobs,
-            keep=options.get("on_conflict") == "keep",
-            within=None if unique is None else unique.seconds,
-            batch=found.address(self.queue, self.id),
-        )
+        address = found.address(self.queue, self.id)
         try:
-            await self._client.send(call)
+            accepted = await put.send(self._client, jobs, address)
         except JobExists:
             # None was written, so that a keeper need not find out.
-            missing = bytes([CODES["m"]]) * len(jobs)
-            await self._client.send(self._store.batch_count([(self.id, found.first, missing)]))
-            self._written.append(token)
+            await self._give_back(found.first, len(jobs), token)
             raise
+        if put.once is None or await self._has(put.shard, accepted, range(found.first, found.first + len(jobs))):
+            self._written.append(token)
+        # Else a request of the same key was done at the same time: a keeper finds out which ordinals have no job.
+        return accepted
+
+    async def _has(self, shard: str, accepted: Accepted, ordinals: range) -> bool:
+        """Return whether one of the first jobs has one of the ordinals."""
+        for job_id, _ in accepted.jobs[:_LOOKED_AT]:
+            found = await self._client.send(self._client.store(shard).member_of(job_id))
+            home, batch, ordinal, *_ = [*(found or b"").decode(errors="replace").split("/"), "", "", ""]
+            if (home, batch) == (self.queue, self.id) and ordinal.isdecimal() and int(ordinal) in ordinals:
+                return True
+        return False
+
+    async def _first_of(self, put: _Put, jobs: list[New]) -> Accepted | None:
+        """Return how the request was answered the first time; None if this is the first."""
+        try:
+            # A reservation that is over, so that nothing is written.
+            return await replace(put, on_conflict=None).send(self._client, jobs, f"{self.queue}/{self.id}/0/0.0")
+        except JobLate:
+            return None
+        except JobExists:
+            if put.on_conflict is None:
+                raise
+            return None
+
+    async def _give_back(self, first: int, count: int, token: str) -> None:
+        """Give a reservation back for which no job was written."""
+        missing = bytes([CODES["m"]]) * count
+        await self._client.send(self._store.batch_count([(self.id, first, missing)]))
         self._written.append(token)
-        return [job.id for job in jobs]
 
     def _next_written(self) -> str:
         return self._written.pop() if self._written else ""
@@ -211,6 +282,22 @@ class Batch:
         """
         await self._client.send(self._store.batch_close(self.id, how="cancelled"))
         await self._confirm_all()
+
+    async def set_priority(self, priority: int | None) -> int:
+        """Give another priority, 0 to 9, None = the default, to those jobs of the batch that wait; return how many.
+
+        Jobs that are added meanwhile, or later, have their own.
+
+        Raises:
+            ConfigError: it is not a priority.
+            JobMissing: there is no such batch.
+        """
+        from evsched.batches.priority import Reprioritizing  # few programs need it
+
+        work = Reprioritizing(self._store, self._client.store, self._client.shards, await self.status(), priority)
+        while await self._client.run(work.step()):
+            pass
+        return work.changed
 
     async def status(self) -> BatchRecord:
         """Return its state and counts.
@@ -278,7 +365,7 @@ class Batch:
             if block <= 0:
                 raise TimeoutError(f"batch {self.id} did not end in time")
             try:
-                await self._client.perform(Wait(self._store.wait_for_batch(self.id, block), block))
+                await self._client.wait_for(Wait(self._store.wait_for_batch(self.id, block), block))
             except StoreDown:
                 await self._client.perform(Sleep(reconnect_delay(1)))
 
@@ -324,8 +411,8 @@ class NewBatch(Batch):
     ) -> None:
         name = os.urandom(10).hex() if id is None else id
         check.identifier("id", name)
-        if len(name) > _ID_MOST:
-            raise ConfigError(f"id: a batch's id has at most {_ID_MOST} characters")
+        if len(name) > ID_MOST:
+            raise ConfigError(f"id: a batch's id has at most {ID_MOST} characters")
         super().__init__(name, queue, client)
         self._parent = parent
         self._fields, self._expires, self._retention = _read_options(options)
@@ -378,9 +465,8 @@ def _read_options(options: BatchOptions) -> tuple[dict[str, bytes | str], float 
             checked(name, value)
         elif checked is None and value is not None and not isinstance(value, Enqueuer):
             raise ConfigError(f"{name}: give a task of the app, or task.using(...), and not {value!r:.100}")
-    sample = to_builtins(EndedBatch("b", "q", "done", 0, 0, 0, 0, 0))
     fields: dict[str, bytes | str] = {
-        name: encode(given[name].template(sample)) for name in _CALLBACKS if given.get(name) is not None
+        name: encode(given[name].template(SAMPLE)) for name in _CALLBACKS if given.get(name) is not None
     }
     if given.get("complete_on") == "all":
         fields["complete_on"] = "all"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct
@@ -23,6 +25,9 @@ _SLICE: Final = 65536
 """Ordinals whose ends one call reads."""
 
 
+_CODE_OF: Final = bytes(byte % 8 for byte in range(256))
+
+
 class Member(Struct, frozen=True):
     """A job of a batch, or a batch in a batch."""
 
@@ -41,7 +46,7 @@ class Member(Struct, frozen=True):
 def ends(store: Store, batch: str, first: int, last: int) -> Operation[bytes]:
     """Read how the members have ended: a byte for each ordinal, the number of its code."""
     found = yield from send(store.batch_ends(batch, first, last))
-    return bytes(byte % 8 for byte in found).ljust(last - first + 1, b"\0")
+    return found.translate(_CODE_OF).ljust(last - first + 1, b"\0")
 
 
 def members(store: Store, batch: str, ordinals: Sequence[int], codes: Sequence[int]) -> Operation[list[Member]]:
@@ -66,12 +71,13 @@ def with_codes(
 ) -> Operation[list[Member]]:
     """Find the members from an ordinal on that have ended with one of some codes, at most `limit`."""
     ordinals, codes = list[int](), list[int]()
+    pattern = re.compile(b"[%s]" % re.escape(bytes(wanted)))
     while first < total and len(ordinals) < limit:
         last = min(first + _SLICE, total) - 1
-        for at, code in enumerate((yield from ends(store, batch, first, last)), first):
-            if code in wanted and len(ordinals) < limit:
-                ordinals.append(at)
-                codes.append(code)
+        found = yield from ends(store, batch, first, last)
+        for match in islice(pattern.finditer(found), limit - len(ordinals)):
+            ordinals.append(first + match.start())
+            codes.append(found[match.start()])
         first = last + 1
     return (yield from members(store, batch, ordinals, codes))
 

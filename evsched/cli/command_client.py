@@ -26,6 +26,7 @@ from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import nodes_down, reason, topology
 
 if TYPE_CHECKING:
+    from evsched.batches.priority import Reprioritizing
     from evsched.client.reshard import Reshard
     from evsched.client.sweep import Sweep
 
@@ -83,7 +84,9 @@ class CommandClient(SyncClient):
             output.note(f"{self.unread}: {lacking}")
             self.incomplete = True
 
-    def work_off(self, work: Sweep | Reshard, label: str, changed: Callable[[], str] | None = None) -> int:
+    def work_off(
+        self, work: Sweep | Reshard | Reprioritizing, label: str, changed: Callable[[], str] | None = None
+    ) -> int:
         """Do all steps of a long work, or until a signal asks the process to end.
 
         Return the signal's number, 0 = none came. `changed` describes the changes made so far, for a failure.

@@ -15,7 +15,7 @@ from evsched.cli.command_client import client, missing, note_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, acting
 from evsched.cli.output import Column, Moment, listing
-from evsched.cli.queue_commands import each, read_limits, report
+from evsched.cli.queue_commands import KnownLimits, each, report
 from evsched.client import gate
 from evsched.client.client import SyncClient
 from evsched.client.operations import Operation
@@ -37,10 +37,6 @@ def by_part(stores: Sequence[Store], parts: Sequence[Limits]) -> list[tuple[str 
     whole = merged(parts)
     alone = [(store.queue, own(part, whole)) for store, part in zip(stores, parts, strict=True)]
     return [(None, whole), *(alone if len(parts) > 1 else ())]
-
-
-def _read_parts(stores: Sequence[Store]) -> Operation[list[tuple[str | None, Limits]]]:
-    return by_part(stores, (yield from read_limits(stores)))
 
 
 def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
@@ -76,7 +72,12 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """
     rows, listed = list[tuple[str, str, str, object, str]](), list[dict[str, Any]]()
     with client(url) as redis:
-        read, down = each(redis, queue, _read_parts)
+        known = KnownLimits(redis)
+
+        def parts_of(stores: Sequence[Store]) -> Operation[list[tuple[str | None, Limits]]]:
+            return by_part(stores, (yield from known.read(stores)))
+
+        read, down = each(redis, queue, parts_of, begin=known.begin)
         for one in read:
             name = one.queue
             for part, limited in one.found or ():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar
 
 from cyclopts import App, Parameter
+from msgspec import structs
 
 import evsched
 from evsched.cli import output
@@ -22,13 +24,13 @@ from evsched.errors import ConfigError, EvschedError, StoreDown, StoreError, Sto
 from evsched.keys import check_queue
 from evsched.shards import Shards, check_count
 from evsched.store import server
-from evsched.store.gate_limits import Limits, merged
-from evsched.store.many_queues import read_queue_stats
+from evsched.store.gate_limits import Limits, merged, read_declared, read_limits
+from evsched.store.many_queues import read_hashes, read_queue_stats
 from evsched.store.operator_calls import QueueStats
 from evsched.store.operator_calls import merged as merged_stats
 from evsched.store.store import Store
 from evsched.transport.address import Host
-from evsched.transport.call import Call, Word
+from evsched.transport.call import Call, Word, raw
 from evsched.transport.links import finish
 from evsched.transport.servers import nodes_down, reason, topology
 
@@ -312,40 +314,69 @@ def _read(redis: SyncClient, queue: str, read: Read[T], down: set[Host]) -> Read
     return Reading(queue, found, shards_unread(lost) if lost else None)
 
 
-def read_limits(stores: Sequence[Store]) -> Operation[list[Limits]]:
-    """Read the limits of a queue and its shards, with the limits that apps declare."""
-    found = list[Limits]()
-    for store in stores:
-        found.append((yield from new_shards.read_limits(store)))
-    return found
+class _ManyReader:
+    """Sends the calls that read many queues. A node that does not answer is asked once."""
+
+    def __init__(self, redis: SyncClient) -> None:
+        self._client = redis.client
+
+    async def send(self, call: Call[T], /) -> T:
+        return await self._client.run(once(operations.send(call)))
+
+    async def find_node(self, key: Word, /) -> Host | None:
+        return await self._client.run(node_of(key))
 
 
-class _Figures:
-    """Reads the figures of queues: the places of all with a few calls, before the limits of each."""
+class KnownLimits:
+    """Reads the limits of queues, with the limits that apps declare: those of all with a few calls."""
 
     def __init__(self, redis: SyncClient) -> None:
         self._redis = redis
+        self._read = dict[tuple[str, str], list[bytes]]()
+
+    def begin(self, queues: Sequence[str]) -> None:
+        names = [store.queue for queue in queues for store in self._redis.stores(queue)]
+        reader, rows = _ManyReader(self._redis), [(name, key) for name in names for key in _LIMITS]
+        with suppress(StoreError):  # the calls of each queue say why
+            self._read = finish(read_hashes(reader.send, reader.find_node, rows, raw))
+
+    def read(self, stores: Sequence[Store]) -> Operation[list[Limits]]:
+        """Return the limits of a queue and its shards."""
+        found = list[Limits]()
+        for store in stores:
+            limits, declared = (self._read.get((store.queue, key)) for key in _LIMITS)
+            if limits is None or declared is None:
+                found.append((yield from new_shards.read_limits(store)))
+            else:
+                found.append(structs.replace(read_limits(limits), declared=read_declared(declared)))
+        return found
+
+
+_LIMITS: Final = "limits", "declared_limits"
+"""Keys of a queue."""
+
+
+class _Figures:
+    """Reads the figures of queues: the places and limits of all with a few calls."""
+
+    def __init__(self, redis: SyncClient) -> None:
+        self._redis = redis
+        self._limits = KnownLimits(redis)
         self._stats = dict[str, QueueStats | StoreError]()
 
     def begin(self, queues: list[str]) -> None:
         names = [store.queue for queue in queues for store in self._redis.stores(queue)]
-        client = self._redis.client
-
-        async def send(call: Call[T]) -> T:
-            return await client.run(once(operations.send(call)))
-
-        async def find_node(key: Word) -> Host | None:
-            return await client.run(node_of(key))
-
-        self._stats = finish(read_queue_stats(send, find_node, names))
+        reader = _ManyReader(self._redis)
+        self._stats = finish(read_queue_stats(reader.send, reader.find_node, names))
+        self._limits.begin(queues)
 
     def read(self, stores: Sequence[Store]) -> Operation[tuple[QueueStats, list[Limits]]]:
         """Return the figures of a queue and its shards, and their limits."""
         known = [self._stats.get(store.queue) for store in stores]
         stats = [one for one in known if isinstance(one, QueueStats)]
         if len(stats) < len(stores):  # the call of each says why it cannot be read
-            return (yield from spread.queue_stats(stores)), (yield from read_limits(stores))
-        return merged_stats(stats), (yield from read_limits(stores))
+            return (yield from spread.queue_stats(stores)), (yield from self._limits.read(stores))
+        return merged_stats(stats), (yield from self._limits.read(stores))
 
 
 @app.default

@@ -27,6 +27,7 @@ from evsched.client.operations import (
     SendMany,
     Sleep,
     Step,
+    Wait,
 )
 from evsched.client.option_values import Past, Unique, unix
 from evsched.client.reshard import finish_moves
@@ -124,6 +125,10 @@ class Client:
 
     async def run(self, operation: Operation[T]) -> T:
         return await operations.run(operation, self.perform)
+
+    async def wait_for(self, wait: Wait) -> Any:
+        """Wait for something that only other processes bring about. In tests there are none: see evsched.testing."""
+        return await self.perform(wait)
 
     async def perform(self, step: Step) -> Any:
         """Perform one step."""

@@ -45,6 +45,8 @@ class Outlet(Protocol):
     queue: str
     payload_cap: int
     sending: Sending | None
+    carried: Callable[[], dict[str, str]] | None
+    """Returns the trace context that a job of a callback carries in its `meta`; None = there is none."""
 
     @property
     def client(self) -> Client: ...
@@ -138,7 +140,8 @@ class Enqueuer(Generic[P, R]):
             ConfigError: the options name an id or a time.
         """
         self._refuse(("id", "unique", "on_conflict", "due", "delay"), "a callback has its own id and time")
-        job = self._maker(self._options)((argument,), {})
+        meta = {**(self._app.carried() if self._app.carried is not None else {}), **(self._options.get("meta") or {})}
+        job = self._maker({**self._options, "meta": meta} if meta else self._options)((argument,), {})
         payload = decode(job.payload)
         del payload["args"]
         found = {"queue": self._queue, "payload": payload, "priority": job.priority, "group": job.group}

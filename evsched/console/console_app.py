@@ -290,7 +290,10 @@ class Console:
         # After an error that nothing expected, no middleware adds the headers.
         headers = {name.decode(): value.decode() for name, value in (*_HEADERS.items(), _NO_STORE)}
         if visitor is not None:
-            return HTMLResponse(self.pages.draw("missing", {**values, **_missing(request)}), status, headers)
+            gone = {**values, **_missing(request)}
+            if gone["recurrence"] and visitor.may("operator"):
+                gone["proof"] = await self.access.form_token(visitor)
+            return HTMLResponse(self.pages.draw("missing", gone), status, headers)
         return HTMLResponse(self.pages.draw("error", values), status, headers)
 
 
@@ -309,6 +312,8 @@ def _missing(request: Request) -> dict[str, str]:
     job = asked.get("id", "")
     name, at, moment = job.rpartition("@")
     run = bool(at and re.fullmatch(r"\d+(\.\d+)?", moment))
+    if request.url.path.endswith("/batch"):
+        return {"job": "", "queue": asked.get("queue", ""), "recurrence": "", "here": "batches"}
     part = "recurrences" if request.url.path.endswith("/recurrence") else "jobs"
     return {"job": job, "queue": asked.get("queue", ""), "recurrence": name if run else "", "here": part}
 

@@ -16,10 +16,10 @@ from typing import Final
 from evsched.console.failure_sums import FailedJobs, Failures, Kind
 from evsched.console.page import MeteredClient
 from evsched.console.turns import Turns
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError, StoreRefused
 from evsched.jobs.record import JobStatus
-from evsched.store.many_queues import read_queue_stats
-from evsched.store.operator_calls import Match, QueueStats, condition
+from evsched.store.many_queues import find_slices, read_queue_stats
+from evsched.store.operator_calls import FindPart, Match, QueueStats, Slice, condition
 from evsched.store.store import Store
 
 _SLICES: Final = {"dead": 200, "schedule": 500}
@@ -34,6 +34,9 @@ _EXAMINED_AGAIN: Final = 120.0
 """Seconds for which a queue whose figures stay the same, and where no job moves, is not examined again."""
 
 _MOVING: Final = ("backlog", "ready", "processing")
+
+_NEWEST_AGAIN: Final = 30.0
+"""Seconds after which the newest job of a row is read again, if it is another one: its traceback is like the last."""
 
 _LOOK: Final = 0.2
 """Seconds for which one reading of the page examines jobs."""
@@ -73,9 +76,10 @@ class QueueCount:
         """How many are dead now, as the queue itself counts them."""
         self._whole: FailurePass | None = None
         self._going: FailurePass | None = None
-        self._left = list[tuple[Store, str]]()
+        self._left = list[tuple[str, str]]()
+        """The places to examine, each with the queue or shard."""
         self._cursor = "0"
-        self._ids = list[bytes]()
+        self._ids: Sequence[bytes] = ()
         self._begun = False
         """Whether a slice of this pass was examined."""
         self._mark: object = None
@@ -102,21 +106,15 @@ class QueueCount:
     def is_begun(self) -> bool:
         return self._going is not None and self._begun
 
-    async def step(self, client: MeteredClient) -> None:
-        """Examine one slice."""
-        try:
-            if self._going is None:
-                await self._begin(client)
-            elif self._left:
-                await self._examine(client, self._going)
-            self.problem = ""
-        except StoreRefused as error:  # this queue only
-            self.problem, self._left = str(error), []
-        self._end_if_over()
-
-    async def _begin(self, client: MeteredClient) -> None:
+    async def begin_alone(self, client: MeteredClient) -> None:
+        """Begin a pass, or note why Redis refuses to read the queue."""
         stores = client.stores(self.queue)
-        stats = await asyncio.gather(*(client.send(store.queue_stats()) for store in stores))
+        try:
+            stats = await asyncio.gather(*(client.send(store.queue_stats()) for store in stores))
+        except StoreRefused as error:  # this queue only
+            self.refuse(error)
+            return
+        self.problem = ""
         self.begin([*zip(stores, stats, strict=True)])
 
     def note(self, parts: Sequence[tuple[Store, QueueStats]]) -> None:
@@ -136,9 +134,37 @@ class QueueCount:
         self._mark, self._examined, self._begun = mark, time.monotonic(), False
         going = FailurePass()
         going.at = at
-        left = [(store, place) for place in _SLICES for store, stats in parts if stats.places[place]]  # the dead first
+        left = [
+            (place, store.queue) for place in _SLICES for store, stats in parts if stats.places[place]
+        ]  # the dead first
         going.total = sum(stats.places[place] for _, stats in parts for place in _SLICES)
         self._going, self._left, self._cursor, self._ids = going, left, "0", []
+        self._end_if_over()
+
+    def next(self) -> tuple[str, FindPart] | None:
+        """Return the place and the slice to examine next; None = no pass is under way."""
+        if not self._left:
+            return None
+        place, queue = self._left[0]
+        return place, FindPart(queue, self._cursor, self._ids)
+
+    def take(self, part: Slice) -> None:
+        """Note the jobs of the slice that was next."""
+        going = self._going
+        if going is None:
+            return
+        if not self._ids:
+            going.examined = min(going.total, going.examined + _SLICES[self._left[0][0]])
+        for job in part.found:
+            going.note(job)
+        self._begun, self._cursor, self._ids = True, part.cursor, part.left
+        if part.cursor == "0" and not part.left:
+            self._left.pop(0)
+        self._end_if_over()
+
+    def refuse(self, error: StoreError) -> None:
+        """Note why Redis refuses to read the queue."""
+        self.problem, self._left = str(error), []
         self._end_if_over()
 
     def _end_if_over(self) -> None:
@@ -150,18 +176,24 @@ class QueueCount:
         if self._going is None:
             self.ended = time.monotonic()
 
-    async def _examine(self, client: MeteredClient, going: FailurePass) -> None:
-        self._begun = True
-        store, place = self._left[0]
-        ids, self._ids = self._ids, []
-        part = await client.send(store.find(place, _FILTERS[place], self._cursor, limit=_SLICES[place], ids=ids))
-        if not ids:
-            going.examined = min(going.total, going.examined + _SLICES[place])
-        for job in part.found:
-            going.note(job)
-        self._cursor, self._ids = part.cursor, part.left
-        if part.cursor == "0" and not part.left:
-            self._left.pop(0)
+
+async def examine(client: MeteredClient, counts: Sequence[QueueCount], calls: int) -> int:
+    """Examine the next slice of as many queues as one call for each place can; queues that must begin alone do so."""
+    before, by_place = client.commands, dict[str, dict[str, tuple[FindPart, QueueCount]]]()
+    alone = [count for count in counts if not count.is_going()][:calls]
+    await asyncio.gather(*(count.begin_alone(client) for count in alone))
+    for count in counts:
+        if (following := count.next()) is not None:
+            place, part = following
+            by_place.setdefault(place, {})[part.queue] = part, count
+    for place, some in by_place.items():
+        parts = [part for part, _ in some.values()]
+        matching, limit = _FILTERS[place], _SLICES[place]
+        read = await find_slices(client.send, client.find_node, place, matching, parts, limit=limit)
+        for queue, one in read.items():
+            count = some[queue][1]
+            count.refuse(one) if isinstance(one, StoreError) else count.take(one)
+    return client.commands - before
 
 
 class FailureCounts:
@@ -169,7 +201,7 @@ class FailureCounts:
 
     def __init__(self) -> None:
         self._queues = dict[str, QueueCount]()
-        self._turns = Turns()
+        self._turns = Turns(examine)
         self._beginning = asyncio.Lock()
         self._tracebacks = dict[tuple[str, Kind], tuple[float, str, JobStatus | None]]()
 
@@ -210,7 +242,7 @@ class FailureCounts:
         wanted = dict[Kind, tuple[str, str]]()
         for one in shown:
             read, known, _ = self._tracebacks.get((view, one.key), (-inf, "", None))
-            if known != one.newest[3] and now - read > _AGAIN and (again or not known):
+            if known != one.newest[3] and now - read > _NEWEST_AGAIN and (again or not known):
                 wanted[one.key] = one.newest[2:4]
         found = await asyncio.gather(*(self._read(client, *one) for one in wanted.values()))
         for key, status in zip(wanted, found, strict=True):

@@ -36,8 +36,10 @@ _KINDS: Final = 500
 _SUMS: Final = 8
 """Sums of a queue that are kept."""
 
-BARS: Final = 24
-"""Bars of a chart."""
+_DAY: Final = 24
+"""Hours of the chart of all jobs."""
+
+_HALF: Final = HOUR / 2
 
 
 def kind_of(job: Match) -> Kind:
@@ -51,10 +53,15 @@ def short_location(location: str) -> str:
 
 
 class DeathSpan(Struct, frozen=True):
-    """When jobs died, both ends included; in Unix seconds. `start`, `end`: those of the chart."""
+    """When jobs died, both ends included; in Unix seconds.
+
+    `start`: that of the chart. `bar`: seconds of one of its `bars`. `parts`: into which the times below divide it.
+    """
 
     start: float
-    end: float
+    bar: float
+    bars: int
+    parts: int
     since: float = -inf
     until: float = inf
 
@@ -63,22 +70,16 @@ class DeathSpan(Struct, frozen=True):
         """Whether it has all jobs."""
         return self.since == -inf and self.until == inf
 
-    @property
-    def bar(self) -> float:
-        """Seconds of a bar of the chart."""
-        return max(1.0, (self.end - self.start) / BARS)
-
 
 def last_day(now: float) -> DeathSpan:
-    """Return the span of all jobs, whose chart has the last 24 hours, the present one last."""
-    end = (now // HOUR + 1) * HOUR
-    return DeathSpan(end - BARS * HOUR, end)
+    """Return the span of all jobs, whose chart has the half hours of the last 24 hours, the present hour last."""
+    return DeathSpan((now // HOUR + 1 - _DAY) * HOUR, _HALF, 2 * _DAY, 4)
 
 
 class Failures:
     """Jobs that failed and are counted together, in one queue or in several."""
 
-    def __init__(self, key: Kind) -> None:
+    def __init__(self, key: Kind, bars: int) -> None:
         self.key = key
         """Their kind; or only their task; or only their group, in the place of the reason."""
         self.dead = 0
@@ -88,7 +89,7 @@ class Failures:
         """When jobs died."""
         self.recent = 0
         """How many died within an hour before they were counted."""
-        self.bars = [0] * BARS
+        self.bars = [0] * bars
         """How many died, by bars of the chart."""
         self.groups = Counter[str]()
         self.kinds = Counter[Kind]()
@@ -111,11 +112,11 @@ class Failures:
     def grows(self) -> bool:
         """Return whether more than twice as many died in the last hour as in an hour of the day before it."""
         before = sum(self.bars) - self.recent
-        return self.recent >= 2 and self.recent > 2 * before / (BARS - 1)
+        return self.recent >= 2 and self.recent > 2 * before / (_DAY - 1)
 
     @property
     def growth(self) -> float:
-        return self.recent - (sum(self.bars) - self.recent) / (BARS - 1)
+        return self.recent - (sum(self.bars) - self.recent) / (_DAY - 1)
 
 
 class FailedJobs:
@@ -174,7 +175,7 @@ class FailedJobs:
         def sums_of(cell: tuple[int, int]) -> Failures:
             key = _key(by, kinds[cell[0]], groups[cell[1]])
             if key not in found:
-                found[key] = Failures(key)
+                found[key] = Failures(key, span.bars)
             return found[key]
 
         # By columns: a loop over the jobs would take five times as long.
@@ -190,7 +191,7 @@ class FailedJobs:
             zip(cells, [int((at - start) // width) for at in moments], strict=True)
         ).items():
             if bar >= 0:
-                of_cell[number].bars[min(bar, BARS - 1)] += count
+                of_cell[number].bars[min(bar, span.bars - 1)] += count
         for number, count in Counter(number for number, at in zip(cells, moments, strict=True) if at > recent).items():
             of_cell[number].recent += count
         for number, at in dict(zip(reversed(cells), reversed(moments), strict=True)).items():

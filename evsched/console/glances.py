@@ -34,6 +34,10 @@ class QueueGlances:
         """Return the queues that have recurrences."""
         return [queue for queue in queues if (seen := self._seen.get(queue)) is not None and seen.recurs]
 
+    def with_batches(self, queues: Sequence[str]) -> list[str]:
+        """Return the queues that are homes of batches."""
+        return [queue for queue in queues if (seen := self._seen.get(queue)) is not None and seen.batches]
+
     def scheduled(self, client: MeteredClient, queues: Sequence[str]) -> list[str]:
         """Return the queues that have jobs on the schedule, or shards, where the jobs may be."""
         return [

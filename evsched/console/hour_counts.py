@@ -18,8 +18,8 @@ WEEK: Final = 7 * 24
 _TASKS: Final = 2000
 """Names of tasks that are kept."""
 
-_TOGETHER: Final = 24
-"""Hours of a queue that are read at once."""
+_TOGETHER: Final = 3
+"""Queues whose weeks are read at once: with one call, if their hours are not full."""
 
 _REST: Final = 0.05
 """Seconds between two such readings that nobody waits for."""
@@ -81,34 +81,25 @@ class HourCounts:
 
         Queues that cannot be read within `seconds` are left out, and read meanwhile for the next one who asks.
         """
-        until, found = time.monotonic() + seconds, dict[str, list[list[EndCount]]]()
+        until = time.monotonic() + seconds
         known = [queue for queue in queues if (queue, now - 2) in self._over]
         unknown = [queue for queue in queues if (queue, now - 2) not in self._over]
-        weeks = await asyncio.gather(*(self._read_week(client, queue, now) for queue in known))
-        found.update(zip(known, weeks, strict=True))
+        found = await self.read_last(client, known, now, WEEK)
         while unknown and time.monotonic() < until:
-            queue = unknown.pop(0)
-            found[queue] = await self._read_week(client, queue, now)
+            some, unknown = unknown[:_TOGETHER], unknown[_TOGETHER:]
+            found |= await self.read_last(client, some, now, WEEK)
         if unknown:
             self._go_on(client, unknown, now)
         return found
 
-    async def _read_week(self, client: MeteredClient, queue: str, now: int, rest: float = 0.0) -> list[list[EndCount]]:
-        found = list[list[EndCount]]()
-        for first in range(now - WEEK + 1, now + 1, _TOGETHER):
-            hours = range(first, min(first + _TOGETHER, now + 1))
-            found += await asyncio.gather(*(self.read(client, queue, hour, now) for hour in hours))
-            if rest:
-                await asyncio.sleep(rest)
-        return found
-
     def _go_on(self, client: MeteredClient, queues: Sequence[str], now: int) -> None:
         async def read() -> None:
-            for queue in queues:
+            for at in range(0, len(queues), _TOGETHER):
                 try:
-                    await self._read_week(client, queue, now, _REST)
+                    await self.read_last(client, queues[at : at + _TOGETHER], now, WEEK)
                 except StoreError:
                     continue  # a page that asks for it says why
+                await asyncio.sleep(_REST)
 
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(read())

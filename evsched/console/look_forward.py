@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from evsched.console.page import MeteredClient
 from evsched.console.rosters import ALONE, Key, RosterRow
-from evsched.console.turns import Turns
+from evsched.console.turns import Turns, step_each
 from evsched.errors import ConfigError, StoreRefused
 from evsched.jobs.record import number
 from evsched.recurrence.calendars import just_before
@@ -251,7 +251,7 @@ class LookForward:
         self._shown = dict[str, Simulation]()
         self._next = dict[str, Simulation]()
         self._forecasts = dict[tuple[str, str], _QueueForecast]()
-        self._turns = Turns()
+        self._turns = Turns(step_each)
         self._lock = asyncio.Lock()
 
     async def simulate(

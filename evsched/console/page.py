@@ -27,7 +27,7 @@ from evsched.client.operations import Send, SendMany, Step, Wait, node_of
 from evsched.client.time_texts import parse_future, parse_past
 from evsched.config import Config
 from evsched.console import words
-from evsched.console.search import quoted
+from evsched.console.search import PickedSpan, pick_span, quoted
 from evsched.console.users import Role, Visitor
 from evsched.recurrence.cron import find_zone
 from evsched.transport.address import Host
@@ -124,6 +124,11 @@ class Visit(Struct, frozen=True):
             return time.time() + (-1 if past else 1) * found.total_seconds()
         return found
 
+    def picked_span(self) -> PickedSpan:
+        """Return the span of time that a link or the form of the page has picked."""
+        typed, since, until = (self.get(name) for name in ("when", "from", "to"))
+        return pick_span(self.get("span"), since, until, self.zone, time.time(), typed=typed)
+
     def url(self, path: str, /, **parameters: str | int | None) -> str:
         return address(self.prefix, path, **parameters)
 
@@ -154,6 +159,7 @@ NAVIGATION: Final = (
     ("failures", "Failures", "f"),
     ("recurrences", "Recurrences", "r"),
     ("agenda", "Agenda", "a"),
+    ("batches", "Batches", "b"),
     ("workers", "Workers", "w"),
     ("history", "History", "h"),
     ("audit", "Audit", "u"),

@@ -1,7 +1,7 @@
 """The recurrences of queues and their last runs, as the pages of a console share them.
 
-A list of all recurrences is read with one call for 250 of them. Their last runs come from the history of the queue: the
-newest entries each time, and older ones little by little, as far back as the history is read for this.
+A call reads 250 recurrences, of one queue or of many. Their last runs come from the history of the queue: the newest
+entries each time, and older ones little by little, as far back as the history is read for this.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from msgspec import Struct
 from evsched.console.glances import QueueGlances
 from evsched.console.page import MeteredClient
 from evsched.console.rule_words import rule_words
-from evsched.console.turns import Turns
+from evsched.console.turns import Turns, step_each
 from evsched.display import format_duration
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError, StoreRefused
 from evsched.jobs.record import number, whole
 from evsched.recurrence.calendars import names_of
 from evsched.recurrence.look_ahead import counted_from, next_time, read_standing
 from evsched.recurrence.recurrence import Declared
 from evsched.store.history_calls import PastJob
+from evsched.store.many_queues import read_rosters
+from evsched.store.recurrence_calls import Roster, RosterPart
 
 _SLICE: Final = 250
 """Recurrences that a call reads: 3 ms."""
@@ -176,20 +178,34 @@ class _QueueRoster:
     def is_begun(self) -> bool:
         return bool(self._going)
 
-    async def step(self, client: MeteredClient) -> None:
-        try:
-            part = await client.send(client.store(self.queue).roster(len(self._going), _SLICE, FIELDS))
-            self.problem = ""
-        except StoreRefused as error:  # this queue only
-            self._going, self.problem, self.ended = {}, str(error), time.monotonic()
-            return
+    def next(self) -> RosterPart:
+        """Return the slice to read next."""
+        return RosterPart(self.queue, len(self._going))
+
+    def refuse(self, error: StoreError) -> None:
+        """Note why Redis refuses to read the queue."""
+        self._going, self.problem, self.ended = {}, str(error), time.monotonic()
+
+    def take(self, part: Roster) -> None:
+        """Note the recurrences of the slice that was next."""
+        self.problem = ""
         known = len(self._going)
         self._going |= {name: as_row(self.queue, name, at, fields, part.now) for name, at, fields in part.rows}
-        if len(part.rows) < _SLICE or len(self._going) == known:  # they may change places meanwhile
+        if len(self._going) >= part.total or len(self._going) == known:  # they may change places meanwhile
             self.rows, self._going = [*self._going.values()], {}
             self.ended = time.monotonic()
         elif self.ended == -inf:
             self.rows = [*self._going.values()]
+
+
+async def _read(client: MeteredClient, rosters: Sequence[_QueueRoster], calls: int) -> int:
+    """Read the next slice of as many queues as one call can."""
+    before, parts = client.commands, {one.queue: one for one in rosters}
+    asked = [one.next() for one in rosters]
+    read = await read_rosters(client.send, client.find_node, asked, FIELDS, limit=_SLICE)
+    for queue, part in read.items():
+        parts[queue].refuse(part) if isinstance(part, StoreError) else parts[queue].take(part)
+    return client.commands - before
 
 
 class _QueueRuns:
@@ -245,7 +261,7 @@ class Rosters:
     def __init__(self) -> None:
         self._rosters = dict[str, _QueueRoster]()
         self._runs = dict[str, _QueueRuns]()
-        self._turns, self._run_turns = Turns(), Turns()
+        self._turns, self._run_turns = Turns(_read), Turns(step_each)
         self.glances = QueueGlances()
 
     async def look(self, client: MeteredClient, queues: Sequence[str]) -> list[RosterRow]:

@@ -89,15 +89,10 @@ class Search(Struct, frozen=True):
             words.append((name, value))
         return written_words(words)
 
-    def span_fields(self, zone: str) -> dict[str, str]:
-        """Return the values of a form for its span: of the ends that are moments."""
-        ends = {"from": self.filter.since, "to": self.filter.until}
-        local = find_zone(zone)
-        return {
-            name: f"{datetime.fromtimestamp(at, local):%Y-%m-%dT%H:%M}"
-            for name, at in ends.items()
-            if isinstance(at, float | int) and 0 <= at < MOST
-        }
+    def typed_span(self, zone: str) -> str:
+        """Return the text of the form that picks its span; empty if its ends are not moments."""
+        ends = [at if isinstance(at, float | int) else None for at in (self.filter.since, self.filter.until)]
+        return typed_span(ends[0], ends[1], find_zone(zone))
 
     def spanning(self, since: str | None, until: str | None = None) -> str:
         """Return the text of a search in another span of time, or in none."""
@@ -160,6 +155,15 @@ class PickedSpan(Struct, frozen=True):
         ends = {"since": self.since, "until": self.until}
         return {name: written(at, zone) for name, at in ends.items() if at is not None}
 
+    @property
+    def ends(self) -> dict[str, float | None]:
+        """The ends by the parameters of a page."""
+        return {"from": self.since, "to": self.until}
+
+    def typed(self, zone: tzinfo) -> str:
+        """Return the text of the form that picks this span."""
+        return typed_span(self.since, self.until, zone)
+
 
 MOST: Final = 253_402_214_400.0
 """The last day of the year 9999: later times are not written as dates."""
@@ -183,14 +187,57 @@ def written(moment: float, zone: tzinfo) -> str:
     return local.isoformat(timespec="seconds" if moment % 60 else "minutes")
 
 
-def pick_span(name: str, since: str, until: str, zone: str, now: float) -> PickedSpan:
-    """Return the span of a link, by its name, or of a form. Times without an offset are in `zone`.
+_BETWEEN: Final = re.compile(r"\s+(?:to|until|-)\s+|\s*[\u2013\u2014]\s*|(?<=:\d\d)-(?=\d)")
+"""Separates two times: 02:00-02:30, 02:00 to 02:30."""
 
-    It begins at a whole minute, so that a list, and a page that acts on it, name the same moment.
+
+def typed_span(since: float | None, until: float | None, zone: tzinfo) -> str:
+    """Return the text of a span, as the form takes it: 2030-01-31 14:00 to 14:30; empty if it has no beginning."""
+    if since is None or not 0 <= since < MOST or (until is not None and not 0 <= until < MOST):
+        return ""
+    first = datetime.fromtimestamp(since, zone)
+    text = first.strftime("%Y-%m-%d %H:%M" if since % 60 == 0 else "%Y-%m-%d %H:%M:%S")
+    if until is None:
+        return text
+    last = datetime.fromtimestamp(until, zone)
+    day = "" if last.date() == first.date() else "%Y-%m-%d "
+    return f"{text} to {last.strftime(day + ('%H:%M' if until % 60 == 0 else '%H:%M:%S'))}"
+
+
+def _typed_ends(text: str, zone: str, now: float) -> tuple[float, float | None]:
+    """Return the ends of a span that somebody typed. The end may be a time of day: the next one after the beginning.
+
+    Raises:
+        ConfigError: it cannot be read.
     """
-    if since or until:
+    begins, *rest = _BETWEEN.split(text, maxsplit=1)
+    moment = parse_past(begins, zone)
+    since = now - moment.total_seconds() if isinstance(moment, timedelta) else moment
+    if not rest:
+        return _in_range(since, begins), None
+    if not re.fullmatch(r"\d\d?:\d\d(:\d\d)?", rest[0]):
+        ends = parse_past(rest[0], zone)
+        until = now - ends.total_seconds() if isinstance(ends, timedelta) else ends
+        return _in_range(since, begins), _in_range(until, rest[0])
+    first = datetime.fromtimestamp(_in_range(since, begins), find_zone(zone))
+    of_day = rest[0] if rest[0][2] == ":" else f"0{rest[0]}"
+    until = parse_time(f"{first:%Y-%m-%d}T{of_day}", zone)
+    if until < since:
+        until = parse_time(f"{first + timedelta(days=1):%Y-%m-%d}T{of_day}", zone)
+    return since, until
+
+
+def pick_span(name: str, since: str, until: str, zone: str, now: float, *, typed: str = "") -> PickedSpan:
+    """Return the span of a link, by its name or its ends, or of a form. Times without an offset are in `zone`.
+
+    It begins at a whole minute, so that a list, and a page that acts on it, name the same moment. `typed`: the text of
+    the form.
+    """
+    if since or until or typed:
         try:
             first, last = (_end_of_span(text, zone) if text else None for text in (since, until))
+            if typed:
+                first, last = _typed_ends(typed, zone, now)
         except ConfigError as error:
             return PickedSpan(problem=str(error))
         if first is not None and last is not None and first > last:
@@ -206,7 +253,10 @@ def pick_span(name: str, since: str, until: str, zone: str, now: float) -> Picke
 
 
 def _end_of_span(text: str, zone: str) -> float:
-    moment = parse_time(text, zone)
+    return _in_range(parse_time(text, zone), text)
+
+
+def _in_range(moment: float, text: str) -> float:
     if not _LEAST <= moment < MOST:
         raise ConfigError(f"{text!r:.60} is out of range: give a time from 1900 to 9999")
     return moment

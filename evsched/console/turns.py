@@ -10,20 +10,20 @@ import asyncio
 import time
 from collections.abc import Sequence
 from math import ceil, inf
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from evsched.console.live import PAGE_RATE
 from evsched.console.page import MeteredClient
 
 _LEAST: Final = 2.0
 _MOST: Final = 10.0
-"""Slices of one reading. The page then rests for some seconds, since it may send 2 commands a second."""
+"""Calls of one reading. The page then rests for some seconds, since it may send 2 commands a second."""
 
 _UNWATCHED: Final = 60.0
 """Seconds after which nobody has looked."""
 
 _AT_ONCE: Final = 8
-"""Slices that are read at the same time."""
+"""Calls that are sent at the same time."""
 
 
 class ReadPart(Protocol):
@@ -40,21 +40,42 @@ class ReadPart(Protocol):
         """Return whether it is read in part."""
         ...
 
+
+P = TypeVar("P", bound=ReadPart, contravariant=True)
+
+
+class ReadParts(Protocol[P]):
+    """Reads a slice of each of the first parts, with about as many calls as it is given; returns how many it took."""
+
+    async def __call__(self, client: MeteredClient, parts: Sequence[P], calls: int, /) -> int: ...
+
+
+class SteppedPart(ReadPart, Protocol):
+    """A part each slice of which is a call of its own."""
+
     async def step(self, client: MeteredClient) -> None:
         """Read one slice."""
         ...
 
 
-class Turns:
+async def step_each(client: MeteredClient, parts: Sequence[SteppedPart], calls: int) -> int:
+    """Read a slice of each of the first parts at the same time."""
+    some = parts[: min(_AT_ONCE, calls)]
+    await asyncio.gather(*(one.step(client) for one in some))
+    return len(some)
+
+
+class Turns(Generic[P]):
     """Has parts read one after another, by one viewer at a time: the others get what there is."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: ReadParts[P]) -> None:
+        self._read = read
         self._looked = -inf
         self._lock = asyncio.Lock()
         self._spent = {True: 0, False: 0}
-        """Slices of parts that were begun, and of others: a long part gets half, however many others there are."""
+        """Calls for parts that were begun, and for others: a long part gets half, however many others there are."""
 
-    async def look(self, client: MeteredClient, parts: Sequence[ReadPart], seconds: float) -> None:
+    async def look(self, client: MeteredClient, parts: Sequence[P], seconds: float) -> None:
         """Read for a short time."""
         if self._lock.locked():
             return
@@ -63,22 +84,21 @@ class Turns:
             passed = begun - self._looked
             steps = inf if passed > _UNWATCHED else min(max(_LEAST, passed * PAGE_RATE), _MOST)
             while steps > 0 and time.monotonic() < begun + seconds:
-                some = self._next(parts, min(_AT_ONCE, ceil(min(steps, _AT_ONCE))))
+                some, is_begun = self._next(parts)
                 if not some:
                     break
-                await asyncio.gather(*(one.step(client) for one in some))
-                steps -= len(some)
+                calls = max(1, await self._read(client, some, ceil(min(steps, _MOST))))
+                self._spent[is_begun] += calls
+                steps -= calls
             self._looked = time.monotonic()
 
-    def _next(self, parts: Sequence[ReadPart], most: int) -> list[ReadPart]:
-        """Return the parts to read now, those first that were read longest ago."""
-        due = dict[bool, list[ReadPart]]({True: [], False: []})
+    def _next(self, parts: Sequence[P]) -> tuple[list[P], bool]:
+        """Return the parts to read now, those first that were read longest ago; and whether they were begun."""
+        due = dict[bool, list[P]]({True: [], False: []})
         for one in parts:
             if one.is_due():
                 due[one.is_begun()].append(one)
-        begun = bool(due[True]) and (not due[False] or self._spent[True] <= self._spent[False])
-        some = sorted(due[begun], key=lambda one: one.ended)[:most]
-        self._spent[begun] += len(some)
-        if not due[not begun]:  # the others have missed nothing
+        if not due[True] or not due[False]:  # the others have missed nothing
             self._spent = {True: 0, False: 0}
-        return some
+        begun = bool(due[True]) and (not due[False] or self._spent[True] <= self._spent[False])
+        return sorted(due[begun], key=lambda one: one.ended), begun

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 from starlette.exceptions import HTTPException
 
+from evsched.batches.member import OUTCOMES, with_codes
 from evsched.client import recurrence_operations, spread
 from evsched.client.client import Client
 from evsched.client.edit import Changes
@@ -29,6 +30,7 @@ from evsched.display import json_text
 from evsched.errors import ConfigError, EvschedError, JobError, JobMissing
 from evsched.keys import check_queue
 from evsched.store.acts import Operator, named_operator
+from evsched.store.batch_calls import BatchRecord
 from evsched.store.store import Store
 
 _KEPT: Final = 100
@@ -36,6 +38,9 @@ _KEPT: Final = 100
 
 _FAILURES: Final = 20
 """Jobs of an act that are named because they were not changed."""
+
+_MEMBERS: Final = 100
+"""Jobs of a batch that one step of an act looks for."""
 
 Fields = Sequence[tuple[str, str]]
 
@@ -64,6 +69,13 @@ class ActRun:
         """The address of the job that it made, and the words of the link; empty = there is no link."""
         self.draft = dict[str, str]()
         """The fields of a form that was refused, for the next one; `title` says why."""
+
+    def leave(self, queue: str, job: str, why: str) -> None:
+        """Note a job that was left as it was."""
+        self.left += 1
+        self.examined += 1
+        if len(self.failures) < _FAILURES:
+            self.failures.append((queue, job, why))
 
     def take_secret(self) -> str:
         """Return the secret, once."""
@@ -265,10 +277,11 @@ async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
 
 
 async def _trigger(acts: UserActs, visit: Visit, form: Form) -> str:
-    queue, name, client = form.queue(), form.get("name"), client_of(visit)
-    job = await client.trigger(queue, name)
+    queue, _, name = form.get("recurrence").partition(" ")
+    client = client_of(visit)
+    job = await client.trigger(check_queue(queue), name)
     link = (address("", "/job", queue=queue, id=job), "Open the run")
-    sentence = f"{name} was triggered: the run is job {job}."
+    sentence = f"{name} runs once more, now: the run is job {job}."
     return acts.note(visit, sentence, "/recurrence", link=link, queue=queue, name=name)
 
 
@@ -490,14 +503,16 @@ async def _change_each(
     for queue, job in chosen:
         if run.stopping:
             break
-        try:
-            await act.one(client, check_queue(queue), job, due)
-            run.done += 1
-        except (JobMissing, ConfigError) as error:
-            run.left += 1
-            if len(run.failures) < _FAILURES:
-                run.failures.append((queue, job, str(error)))
+        await _change_one(run, act, client, queue, job, due)
+
+
+async def _change_one(run: ActRun, act: JobAct, client: Client, queue: str, job: str, due: float | None) -> None:
+    try:
+        await act.one(client, check_queue(queue), job, due)
+        run.done += 1
         run.examined += 1
+    except (JobMissing, ConfigError) as error:
+        run.leave(queue, job, str(error))
 
 
 async def _change_all(
@@ -518,6 +533,44 @@ async def _stop(acts: UserActs, visit: Visit, form: Form) -> str:
         raise ConfigError("this act is not known here any more: look at the audit trail")
     run.stopping = True
     return address("", "/act", id=run.id)
+
+
+# Batches.
+
+
+async def _cancel_batch(acts: UserActs, visit: Visit, form: Form) -> str:
+    queue, batch, client = form.queue(), form.get("id"), client_of(visit)
+    state = await client.send(client.store(queue).batch_close(batch, how="cancelled"))
+    sentence = f"Batch {batch:.200} is {'being cancelled' if state == 'running' else state}."
+    return acts.note(visit, sentence, "/batch", queue=queue, id=batch)
+
+
+async def _revive_batch(acts: UserActs, visit: Visit, form: Form) -> str:
+    queue, batch, client = form.queue(), form.get("id"), client_of(visit)
+    found = await client.send(client.store(queue).batch(batch))
+    if found is None:
+        raise JobMissing(f"{batch:.200} is not a batch of queue {queue}, or its retention is over")
+    back = address("", "/batch", queue=queue, id=batch)
+    title = f"Revive the dead jobs of batch {batch}"
+    return acts.begin(title, visit, back, lambda run: _revive_members(run, client, found))
+
+
+async def _revive_members(run: ActRun, client: Client, record: BatchRecord) -> None:
+    store, dead, first = client.store(record.queue), [OUTCOMES.index("dead")], 0
+    run.total = record.dead
+    while not run.stopping:
+        walk = with_codes(store, record.id, record.ordinals, dead, _MEMBERS, first)
+        found = await client.run(walk)
+        for member in found:
+            if run.stopping:
+                break
+            if member.batch is not None:
+                run.leave(member.queue, member.batch, "it is a batch: revive the dead jobs in it")
+            else:
+                await _change_one(run, JOB_ACTS["revive"], client, member.queue, member.id, None)
+        if len(found) < _MEMBERS:
+            break
+        first = found[-1].ordinal + 1
 
 
 # Users.
@@ -554,6 +607,8 @@ ACTS: Final[dict[str, tuple[Role, Perform]]] = {
     "quiet-worker": ("operator", _quiet_worker),
     "stop-worker": ("operator", _stop_worker),
     "stop": ("operator", _stop),
+    "cancel-batch": ("operator", _cancel_batch),
+    "revive-batch": ("operator", _revive_batch),
     "make-token": ("admin", _make_token),
     "remove-token": ("admin", _remove_token),
     **{name: ("operator", _on_jobs(name)) for name in JOB_ACTS},

@@ -201,6 +201,7 @@ _TYPES: Final = KEY_TYPES | {
     "arrival": "string",
     "arrived": "hash",
     "audit": "stream",
+    "batch_sums": "hash",
     "batches": "zset",
     "busy_leases": "hash",
     "calendars": "hash",

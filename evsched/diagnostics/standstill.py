@@ -19,13 +19,21 @@ from evsched.display import format_duration
 from evsched.errors import StoreError, StoreRefused
 from evsched.shards import NONE, Shards
 from evsched.store import server
-from evsched.store.dispatcher_calls import Lease
-from evsched.store.gate_limits import Limits
-from evsched.store.many_queues import by_node, read_glances, read_queue_stats, read_surveys
+from evsched.store.dispatcher_calls import Fronts, Lease
+from evsched.store.gate_limits import Limits, read_limits
+from evsched.store.many_queues import (
+    by_node,
+    read_fronts,
+    read_glances,
+    read_hashes,
+    read_queue_stats,
+    read_rosters,
+    read_surveys,
+    without_mistyped,
+)
 from evsched.store.operator_calls import QueueStats
+from evsched.store.recurrence_calls import RosterPart
 from evsched.store.store import Store
-from evsched.transport.call import T
-from evsched.transport.redis_errors import unless_mistyped
 from evsched.transport.senders import BatchingSender
 
 _WATCH: Final = 2.5
@@ -39,6 +47,9 @@ _RECOVERED: Final = 30.0
 
 _RECURRENCES: Final = 20
 """Recurrences among which the first one with a record is sought."""
+
+_FIRSTS: Final = 250
+"""Queues whose first recurrence a call reads."""
 
 _MOVED: Final = 5.0
 """Seconds since the next time of a recurrence. Dispatchers schedule it 15 s ahead, so it is later than it seems."""
@@ -54,14 +65,7 @@ class _Look(Struct, frozen=True):
     """The result of one look at a queue."""
 
     stats: QueueStats
-    due: tuple[str, float] | None
-    """The front of the schedule."""
-    moved: list[bytes | None]
-    """Fields of that job's record that change when it runs. They show that an id that is scheduled again and again runs
-    between two looks."""
-    waiting: tuple[str, float] | None
-    """The front of the backlog."""
-    ready: str | None
+    front: Fronts
     recurs: tuple[str, float] | None
     leases: list[Lease]
     limits: Limits
@@ -99,31 +103,36 @@ async def find_standstill(
         StoreDown, StoreRefused
     """
 
-    async def suspect(queue: str) -> dict[str, _Suspicion]:
-        look = await unless_mistyped(_look(sender, queue))
-        found = () if look is None else _suspicions(queue, shards.whole(queue), look)
-        return {finding.check: (finding, mark) for finding, mark in found}
+    async def suspect(some: Sequence[str]) -> dict[str, dict[str, _Suspicion]]:
+        looks = await _look(sender, some)
+        return {
+            queue: {finding.check: (finding, mark) for finding, mark in _suspicions(queue, shards.whole(queue), look)}
+            for queue, look in looks.items()
+        }
 
-    suspects = {queue: await suspect(queue) for queue in await _suspicious(sender, queues)}
+    suspects = await suspect(await _suspicious(sender, queues))
     for _ in range(_LOOKS - 1):
         suspects = {queue: found for queue, found in suspects.items() if found}
         if not suspects:
             break
         await asyncio.sleep(watch / (_LOOKS - 1))
-        for queue, before in suspects.items():
-            now = await suspect(queue)
-            suspects[queue] = {
+        now = await suspect([*suspects])
+        suspects = {
+            queue: {
                 check: (finding, mark)
-                for check, (finding, mark) in now.items()
+                for check, (finding, mark) in now.get(queue, {}).items()
                 if check in before and before[check][1] == mark
             }
+            for queue, before in suspects.items()
+        }
     found = [finding for of_queue in suspects.values() for finding, _ in of_queue.values()]
     return list(dict.fromkeys(found))  # `no-dispatcher` is the same finding for each queue
 
 
 async def _suspicious(sender: BatchingSender, queues: Sequence[str]) -> list[str]:
     """Return the queues about which a look may find something; the others need none. A few calls for all queues."""
-    send, find_node, found, recurring = sender.send, sender.node_of, set[str](), list[Store]()
+    send, find_node, found = sender.send, sender.node_of, set[str]()
+    recurring: list[str] = []
     seen = await read_glances(send, find_node, queues)
     stats, surveys = await read_queue_stats(send, find_node, queues), await read_surveys(send, find_node, queues)
     for names in await by_node(find_node, queues):
@@ -140,12 +149,14 @@ async def _suspicious(sender: BatchingSender, queues: Sequence[str]) -> list[str
             if waits or undone or unserved:
                 found.add(queue)
             elif recurs:
-                recurring.append(Store(queue))
-    firsts = await asyncio.gather(*(unless_mistyped(send(store.recurrences(0, 1))) for store in recurring))
-    for store, first in zip(recurring, firsts, strict=True):
-        figures = stats[store.queue]
-        if first and not isinstance(figures, StoreError) and first[0][1] < figures.now - _MOVED:
-            found.add(store.queue)
+                recurring.append(queue)
+    while recurring:
+        parts = [RosterPart(queue, most=1) for queue in recurring]
+        read = await read_rosters(send, find_node, parts, (), limit=_FIRSTS)
+        for queue, first in read.items():
+            if not isinstance(first, StoreError) and first.rows and first.rows[0][1] < first.now - _MOVED:
+                found.add(queue)
+        recurring = [queue for queue in recurring if queue not in read]
     return [queue for queue in queues if queue in found]
 
 
@@ -163,36 +174,53 @@ async def _count_dispatchers(sender: BatchingSender, queue: str) -> int | None:
         return None
 
 
-async def _look(sender: BatchingSender, queue: str) -> _Look:
-    store, send = Store(queue), sender.send
-    fronts = store.front("schedule", 1), store.front("backlog", 1), store.line(1), store.recurrences(0, _RECURRENCES)
-    due, waiting, ready, named = await sender.send_all(fronts)
-    stats, limits, survey = await sender.send_all((store.queue_stats(), store.limits(), store.survey()))
-    dispatchers = await _count_dispatchers(sender, queue)
-    moved = await send(store.moved(due[0][0])) if stats.due and due else []
-    refusal: StoreError | None = None
+async def _look(sender: BatchingSender, queues: Sequence[str]) -> dict[str, _Look]:
+    """Look at queues, with a few calls for all. A queue that has a key of a wrong type is left out.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    send, find_node = sender.send, sender.node_of
+    fronts = without_mistyped(await read_fronts(send, find_node, queues))
+    recurs = without_mistyped(await _first_recorded(sender, queues))
+    stats = without_mistyped(await read_queue_stats(send, find_node, queues))
+    limits = await read_hashes(send, find_node, [(queue, "limits") for queue in queues], read_limits)
+    surveys = without_mistyped(await read_surveys(send, find_node, queues))
+    found = dict[str, _Look]()
+    for names in await by_node(find_node, queues):
+        dispatchers, refusal = await _count_dispatchers(sender, names[0]), await _refusal(sender, names[0])
+        for queue in names:
+            parts = fronts.get(queue), stats.get(queue), surveys.get(queue), limits.get((queue, "limits"))
+            front, figures, survey, limited = parts
+            if queue in recurs and front and figures and survey and limited:
+                found[queue] = _Look(figures, front, recurs[queue], survey.leases, limited, dispatchers, refusal)
+    return {queue: found[queue] for queue in queues if queue in found}
+
+
+async def _refusal(sender: BatchingSender, queue: str) -> StoreError | None:
+    """Return why the Redis of a queue refuses new jobs; None if it accepts them."""
     try:
-        await send(store.enqueue([]))  # writes nothing, and is refused for the same reasons as a new job
+        await sender.send(Store(queue).enqueue([]))  # writes nothing, and is refused for the same reasons as a new job
     except StoreError as error:
-        refusal = error
-    recurs, leases = await _first_recorded(sender, store, named), survey.leases
-    return _Look(
-        stats, _first(due), moved, _first(waiting), _first(ready), recurs, leases, limits, dispatchers, refusal
-    )
-
-
-async def _first_recorded(
-    sender: BatchingSender, store: Store, found: list[tuple[str, float]]
-) -> tuple[str, float] | None:
-    """Return the first recurrence that has a record. Other checks report queues without one."""
-    for name, at in found:
-        if await unless_mistyped(sender.send(store.recurrence(name))):
-            return name, at
+        return error
     return None
 
 
-def _first(found: list[T]) -> T | None:
-    return found[0] if found else None
+async def _first_recorded(
+    sender: BatchingSender, queues: Sequence[str]
+) -> dict[str, tuple[str, float] | StoreError | None]:
+    """Return the first recurrence of each queue that has a record. Other checks report queues without one."""
+    found, left = dict[str, tuple[str, float] | StoreError | None](), [*queues]
+    while left:
+        parts = [RosterPart(queue, most=_RECURRENCES) for queue in left]
+        read = await read_rosters(sender.send, sender.node_of, parts, ("rule", "payload"), limit=_FIRSTS)
+        for queue, part in read.items():
+            if isinstance(part, StoreError):
+                found[queue] = part
+            else:
+                found[queue] = next(((name, at) for name, at, fields in part.rows if fields), None)
+        left = [queue for queue in left if queue not in read]
+    return found
 
 
 def _count(number: int, thing: str) -> str:
@@ -220,10 +248,10 @@ def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
         who = "no dispatcher moves them" if look.dispatchers is None else "no dispatcher is connected"
         mend = "start one: evsched dispatcher; if one runs, read its log and its /readyz"
     reported = False
-    if look.stats.due and look.due:
+    if look.stats.due and look.front.due:
         reported = True
-        what = f"{_count(look.stats.due, 'due job')} on the schedule{look.late_by(look.due[1])}: {who}"
-        yield Finding("not-dispatched", "fault", what, where, mend), (look.due, look.moved)
+        what = f"{_count(look.stats.due, 'due job')} on the schedule{look.late_by(look.front.due[1])}: {who}"
+        yield Finding("not-dispatched", "fault", what, where, mend), (look.front.due, look.front.moved)
     if look.recurs and look.recurs[1] < now - _MOVED:
         reported = True
         if look.dispatchers != 0 and look.refusal is not None and look.refusal.kind == "oom":
@@ -266,11 +294,11 @@ def _held_at_the_gate(queue: str, whole: str, look: _Look) -> Iterator[_Suspicio
             what = f"the concurrency limit of group {closed[0]} is 0, so none of its jobs starts"
             mend = f"evsched limit {whole} --group {shlex.quote(closed[0])} --concurrency N; `none` removes the limit"
             yield Finding("limit-zero", "fault", what, where, mend), None
-        elif look.waiting and not (look.stats.places["ready"] or limits.queue or limits.groups):
+        elif look.front.waiting and not (look.stats.places["ready"] or limits.queue or limits.groups):
             waiting = _count(look.stats.places["backlog"], "job")
             what = f"{waiting} waiting at the gate, although no limit holds them back"
             mend = f"evsched resume {whole} opens the gate; please report it, this is a bug of evsched"
-            yield Finding("gate", "fault", what, where, mend), look.waiting
+            yield Finding("gate", "fault", what, where, mend), look.front.waiting
 
 
 def _not_fetched(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
@@ -287,7 +315,7 @@ def _not_fetched(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
                 "read the log of the parent: its process may not start, or take long to import the app; a parent that "
                 "was killed stands by until its registration ends (evsched workers)"
             )
-            yield Finding("not-fetched", "fault", what, where, mend), look.ready
+            yield Finding("not-fetched", "fault", what, where, mend), look.front.ready
     elif not workers:
         yield _no_worker(queue, whole, look, f"{wait}, and no worker has a lease on this queue", "fault")
     elif places["processing"] and places["ready"] and late > _BUSY:
@@ -296,11 +324,11 @@ def _not_fetched(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
             f"see their slots in evsched top; evsched explain of a ready job says if they wait for processes; start "
             f"more workers: {serve}, or raise --concurrency, or --process-pool for tasks on processes"
         )
-        yield Finding("not-fetched", "warning", what, where, mend), look.ready
+        yield Finding("not-fetched", "warning", what, where, mend), look.front.ready
     elif not places["processing"] and places["ready"] and late > _LATE:
         what = f"{wait}; {_count(workers, 'worker')} with a lease, but running no job of this queue and fetching none"
         mend = f"see in evsched top which hang, and which are busy with other queues; start more workers: {serve}"
-        yield Finding("not-fetched", "fault", what, where, mend), look.ready
+        yield Finding("not-fetched", "fault", what, where, mend), look.front.ready
 
 
 def _serve(queue: str) -> str:

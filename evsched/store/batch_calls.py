@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from evsched import keys
+from evsched.jobs.job import decode
 from evsched.jobs.record import number, whole
-from evsched.store.queue import Queue, as_fields, as_scores, as_struct
+from evsched.store.queue import Queue, as_fields, as_optional, as_scores, as_struct
 from evsched.transport.call import Call, Word, raw, text, texts
 
 BatchState = Literal["open", "running", "done", "failed", "cancelled"]
@@ -45,6 +47,15 @@ class Counted(NamedTuple):
     """The ordinals of released nodes: the nodes of one chore with commas between them, the chores with spaces."""
 
 
+class Callback(Struct, frozen=True):
+    """A job that a batch enqueues."""
+
+    outcome: Literal["done", "failed", "progress"]
+    """When: once it is done, has failed, or another tenth of its jobs has ended."""
+    task: str
+    queue: str
+
+
 class BatchRecord(Struct, frozen=True):
     """A batch, as its home has it. Times in Unix seconds."""
 
@@ -77,6 +88,7 @@ class BatchRecord(Struct, frozen=True):
     by: str | None = None
     tags: str | None = None
     parent: str | None = None
+    callbacks: tuple[Callback, ...] = ()
 
     @property
     def open(self) -> int:
@@ -106,7 +118,25 @@ def _record(queue: str, batch: str, fields: dict[str, bytes]) -> BatchRecord | N
         by=_optional(fields, "by"),
         tags=_optional(fields, "tags"),
         parent=_optional(fields, "parent"),
+        callbacks=_callbacks(fields),
     )
+
+
+def _callbacks(fields: dict[str, bytes]) -> tuple[Callback, ...]:
+    found = list[Callback]()
+    for outcome in ("done", "failed", "progress"):
+        try:
+            call: Any = decode(fields.get(f"on_{outcome}", b"null"))
+            found.append(Callback(outcome, *map(_named, (call["payload"]["task"], call["queue"]))))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+            continue  # there is none, or it is malformed
+    return tuple(found)
+
+
+def _named(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def _optional(fields: dict[str, bytes], name: str) -> str | None:
@@ -129,6 +159,24 @@ class PlanRow(Struct, frozen=True):
     def words(self) -> tuple[Word, ...]:
         after = " ".join(map(str, self.after))
         return self.node, self.job, self.queue, after, "1" if self.despite else ""
+
+
+LISTED: Final = (
+    *("state", "created", "closed", "finished", "stop", "complete_on", "round", "adding", "by", "tags", "parent"),
+    *("total", "missing", "done", "dead", "cancelled", "expired", "stopped", "nodes"),
+)
+"""The fields that lists need. Those of callbacks may be long."""
+
+
+class BatchSlice(Struct, frozen=True):
+    """A part of the batches of a queue, the newest first."""
+
+    now: float
+    total: int
+    """How many batches the queue has."""
+    read: int
+    """How many were read. A malformed one is not among the batches."""
+    batches: list[BatchRecord]
 
 
 class BatchCalls(Queue):
@@ -213,6 +261,10 @@ class BatchCalls(Queue):
         """Read a batch; None if there is none."""
         return self._call(("HGETALL", self._batch(batch)), lambda reply: _record(self.queue, batch, as_fields(reply)))
 
+    def batch_expires(self, batch: str) -> Call[float | None]:
+        """Read when a batch has taken too long; None = it may take any time, or has ended."""
+        return self._call(("ZSCORE", keys.chores(self.queue), f"expire {batch}"), as_optional(float))
+
     def batch_field(self, batch: str, field: str) -> Call[bytes | None]:
         return self._call(("HGET", self._batch(batch), field), raw)
 
@@ -261,6 +313,21 @@ class BatchCalls(Queue):
     def fail_node(self, batch: str, ordinal: int, why: str) -> Call[Any]:
         """Note why the job of a node is not enqueued."""
         return self._call(("HSET", self._batch(batch, "nodes"), f"?{ordinal}", why), raw)
+
+    def batch_list(self, start: int, limit: int) -> Call[BatchSlice]:
+        """Read a slice of the batches, the newest first, without their callbacks; `limit` under 1000."""
+
+        def read(reply: list[Any]) -> BatchSlice:
+            now, total, listed = reply
+            found = list[BatchRecord]()
+            for at in range(0, len(listed), 2):
+                given = zip(LISTED, listed[at + 1], strict=False)
+                fields = {name: value for name, value in given if isinstance(value, bytes)}
+                if (record := _record(self.queue, text(listed[at]), fields)) is not None:
+                    found.append(record)
+            return BatchSlice(float(now), int(total), len(listed) // 2, found)
+
+        return self._verb("batch_list", read, self._now(), start, limit, *LISTED)
 
     def batch_names(self, first: int, last: int) -> Call[list[str]]:
         """Read the ids of batches, the newest first."""

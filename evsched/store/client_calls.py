@@ -165,6 +165,7 @@ class ClientCalls(Queue):
         *,
         on_conflict: OnConflict | None = None,
         within: float | None = None,
+        batch: str = "",
     ) -> Call[Accepted]:
         """As `enqueue` or `replace`, unless there was a request of the same key in the last 24 hours.
 
@@ -173,7 +174,7 @@ class ClientCalls(Queue):
         Raises (when sent):
             JobExists: as of `enqueue`. Nothing was written, and the key is not used up.
         """
-        return self._put(_accepted, jobs, on_conflict, within, request)
+        return self._put(_accepted, jobs, on_conflict, within, request, batch)
 
     def _put(
         self,
@@ -218,6 +219,11 @@ class ClientCalls(Queue):
         """
         act = self._act_text("cancel")
         return self._verb("cancel", as_struct(Cancelled, text, as_bool), self._now(), "", act, job_id, "")
+
+    def cancel_waiting(self, ids: Sequence[str]) -> Call[list[bool]]:
+        """Cancel the jobs that wait; the reply says which of them did."""
+        rows = [word for job_id in ids for word in (job_id, "")]
+        return self._verb("cancel", lambda reply: [place != b"" for place in reply], self._now(), "{}", "", *rows)
 
     def reschedule(
         self, job_id: str, due: float | None, *, delay: float | None = 0.0, edit: Edit | None = None

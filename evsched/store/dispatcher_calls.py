@@ -47,6 +47,8 @@ class Seen(Struct, frozen=True):
     """It has recurrences."""
     chores: bool = False
     """It has chores of batches."""
+    batches: bool = False
+    """It is the home of batches."""
 
 
 class Glance(Struct, frozen=True):
@@ -94,6 +96,33 @@ def _read_survey(reply: list[Any]) -> Survey:
     ]
     moving = float(since) if since else None
     return Survey(leases, moving, text(beside) if beside else None, reserved == b"1", texts(died))
+
+
+_ID_MOST: Final = 1000
+"""Bytes of an id that `fronts` reads."""
+
+
+class Fronts(Struct, frozen=True):
+    """The jobs of a queue that are to move next."""
+
+    due: tuple[str, float] | None
+    """The front of the schedule: id and due."""
+    moved: tuple[bytes, ...]
+    """Fields of that job's record that change when it runs. They show that an id that is scheduled again and again runs
+    between two looks."""
+    waiting: tuple[str, float] | None
+    """The front of the backlog."""
+    ready: str | None
+
+
+def _read_fronts(reply: list[bytes]) -> Fronts:
+    due, due_at, *moved, waiting, waiting_at, ready = reply
+    return Fronts(
+        (text(due), float(due_at)) if due else None,
+        tuple(moved),
+        (text(waiting), float(waiting_at)) if waiting else None,
+        text(ready) if ready else None,
+    )
 
 
 class Agenda(Struct, frozen=True):
@@ -161,8 +190,8 @@ class DispatcherCalls(Queue):
 
         def read(reply: list[bytes]) -> Glance:
             seen = {
-                text(reply[at]): Seen(number(reply[at + 1]), *(flag == b"1" for flag in reply[at + 2 : at + 6]))
-                for at in range(1, len(reply), 6)
+                text(reply[at]): Seen(number(reply[at + 1]), *(flag == b"1" for flag in reply[at + 2 : at + 7]))
+                for at in range(1, len(reply), 7)
             }
             return Glance(float(reply[0]), seen)
 
@@ -210,6 +239,18 @@ class DispatcherCalls(Queue):
         Looks at `limit` of them, after the first `offset`. The reply: how many it looked at, and which it restarted.
         """
         return self._verb("rewind", as_tuple(int, texts), self._now(), ahead, offset, limit)
+
+    def fronts(self) -> Call[Fronts]:
+        """Read the jobs that are to move next."""
+        return self._verb("fronts", lambda reply: _read_fronts(reply[0]), _ID_MOST, self.queue)
+
+    def many_fronts(self, queues: Sequence[str]) -> Call[list[Fronts | None]]:
+        """Read the jobs of many queues that are to move next, in one call, as `many_queue_stats`."""
+
+        def read(reply: list[Any]) -> list[Fronts | None]:
+            return [None if one is None else _read_fronts(one) for one in reply]
+
+        return self._verb("fronts", read, _ID_MOST, *queues)
 
     def survey(self) -> Call[Survey]:
         """Read all leases of the queue, whether jobs move to another shard, and whether one waits beside workers."""

@@ -150,15 +150,8 @@ class HistoryCalls(Queue):
         return self._call(("HGETALL", f"{self._root}hour:{hour}"), _read_counts)
 
     def hours(self, hours: Sequence[tuple[str, int]], *, most: int = 5000) -> Call[list[list[EndCount] | None]]:
-        """Read hours of many queues in one call, as `many_queue_stats`. `hours`: queue and hour.
-
-        `most`: how many counts to read, about 0.2 us of Redis's time for each.
-        """
-
-        def read(reply: list[Any]) -> list[list[EndCount] | None]:
-            return [None if one is None else _read_counts(one) for one in reply]
-
-        return self._verb("hours", read, most, *(word for row in hours for word in row))
+        """Read hours of many queues in one call, as `hashes`. `hours`: queue and hour."""
+        return self.hashes([(queue, f"hour:{hour}") for queue, hour in hours], _read_counts, most=most)
 
 
 def read_history(last: Mapping[str, str], limit: int, block: float | None) -> Call[dict[str, list[HistoryEntry]]]:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched import keys
-from evsched.jobs.record import number
+from evsched.jobs.record import number, unknown_since, whole
 from evsched.shards import Share
 from evsched.store.acts import ActName
 from evsched.store.audit_trail import AuditTrail
@@ -33,6 +33,19 @@ from evsched.store.queue import (
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
+class BatchSums(Struct, frozen=True):
+    """The batches of a queue."""
+
+    open: int
+    """How many have not ended."""
+    jobs: int
+    """How many of their jobs have not ended."""
+    done: int
+    """How many batches were done; one that fails again after a revive has failed twice."""
+    failed: int
+    cancelled: int
+
+
 class QueueStats(Struct, frozen=True):
     """How many jobs a queue has, by place. Times in Unix seconds."""
 
@@ -50,6 +63,8 @@ class QueueStats(Struct, frozen=True):
     paused_until: float | None = None
     """When the pause ends by itself."""
     paused_why: str | None = None
+    batches: BatchSums | None = None
+    """Counts of the batches whose home it is; None = there never was one."""
 
 
 def merged(parts: Sequence[QueueStats]) -> QueueStats:
@@ -72,16 +87,17 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
         paused_why=last.paused_why,
         oldest=max(part.oldest for part in parts),
         parents=max(part.parents for part in parts),
+        batches=next((part.batches for part in parts if part.batches is not None), None),
     )
 
 
-_NOTHING: Final[list[Any]] = [0, 0, 0, 0, 0, 0, 0, b"", b"", b"", 0, b"", b""]
+_NOTHING: Final[list[Any]] = [0, 0, 0, 0, 0, 0, 0, b"", b"", b"", 0, b"", b"", []]
 """The figures of a queue that has nothing."""
 
 
 def _read_stats(now: float, figures: list[Any]) -> QueueStats:
     schedule, due, backlog, ready, processing, dead, workers, next_due, *more = figures or _NOTHING
-    paused, front, parents, until, why = more
+    paused, front, parents, until, why, sums = more
     counts = (schedule, backlog, ready, processing, dead)
     return QueueStats(
         now,
@@ -94,6 +110,7 @@ def _read_stats(now: float, figures: list[Any]) -> QueueStats:
         parents,
         number(until) if paused else None,
         text(why) or None if paused else None,
+        BatchSums(*(max(0, whole(sum_)) for sum_ in sums)) if any(sums) else None,
     )
 
 
@@ -113,6 +130,7 @@ def condition(
     reason: str | None = None,
     error: str | None = None,
     failed: bool = False,
+    unknown: bool = False,
     tags: Sequence[str] = (),
     arguments: Sequence[WantedArgument] = (),
     after: float | None = None,
@@ -126,6 +144,7 @@ def condition(
         "reason": reason if reason is None else reason.encode().lower().decode(),
         "error": error,
         "failed": failed or None,
+        "unknown": unknown or None,
         "tags": tags or None,
         "arguments": arguments or None,
         "after": after,
@@ -152,6 +171,8 @@ class Match(Struct, frozen=True):
     tags: tuple[str, ...] = ()
     location: str | None = None
     """The line of the user's code that raised it."""
+    unknown_since: float | None = None
+    """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
 
 
 class Slice(Struct, frozen=True):
@@ -164,10 +185,23 @@ class Slice(Struct, frozen=True):
     found: list[Match]
 
 
+class FindPart(Struct, frozen=True):
+    """The jobs of a queue that `find` examines next: the slice where the cursor is, or `ids`."""
+
+    queue: str
+    cursor: str = "0"
+    ids: Sequence[bytes | str] = ()
+
+
+def _slice_words(part: FindPart) -> list[Word]:
+    first, *others = part.ids or ("",)
+    return [part.queue, part.cursor, first, *(word for one in others for word in ("", "", one))]
+
+
 def _read_slice(place: str, reply: list[Any]) -> Slice:
     cursor, left, flat = reply
     found = list[Match]()
-    for at in range(0, len(flat), 10):
+    for at in range(0, len(flat), 11):
         score = number(flat[at + 1]) if place in ("schedule", "finished", "dead") else None
         task, group, created, by, reason, error, tags, location = (
             text(value) or None for value in flat[at + 2 : at + 10]
@@ -175,7 +209,8 @@ def _read_slice(place: str, reply: list[Any]) -> Slice:
         moment = None if created is None else number(created.encode())
         job = text(flat[at])
         labels = tuple((tags or "").split())
-        known = (task, group, moment, by, reason, error, labels, location)
+        unknown = unknown_since(flat[at + 10], score) if place == "schedule" else None
+        known = (task, group, moment, by, reason, error, labels, location, unknown)
         found.append(Match(place.partition(":")[0], job, score, *known))
     return Slice(text(cursor), left, found)
 
@@ -350,10 +385,6 @@ class OperatorCalls(AuditTrail):
         """Count the dead jobs."""
         return self._call(("ZCARD", self._root + "dead"), int)
 
-    def moved(self, job_id: str) -> Call[list[bytes | None]]:
-        """Read the fields of a record that change when its job moves on."""
-        return self._call(("HMGET", f"{self._root}job:{job_id}", "due", "again", "started", "finished"), raw)
-
     def throttled(self) -> Call[list[str]]:
         """Read the groups whose own limits hold jobs back."""
         return self._call(("ZRANGE", self._root + "throttled", 0, -1), texts)
@@ -370,7 +401,19 @@ class OperatorCalls(AuditTrail):
         self, place: str, matching: bytes, cursor: str = "0", *, limit: int = 250, ids: Sequence[bytes | str] = ()
     ) -> Call[Slice]:
         """Find jobs in a slice of a place, or among `ids`. `place`: a key without the root."""
-        return self._verb("find", lambda reply: _read_slice(place, reply), place, matching, cursor, limit, *ids)
+        words = (place, matching, limit, *_slice_words(FindPart(self.queue, cursor, ids)))
+        return self._verb("find", lambda reply: _read_slice(place, reply[0]), *words)
+
+    def find_many(
+        self, place: str, matching: bytes, parts: Sequence[FindPart], *, limit: int
+    ) -> Call[list[Slice | None]]:
+        """Find jobs in a slice of each of many queues, as `many_queue_stats`. `limit`: of all together."""
+
+        def read(reply: list[Any]) -> list[Slice | None]:
+            return [None if one is None else _read_slice(place, one) for one in reply]
+
+        words = [word for part in parts for word in _slice_words(part)]
+        return self._verb("find", read, place, matching, limit, *words)
 
     def cancel_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Cancel jobs that wait and match."""

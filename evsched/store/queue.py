@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, Self
 
 from msgspec import Struct
@@ -124,6 +124,19 @@ class Queue:
 
     def _call(self, words: tuple[Word, ...], read: Callable[[Any], T]) -> Call[T]:
         return Call(words, read, near=self._root)
+
+    def hashes(
+        self, rows: Sequence[tuple[str, str]], read: Callable[[list[bytes]], T], *, most: int = 5000
+    ) -> Call[list[T | None]]:
+        """Read hashes of many queues in one call, as far as the reply goes; None = Redis refuses to read it.
+
+        `rows`: queue, and key without the root. `most`: how many fields to read, about 0.2 us of Redis's time for each.
+        """
+
+        def all_of(reply: list[Any]) -> list[T | None]:
+            return [None if one is None else read(one) for one in reply]
+
+        return self._verb("hashes", all_of, most, *(word for row in rows for word in row))
 
     def _newest(
         self, key: str, before: str, first: str, count: int, read: Callable[[bytes, list[bytes]], T]

@@ -61,8 +61,10 @@ class Roster(Struct, frozen=True):
     """The result of `roster`."""
 
     now: float
+    total: int
+    """How many recurrences the queue has."""
     rows: list[tuple[str, float, dict[str, bytes]]]
-    """For each recurrence: its name, its next planned time, and the fields that it has."""
+    """For each recurrence of the slice: its name, its next planned time, and the fields that it has."""
 
 
 class RecurrenceStats(Struct, frozen=True):
@@ -73,6 +75,33 @@ class RecurrenceStats(Struct, frozen=True):
     """When its latest run was due; None = it has had none, or is paused or retired."""
     success: float | None
     """When a run was last done; None = none was."""
+
+
+def _read_stats(reply: list[bytes]) -> list[RecurrenceStats]:
+    return [
+        RecurrenceStats(text(reply[at]), number(reply[at + 1]), number(reply[at + 2])) for at in range(0, len(reply), 3)
+    ]
+
+
+class RosterPart(Struct, frozen=True):
+    """The slice of the recurrences of a queue that `rosters` reads."""
+
+    queue: str
+    start: int = 0
+    most: int = 1000
+
+
+def _read_roster(now: bytes, listed: list[Any], fields: Sequence[str]) -> Roster:
+    total, *slice_ = listed
+    rows = [
+        (
+            text(slice_[at]),
+            float(slice_[at + 1]),
+            {name: value for name, value in zip(fields, slice_[at + 2], strict=False) if value is not None},
+        )
+        for at in range(0, len(slice_), 3)
+    ]
+    return Roster(float(now), total, rows)
 
 
 class RecurrenceCalls(Queue):
@@ -181,14 +210,17 @@ class RecurrenceCalls(Queue):
 
     def recurrence_stats(self, *, most: int = 200) -> Call[list[RecurrenceStats]]:
         """Read when each recurrence was due and succeeded last. A queue with more recurrences is left out."""
+        return self._verb("recurrence_stats", lambda reply: _read_stats(reply[0]), most, self.queue)
 
-        def read(reply: list[bytes]) -> list[RecurrenceStats]:
-            return [
-                RecurrenceStats(text(reply[at]), number(reply[at + 1]), number(reply[at + 2]))
-                for at in range(0, len(reply), 3)
-            ]
+    def many_recurrence_stats(
+        self, queues: Sequence[str], *, most: int = 200
+    ) -> Call[list[list[RecurrenceStats] | None]]:
+        """Read the same of many queues in one call, as `many_queue_stats`."""
 
-        return self._verb("recurrence_stats", read, most)
+        def read(reply: list[Any]) -> list[list[RecurrenceStats] | None]:
+            return [None if one is None else _read_stats(one) for one in reply]
+
+        return self._verb("recurrence_stats", read, most, *queues)
 
     def requests(self, name: str) -> Call[int]:
         """Count the requested runs that wait."""
@@ -211,18 +243,21 @@ class RecurrenceCalls(Queue):
         """Read a slice of the recurrences, in the order of their next planned times, with some fields of each."""
 
         def read(reply: list[Any]) -> Roster:
-            now, listed = reply
-            rows = [
-                (
-                    text(listed[at]),
-                    float(listed[at + 1]),
-                    {name: value for name, value in zip(fields, listed[at + 2], strict=False) if value is not None},
-                )
-                for at in range(0, len(listed), 3)
-            ]
-            return Roster(float(now), rows)
+            return _read_roster(reply[0], reply[1][0], fields)
 
-        return self._verb("roster", read, self._now(), start, limit, *fields)
+        return self._verb("roster", read, self._now(), " ".join(fields), limit, self.queue, start, limit)
+
+    def rosters(self, parts: Sequence[RosterPart], fields: Sequence[str], *, limit: int) -> Call[list[Roster | None]]:
+        """Read slices of the recurrences of many queues in one call, as `many_queue_stats`.
+
+        `limit`: of recurrences in all.
+        """
+
+        def read(reply: list[Any]) -> list[Roster | None]:
+            return [None if one is None else _read_roster(reply[0], one, fields) for one in reply[1]]
+
+        words = [word for part in parts for word in (part.queue, part.start, min(part.most, limit))]
+        return self._verb("roster", read, self._now(), " ".join(fields), limit, *words)
 
     def next_planned(self, name: str) -> Call[float | None]:
         """Read the planned time of a recurrence that goes on the schedule next; None = there is no such recurrence."""

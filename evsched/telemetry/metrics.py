@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from evsched import events, process_events
@@ -26,6 +26,27 @@ LATENESS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 """Upper bounds of buckets, in seconds: from the lateness of a good start to one that needs somebody's attention."""
 
 RUN: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600)
+
+
+class ReadCounter(Collector):
+    """A family of counters whose values are read from Redis."""
+
+    def __init__(self, name: str, what: str, labels: Sequence[str]) -> None:
+        self._name, self._what, self._labels = name, what, labels
+        self._found = dict[tuple[str, ...], float]()
+
+    def set(self, labels: tuple[str, ...], value: float) -> None:
+        self._found[labels] = value
+
+    def clear(self) -> None:
+        self._found.clear()
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Return the values that were read last, for a scrape."""
+        family = CounterMetricFamily(self._name, self._what, labels=self._labels)
+        for labels, value in list(self._found.items()):
+            family.add_metric(labels, value)
+        return [family]
 
 
 class Histogram(Collector):
@@ -113,8 +134,15 @@ OF_QUEUES: Final = (
     Metric("next_due_timestamp_seconds", "When the next job on the schedule is due, Unix seconds."),
     Metric("queue_workers", "Workers that have a lease."),
     Metric("queue_paused", "1 = the queue is paused."),
+    Metric("queue_batches", "Batches whose home is the queue, and that have not ended."),
+    Metric("queue_batch_jobs", "Jobs of these batches that have not ended, in whatever queues they are."),
 )
 """Gauges that a dispatcher reads from Redis when it is scraped."""
+
+COUNTED_IN_REDIS: Final = (
+    Metric("batches_ended", "Batches that have ended, by outcome: done, failed or cancelled.", ("queue", "outcome")),
+)
+"""Counters that a dispatcher reads in the same way, so each one has all."""
 
 OF_RECURRENCES: Final = (
     Metric(
@@ -205,8 +233,11 @@ class Metrics:
         self._histograms = {
             one.name: Histogram(f"evsched_{one.name}", one.what, one.labels, one.bounds) for one in HISTOGRAMS
         }
-        for histogram in self._histograms.values():
-            self.registry.register(histogram)
+        self.read_counters = {
+            one.name: ReadCounter(f"evsched_{one.name}", one.what, one.labels) for one in COUNTED_IN_REDIS
+        }
+        for collector in (*self._histograms.values(), *self.read_counters.values()):
+            self.registry.register(collector)
         self._children = dict[tuple[str, ...], Counter]()
         self._tasks = set[str]()
         self._queues = dict[str, str]()
@@ -268,6 +299,8 @@ class Metrics:
         """Drop the values that were read from Redis, so that old ones do not look current."""
         for one in (*OF_QUEUES, *OF_RECURRENCES):
             self.gauges[one.name].clear()
+        for counter in self.read_counters.values():
+            counter.clear()
         for one in OF_REDIS:
             self.gauges[one.name].set(math.nan)
 

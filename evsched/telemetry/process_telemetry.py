@@ -31,7 +31,7 @@ from evsched.process_events import (
 )
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.store import server
-from evsched.store.many_queues import read_all_queue_stats
+from evsched.store.many_queues import read_all_queue_stats, read_all_recurrence_stats
 from evsched.store.operator_calls import QueueStats, merged
 from evsched.store.store import Store
 from evsched.telemetry.http_server import HttpServer
@@ -78,7 +78,7 @@ class Depths:
                 servers, found, recurrences = await asyncio.gather(
                     self._read_servers(),
                     read_all_queue_stats(self._runtime.sender.send, self._runtime.sender.node_of, queues),
-                    self._read([Store(queue).recurrence_stats() for queue in wholes]),
+                    read_all_recurrence_stats(self._runtime.sender.send, self._runtime.sender.node_of, wholes),
                 )
         except (StoreError, TimeoutError) as error:
             self._runtime.emit(RedisFailed(kind=error.kind if isinstance(error, StoreError) else "timeout"))
@@ -109,6 +109,11 @@ class Depths:
         gauges["queue_oldest_ready_seconds"].labels(queue).set(stats.oldest)
         gauges["queue_workers"].labels(queue).set(stats.workers)
         gauges["queue_paused"].labels(queue).set(stats.paused is not None)
+        if (sums := stats.batches) is not None:
+            gauges["queue_batches"].labels(queue).set(sums.open)
+            gauges["queue_batch_jobs"].labels(queue).set(sums.jobs)
+            for outcome in ("done", "failed", "cancelled"):
+                self._metrics.read_counters["batches_ended"].set((queue, outcome), getattr(sums, outcome))
         if stats.next_due is not None and math.isfinite(stats.next_due):
             gauges["next_due_timestamp_seconds"].labels(queue).set(stats.next_due)
 

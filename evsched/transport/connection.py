@@ -286,6 +286,8 @@ class Connection:
         short_replies: bool = False,
         blocking: float | None = None,
     ) -> None:
+        self.ran = set[str]()
+        """The SHAs of the scripts that were sent since it was opened."""
         address, parser = parse(url), {"parser_class": ShortReplies} if short_replies else {}
         options = {**address.options, "db": address.db}
         self._route = route(url, near, node)
@@ -339,4 +341,5 @@ class Connection:
         await self.close()
 
     async def close(self) -> None:
+        self.ran.clear()
         await self._connection.disconnect(nowait=True)

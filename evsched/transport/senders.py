@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
@@ -55,13 +55,27 @@ def value_or_error(call: Call[Any], reply: Any) -> Any:
 W = TypeVar("W")
 
 
+def _words(connection: Connection, calls: Sequence[Call[Any]]) -> Iterator[tuple[Word, ...]]:
+    """Yield what to send for each call, so that they are done in their order.
+
+    A script that Redis may not know yet is sent by its source: by its SHA it would be refused, and done after the calls
+    that follow it. Their effect may be that it does nothing, as with a position that is saved before its run ends.
+    """
+    for at, call in enumerate(calls):
+        sha = None if call.script is None else call.script.sha
+        is_new = sha is not None and sha not in connection.ran
+        if sha is not None:
+            connection.ran.add(sha)
+        yield call.by_source() if is_new and at < len(calls) - 1 else call.by_sha()
+
+
 async def _deliver(connection: Connection, calls: Sequence[Call[Any]], reply_timeout: float) -> list[Any]:
     """Send calls in one batch; return their values, with errors in the place of values of calls that failed.
 
     Raises:
         StoreDown, StoreRefused: the whole batch failed.
     """
-    replies = await connection.exchange([call.by_sha() for call in calls], reply_timeout)
+    replies = await connection.exchange(list(_words(connection, calls)), reply_timeout)
     unknown = [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
     if unknown:
         # A call that waits for the write of one of them has answered before it.

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from evsched import App, EndedJob, GiveUp, Retry, current_job
+from evsched import App, EndedBatch, EndedJob, GiveUp, Retry, current_job
 from evsched.steps import resumable
 
 app = App(queue="chaos", shards=int(os.environ.get("SHARDS", "0")))
@@ -121,3 +121,17 @@ async def import_rows(count: int, pause: float) -> None:
     async for row in resumable(lambda after: range(0 if after is None else after + 1, count), key=lambda row: row):
         await asyncio.sleep(pause)
         note(f"row:{row}")
+
+
+@app.task(retry=Retry(attempts=200, interval=0.2, factor=1, jitter=0))
+async def member(seconds: float, fails: bool) -> None:
+    """End at a moment that the test knows; if it `fails`, the first run does."""
+    await asyncio.sleep(seconds)
+    if fails and current_job().attempt == 1:
+        raise ValueError("the first run fails")
+    note("end")
+
+
+@app.task(retry=Retry(attempts=200, interval=0.1, jitter=0))
+async def batch_ended(batch: EndedBatch) -> None:
+    note(f"{batch.outcome}:{batch.total}:{batch.done}")

@@ -47,11 +47,11 @@ def test_failovers_lose_nothing_that_was_replicated(tmp_path: Path, kind: Callab
 def _fail_over_again_and_again(servers: Sentinels | Cluster, client: SyncClient, fleet: Fleet) -> None:
     again = 0
     for number in range(ROUNDS):
-        _wait_until_replicated(servers)  # the replicas of the round before
+        wait_until_replicated(servers)  # the replicas of the round before
         jobs = [new_job("harmless", (), {}, JobOptions(id=f"f{number}-{n}", delay=1 + SPACE * n)) for n in range(JOBS)]
         dues = dict(zip((job.id for job in jobs), client.enqueue("chaos", jobs), strict=True))
         old = servers.primary("chaos")
-        _wait_until_replicated(servers)
+        wait_until_replicated(servers)
         time.sleep(2)
         # A cluster tells nobody that a primary was replaced: those who wait at one that hangs time out first.
         frozen = number % 2 == 1 and isinstance(servers, Sentinels)
@@ -79,11 +79,11 @@ def _fail_over_again_and_again(servers: Sentinels | Cluster, client: SyncClient,
     print(f"{ROUNDS * JOBS} jobs, none lost; {again} ran again, because their ends were not replicated")
 
 
-def _wait_until_replicated(servers: Sentinels | Cluster) -> None:
-    """Wait until two replicas have all writes. A server that was a primary takes a while to follow the new one."""
-    client, until = servers.client(servers.primary("chaos")), time.monotonic() + PATIENCE
-    client.incr("written:{chaos}")  # WAIT is about what its own connection has written
-    while client.wait(2, 5000) < 2:  # a cluster may give a primary a third
+def wait_until_replicated(servers: Sentinels | Cluster, queue: str = "chaos", replicas: int = 2) -> None:
+    """Wait until replicas of the primary of a queue have all writes. One that was a primary takes a while to follow."""
+    client, until = servers.client(servers.primary(queue)), time.monotonic() + PATIENCE
+    client.incr(f"written:{{{queue}}}")  # WAIT is about what its own connection has written
+    while client.wait(replicas, 5000) < replicas:  # a cluster may give a primary a third
         assert time.monotonic() < until, "the replicas do not follow"
 
 

@@ -66,7 +66,7 @@ _TYPES: Final = {
     **dict.fromkeys(
         ["limits", "in_flight", "fair", "moving", "arrived", "busy_leases", "windows", "suspects"], b"hash"
     ),
-    **dict.fromkeys(["declared_limits"], b"hash"),
+    **dict.fromkeys(["declared_limits", "batch_sums"], b"hash"),
     **dict.fromkeys(["arrival"], b"string"),
     **dict.fromkeys(["ready"], b"list"),
     **dict.fromkeys(["ends", "audit"], b"stream"),
@@ -285,6 +285,7 @@ class Arena:
         ids = ["a", "b", "running", "dead", "r1", "g1", "r@1", "new", *GOOD]
         calls: list[Call[Any]] = [store.queue_stats(), store.survey(), store.agenda(99, 9), store.glance([QUEUE])]
         calls += [store.roster(0, 9, ["rule", "paused", "ahead"]), store.forecast(NOW, 60.0, 9)]
+        calls += [store.batch_list(0, 9), store.batch("b")]
         calls += [store.recurrence_stats()]
         calls += [store.recount([b"g"]), store.audit([job.encode() for job in ids]), store.limits()]
         calls += [store.find(place, condition(task="noop")) for place in ("schedule", "backlog", "ready", "dead")]

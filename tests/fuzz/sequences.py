@@ -172,7 +172,7 @@ _ENDS: Final = ("abort", "bury", "complete", "defer", "forward", "progress", "re
 
 _ASKS: Final = ("keep", "recall", "wait_for")
 """The verbs by which a run asks about the data that its job has kept."""
-_BATCHES: Final = ("batch_open", "batch_add", "batch_plan", "batch_close", "batch_count")
+_BATCHES: Final = ("batch_open", "batch_add", "batch_plan", "batch_close", "batch_count", "batch_list")
 
 _DUE: Final = b"%d" % (NOW + 50)
 _CONTENTS: Final = [
@@ -253,6 +253,8 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("batch_plan", "after"): ([b"", b"0", b"0 1"], [b"9007199254740993", b"x"]),
     ("batch_plan", "despite"): ([b"", b"1"], [b"x"]),
     ("batch_close", "how"): ([b"", b"cancelled", b"expired"], []),
+    ("batch_list", "start"): ([b"0", b"1"], [b"9007199254740993"]),
+    ("batch_list", "field"): ([b"state", b"total", b"on_done"], [b"x"]),
     ("batch_count", "first"): ([b"0", b"1"], [b"9007199254740993"]),
     ("batch_count", "ends"): ([b"\x01", b"\x01\x02", b"\x08\x09"], [b"", b"\x00", b"\xff" * 999]),
     ("defer", "unknown"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
@@ -333,7 +335,7 @@ _ZSETS: Final = (
 ).split()
 _HASHES: Final = (
     b"limits in_flight fair moving arrived busy_leases windows suspects declared_limits recurrence:r job:a job:running "
-    b"batch:b batch_ids:b batch:g batch_nodes:g"
+    b"batch:b batch_ids:b batch:g batch_nodes:g batch_sums"
 ).split()
 _BROKEN: Final = {
     **dict.fromkeys(_ZSETS, b"zset"),

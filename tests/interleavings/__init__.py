@@ -6,6 +6,7 @@
     releases.py    those calls in this release, and in the previous one
     rules.py       what must hold in each state, and after recovery from it
     scenes.py      the scenes: which jobs, which processes, which faults
+    batches.py     the scenes of batches, with processes and rules of their own
 
 `make test` searches small scopes of each scene, `make chaos` searches wide ones (tests/chaos/test_interleavings.py).
 To search one scene by hand:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.interleavings.scenes import SCENES, run
+from tests.interleavings.scenes import BATCHES, SCENES, SIGNALS, run
 from tests.interleavings.search import FAULTS, JUMP
 from tests.interleavings.server import SavedRedis
 
@@ -13,7 +13,9 @@ from tests.interleavings.server import SavedRedis
 def main() -> None:
     """Search the scenes that are named, and print what was found."""
     parser = argparse.ArgumentParser(description="Search scenes for paths on which a rule breaks.")
-    parser.add_argument("scene", nargs="*", default=list(SCENES), help="; ".join(SCENES))
+    parser.add_argument(
+        "scene", nargs="*", default=[*SCENES, *SIGNALS, *BATCHES], help="; ".join([*SCENES, *SIGNALS, *BATCHES])
+    )
     parser.add_argument("--faults", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--most", type=int, default=10_000_000, help="states")

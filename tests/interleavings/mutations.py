@@ -118,5 +118,58 @@ MUTATIONS: Final = {
         (("dispatch", "current ~= id and unended(current) then", "false then"),),
         *("recurrence that skips", 0, 1, "may not overlap"),
     ),
+    "an end that no batch hears of": Mutation(
+        (("complete", "  member_reports.write(now)\n  if not next(endings.lists)", "  if not next(endings.lists)"),),
+        *("batch", 0, 0, "does not end"),
+    ),
+    "an old end that counts again": Mutation(
+        (("batch_count", "newer > 0 or", "newer ~= 0 or"),), *("batch", 0, 0, "as 2, it has been [2, 1]")
+    ),
+    "a revived member whose ends are not new": Mutation(
+        (("revive", "(tonumber(turn) or 0) + 1", "(tonumber(turn) or 0)"),), *("batch", 0, 0, "counts member 1 as")
+    ),
+    "a failed batch that stays failed": Mutation(
+        (("batch_count", "if batch.state == 'failed' and (left > 0 or batch.is_turned)", "if false"),),
+        *("batch", 0, 0, "the callback of batch b says"),
+    ),
+    "a member that dies again before the batch hears of its revival": Mutation(
+        (("*", "batch.is_turned = batch.is_turned or newer > 0", ""),), *("batch", 0, 0, "the callback of batch b says")
+    ),
+    "rounds of a batch that are not counted": Mutation(
+        (("*", "batch.round = batch.round + 1", ""),), *("batch", 0, 0, "has called")
+    ),
+    "a callback that is forgotten": Mutation(
+        (("*", "add_chore(seconds(now), 'call',", "add_chore(seconds(now), 'forgotten',"),),
+        *("batch", 0, 0, "has called []"),
+    ),
+    "a batch that its parent does not hear of": Mutation(
+        (("*", "if batch.parent then", "if false then"),), *("batch in a batch", 0, 0, "batch o does not end")
+    ),
+    "a batch that ends while jobs are added": Mutation(
+        (("*", "batch.closed and batch.adding == 0 and", "batch.closed and"),),
+        *("batch that is cancelled", 0, 0, "is cancelled, with"),
+    ),
+    "a reservation made twice": Mutation(
+        (("batch_add", "elseif first then", "elseif false then"),),
+        *("batch that grows", 1, 0, "reservations"),
+    ),
+    "jobs enqueued after their reservation": Mutation(
+        (("enqueue", "now > tonumber(till)", "false"),), *("batch that grows", 0, 1, "as missing, it is there")
+    ),
+    "a signal that wakes nobody": Mutation(
+        (("signal", "  redis.call('ZADD', schedule, 'XX', seconds(now), id)\n", ""),),
+        *("signal", 0, 0, "does not end"),
+    ),
+    "a wait that overlooks the signal that has just come": Mutation(
+        (("snooze", "local come = signal ~= '' and signal_of(id, signal)", "local come = false"),),
+        *("signal", 0, 0, "has got its signal, and waits"),
+    ),
+    "a second signal of a name": Mutation(
+        (("signal", "if find_line(text, signal) then", "if false then"),), *("signal", 0, 0, "two signals of one name")
+    ),
+    "a signal after its time": Mutation(
+        (("signal", "elseif ends and ends <= now then", "elseif false then"),),
+        *("signal in time", 0, 1, "is dead since no signal came"),
+    ),
 }
 """By what is wrong with each."""

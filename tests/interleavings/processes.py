@@ -15,10 +15,12 @@ from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.store.run_ends import NO_LEASE
 from evsched.transport.call import Call, raw
-from tests.interleavings.releases import IDLE_LEASE, LEASE, ROOT, THIS, Release
+from tests.interleavings.releases import IDLE_LEASE, LEASE, THIS, Release
 from tests.interleavings.search import LOST, Do, Epoch, Note, Pick, Process
-from tests.interleavings.server import BASE, EPOCH
+from tests.interleavings.server import BASE, EPOCH, ROOT
 
+SIGNAL: Final = "s"
+"""The signal that jobs wait for."""
 CAP: Final = 1000
 """Bytes that a payload may have."""
 AHEAD: Final = 15.0
@@ -37,6 +39,8 @@ class Handlers:
     """The hook of each job but the hook's own."""
     retention: float = 300.0
     slots: int = 2
+    waits: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """Ids of jobs that wait for the signal `s`, and for how many seconds; None = without an end."""
     shared: bool = False
     """Jobs of other queues may take the slots while a fetch waits."""
 
@@ -55,14 +59,27 @@ class Handlers:
         """Return the hook of a job. The hook's own jobs have the job's id and a dot before the rest of theirs."""
         return None if "." in job_id else self.hook
 
-    def kind(self, job_id: str, run: str) -> tuple[str, bool]:
-        """Return the outcome of a run, and whether it calls a hook: one call ends all runs that are alike in both."""
-        return self.outcome(job_id, attempt_of(run)), self.hook_of(job_id) is not None
+    def kind(self, job_id: str, run: str, answer: str) -> tuple[str, bool]:
+        """Return the outcome of a run, and whether it calls a hook: one call ends all runs that are alike in both.
+
+        `answer`: to its question for a signal, which is its outcome then.
+        """
+        return answer or self.outcome(job_id, attempt_of(run)), self.hook_of(job_id) is not None
 
     def end(self, release: Release, worker: str, kind: str, runs: Sequence[tuple[str, str]]) -> Call[Any]:
         """Return the call that ends runs, all with the same outcome and hook."""
         jobs, hook = [_job(*run) for run in runs], self.hook_of(runs[0][0])
-        match kind:
+        how, _, value = kind.partition(" ")
+        match how:
+            case "come":
+                return release.store.complete(
+                    worker, [(job, Done(value.encode(), self.retention, True)) for job in jobs]
+                )
+            case "waits":
+                put_off = Snoozed("it waits", until=float(value), signal=SIGNAL)
+                return release.store.snooze(worker, [(job, put_off) for job in jobs])
+            case "over":
+                return release.store.bury(worker, [(job, Buried("no signal came", True)) for job in jobs])
             case "retry":
                 return release.store.retry(worker, [(job, Retried(0.0, "it failed")) for job in jobs])
             case "snooze":
@@ -146,6 +163,7 @@ def worker(name: str, handlers: Handlers, release: Release = THIS) -> Process:
     """`evsched/worker/consumer.py`, with one exchange at a time, and its heartbeat."""
     runs: dict[str, str] = {}  # id -> the run, as `start` named it
     ended: dict[str, str] = {}  # the same, for runs whose end is to be written
+    answers: dict[str, str] = {}  # to the questions of these runs for a signal
     fetched: tuple[str, ...] = ()
     marked: tuple[str, ...] = ()
     unsure, epoch = True, -1
@@ -165,7 +183,7 @@ def worker(name: str, handlers: Handlers, release: Release = THIS) -> Process:
             lease = LEASE if runs or ended else IDLE_LEASE
             renewed = yield Do(release.heartbeat(name, lease, fresh=epoch < 0), ("unsent",))
             if renewed != LOST and not renewed.kept:
-                runs, ended, fetched, marked, unsure = {}, {}, (), (), True
+                runs, ended, answers, fetched, marked, unsure = {}, {}, {}, (), (), True
                 renewed = yield Do(release.heartbeat(name, LEASE, fresh=True), ("unsent",))
             if renewed != LOST:
                 epoch = now
@@ -195,6 +213,14 @@ def worker(name: str, handlers: Handlers, release: Release = THIS) -> Process:
                     marked += (job,)
                     yield Note(f"begin {job}")
                 del lost
+            elif job in handlers.waits and job not in answers:
+                run = _job(job, runs[job])
+                answer = yield Do(release.store.wait_for(name, run, SIGNAL, handlers.waits[job]))
+                if answer != LOST and answer.how == "lost":
+                    del runs[job]
+                elif answer != LOST:
+                    answers[job] = f"{answer.how} {answer.value.decode()}"
+                del answer, run
             else:  # the handler has ended, which makes no call
                 ended[job] = runs.pop(job)
                 yield Note(f"end {job}")
@@ -223,16 +249,19 @@ def worker(name: str, handlers: Handlers, release: Release = THIS) -> Process:
                 unsure = failed
                 surplus = back = None
             if not failed and ended:
-                for kind in sorted({handlers.kind(*run) for run in ended.items()}):
-                    rows = [run for run in sorted(ended.items()) if handlers.kind(*run) == kind]
+                kinds: dict[tuple[str, str], tuple[str, bool]] | None
+                kinds = {run: handlers.kind(*run, answers.get(run[0], "")) for run in sorted(ended.items())}
+                for kind in sorted(set(kinds.values())):
+                    rows = [run for run in kinds if kinds[run] == kind]
                     lost = yield Do(handlers.end(release, name, kind[0], rows))
                     if lost == LOST:
                         failed = unsure = True
                         break
                     for job, _ in rows:
                         del ended[job]
+                        answers.pop(job, None)
                         marked = tuple(one for one in marked if one != job)
-                kind = rows = lost = job = _ = None
+                kinds = kind = rows = lost = job = _ = None
             if not failed and fetched:
                 hold = min(handlers.slots, len(runs) + len(ended) + len(fetched) + 1)
                 reply = yield Do(release.store.start(name, fetched, hold=hold, lease=LEASE, cap=CAP))
@@ -240,7 +269,7 @@ def worker(name: str, handlers: Handlers, release: Release = THIS) -> Process:
                     unsure = True
                 else:
                     if not reply.leased and (runs or ended):
-                        runs, ended, marked, unsure = {}, {}, (), True
+                        runs, ended, answers, marked, unsure = {}, {}, {}, (), True
                     new = [run for run in release.runs(reply) if run[0] not in runs and run[0] not in ended]
                     known = {*runs, *ended, *(job for job, _ in new), *(job for job, _ in reply.buried)}
                     unsure = unsure or not {*fetched} <= known

@@ -17,7 +17,6 @@ from tests.interleavings.server import NOW
 from tests.support.previous_release import import_previous
 
 QUEUE: Final = "q"
-ROOT: Final = f"evsched:{{{QUEUE}}}:"
 STORE: Final = Store(QUEUE, clock=lambda: float(NOW))
 HANDED_BACK: Final = "no slot was free"
 """The reason with which a live worker hands jobs back."""

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from evsched.jobs.job import Done
 from evsched.transport.call import Call
-from tests.interleavings.processes import CAP, Handlers
-from tests.interleavings.releases import HANDED_BACK, LEASE, ROOT, STORE
+from tests.interleavings.processes import CAP, SIGNAL, Handlers
+from tests.interleavings.releases import HANDED_BACK, LEASE, STORE, THIS
 from tests.interleavings.search import State
-from tests.interleavings.server import Clock, SavedRedis, Snapshot, unix
+from tests.interleavings.server import ROOT, Clock, SavedRedis, Snapshot, unix
 
 RECORD: Final = "a"
 """The id of the job with a record."""
@@ -111,6 +111,8 @@ class Rules:
             return f"is charged {attempt} attempts, {begun} began"
         if job in self.handlers.once and begun > 1:
             return f"began {begun} times, with attempts=1"
+        if job in self.handlers.waits and (wrong := _check_wait(state, record, found)):
+            return wrong
         hooks = [name for name in snapshot.keys if name.startswith(f"job:{job}.")]
         if self.handlers.hook_of(job) is not None and len(hooks) != _hooked(snapshot, job):
             return f"has ended {_hooked(snapshot, job)} times, its hook has {len(hooks)} jobs"
@@ -200,11 +202,18 @@ class Rules:
         if "paused" in snapshot.pairs("limits"):
             yield STORE.resume()
         yield STORE.heartbeat("w", LEASE, fresh=True)
+        for job in self.handlers.waits:
+            if f"job:{job}" in snapshot.keys and not snapshot.pairs(f"job:{job}").get("signals"):
+                yield STORE.signal(job, SIGNAL, b"9")
         for _ in range(_ROUNDS):
             yield STORE.dispatch(limit=100, cap=CAP)
             reply = yield STORE.start("w", [], hold=10, lease=LEASE, cap=CAP)
+            for job in [job for job in reply.jobs if job.id in self.handlers.waits]:
+                answer = yield STORE.wait_for("w", job, SIGNAL, self.handlers.waits[job.id])
+                yield self.handlers.end(THIS, "w", f"{answer.how} {answer.value.decode()}", [(job.id, job.run)])
             for hooked in (True, False):
-                jobs = [job for job in reply.jobs if (self.handlers.hook_of(job.id) is not None) == hooked]
+                ended = [job for job in reply.jobs if job.id not in self.handlers.waits]
+                jobs = [job for job in ended if (self.handlers.hook_of(job.id) is not None) == hooked]
                 hook = self.handlers.hook if hooked else None
                 if jobs:
                     yield STORE.complete("w", [(job, Done(b"1", 300, True)) for job in jobs], hook)
@@ -225,6 +234,21 @@ class Rules:
         if left or snapshot.pairs("in_flight").get("*", "0") != "0":
             return f"left: {left} {snapshot.pairs('in_flight')}"
         return None
+
+
+def _check_wait(state: State, record: dict[str, str], found: list[str]) -> str | None:
+    """Return what is wrong with a job that waits for a signal."""
+    lines = [line.split("\t") for line in record.get("signals", "").splitlines()]
+    if len(lines) > 1:
+        return f"has two signals of one name: {lines}"
+    if record.get("outcome") == "done" and [line[2] for line in lines] != [record["result"]]:
+        return f"has ended with {record['result']}, its signals are {lines}"
+    if record.get("outcome") == "dead" and lines:
+        return f"is dead since no signal came, its signals are {lines}"
+    due = float(dict(state.snapshot.pairs("schedule")).get(RECORD, 0))
+    if lines and "schedule" in found and due > unix(state.clock):
+        return f"has got its signal, and waits for {due - unix(state.clock):g} s"
+    return None
 
 
 def _recorded(snapshot: Snapshot) -> set[str]:

@@ -11,11 +11,12 @@ from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import Edit, New
 from evsched.transport.call import Call
-from tests.interleavings.processes import Handlers, client, dispatcher, janitor, recurring, worker
-from tests.interleavings.releases import ROOT, STORE, THIS, previous
+from tests.interleavings import batches
+from tests.interleavings.processes import SIGNAL, Handlers, client, dispatcher, janitor, recurring, worker
+from tests.interleavings.releases import STORE, THIS, previous
 from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, PAYLOAD, RECORD, Rules
 from tests.interleavings.search import FAULTS, Process, Result, Scene, search
-from tests.interleavings.server import BASE, SavedRedis
+from tests.interleavings.server import BASE, EPOCH, ROOT, SavedRedis
 
 _JOBS: Final = (
     ("HSET", f"{ROOT}job:{RECORD}", "payload", PAYLOAD, "group", "g"),
@@ -144,6 +145,23 @@ SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """By name, what each scene has beside the two jobs, the dispatcher, the janitor and the workers."""
 
+_ALONE: Final = [("ZREM", f"{ROOT}schedule", INLINE_PAYLOAD)]
+
+
+def _signal(timeout: float | None) -> dict[str, Any]:
+    return {
+        "setup": _ALONE,
+        "rules": Rules(Handlers(waits={RECORD: timeout}), jobs=frozenset({RECORD})),
+        "calls": [STORE.signal(RECORD, SIGNAL, b"1"), STORE.signal(RECORD, SIGNAL, b"2")],
+    }
+
+
+SIGNALS: Final[Mapping[str, Mapping[str, Any]]] = {"signal": _signal(None), "signal in time": _signal(EPOCH / 2)}
+"""The scenes of a job that waits for a signal, which the previous release does not know."""
+
+BATCHES: Final = tuple(batches.PLANS)
+"""The scenes of batches, by name."""
+
 
 def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int = 1, **scope: Any) -> Result:
     """Search a scene.
@@ -151,4 +169,7 @@ def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int =
     `scope`: `faults`, `epochs`, `without`, the processes that are left out, and `old`, those of the previous release.
     `excuses`: whether these may do the harm that is documented. `kinds`: the kinds of faults.
     """
-    return search(_make(redis, **SCENES[name], **scope), most=most, failures=failures)
+    scene = (
+        batches.make(name, redis, **scope) if name in BATCHES else _make(redis, **{**SCENES, **SIGNALS}[name], **scope)
+    )
+    return search(scene, most=most, failures=failures)

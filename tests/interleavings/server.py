@@ -34,6 +34,8 @@ class Clock(NamedTuple):
         return self._replace(ahead=self.ahead + epochs)
 
 
+ROOT: Final = "evsched:{q}:"
+"""The prefix of the queue's keys."""
 BASE: Final = 1_900_000_000
 """The Unix time of epoch 0."""
 EPOCH: Final = 20.0
@@ -97,20 +99,20 @@ return 1
 _TIME: Final = re.compile(r"19\d{8}(?:\.\d+)?")
 """A Unix time in a state."""
 
-_REFUSALS: Final = ("MISSING", "RUNNING", "EXISTS", "MOVING", "CHANGED")
+_REFUSALS: Final = ("LATE", "MISSING", "RUNNING", "EXISTS", "MOVING", "CHANGED")
 _PIPELINE: Final = 300
 """Commands sent together."""
 
 
 class Snapshot:
-    """The state of a queue. The names of keys are without the queue's prefix."""
+    """The state of a queue. The names of its keys are without the prefix; those of other queues have it."""
 
     __slots__ = ("keys", "packed", "text")
 
     def __init__(self, packed: bytes, keys: Any) -> None:
         self.packed = packed
         self.keys = {
-            key[0].decode().partition("}:")[2]: (key[1].decode(), key[2] == b"1", [item.decode() for item in key[3]])
+            key[0].decode().removeprefix(ROOT): (key[1].decode(), key[2] == b"1", [item.decode() for item in key[3]])
             for key in keys
         }
         self.text = [f"{name}{content}" for name, content in self.keys.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.interleavings.mutations import MUTATIONS
-from tests.interleavings.scenes import SCENES, run
+from tests.interleavings.scenes import BATCHES, SCENES, SIGNALS, run
 from tests.interleavings.search import JUMP
 from tests.interleavings.server import SavedRedis
 
@@ -18,10 +18,39 @@ _BIG = ("fails", "hook", "hook of a dead job")
 
 @pytest.mark.parametrize(
     ("name", "scope"),
-    [(name, scope) for name in SCENES for scope in _SCOPES if name not in _BIG or scope == "a lost call"],
+    [(name, scope) for name in (*SCENES, *SIGNALS) for scope in _SCOPES if name not in _BIG or scope == "a lost call"],
 )
 def test_no_interleaving_breaks_a_rule(name: str, scope: str) -> None:
     faults, epochs, without = _SCOPES[scope]
+    with SavedRedis() as redis:
+        found = run(name, redis, faults=faults, epochs=epochs, without=without)
+    assert not found.failures, found
+    assert found.complete
+
+
+_BATCHES = {
+    "two keepers": (0, 0, ()),
+    "a lost call": (1, 0, ("Z",)),
+    "a turn of time": (0, 1, ("Z",)),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_no_interleaving_breaks_a_batch(name: str) -> None:
+    _search_batch(name, 0, 0, ("Z",))
+
+
+@pytest.mark.extra
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [(name, scope) for name in BATCHES for scope in _BATCHES if (name, scope) != ("batch in a batch", "two keepers")],
+)
+def test_no_fault_and_no_second_keeper_breaks_a_batch(name: str, scope: str) -> None:
+    _search_batch(name, *_BATCHES[scope])
+
+
+def _search_batch(name: str, faults: int, epochs: int, without: tuple[str, ...]) -> None:
     with SavedRedis() as redis:
         found = run(name, redis, faults=faults, epochs=epochs, without=without)
     assert not found.failures, found

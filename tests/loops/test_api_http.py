@@ -295,7 +295,7 @@ WRITES = [one for one in OPERATIONS if one.body is not None]
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operation=st.sampled_from(WRITES), body=st.dictionaries(names, json_values, max_size=6), task=st.booleans())
 async def test_no_body_makes_the_server_fail(api: Caller, operation: Any, body: dict[str, Any], task: bool) -> None:
-    path = operation.path.format(queue="hostile", id="a", name="r")
+    path = operation.path.format(queue="hostile", id="a", name="r", batch="b")
     given_body = {**body, "task": "t", "rule": "@daily"} if task else body
     answer = await api.ask(operation.method, path, content=json.dumps(given_body).encode(), headers=JSON)
     assert answer.status_code in (200, 201, 202, 204, 404, 409, 422), answer.text

@@ -133,6 +133,21 @@ async def test_jobs_may_be_in_several_queues(config: Config, tasks: Tasks, queue
         assert tasks.ends.outcomes() == ["done"]
 
 
+async def test_waiting_jobs_of_a_batch_get_another_priority(config: Config, tasks: Tasks) -> None:
+    async with system(config, tasks.app):
+        batch = await tasks.app.batch().open()
+        done = await batch.add(tasks.work, 1)
+        await done.result(PATIENCE)
+        jobs = await batch.add_many(tasks.work.using(delay=3600), [(n,) for n in range(250)])
+        async with batch.batch():
+            pass
+        assert await batch.set_priority(9) == 250
+        assert await batch.set_priority(9) == 0
+        assert {(await job.status()).priority for job in (jobs[0], jobs[123], jobs[249])} == {9}
+        with pytest.raises(ConfigError, match="priority"):
+            await batch.set_priority(10)
+
+
 async def test_job_adds_jobs_to_its_own_batch(config: Config, tasks: Tasks) -> None:
     async with system(config, tasks.app):
         async with tasks.app.batch(**tasks.callbacks()) as batch:
@@ -153,6 +168,33 @@ async def test_cancelled_batch_cancels_its_jobs_and_calls_nobody(config: Config,
         assert tasks.ends.calls == []
         with pytest.raises(JobLate, match="was cancelled"):
             await batch.add(tasks.work, 1)
+
+
+async def test_program_without_an_event_loop_opens_waits_for_and_cancels_batches(config: Config, tasks: Tasks) -> None:
+    def program() -> None:
+        with tasks.app.sync() as client:
+            with client.batch(**tasks.callbacks()) as batch:
+                job = batch.add(tasks.work, 7)
+                batch.add_many(tasks.work, [(n,) for n in range(20)])
+            assert batch.wait(PATIENCE).state == "done"
+            assert job.result(PATIENCE) == 7
+            assert sorted(client.known_batch(batch.id).results()) == sorted([7, *range(20)])
+            assert (len(batch.members()), batch.failures()) == (21, [])
+
+            def fail() -> None:
+                with client.batch("b") as batch:
+                    batch.add(tasks.work.using(delay=3600), 1)
+                    raise ValueError("no")
+
+            with pytest.raises(ValueError, match="no"):
+                fail()
+            assert client.known_batch("b").wait(PATIENCE).state == "cancelled"
+            with pytest.raises(JobExists, match="there is a batch b already"):
+                client.batch("b").open()
+
+    async with system(config, tasks.app):
+        await asyncio.to_thread(program)
+        assert (await tasks.ends.wait("done")).total == 21
 
 
 async def test_error_in_the_block_cancels_the_batch(config: Config, tasks: Tasks) -> None:

@@ -18,6 +18,7 @@ from evsched.jobs.kept import STEPS_MOST
 from evsched.jobs.record import JobStatus
 from evsched.steps import resumable, step, wait_for
 from evsched.store.store import Store
+from evsched.transport.call import script
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support import long_jobs
 from tests.support.long_jobs import note, notes
@@ -347,6 +348,27 @@ async def test_loop_goes_on_behind_the_last_row_of_a_failed_attempt(config: Conf
     async with system(config, app):
         await (await job.enqueue()).result(10)
     assert "".join(seen) == "abccdef12"
+
+
+@pytest.mark.one_server
+async def test_place_is_saved_before_the_run_ends_though_redis_does_not_know_that_script(
+    config: Config, raw: Any, queue: str
+) -> None:
+    """As after a failover, where another job has failed since."""
+    app, seen = App(queue=queue), list[int]()
+
+    @app.task(retry=Retry(attempts=2, interval=0))
+    async def job() -> None:
+        raw.script_flush()
+        raw.script_load(script("retry").source)
+        async for row in resumable([1, 2, 3], key=int):
+            seen.append(row)
+            if len(seen) == 2:
+                raise ValueError
+
+    async with system(config, app):
+        await (await job.enqueue()).result(10)
+    assert seen == [1, 2, 2, 3]
 
 
 @pytest.mark.extra

@@ -90,6 +90,22 @@ async def test_metrics_count_running_and_waiting_jobs(config: Config, app: App, 
         await running.recorder.wait(events.Completed)
 
 
+async def test_metrics_count_batches_and_their_jobs_without_ids(config: Config, app: App, queue: str) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    async with system(config, app) as running, served(running) as url:
+        async with app.batch() as batch:
+            await batch.add_many(work, [(), ()])
+        await batch.wait(PATIENCE)
+        left = await app.batch().open()
+        await left.add_many(work.using(delay=3600), [(), (), ()])
+        figure = await scrape(url)
+        assert (figure("queue_batches", queue=queue), figure("queue_batch_jobs", queue=queue)) == (1, 3)
+        ended = [figure("batches_ended_total", queue=queue, outcome=one) for one in ("done", "failed", "cancelled")]
+        assert ended == [1, 0, 0]
+
+
 @pytest.mark.usefixtures("patient")
 async def test_metrics_show_slots_and_how_long_jobs_have_waited(config: Config, app: App, queue: str) -> None:
     gate = asyncio.Event()

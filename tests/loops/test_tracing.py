@@ -14,7 +14,20 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from evsched import App, ConfigError, GiveUp, JobDead, JobExists, Retry, RetryLater, Snooze, Unique, current_job, events
+from evsched import (
+    App,
+    ConfigError,
+    EndedBatch,
+    GiveUp,
+    JobDead,
+    JobExists,
+    Retry,
+    RetryLater,
+    Snooze,
+    Unique,
+    current_job,
+    events,
+)
 from evsched.config import Config
 from evsched.tracing import trace
 from tests.support import heavy
@@ -303,6 +316,29 @@ async def test_an_enqueue_without_an_event_loop_has_a_span(config: Config, app: 
     sent = spans.one("enqueue double")
     assert attributes(sent)["messaging.message.id"] == "mine"
     assert linked(spans.one("run double")) == [ids(sent)]
+
+
+async def test_callback_of_a_batch_is_linked_to_the_span_that_opened_it(
+    config: Config, app: App, spans: Traced
+) -> None:
+    ended = asyncio.Event()
+
+    @app.task
+    async def work() -> None: ...
+
+    @app.task
+    async def note(batch: EndedBatch) -> None:
+        ended.set()
+
+    async with system(config, app):
+        with spans.provider.get_tracer("test").start_as_current_span("import") as opener:
+            async with app.batch(on_done=note.using(meta={"tenant": 7})) as batch:
+                await batch.add(work)
+        async with asyncio.timeout(PATIENCE):
+            await ended.wait()
+        await app.job(f"{batch.id}.done.1").result(PATIENCE)
+    context = opener.get_span_context()
+    assert linked(spans.one("run note")) == [(context.trace_id, context.span_id)]
 
 
 async def test_a_batch_is_one_span_and_each_job_is_linked_to_it(config: Config, app: App, spans: Traced) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from evsched.errors import JobExists, JobMissing, StoreRefused
-from evsched.store.batch_calls import BatchRecord
+from evsched.store.batch_calls import BatchRecord, Callback
+from evsched.store.operator_calls import BatchSums
 from evsched.store.store import Store
 from evsched.transport.call import Word
 from tests.scripts.conftest import NOW, Send, State
@@ -96,6 +98,41 @@ def test_empty_batch_is_done_when_it_is_closed(home: Home) -> None:
     home.open(on_done="{}")
     assert home.close() == "done"
     assert home.chores("call") == {"call b done 1 0 0 0 0 0 0": NOW}
+
+
+def test_batches_are_listed_a_slice_at_a_time_with_the_newest_first(home: Home, raw: Any) -> None:
+    home.fill(3, on_done='{"queue":"q","payload":{"task":"sum"}}', tags='["x"]')
+    home.count((0, DONE), (1, DEAD))
+    for at, batch in enumerate(("c", "d", "gone"), 1):
+        home.send(home.store.at(NOW + at).batch_open(batch, "t", retention=9))
+    raw.delete(f"evsched:{{{home.store.queue}}}:batch:gone")
+    first, rest = (home.send(home.store.at(NOW).batch_list(start, 2)) for start in (0, 2))
+    assert (first.total, first.read, [one.id for one in first.batches]) == (4, 2, ["d"])
+    assert [one.id for one in rest.batches] == ["c", "b"]
+    assert rest.batches[1] == msgspec.structs.replace(home.read(), callbacks=())
+    assert home.read().callbacks == (Callback("done", "sum", "q"),)
+
+
+def test_sums_for_metrics_follow_batches_through_end_revive_and_cancel(home: Home) -> None:
+    def sums() -> BatchSums | None:
+        return home.send(home.store.at(NOW).queue_stats()).batches
+
+    assert sums() is None
+    home.fill(3)
+    assert sums() == BatchSums(1, 3, 0, 0, 0)
+    home.count((0, DONE), (1, DEAD))
+    assert sums() == BatchSums(1, 1, 0, 0, 0)
+    home.count((2, DONE))
+    assert sums() == BatchSums(0, 0, 0, 1, 0)
+    home.count((1, TURN))
+    assert sums() == BatchSums(1, 1, 0, 1, 0)
+    home.count((1, TURN + DONE), (1, TURN + DONE))
+    assert sums() == BatchSums(0, 0, 1, 1, 0)
+    home.send(home.store.at(NOW).batch_open("c", "t", retention=9))
+    home.send(home.store.at(NOW).batch_open("c", "t", retention=9))
+    assert sums() == BatchSums(1, 0, 1, 1, 0)
+    home.send(home.store.at(NOW).batch_close("c", how="cancelled"))
+    assert sums() == BatchSums(0, 0, 1, 1, 1)
 
 
 def test_batch_without_callbacks_has_no_calls(home: Home) -> None:
@@ -354,4 +391,4 @@ def test_forgotten_batch_leaves_nothing(home: Home) -> None:
     home.count((0, DONE))
     for call in home.store.forget_batch("b"):
         home.send(call)
-    assert list(home.state()) == ["chores"]
+    assert list(home.state()) == ["batch_sums", "chores"]

@@ -92,6 +92,15 @@ class Walk:
     def note_calls(self) -> None:
         self.calls |= {" ".join(step.split(" ")[2:4]) for step, _ in self.send(self.store.chores(0)) if "call" in step}
 
+    def check_sums(self) -> None:
+        """Compare the sums for metrics with the batch."""
+        sums, record = self.send(self.store.queue_stats()).batches, self.send(self.store.batch("b"))
+        assert sums is not None
+        assert record is not None
+        lasts = record.finished is None
+        assert (sums.open, sums.jobs) == ((1, record.open) if lasts else (0, 0))
+        assert sums.done + sums.failed == record.round
+
     def close(self) -> None:
         self.send(self.store.batch_close("b"))
 
@@ -121,11 +130,13 @@ def test_batch_is_done_once_with_exact_counts_whatever_happens(send: Send, store
         one.random.choice(steps)()
         if at == 40:
             one.close()
+        one.check_sums()
     one.finish()
     record = send(store.batch("b"))
     assert record is not None
     ended_before = any(call.startswith("done") for call in one.calls)
     assert ended_before
+    one.check_sums()
     assert (record.state, record.total, record.done, record.open, record.adding) == (
         *("done", one.members, one.members, 0, 0),
     )

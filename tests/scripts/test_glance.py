@@ -16,7 +16,7 @@ from evsched.transport.senders import BatchingSender, SyncSender
 from tests.support.cluster import Cluster
 
 NOTHING = Seen(None, gated=False, workers=False, recurs=False)
-REFUSED = Seen(0.0, gated=True, workers=True, recurs=True, chores=True)
+REFUSED = Seen(0.0, gated=True, workers=True, recurs=True, chores=True, batches=True)
 
 COMMANDS = {
     "schedule": (("ZADD", "schedule", "12.5", "x"), Seen(12.5, gated=False, workers=False, recurs=False)),
@@ -27,6 +27,7 @@ COMMANDS = {
     "moving": (("HSET", "moving", "x", "1"), Seen(None, gated=False, workers=True, recurs=False)),
     "recurrences": (("ZADD", "recurrences", "1", "r"), Seen(None, gated=False, workers=False, recurs=True)),
     "chores": (("ZADD", "chores", "1", "x"), Seen(None, gated=False, workers=False, recurs=False, chores=True)),
+    "batches": (("ZADD", "batches", "1", "b"), Seen(None, gated=False, workers=False, recurs=False, batches=True)),
     "ready": (("RPUSH", "ready", "x"), NOTHING),
     "dead": (("ZADD", "dead", "1", "x"), NOTHING),
     "limits": (("HSET", "limits", "paused", "1"), NOTHING),

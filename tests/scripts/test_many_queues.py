@@ -1,4 +1,4 @@
-"""The scripts that read many queues in one call: `queue_stats`, `survey`, `hours` and `request_status`."""
+"""The scripts that read many queues in one call: `queue_stats`, `survey`, `find`, `roster`, `hashes` and the like."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from evsched import keys
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import many_queues
 from evsched.store.client_calls import New
+from evsched.store.dispatcher_calls import Fronts
 from evsched.store.history_calls import EndCount
+from evsched.store.operator_calls import FindPart, WantedArgument, condition
+from evsched.store.queue import as_texts
+from evsched.store.recurrence_calls import RosterPart
 from evsched.store.store import Store
 from evsched.transport.call import Call, Word
 from evsched.transport.embedded import EmbeddedRedis, find_server
@@ -21,6 +25,8 @@ from evsched.transport.links import finish
 from evsched.transport.senders import SyncSender
 from tests.scripts.conftest import NOW, Send
 from tests.support.cluster import Cluster
+
+NO_FRONTS = Fronts(None, (b"",) * 4, None, None)
 
 
 @pytest.fixture
@@ -107,6 +113,91 @@ def test_all_workers_of_many_queues_are_asked(send: Send, raw: Any, queue: str) 
     assert channels == [keys.status_replies(name, "me") for name in (names[0], names[2])]
 
 
+def test_slices_of_many_queues_are_those_of_each(send: Send, raw: Any, queues: list[str]) -> None:
+    busy, empty, wrong, paused = queues
+    raw.set(keys.root(wrong) + "ready", "wrong")
+    parts = [FindPart(busy), FindPart(empty), FindPart(wrong), FindPart(paused, "0", ["j", "k"])]
+    found = send(Store("any").find_many("ready", condition(), parts, limit=99))
+    alone = send(Store(busy).find("ready", condition()))
+    assert len(alone.found) == 2
+    assert found[:3] == [alone, send(Store(empty).find("ready", condition())), None]
+    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+        send(Store(wrong).find("ready", condition()))
+    for one in parts[::3]:
+        ids = [job.id for job in alone.found]
+        (named,) = send(
+            Store("any").find_many("ready", condition(), [FindPart(one.queue, "7 x", [*ids, "gone"])], limit=9)
+        )
+        assert named is not None
+        assert (named.cursor, len(named.found)) == ("7 x", 3)
+
+
+def test_jobs_of_many_queues_are_examined_up_to_a_number(send: Send, raw: Any, queue: str) -> None:
+    names = [f"{queue}-{n}" for n in range(9)]
+    for name in names:
+        for job in ("a", "b", "c"):
+            raw.hset(keys.job(name, job), "payload", '{"task":"t"}')
+            raw.rpush(keys.ready(name), job)
+    read = send(Store("any").find_many("ready", condition(), [FindPart(name) for name in names], limit=6))
+    counts = [(one.cursor, len(one.found)) for one in read if one is not None]
+    assert counts == [("0", 3), ("1 a", 2)], "the second gets what is left, and a queue counts as a job"
+
+
+@pytest.mark.extra
+def test_redacted_arguments_of_one_queue_are_not_those_of_another(send: Send, raw: Any, queue: str) -> None:
+    names = [f"{queue}-{n}" for n in range(3)]
+    for name in names:
+        raw.hset(keys.job(name, "a"), "payload", '{"task":"t","kwargs":{"pin":1}}')
+        raw.zadd(keys.root(name) + "dead", {"a": 1.0})
+    raw.hset(keys.root(names[1]) + "redactions", "t", '["pin"]')
+    matching = condition(arguments=[WantedArgument("pin", 1)])
+    read = send(Store("any").find_many("dead", matching, [FindPart(name) for name in names], limit=99))
+    assert [one and len(one.found) for one in read] == [1, 0, 1]
+
+
+def test_recurrences_of_many_queues_are_those_of_each(send: Send, raw: Any, queue: str) -> None:
+    first, empty, wrong, last = names = [f"{queue}-{n}" for n in range(4)]
+    for name, most in ((first, 3), (last, 2)):
+        for n in range(most):
+            raw.hset(f"{keys.root(name)}recurrence:r{n}", mapping={"rule": "@daily", "current_due": NOW})
+            raw.zadd(f"{keys.root(name)}recurrences", {f"r{n}": NOW + n})
+    raw.set(f"{keys.root(wrong)}recurrences", "wrong")
+    parts = [RosterPart(first, 1), RosterPart(empty), RosterPart(wrong), RosterPart(last, 0, 1)]
+    read = send(Store("any").at(NOW).rosters(parts, ["rule", "zone"], limit=99))
+    rows = [None if one is None else (one.total, [(name, at) for name, at, _ in one.rows]) for one in read]
+    assert rows == [(3, [("r1", NOW + 1), ("r2", NOW + 2)]), (0, []), None, (2, [("r0", NOW)])]
+    assert read[0] is not None
+    assert read[0].rows[0][2] == {"rule": b"@daily"}
+    assert len(send(Store("any").rosters([RosterPart(first), RosterPart(last)], ["rule"], limit=3))) == 1
+    stats = send(Store("any").many_recurrence_stats(names))
+    assert [None if one is None else len(one) for one in stats] == [3, 0, 0, 2]
+    assert stats[0] == send(Store(first).recurrence_stats())
+
+
+@pytest.mark.extra
+def test_fronts_of_many_queues_are_those_of_each(send: Send, queues: list[str]) -> None:
+    busy, _, _, paused = queues
+    found = send(Store("any").many_fronts(queues))
+    assert found == [send(Store(busy).fronts()), NO_FRONTS, found[2], send(Store(paused).fronts())]
+    assert found[0] is not None
+    assert found[0].due == ("now", NOW - 1)
+    assert found[0].ready == "j1"
+
+
+@pytest.mark.extra
+def test_recurrences_are_read_although_a_call_ends_early(send: Send, raw: Any, queue: str) -> None:
+    counted, names = Counted(send), [f"{queue}-{n}" for n in range(6)]
+    for name in names:
+        raw.zadd(f"{keys.root(name)}recurrences", {f"r{n}": NOW + n for n in range(1500)})
+    read = finish(many_queues.read_all_recurrence_stats(counted.send, counted.find_node, names))
+    assert [len(one) for one in read] == [0] * 6, "they have too many"
+    rows = [(name, key) for name in names for key in ("hour:1", "hour:2")]
+    raw.hset(f"{keys.root(names[0])}hour:1", mapping={"a": "x" * 900_000, "b": "x" * 900_000})
+    counted.calls = 0
+    found = finish(many_queues.read_hashes(counted.send, counted.find_node, rows, as_texts))
+    assert (len(found), counted.calls) == (12, 2), "long values count"
+
+
 class Counted:
     """Sends calls, and counts them."""
 
@@ -141,6 +232,19 @@ def test_all_queues_are_read_although_a_call_ends_early(send: Send, raw: Any, qu
 
 
 @pytest.mark.extra
+def test_slice_that_redis_refuses_does_not_hide_the_others(send: Send, raw: Any, queues: list[str]) -> None:
+    counted, (busy, empty, wrong, paused) = Counted(send), queues
+    raw.set(keys.root(wrong) + "ready", "wrong")
+    parts = [FindPart(name) for name in queues]
+    found = finish(many_queues.find_slices(counted.send, counted.find_node, "ready", condition(), parts, limit=99))
+    assert {name for name, one in found.items() if isinstance(one, StoreError)} == {wrong}
+    assert {*found} == {busy, empty, wrong, paused}
+    assert counted.calls == 2
+    found = finish(many_queues.find_slices(counted.send, counted.find_node, "ready", condition(), parts, limit=1))
+    assert {*found} == {busy}, "the others are read next time"
+
+
+@pytest.mark.extra
 @pytest.mark.parametrize("newest", [False, True])
 def test_scripts_read_several_slots_without_blocking_others(server: EmbeddedRedis, *, newest: bool) -> None:
     """As `glance`: Valkey 9 refuses all scripts of a node after a command in a script that has keys of two slots."""
@@ -161,6 +265,14 @@ def test_scripts_read_several_slots_without_blocking_others(server: EmbeddedRedi
             assert [one is None for one in surveys] == [False, True, False]
             hours = sender.send(Store(first).hours([(name, 5) for name in asked]))
             assert [one is None for one in hours] == [False, True, False]
+            found = sender.send(Store(first).find_many("schedule", condition(), [*map(FindPart, asked)], limit=9))
+            assert [one and len(one.found) for one in found] == [1, None, 1]
+            rosters = sender.send(Store(first).rosters([*map(RosterPart, asked)], ["rule"], limit=9))
+            assert [one is None for one in rosters] == [False, True, False]
+            latest = sender.send(Store(first).many_recurrence_stats(asked))
+            assert [one is None for one in latest] == [False, True, False]
+            fronts = sender.send(Store(first).many_fronts(asked))
+            assert [one is None for one in fronts] == [False, True, False]
             assert sender.send(Store(first).request_statuses("me", asked)) == [0, 0, 0]
             for queue in (first, ready):
                 sender.send(Store(queue).dispatch(limit=1, cap=1000))

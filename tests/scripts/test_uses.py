@@ -62,3 +62,12 @@ def test_each_block_appears_once_and_before_its_users(name: str) -> None:
 def test_each_shared_block_is_needed_by_a_script() -> None:
     used = {block for text in SCRIPTS.values() for block in needed((ALWAYS, *declared(text)))}
     assert used == set(shared().values())
+
+
+@pytest.mark.parametrize("name", [name for name, text in SCRIPTS.items() if "turn_to" in declared(text)])
+def test_script_that_turns_to_another_queue_leaves_no_name_of_a_key_behind(name: str) -> None:
+    lines = re.findall(r"^  ([\w, ]+) = ", shared()["turn_to"].text, re.MULTILINE)
+    turned = {word for line in lines for word in line.split(", ")}
+    for block in needed((ALWAYS, *declared(SCRIPTS[name]))):
+        for names in re.findall(r"^local ([\w, ]+) = root ", block.text, re.MULTILINE):
+            assert {*names.split(", ")} - {"arrived"} <= turned

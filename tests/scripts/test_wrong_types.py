@@ -110,6 +110,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "batch_plan": lambda store, runs: store.batch_plan("g", 2, [PlanRow(b"{}", "m", "q", [1])]),
     "batch_close": lambda store, runs: store.at(NOW).batch_close("b", confirms="r", how="cancelled"),
     "batch_count": lambda store, runs: store.at(NOW).batch_count([("b", 0, b"\x01\x02"), ("h", 0, b"\x01")]),
+    "batch_list": lambda store, runs: store.at(NOW).batch_list(0, 9),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
     "bury": lambda store, runs: store.at(NOW).bury("w", [(runs[RUN], Buried("x", True))]),
     "cancel": lambda store, runs: store.at(NOW).cancel("r4"),
@@ -131,7 +132,8 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "forecast": lambda store, runs: store.forecast(NOW, 60.0, 9),
     "forget": lambda store, runs: store.at(NOW).forget([store.queue]),
     "glance": lambda store, runs: store.at(NOW).glance([store.queue]),
-    "hours": lambda store, runs: store.hours([(store.queue, int(NOW // 3600))]),
+    "fronts": lambda store, runs: store.fronts(),
+    "hashes": lambda store, runs: store.hours([(store.queue, int(NOW // 3600))]),
     "hold": lambda store, runs: store.at(NOW).hold("r", True),
     "keep": lambda store, runs: store.at(NOW).keep("w", runs[RUN], '"s"', b"1"),
     "limit": lambda store, runs: store.at(NOW).limit({"concurrency": 9, "concurrency:g": 2}),
@@ -216,7 +218,7 @@ NAMED = [
 ]
 REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
-BATCHES = ["chores", "batches", "batch:b", "batch_ends:b", "batch_parts:b", "batch_ids:b", "batch_over:b"]
+BATCHES = ["chores", "batches", "batch:b", "batch_ends:b", "batch_parts:b", "batch_ids:b", "batch_over:b", "batch_sums"]
 GRAPHS = [f"batch{part}:{name}" for part in ("", "_ends", "_parts", "_ids", "_nodes", "_ripple") for name in "gh"]
 OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import re
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
+from evsched import keys
 from evsched.batches.node import StoredNode
 from evsched.jobs.job import encode
 from evsched.store.batch_calls import PlanRow
 from evsched.store.client_calls import New
 from evsched.store.store import Store
+from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
 
 
 @pytest.fixture
 def batch(server: EmbeddedRedis, queue: str) -> str:
     """A batch with a job that waits, one that is done and one that is dead."""
     sender, store = SyncSender(server.url), Store(queue)
-    sender.send(store.batch_open("b", "t", retention=60.0))
+    calls = {"on_done": '{"queue":"reports","payload":{"task":"sum"}}'}
+    sender.send(store.batch_open("b", "t", retention=60.0, fields=calls))
     reserved = sender.send(store.batch_add("b", "r", 3, queue))
     sender.send(store.enqueue([New("b.0", b'{"task":"t"}', delay=3600)], batch=reserved.address(queue, "b")))
     sender.send(store.batch_count([("b", 1, b"\x01\x02")]))
@@ -34,8 +43,13 @@ def test_batches_are_listed_shown_and_cancelled(cli: Cli, queue: str, batch: str
     assert row.split("\t")[:6] == [batch, "running", "3", "1", "1", "1"]
     (listed,) = cli.json("batches", *of)
     shown = cli.json("batches", "show", batch, *of)
-    assert shown == {**listed, "failures": [{"id": "b.2", "queue": queue, "outcome": "dead"}]}
-    assert f"dead: b.2 of queue {queue}" in cli.run("batches", "show", batch, *of).stdout
+    failures = [{"id": "b.2", "queue": queue, "outcome": "dead"}]
+    calls = [{"outcome": "done", "task": "sum", "queue": "reports"}]
+    assert shown == {**listed, "callbacks": calls, "failures": failures}
+    text = cli.run("batches", "show", batch, *of).stdout
+    assert f"dead: b.2 of queue {queue}" in text
+    assert "progress\t████████████████████░░░░░░░░░░ 66 %, 2 of 3 jobs\n" in text
+    assert "on_done\tsum in queue reports\n" in text
     assert cli.run("batches", "cancel", batch, *of, "--as", "ann").stdout == "b is being cancelled\n"
     assert cli.json("batches", "show", batch, *of)["stop"] == "cancelled"
     (act,) = cli.json("audit", *of)
@@ -72,6 +86,52 @@ def test_nodes_of_a_graph_are_shown_and_explained(cli: Cli, server: EmbeddedRedi
         ("d", [0, 1, 2], "stopped"),
     ]
     sender.close()
+
+
+def test_show_on_a_terminal_says_how_fast_a_batch_is(cli: Cli, queue: str, server: EmbeddedRedis) -> None:
+    sender, store = SyncSender(server.url), Store(queue)
+    sender.send(store.batch_open("fast", "t", retention=60.0))
+    sender.send(store.batch_add("fast", "r", 300, queue))
+    with ThreadPoolExecutor(1) as thread:
+        shown = thread.submit(cli.terminal, 100, "batches", "show", "fast", "--queue", queue)
+        until_blocked(sender, queue, shown)
+        sender.send(store.batch_count([("fast", 0, b"\x01" * 200)]))
+        text = shown.result(PATIENCE)
+    assert re.search(r"\d+ a second; at this rate the rest takes", text)
+    sender.close()
+
+
+def until_blocked(sender: SyncSender, queue: str, command: Future[Any]) -> None:
+    """Wait until a command waits for the end of a batch of a queue."""
+    clients = Call(("CLIENT", "LIST"), raw, near=keys.root(queue))
+    while b"cmd=blmove" not in sender.send(clients):
+        assert not command.done()
+
+
+def test_show_waits_for_the_end_of_a_batch_if_it_is_to_watch_it(
+    cli: Cli, queue: str, batch: str, server: EmbeddedRedis
+) -> None:
+    sender, store = SyncSender(server.url), Store(queue)
+    with ThreadPoolExecutor(1) as thread:
+        watching = thread.submit(cli.run, "batches", "show", batch, "--queue", queue, "--watch", "--json")
+        until_blocked(sender, queue, watching)
+        sender.send(store.batch_count([("b", 0, b"\x01")]))
+        ended = watching.result(PATIENCE)
+    assert (ended.returncode, json.loads(ended.stdout)["state"]) == (1, "failed")
+    sender.send(store.batch_count([("b", 2, b"\x09")]))
+    done = cli.run("batches", "show", batch, "--queue", queue, "--watch")
+    assert (done.returncode, "100 %, 3 of 3 jobs" in done.stdout) == (0, True)
+    sender.close()
+
+
+def test_priority_of_a_batch_is_one_entry_of_the_audit_trail(cli: Cli, queue: str, batch: str) -> None:
+    of = ("--queue", queue)
+    done = cli.run("batches", "priority", batch, "9", *of, "--as", "ann")
+    assert done.stdout == "1 of 1 jobs that have not ended were given priority 9\n"
+    assert cli.json("show", "b.0", *of)["priority"] == 9
+    (act,) = cli.json("audit", *of)
+    assert (act["who"], act["act"], act["what"]) == ("ann", "edit", {"batch": "b", "changed": ["priority"]})
+    assert cli.run("batches", "priority", batch, "10", *of).returncode != 0
 
 
 def test_batch_that_is_not_there_is_an_error(cli: Cli, queue: str, batch: str) -> None:

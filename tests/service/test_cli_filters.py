@@ -59,6 +59,7 @@ def test_jobs_lists_matching_jobs_next_to_run_first(cli: Cli, queue: str) -> Non
         "error": None,
         "location": None,
         "tags": [],
+        "unknown_since": None,
     }
     some = cli.run("jobs", *of, "--limit", "2")
     assert some.stdout.splitlines()[1].split("\t")[:2] == ["schedule", "j0"]

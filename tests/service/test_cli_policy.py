@@ -18,6 +18,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
+from tests.support.sent import Sent
 
 TASKS = """
 import os
@@ -51,6 +52,26 @@ def sender(server: EmbeddedRedis) -> Generator[SyncSender]:
     sender = SyncSender(server.url)
     yield sender
     sender.close()
+
+
+@pytest.mark.one_server
+def test_limits_of_many_queues_are_read_with_a_few_commands(
+    cli: Cli, server: EmbeddedRedis, raw: Any, queue: str
+) -> None:
+    names = [f"{queue}-{n}" for n in range(60)]
+    raw.sadd(keys.QUEUES, *names)
+    for name in names:
+        raw.hset(keys.root(name) + "limits", "concurrency", 7)
+    with Sent(server.url) as sent:
+        shown = cli.json("limits")
+        lines = sent.commands()
+    assert {row["queue"] for row in shown} >= {*names}
+    assert not [line for line in lines if line.startswith("HGETALL") and queue in line]
+    with Sent(server.url) as sent:
+        counts = {row["queue"]: row["limits"] for row in cli.json("queues")}
+        lines = sent.commands()
+    assert {counts[name] for name in names} == {1}
+    assert not [line for line in lines if line.startswith("HGETALL") and queue in line]
 
 
 def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:

@@ -53,6 +53,27 @@ async def test_search_lists_jobs_and_leads_to_the_one_of_an_id(
     assert "tsk: is not a qualifier" in await browser.words("/jobs", q="tsk:pay")
 
 
+async def test_command_of_a_page_is_folded(browser: Browser, client: SyncClient, queue: str) -> None:
+    enqueue(client, queue, 1)
+    page = await browser.page("/queue", name=queue)
+    folded = page.partition("<summary>On the command line</summary>")
+    assert f"evsched pause {queue}" in folded[2].partition("</details>")[0]
+    assert "<details" in folded[0][-30:]
+
+
+async def test_search_for_an_id_of_several_queues_lists_its_jobs(
+    server: EmbeddedRedis, client: SyncClient, queue: str
+) -> None:
+    names = f"{queue}-a", f"{queue}-b"
+    for name in names:
+        client.enqueue(name, [New("same", PAYLOAD, due=LATER)])
+    async with browsing(server.url, queues=names) as browser:
+        page = await browser.page("/jobs", q="same")
+        assert [f"/job?queue={name}&amp;id=same" in page for name in names] == [True, True]
+        assert "2 jobs match." in words(page)
+        assert "due in" in await browser.words("/jobs", q=f"same queue:{names[1]}")
+
+
 async def test_a_word_that_is_no_id_leads_to_the_history_and_to_recurrences_of_its_name(
     browser: Browser, client: SyncClient, queue: str
 ) -> None:

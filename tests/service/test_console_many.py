@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from starlette.datastructures import QueryParams
 
 from evsched import keys
 from evsched.console import doctor_pass, failed_jobs
+from evsched.console.hour_counts import WEEK, HourCounts
 from evsched.console.live import PAGE_RATE
 from evsched.console.page import Visit
+from evsched.console.rosters import Rosters
 from evsched.console.users import Visitor
 from evsched.console.views import VIEWS
 from evsched.console.views import workers as workers_page
@@ -137,3 +140,80 @@ async def test_queue_at_rest_is_not_examined_again(
         while (values := (await read(browser, "/failures"))[0])["counted"] == 20:
             pass
         assert sum(row.dead for row in values["rows"]) == 21
+
+
+async def test_page_of_the_failures_of_many_busy_queues_costs_a_few_commands(
+    server: EmbeddedRedis, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_jobs, "_AGAIN", 0.0)
+    names, now = fill(raw, queue, MANY // 2), time.time()
+    for name in names:
+        raw.lpush(keys.root(name) + "processing:w-1-00000000-0.1.0", "a")
+    async with browsing(server.url) as browser:
+        while not (values := (await read(browser, "/failures"))[0])["over"]:
+            pass
+        assert values["counted"] == len(names)
+        for name in names:
+            raw.zadd(keys.root(name) + "dead", {"other": now})
+            raw.hset(keys.job(name, "other"), mapping={"payload": '{"task":"t"}', "error": "ValueError"})
+        spent = 0
+        while values["counted"] < 2 * len(names):
+            values, commands = await read(browser, "/failures")
+            spent += commands
+        assert spent <= 10 * PAGE_RATE, "an open page is at most 10 s old"
+
+
+async def test_doctor_examines_many_queues_with_a_few_commands(
+    server: EmbeddedRedis, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if all of them stand still."""
+    monkeypatch.setattr(doctor_pass, "_EXAMINING_RATE", 1e6)
+    names, now = fill(raw, queue), time.time()
+    for name in names:
+        raw.hset(keys.root(name) + "recurrence:r", mapping={"rule": "@daily", "payload": '{"task":"t"}'})
+        raw.zadd(keys.root(name) + "recurrences", {"r": now + 900})
+    raw.hset(keys.root(names[7]) + "recurrence:r", "rule", "@never")
+    raw.hset(keys.job(names[9], "a"), mapping={"unknown": f"{now - 60} {now + 600}", "reason": "no worker knows it"})
+    raw.zadd(keys.root(names[9]) + "schedule", {"a": f"{now + 600}"})
+    raw.set(keys.root(names[11]) + "schedule", "of a wrong type")
+    raw.zadd(keys.schedule(names[13]), {"late": now - 60})
+    async with browsing(server.url) as browser:
+        visit = visit_of(browser)
+        examined = doctor_pass.doctor_pass(visit)
+        examined.refresh(visit.client, names)
+        task = examined._task  # pyright: ignore[reportPrivateUsage]
+        assert task is not None
+        await task
+        found = {(one.check, one.where.split(",")[0]) for one in examined.found}
+        expected = {("recurrence-broken", 7), ("unknown-task", 9), ("not-dispatched", 13)}
+        assert found - {("no-dispatcher", "Redis")} == {(check, f"queue {names[at]}") for check, at in expected}
+        examined.refresh(visit.client, names)
+        assert visit.client.commands <= 180, "a pass takes less than 3 minutes"
+
+
+async def test_week_of_many_queues_costs_a_few_commands(server: EmbeddedRedis, queue: str, raw: Any) -> None:
+    names, hour = fill(raw, queue), int(time.time() // 3600)
+    async with browsing(server.url) as browser:
+        client, counts = browser.console.client.metered(), HourCounts()
+        week = await counts.week(client, names, hour, inf)
+        assert [*week] == names
+        assert {sum(one.jobs for counts in hours for one in counts) for hours in week.values()} == {12}
+        assert client.commands <= MANY * WEEK / 400, "one for some 500 hours"
+        client.commands = 0
+        assert await counts.week(client, names, hour, inf) == week
+        assert client.commands == 1, "the hours that are not over"
+
+
+async def test_recurrences_of_many_queues_cost_a_few_commands(server: EmbeddedRedis, queue: str, raw: Any) -> None:
+    names = fill(raw, queue)
+    for name in names:
+        raw.hset(keys.root(name) + "recurrence:r", mapping={"rule": "@daily", "payload": '{"task":"t"}'})
+        raw.zadd(keys.root(name) + "recurrences", {"r": time.time() + 900})
+    async with browsing(server.url) as browser:
+        while (values := (await read(browser, "/recurrences"))[0])["all"] < len(names):
+            pass
+        assert values["pending"] == 0
+        client, found = browser.console.client.metered(), Rosters()
+        while len(await found.look(client, names)) < len(names):
+            pass
+        assert client.commands <= 4, "a glance, and one for each 100 queues"

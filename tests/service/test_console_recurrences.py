@@ -9,9 +9,14 @@ from html import unescape
 from typing import Any
 
 import pytest
+from starlette.datastructures import QueryParams
 
+from evsched import keys
 from evsched.client.client import Client
 from evsched.console import rosters
+from evsched.console.page import Visit
+from evsched.console.users import Visitor
+from evsched.console.views.recurrences import kept_records, rosters_of
 from evsched.jobs.job import Buried, Done
 from evsched.recurrence.recurrence import Declared
 from evsched.store.store import Store
@@ -123,7 +128,7 @@ async def test_the_page_of_a_recurrence_has_its_runs_and_next_times(
     assert "Runs at 02:30 every day, in Europe/Berlin. Paused for" in words
     assert "Last error ValueError, in /srv/claims.py:141 in price" in words
     assert "2 runs in a row failed." in words
-    assert words.count("triggered by hand") == 3
+    assert words.count("run by hand") == 3
     assert "dead 2.0 s" in words
     assert "ValueError in claims.py:141 in price" in words
     assert "Next times, once resumed" in words
@@ -140,7 +145,7 @@ async def test_a_recurrence_is_triggered_paused_and_resumed(
     await declare(client, queue, "nightly")
     async with browsing(server.url) as browser:
         page = await browser.page("/recurrence", queue=queue, name="nightly")
-        assert "nightly was triggered" in await browser.send(page, "trigger", queue=queue, name="nightly")
+        assert "nightly runs once more, now" in await browser.send(page, "trigger", recurrence=f"{queue} nightly")
         said = await browser.send(page, "hold", queue=queue, name="nightly", until="10m", why="the warehouse moves")
         assert "nightly is paused until " in said
         assert "the warehouse moves" in said
@@ -196,7 +201,7 @@ async def test_a_recurrence_that_cannot_run_says_why(
         ("/recurrences", {"say", "filter", "recurrences"}),
         ("/recurrence", {"say", "acts", "runs", "next"}),
         ("/agenda", {"say", "chart", "busy", "list"}),
-        ("/failures", {"say", "groups"}),
+        ("/failures", {"say", "chart", "groups"}),
     ],
 )
 async def test_an_open_page_gets_its_regions(
@@ -226,12 +231,30 @@ async def test_a_run_whose_record_is_gone_leads_to_its_end_and_its_recurrence(
         assert "After that it cannot run again from here. It was a run of nightly" in words(gone.text)
 
 
+async def test_open_page_of_a_recurrence_asks_seldom_which_runs_have_a_record(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, client: Client, raw: Any
+) -> None:
+    await declare(client, queue, "nightly")
+    for end in (DONE, DONE, FAILED):
+        await run(sender, store, "nightly", end)
+    gone = sorted(key.decode() for key in raw.keys(keys.job(queue, "nightly@*")))
+    raw.delete(gone[0])
+    async with browsing(server.url) as browser:
+        visit = Visit(browser.console, browser.console.client.metered(), Visitor("ann", "admin"), QueryParams(), "")
+        page = await browser.page("/recurrence", queue=queue, name="nightly")
+        assert page.count("Run again</button>") == 1
+        assert page.count("Revive</button>") == 1
+        runs = rosters_of(visit).runs_of(queue, "nightly")
+        assert await kept_records(visit).look(visit.client, runs) == [run.id in str(gone[1:]) for run in runs]
+        assert visit.client.commands == 0
+
+
 async def test_the_run_of_a_trigger_is_linked_and_an_ended_one_runs_again(
     server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, client: Client
 ) -> None:
     await declare(client, queue, "nightly")
     async with browsing(server.url) as browser:
-        answer = await browser.act(f"/recurrence?queue={queue}&name=nightly", "trigger", queue=queue, name="nightly")
+        answer = await browser.act(f"/recurrence?queue={queue}&name=nightly", "trigger", recurrence=f"{queue} nightly")
         page = await browser.page(answer.headers["location"])
         (link,) = re.findall(r'<a href="([^"]+)">Open the run</a>', page)
         assert "Run again" not in await browser.page(unescape(link))

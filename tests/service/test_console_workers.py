@@ -105,6 +105,7 @@ async def test_worker_is_asked_to_go_quiet_after_a_question(browser: Browser, ru
     (worker,) = running.workers
     question = await browser.page(f"/workers?worker={worker.id}")
     assert "it cannot be asked to fetch again" in question
+    assert "Fetch no more, or stop…" in await browser.page("/workers"), "the link says what it leads to"
     assert f"evsched workers quiet {worker.id}" in question
     answer = await browser.act(f"/workers?worker={worker.id}", "quiet-worker", worker=worker.id)
     assert answer.status_code == 303
@@ -134,7 +135,7 @@ async def test_viewer_gets_no_forms(browser: Browser, running: System) -> None:
     for path in ("/workers?worker=w", "/history", "/audit"):
         page = await browser.page(path)
         assert "/act/" not in page
-        assert "Stop…" not in page
+        assert "or stop…" not in page
 
 
 @pytest.mark.extra

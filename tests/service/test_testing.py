@@ -13,7 +13,20 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from evsched import App, ConfigError, EndedJob, GiveUp, HttpResponse, JobExists, Retry, Snooze, Unique, current_job
+from evsched import (
+    App,
+    ConfigError,
+    EndedBatch,
+    EndedJob,
+    GiveUp,
+    HttpResponse,
+    JobExists,
+    JobMissing,
+    Retry,
+    Snooze,
+    Unique,
+    current_job,
+)
 from evsched.client.new_job import new_job
 from evsched.jobs.job import Message
 from evsched.store.store import Store
@@ -69,6 +82,11 @@ async def poll(ready: int) -> None:
 @app.task
 async def forever() -> None:
     await forever.enqueue()
+
+
+@app.task
+async def summarize(batch: EndedBatch) -> str:
+    return f"{batch.outcome}: {batch.done} of {batch.total}"
 
 
 @pytest.fixture(name="evsched_app")
@@ -394,6 +412,53 @@ async def test_the_clock_ends_the_time_in_which_a_job_is_unique(clock: Clock) ->
     assert await clock.advance(minutes=1) == []
     await once.enqueue("bob")
     assert len(await clock.advance()) == 1
+
+
+async def test_batch_ends_and_its_callback_runs_as_the_clock_is_moved(clock: Clock) -> None:
+    async with app.batch(on_done=summarize, on_failed=summarize) as batch:
+        await batch.add(remind, "bob")
+        await batch.add(remind.using(delay=3600, queue="other"), "eve")
+    assert [run.task for run in await clock.advance(minutes=59)] == ["remind"]
+    with pytest.raises(TimeoutError, match=r"clock.advance"):
+        await batch.wait()
+    runs = await clock.advance(minutes=1)
+    assert [(run.task, run.result) for run in runs] == [("remind", "eve, shared"), ("summarize", "done: 2 of 2")]
+    found = await batch.wait()
+    assert (found.state, found.finished) == ("done", clock.now)
+    await clock.advance(days=8)
+    with pytest.raises(JobMissing):
+        await batch.status()
+
+
+async def test_batch_fails_expires_and_is_cancelled_on_the_clock(clock: Clock) -> None:
+    async with app.batch(on_failed=summarize) as batch:
+        await batch.add(remind, "bob", fail=3)
+    runs = await clock.advance(minutes=5)
+    assert [run.outcome for run in runs] == ["retry", "retry", "dead", "done"]
+    assert runs[-1].result == "failed: 0 of 1"
+    slow = await app.batch(on_failed=summarize, expires=60).open()
+    await slow.add(remind.using(delay=3600), "late")
+    await slow.close()
+    assert [run.result for run in await clock.advance(minutes=2)] == ["failed: 0 of 1"]
+    cancelled = await app.batch(on_done=summarize).open()
+    await cancelled.add(remind.using(delay=60), "never")
+    await cancelled.cancel()
+    assert await clock.advance(hours=1) == []
+    assert (await cancelled.status()).state == "cancelled"
+
+
+async def test_batch_without_an_event_loop_is_on_the_clock(clock: Clock) -> None:
+    with app.sync() as client:
+        with client.batch("b", on_done=summarize) as batch:
+            batch.add(remind, "bob")
+            with batch.batch() as inner:
+                inner.add_many(remind, [("eve",), ("ann",)])
+        with pytest.raises(TimeoutError, match=r"clock.advance"):
+            batch.wait()
+        assert [run.task for run in await clock.advance()] == ["remind", "remind", "remind", "summarize"]
+        known = client.known_batch("b")
+        assert (known.status().done, known.wait().state) == (2, "done")
+        assert known.results() == ["bob, shared"]
 
 
 async def test_message_is_sent_at_the_end_of_its_job_and_retried_if_refused(

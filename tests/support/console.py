@@ -140,12 +140,17 @@ def consoles(url: str) -> Generator[Consoles]:
 
 
 def seed(raw: Any, queue: str) -> None:
-    """Make a queue with a job that waits, dead ones, one of them to be dropped, and a recurrence."""
+    """Make a queue with a job that waits, dead ones, one of them to be dropped, a recurrence and a batch."""
     raw.sadd(keys.QUEUES, queue)
     for job, task in (("waits", "noop"), ("dead", "noop"), ("spare", "spare")):
         raw.hset(keys.job(queue, job), "payload", f'{{"task":"{task}"}}')
     raw.zadd(keys.schedule(queue), {"waits": LATER})
     raw.zadd(f"{keys.root(queue)}dead", {"dead": 1.7e9, "spare": 1.6e9})
+    raw.zadd(f"{keys.root(queue)}batches", {"b": 1.7e9})
+    raw.hset(f"{keys.root(queue)}batch:b", mapping={"state": "running", "created": "1.7e9", "total": 2, "dead": 1})
+    raw.set(f"{keys.root(queue)}batch_ends:b", b"\x00\x02")
+    raw.rpush(f"{keys.root(queue)}batch_parts:b", f"0 2 {queue}")
+    raw.hset(f"{keys.root(queue)}batch_ids:b", mapping={"0": "waits", "1": "dead"})
     raw.hset(f"{keys.root(queue)}recurrence:r", mapping={"rule": "@daily", "task": "noop"})
     raw.zadd(keys.recurrences(queue), {"r": LATER})
 
@@ -156,6 +161,7 @@ QUERIES: Final[dict[str, str]] = {
     "/edit": "?queue={queue}&id=waits",
     "/bulk": "?verb=cancel&q=queue:{queue}+place:schedule",
     "/recurrence": "?queue={queue}&name=r",
+    "/batch": "?queue={queue}&id=b&ask=cancel",
     "/act": "?id={run}",
 }
 """The parameters that pages need, about a queue of `seed`. Tests of all pages fail for one that is missing here."""

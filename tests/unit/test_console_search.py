@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -88,3 +88,32 @@ def test_a_span_that_cannot_be_written_as_dates_says_so(text: str) -> None:
         picked = pick_span("", since, until, "Europe/Berlin", 2e9)
         assert f"'{text}' is out of range: give a time from 1900 to 9999" in picked.problem
         assert picked.words(ZoneInfo("Europe/Berlin")) == {}
+
+
+NOON = datetime(2030, 1, 31, 12, tzinfo=ZoneInfo("Europe/Berlin"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("2030-01-31 02:00-02:30", "2030-01-31 02:00 to 02:30"),
+        ("2030-01-31T02:00 to 2030-01-31T02:30:15", "2030-01-31 02:00 to 02:30:15"),
+        ("2030-01-30 23:30 \u2013 0:15", "2030-01-30 23:30 to 2030-01-31 00:15"),
+        ("2030-01-31T02:00+00:00 until 2030-01-31T04:00+00:00", "2030-01-31 03:00 to 05:00"),
+        ("2h to 1h", "2030-01-31 10:00 to 11:00"),
+        ("2030-01-31 02:00", "2030-01-31 02:00"),
+    ],
+)
+def test_span_is_typed_as_one_text_and_shown_as_one_that_can_be_sent_again(typed: str, shown: str) -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    picked = pick_span("", "", "", "Europe/Berlin", NOON.timestamp(), typed=typed)
+    assert (picked.problem, picked.typed(zone)) == ("", shown)
+    again = pick_span("", "", "", "Europe/Berlin", NOON.timestamp(), typed=shown)
+    assert (again.since, again.until) == (picked.since, picked.until)
+
+
+@pytest.mark.parametrize("typed", ["soon", "02:00-", "02:00-25:00", "2030-01-31 14:00 to 2030-01-31 13:00", "1e18"])
+def test_span_that_cannot_be_read_says_so(typed: str) -> None:
+    picked = pick_span("", "", "", "Europe/Berlin", NOON.timestamp(), typed=typed)
+    assert picked.problem
+    assert (picked.since, picked.until) == (None, None)

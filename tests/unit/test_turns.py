@@ -7,7 +7,7 @@ from math import inf
 from typing import cast
 
 from evsched.console.page import MeteredClient
-from evsched.console.turns import Turns
+from evsched.console.turns import Turns, step_each
 
 
 class Budget:
@@ -44,14 +44,14 @@ CLIENT = cast(MeteredClient, None)
 async def test_a_long_part_gets_half_of_the_calls() -> None:
     budget = Budget(1000)
     long, short = Slices(budget, 100_000), [Slices(budget, 1) for _ in range(50)]
-    await Turns().look(CLIENT, [*short, long], inf)
+    await Turns(step_each).look(CLIENT, [*short, long], inf)
     others = [one.steps for one in short]
     assert abs(long.steps - sum(others)) <= 60
     assert max(others) - min(others) <= 1
 
 
 async def test_only_the_first_look_takes_as_many_calls_as_fit() -> None:
-    turns, budget = Turns(), Budget(500)
+    turns, budget = Turns(step_each), Budget(500)
     parts = [Slices(budget, 1) for _ in range(20)]
     await turns.look(CLIENT, parts, inf)
     assert sum(one.steps for one in parts) >= 500

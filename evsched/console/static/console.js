@@ -46,8 +46,18 @@ function replace(name, html) {
   for (const details of all("details", parsed)) {
     if (opened.includes(nameOf(details))) details.open = true;
   }
+  keepOrder(region, parsed);
   region.replaceWith(parsed);
   if (focused) $(`[href="${CSS.escape(focused)}"]`, parsed)?.focus();
+}
+
+// Rows keep their places while somebody looks: the order of the server is that of the next load. New rows come last.
+function keepOrder(old, parsed) {
+  const places = new Map(all("[data-row]", old).map((row, at) => [row.dataset.row, at]));
+  const rows = all("[data-row]", parsed);
+  if (!rows.length || !parsed.querySelector("[data-stable]") && !parsed.matches("[data-stable]")) return;
+  const place = (row) => places.get(row.dataset.row) ?? places.size;
+  rows[0].parentElement.append(...rows.sort((one, other) => place(one) - place(other)));
 }
 
 function open() {

@@ -1,7 +1,19 @@
 """The pages, a file for each group of them. Each has functions that read the values of a template, and its `VIEWS`."""
 
 from evsched.console.page import View
-from evsched.console.views import agenda, failures, jobs, now, one_job, one_queue, past, recurrences, trail, workers
+from evsched.console.views import (
+    agenda,
+    batches,
+    failures,
+    jobs,
+    now,
+    one_job,
+    one_queue,
+    past,
+    recurrences,
+    trail,
+    workers,
+)
 
 VIEWS: tuple[View, ...] = (
     *now.VIEWS,
@@ -11,6 +23,7 @@ VIEWS: tuple[View, ...] = (
     *failures.VIEWS,
     *recurrences.VIEWS,
     *agenda.VIEWS,
+    *batches.VIEWS,
     *workers.VIEWS,
     *past.VIEWS,
     *trail.VIEWS,

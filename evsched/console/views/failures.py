@@ -7,6 +7,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import datetime, tzinfo
 from math import inf
 from typing import Any, Final, cast
 
@@ -15,13 +16,17 @@ from msgspec import Struct
 from evsched.console.failed_jobs import FailureCounts, QueueCount
 from evsched.console.failure_sums import OTHERS, By, DeathSpan, Failures, Kind, last_day, short_location
 from evsched.console.page import View, Visit
-from evsched.console.search import PickedSpan, offered_spans, pick_span, written_words
+from evsched.console.past_charts import even_axis, marks
+from evsched.console.search import PickedSpan, offered_spans, written, written_words
 from evsched.jobs.record import JobStatus
 from evsched.keys import check_queue
 from evsched.recurrence.cron import find_zone
 
 _SHOWN: Final = 50
 """Rows of a page."""
+
+_KEPT: Final = ("queue", "sort", "by")
+"""Parameters of the page that another span leaves as they are."""
 
 _READ: Final = 12
 """Rows whose newest job is read, for its traceback."""
@@ -30,7 +35,7 @@ _NAMED: Final = 5
 """Queues that a search names; of more, it searches all."""
 
 _ORDERS: Final[dict[str, tuple[str, Callable[[Failures], float]]]] = {
-    "growing": ("growing first", lambda one: one.growth),
+    "growing": ("more than usual first", lambda one: one.growth),
     "last": ("newest first", lambda one: one.last),
     "dead": ("most first", lambda one: one.dead),
 }
@@ -85,7 +90,7 @@ def merge(counts: Sequence[QueueCount], by: By, span: DeathSpan) -> list[Failure
     found = dict[Kind, Failures]()
     for count in counts:
         for one in count.shown.jobs.summed(count.queue, by, span, count.shown.at):
-            found.setdefault(one.key, Failures(one.key)).add(one)
+            found.setdefault(one.key, Failures(one.key, span.bars)).add(one)
     return [*found.values()]
 
 
@@ -192,14 +197,64 @@ def _command(queue: str, first: Failures | None, by: By, span: dict[str, str]) -
     return shlex.join([*words, *(word for name, value in span.items() for word in (f"--{name}", value))])
 
 
-def _span(picked: PickedSpan, now: float) -> DeathSpan:
+def _span(picked: PickedSpan, now: float, zone: tzinfo) -> DeathSpan:
     if picked.since is None and picked.until is None:
         return last_day(now)
     since = -inf if picked.since is None else picked.since
     until = inf if picked.until is None else picked.until
     end = min(until, max(now, since + 1)) if picked.name == "" else since + _LENGTHS[picked.name]
-    return DeathSpan(picked.since if picked.since is not None else end - 86400, end, since, until)
+    start = picked.since if picked.since is not None else end - 86400
+    axis = even_axis(start, max(end, start + _SHORTEST), zone)
+    return DeathSpan(axis.start, axis.bar, axis.all_bars, axis.parts, since, until)
 
+
+class DeathBar(Struct, frozen=True):
+    """A bar of the chart of all deaths, as a link to the deaths of its part of the span."""
+
+    at: int
+    """Its place, from the left."""
+    jobs: int
+    name: str
+    """When it begins and ends."""
+    words: dict[str, str | None]
+    """The parameters of the page of these deaths."""
+
+
+class DeathChart(Struct, frozen=True):
+    """The chart of all deaths of a span."""
+
+    counts: list[int]
+    bar: float
+    """Seconds of a bar."""
+    links: list[DeathBar]
+    """The bars that have jobs; none if they are too short to be picked."""
+    marks: list[str]
+
+
+def _named(since: float, until: float, zone: tzinfo) -> str:
+    """Return the times of a bar: 27 Nov 02:00 to 02:30."""
+    first, last = (datetime.fromtimestamp(at, zone) for at in (since, until))
+    shape = "%H:%M" if until - since >= 60 else "%H:%M:%S"
+    return f"{first.day} {first:%b} {first.strftime(shape)} to {last.strftime(shape)}"
+
+
+def _chart(found: Sequence[Failures], span: DeathSpan, zone: tzinfo) -> DeathChart:
+    counts = [sum(bars) for bars in zip(*(one.bars for one in found), strict=True)] or [0] * span.bars
+    links = list[DeathBar]()
+    for at, jobs in enumerate(counts):
+        since, until = (span.start + span.bar * edge for edge in (at, at + 1))
+        words: dict[str, str | None] = {"from": written(since, zone), "to": written(until, zone), "span": None}
+        if jobs and span.bar >= _PICKED:
+            links.append(DeathBar(at, jobs, _named(since, until, zone), words))
+    step = span.bar * span.bars / span.parts
+    return DeathChart(counts, span.bar, links, marks(span.start, step, span.parts, zone))
+
+
+_SHORTEST: Final = 60.0
+"""Seconds of a chart, at least."""
+
+_PICKED: Final = 1.0
+"""Seconds of a bar that can be picked, at least."""
 
 _LENGTHS: Final = {"1h": 3600, "noon": 43200, "today": 86400, "24h": 86400, "7d": 604800}
 """Seconds of the chart of a span that a link has picked."""
@@ -232,11 +287,11 @@ def _counted(counts: Sequence[QueueCount]) -> dict[str, Any]:
 def _chosen(visit: Visit, known: Sequence[str]) -> dict[str, Any]:
     """Return what the links and the form of the page have chosen, and offer."""
     zone = visit.console.config.console_zone
-    picked = pick_span(visit.get("span"), visit.get("from"), visit.get("to"), zone, time.time())
+    picked = visit.picked_span()
     by = cast(By, visit.get("by")) if visit.get("by") in _BY else "error"
     in_span = picked.since is not None or picked.until is not None
     orders = [name for name in _ORDERS if name != "growing" or (by == "error" and not in_span)]
-    given = {name: visit.get(name) for name in ("queue", "sort", "by", "span", "from", "to")}
+    given = {name: visit.get(name) for name in (*_KEPT, "span", "from", "to")}
     words = picked.words(find_zone(zone))
     all_of_span = {**words, **({"queue": given["queue"]} if given["queue"] else {})}
     return {
@@ -250,6 +305,7 @@ def _chosen(visit: Visit, known: Sequence[str]) -> dict[str, Any]:
         "orders": {name: _ORDERS[name][0] for name in orders},
         "picked": picked,
         "spans": offered_spans(zone),
+        "typed": visit.get("when") or picked.typed(find_zone(zone)),
         "spoken": _SPOKEN.get(picked.name, ""),
         "in_span": in_span,
         "span_words": words,
@@ -260,13 +316,17 @@ def _chosen(visit: Visit, known: Sequence[str]) -> dict[str, Any]:
 
 async def _failures(visit: Visit) -> dict[str, Any]:
     client = visit.client
+    if visit.get("when") and not (picked := visit.picked_span()).problem:
+        ends = {name: "" if at is None else written(at, find_zone(visit.zone)) for name, at in picked.ends.items()}
+        return {"redirect": visit.url("/failures", **{name: visit.get(name) for name in _KEPT}, **ends)}
     known = await visit.console.queues(client)
     queues = [check_queue(visit.get("queue"))] if visit.get("queue") else known
     counted: FailureCounts = visit.console.memory.setdefault("failures", FailureCounts())
     counts = await counted.look(client, queues)
     values = {**_counted(counts), **_chosen(visit, known)}
     by, order, in_span, words = values["by"], values["order"], values["in_span"], values["span_words"]
-    span = _span(values["picked"], values["now"])
+    zone = find_zone(visit.zone)
+    span = _span(values["picked"], values["now"], zone)
     found = merge(counts, by, span)
     found.sort(key=lambda one: (-_ORDERS[order][1](one), -one.dead, -one.retried, one.key))
     shown = found[:_SHOWN]
@@ -285,7 +345,7 @@ async def _failures(visit: Visit) -> dict[str, Any]:
         "words_of": _BY[by][1],
         "counted": sum(one.dead for one in found),
         "retried": sum(one.retried for one in found),
-        "bar": span.bar,
+        "chart": _chart(found, span, zone),
         "command": _command(values["queue"], found[0] if found else None, by, words),
     }
 

@@ -19,12 +19,12 @@ from evsched.client import operations, spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
-from evsched.console.search import QUALIFIERS, Search, in_words, offered_spans, pick_span, quoted, read_search
+from evsched.console.search import QUALIFIERS, Search, in_words, offered_spans, quoted, read_search
 from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
 from evsched.console.views.recurrences import rosters_of
 from evsched.errors import StoreError
-from evsched.jobs.record import Place
+from evsched.jobs.record import JobStatus, Place
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted_member
 from evsched.keys import check_queue
 from evsched.recurrence.cron import find_zone
@@ -74,6 +74,11 @@ PLACE_WORDS: Final[dict[Place, tuple[str, str]]] = {
 _PLACE_ORDER: Final = {place: at for at, place in enumerate(PLACE_WORDS)}
 
 
+def short_reason(job: Match) -> str:
+    """Return the reason without its usual first words: the attempt, and the module of the class."""
+    return re.sub(r"^(attempt \d+ of \d+: )?([\w.]+\.(?=[A-Z]\w*\b))?", "", job.reason or "", count=1)
+
+
 class FoundJob(Struct, frozen=True):
     """A job of the list."""
 
@@ -87,8 +92,7 @@ class FoundJob(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """The reason without its usual first words: the attempt, and the module of the class."""
-        return re.sub(r"^(attempt \d+ of \d+: )?([\w.]+\.(?=[A-Z]\w*\b))?", "", self.job.reason or "", count=1)
+        return short_reason(self.job)
 
 
 class Found(Struct, frozen=True):
@@ -167,12 +171,19 @@ async def _by_order(
     return Found(rows, len(rows), matched=len(rows), ordered=True)
 
 
-async def _by_id(client: MeteredClient, queues: Sequence[str], wanted: Search) -> str | None:
-    """Return the queue that has a job of the id of a search."""
-    for queue in queues:
-        if await client.run(spread.status(client.parts_of(queue, wanted.id), wanted.id)) is not None:
-            return queue
-    return None
+async def _by_id(client: MeteredClient, queues: Sequence[str], wanted: Search) -> list[FoundJob]:
+    """Return the jobs of the id of a search: more than one if several queues have it."""
+    found = await asyncio.gather(
+        *(client.run(spread.status(client.parts_of(queue, wanted.id), wanted.id)) for queue in queues)
+    )
+    return [as_row(queue, _match(one)) for queue, one in zip(queues, found, strict=True) if one is not None]
+
+
+def _match(job: JobStatus) -> Match:
+    """Return a job of a known state as a search finds it."""
+    at = job.due if job.place == "schedule" else job.finished
+    known = job.task, job.group, job.created, job.by, job.reason, job.error, job.tags, job.location
+    return Match(job.place, job.id, at, *known)
 
 
 async def _redacted(client: MeteredClient, found: Found) -> Found:
@@ -210,12 +221,12 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     queues = [*wanted.queues] or known
     values: dict[str, Any] = {"search": wanted, "qualifiers": QUALIFIERS, "known": known}
     zone = visit.console.config.console_zone
-    picked = pick_span(visit.get("span"), visit.get("from"), visit.get("to"), zone, time.time())
+    picked = visit.picked_span()
     if not picked.problem and (picked.since, picked.until) != (None, None):
         of_span = picked.words(find_zone(zone))
         return {"redirect": visit.url("/jobs", q=wanted.spanning(of_span.get("since"), of_span.get("until")))}
-    given = wanted.span_fields(zone) | {name: visit.get(name) for name in ("from", "to") if visit.get(name)}
-    values |= {"spans": offered_spans(zone), "given": given, "span_problem": picked.problem}
+    typed = visit.get("when") or wanted.typed_span(zone)
+    values |= {"spans": offered_spans(zone), "typed": typed, "span_problem": picked.problem}
     values |= {"any_place": "place:" + ",".join(PLACE_WORDS[place][1] for place in SEARCHED)}
     values |= {
         "acts": JOB_ACTS,
@@ -227,15 +238,17 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     values |= {"offered": _offered(wanted.searched), "counts": await _counts(client, queues)}
     if wanted.problem:
         return values | {"found": Found([])}
-    if wanted.id and (queue := await _by_id(client, queues, wanted)) is not None:
-        return {"redirect": visit.url("/job", queue=queue, id=wanted.id)}
+    of_id = await _by_id(client, queues, wanted) if wanted.id else []
+    if len(of_id) == 1:
+        return {"redirect": visit.url("/job", queue=of_id[0].queue, id=wanted.id)}
     simple = wanted.filter.is_empty and not wanted.by and not wanted.id
     if simple and (not wanted.places or wanted.places in (("dead",), ("schedule",))):
         place = "dead" if wanted.places == ("dead",) else "schedule"
         found = await _redacted(client, await _by_order(client, queues, place, _ROWS))
         return values | {"found": found, "place": place, "offered": _offered([place])}
     if wanted.id:
-        return values | {"found": Found([]), **await _gone(visit, queues, wanted)}
+        found = await _redacted(client, Found(of_id, len(of_id), matched=len(of_id)))
+        return values | {"found": found} | ({} if of_id else await _gone(visit, queues, wanted))
 
     def sweep_of(stores: Sequence[Store]) -> Sweep:
         return Sweep(stores, wanted.filter, wanted.searched)

@@ -112,14 +112,15 @@ class EndRates:
         return None if length < _SHORTEST or first < now - 2 * _MINUTE else (ended - before) / length * _MINUTE
 
 
-_URGENCY: Final = {"no worker": 0, "late": 1, "paused": 2, "running": 3, "on time": 4, "idle": 5}
+_URGENCY: Final = {"no worker": 0, "late": 1, "paused": 2}
+"""The states that come first. All others change by the second, so such queues are in the order of their names."""
 
 
 async def _now(visit: Visit) -> dict[str, Any]:
     names = await visit.console.queues(visit.client)
     read = await read_stats(visit.client, names)
     known = {name: stats for name, stats in read.items() if not isinstance(stats, StoreError)}
-    first = sorted(known, key=lambda name: (_URGENCY[state_of(known[name])[1]], name))
+    first = sorted(known, key=lambda name: (_URGENCY.get(state_of(known[name])[1], len(_URGENCY)), name))
     now = max((stats.now for stats in known.values()), default=time.time())
     ends = await hour_counts(visit).read_last(visit.client, first[:_CHARTED], int(now // HOUR), _HOURS)
     rows = [_row(visit, name, known[name], hours) for name, hours in ends.items()]

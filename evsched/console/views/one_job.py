@@ -31,7 +31,7 @@ _FACTS: Final = {
 }
 """How the page calls facts whose own names are those of the store."""
 
-_ELSEWHERE: Final = ("place", "queue", "task", "group", "tags", "reason")
+_ELSEWHERE: Final = ("place", "queue", "task", "group", "tags", "reason", "batch")
 """Facts that another part of the page shows."""
 
 _RESUME: Final = ": resume it with `evsched resume`"
@@ -73,7 +73,14 @@ async def _job(visit: Visit) -> dict[str, Any]:
         "now": time.time(),
         "waits": status.place in ("schedule", "backlog", "ready"),
         "inline": is_member(job),
+        "form": _form(status, {}) if _is_edited(visit, status) else None,
     }
+
+
+def _is_edited(visit: Visit, status: JobStatus) -> bool:
+    """Return whether the page of a job has the form of its arguments."""
+    edited = status.place in ("schedule", "backlog", "ready", "dead") and not is_member(status.id)
+    return edited and visit.visitor.may("operator")
 
 
 async def _edit(visit: Visit) -> dict[str, Any]:
@@ -119,8 +126,8 @@ def _form(status: JobStatus, draft: dict[str, str]) -> dict[str, Any] | None:
     values = {"args": args, "kwargs": kwargs, **shown, "due": ""}
     return {
         **{name: draft.get(name, value) for name, value in values.items()},
-        "args_rows": min(20, 2 + draft.get("args", args).count("\n")),
-        "kwargs_rows": min(20, 2 + draft.get("kwargs", kwargs).count("\n")),
+        "args_rows": min(20, 1 + draft.get("args", args).count("\n")),
+        "kwargs_rows": min(20, 1 + draft.get("kwargs", kwargs).count("\n")),
         "kept": {"version": status.version, **{f"shown_{name}": value for name, value in shown.items()}},
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,8 @@ class EndRow(Struct, frozen=True):
     ran: float | None
     kept: bool
     """Whether there is a record of a job of this id."""
+    recurrence: str
+    """The recurrence whose run it was, if the record is gone; empty = none that still exists."""
 
 
 class PastQuery:
@@ -160,6 +163,8 @@ async def _history(visit: Visit) -> dict[str, Any]:
     full = len(ends.rows) == ROWS
     on = "" if full or ends.back_to is None or given["ledger"] else kept_searches.keep(search, asked)
     kept = await asyncio.gather(*(client.send(client.store(job.queue).traces(job.id)[0]) for job in ends.rows))
+    gone = [job for job, there in zip(ends.rows, kept, strict=True) if not there]
+    recurrences = await _recurrences(client, gone)
     first, counted = math.isinf(moment), not any(given[name] for name in _UNCOUNTED)
     week, unread = await _week(visit, queues, now) if counted else (WeekSums({}), {})
     chart, zone = None, visit.console.pages.clock.zone
@@ -170,7 +175,10 @@ async def _history(visit: Visit) -> dict[str, Any]:
     return {
         "given": given,
         "link": query.link,
-        "rows": [_row(client.shards.whole, job, there) for job, there in zip(ends.rows, kept, strict=True)],
+        "rows": [
+            _row(client.shards.whole, job, there, "" if there else recurrences.get((job.queue, _rule_of(job)), ""))
+            for job, there in zip(ends.rows, kept, strict=True)
+        ],
         "ends": ends,
         "first": first,
         "sentence": _sentence(given, ends, visit.console.pages.clock, reach),
@@ -234,7 +242,26 @@ async def _newer(visit: Visit) -> dict[str, Any]:
     return {"newer": newer.words, "link": query.link}
 
 
-def _row(whole: Callable[[str], str], job: PastJob, kept: bool) -> EndRow:
+_RUN: Final = re.compile(r"(.+)@\d+(\.\d+)?", re.DOTALL)
+"""The id of a run of a recurrence."""
+
+
+def _rule_of(job: PastJob) -> str:
+    """Return the name of the recurrence whose run a job seems to be; empty if its id is another."""
+    found = _RUN.fullmatch(job.id)
+    return found[1] if found else ""
+
+
+async def _recurrences(client: MeteredClient, jobs: Sequence[PastJob]) -> dict[tuple[str, str], str]:
+    """Return the names of the recurrences whose runs some jobs were, by queue and name, if they still exist."""
+    asked = dict.fromkeys((job.queue, name) for job in jobs if (name := _rule_of(job)))
+    found = await asyncio.gather(
+        *(client.send(client.store(client.shards.whole(queue)).next_planned(name)) for queue, name in asked)
+    )
+    return {one: one[1] for one, at in zip(asked, found, strict=True) if at is not None}
+
+
+def _row(whole: Callable[[str], str], job: PastJob, kept: bool, recurrence: str) -> EndRow:
     return EndRow(
         job=job,
         queue=whole(job.queue),
@@ -242,6 +269,7 @@ def _row(whole: Callable[[str], str], job: PastJob, kept: bool) -> EndRow:
         late=None if job.due is None or job.started is None else max(0.0, job.started - job.due),
         ran=None if job.started is None else max(0.0, job.ended - job.started),
         kept=kept,
+        recurrence=recurrence,
     )
 
 

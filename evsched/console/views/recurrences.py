@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.client import recurrence_operations
 from evsched.client.recurrence_operations import find_standing, read_record, read_stored
-from evsched.console.page import View, Visit
+from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.rosters import URGENT, RosterRow, Rosters, as_row, text_of
 from evsched.console.words import PageClock
 from evsched.errors import ConfigError, JobMissing
@@ -42,6 +43,12 @@ _TIMES: Final = 5
 _SHOWN_TIMES: Final = 10
 """Planned times that the dry run of a backfill lists."""
 
+_KEPT_FOR: Final = 30.0
+"""Seconds after which a record is asked about again."""
+
+_RECORDS: Final = 5_000
+"""Runs of which is known whether they have a record."""
+
 _YEAR: Final = 400
 """Days within which the next change of the clocks is looked for."""
 
@@ -62,6 +69,35 @@ class ListedRow(Struct, frozen=True):
     runs: list[str]
     """The outcomes of the last runs, the newest last: done or failed."""
     runs_words: str
+    last: PastJob | None
+    """The last run that is known."""
+
+
+class KeptRecords:
+    """Which of the last runs still have a record. A run that had one is asked about again, after a while."""
+
+    def __init__(self) -> None:
+        self._known = dict[tuple[str, str], tuple[float, bool]]()
+
+    async def look(self, client: MeteredClient, runs: Sequence[PastJob]) -> list[bool]:
+        now = time.monotonic()
+        asked = [run for run in runs if self._is_asked(run, now)]
+        found = await asyncio.gather(*(client.send(client.store(run.queue).traces(run.id)[0]) for run in asked))
+        for run, there in zip(asked, found, strict=True):
+            self._known.pop((run.queue, run.id), None)
+            self._known[run.queue, run.id] = now, there
+        while len(self._known) > _RECORDS:
+            del self._known[next(iter(self._known))]
+        return [self._known.get((run.queue, run.id), (now, False))[1] for run in runs]
+
+    def _is_asked(self, run: PastJob, now: float) -> bool:
+        at, there = self._known.get((run.queue, run.id), (-inf, True))
+        return there and now - at > _KEPT_FOR
+
+
+def kept_records(visit: Visit) -> KeptRecords:
+    """Return what all pages of a console know about the records of runs."""
+    return visit.console.memory.setdefault("kept records", KeptRecords())
 
 
 def rosters_of(visit: Visit) -> Rosters:
@@ -128,9 +164,10 @@ async def _recurrences(visit: Visit) -> dict[str, Any]:
     await rosters.look_back(client, sorted({row.queue for row in shown}))
     listed = list[ListedRow]()
     for row in shown:
-        outcomes = _outcomes(rosters.runs_of(row.queue, row.name))
+        runs = rosters.runs_of(row.queue, row.name)
+        outcomes = _outcomes(runs)
         next_, local = visit.console.pages.clock.moment(row.next), _local(visit, row.next, row)
-        listed.append(ListedRow(row, next_, local, outcomes, runs_words(outcomes)))
+        listed.append(ListedRow(row, next_, local, outcomes, runs_words(outcomes), next(iter(runs), None)))
     by_queue = Counter(row.queue for row in rows)
     unread = rosters.unread(queues)
     zones = sorted({row.zone for row in rows if row.zoned})
@@ -292,6 +329,7 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
     await rosters.look_back(client, [queue])
     runs = rosters.runs_of(queue, name)
     failed = next((run for run in runs if run.outcome != "done"), None)
+    kept = await kept_records(visit).look(client, runs)
     return {
         "queue": queue,
         "recurrence": name,
@@ -300,7 +338,7 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
         "paused": number(fields.get("paused")),
         "times": times,
         "problem": problem,
-        "runs": [(run, *_planned(visit, run, row)) for run in runs],
+        "runs": [(run, *_planned(visit, run, row), there) for run, there in zip(runs, kept, strict=True)],
         "outcomes": (outcomes := _outcomes(runs)),
         "runs_words": runs_words(outcomes),
         "failed": failed if failed is not None and row.count("failing") else None,

@@ -118,6 +118,7 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         "first": math.isinf(moment),
         "older": older,
         "acts": list(_ACTS),
+        "seen": _seen(visit, given["act"], found),
         "operators": [who for who, _ in Counter(act.who for act in shown).most_common(8)],
         "known": known,
         "unread": unread,
@@ -127,6 +128,13 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         "newer": "",
         "live": visit.url("/live/audit", **given, after=repr(newest)) if math.isinf(ending) else "",
     }
+
+
+def _seen(visit: Visit, given: str, found: Sequence[AuditedAct]) -> set[str]:
+    """Return the names of the acts that are in the trail, as far as the pages of this console have read it."""
+    seen: set[str] = visit.console.memory.setdefault("acts seen", set[str]())
+    seen.update(act.act for act in found)
+    return {*seen, given}
 
 
 async def _newer(visit: Visit) -> dict[str, Any]:

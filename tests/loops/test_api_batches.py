@@ -1,0 +1,178 @@
+"""The HTTP interface: batches. Each answer is held against the OpenAPI document (tests/support/api.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
+from tests.support.api import READ, Caller, calling
+
+KEY = {"Idempotency-Key": "8e03978e-40d5-43dd"}
+JOB = {"task": "load", "delay": 5000}
+
+
+@pytest.fixture
+def batches(queue: str) -> str:
+    return f"/v1/queues/{queue}/batches"
+
+
+async def opened(api: Caller, batches: str, batch: str = "b", **body: Any) -> str:
+    """Open a batch; return its path."""
+    made = await api.ask("PUT", f"{batches}/{batch}", body)
+    assert made.status_code == 201, made.text
+    assert made.headers["location"] == f"{batches}/{batch}"
+    return f"{batches}/{batch}"
+
+
+async def test_a_batch_is_opened_filled_closed_and_ends(
+    api: Caller, batches: str, queue: str, sender: BatchingSender
+) -> None:
+    call = {"task": "summarize", "priority": 7, "tags": ["x"]}
+    path = await opened(api, batches, on_done=call, on_failed={"task": "alarm", "queue": "ops"}, tags=["nightly"])
+    added = await api.ask("POST", f"{path}/jobs", {"jobs": [JOB, {**JOB, "args": [1]}]})
+    assert added.status_code == 201
+    assert [one["id"] for one in added.json()["jobs"]] == ["b.0", "b.1"]
+    found = (await api.ask("GET", path, token=READ)).json()
+    assert (found["state"], found["total"], found["open"], found["tags"]) == ("open", 2, 2, ["nightly"])
+    assert (await api.ask("POST", f"{path}/close")).json()["state"] == "running"
+    store = Store(queue)
+    assert await sender.send(store.batch_count([("b", 0, b"\x01\x01")])) == [("b", "done")]
+    assert (await api.ask("GET", path)).json()["state"] == "done"
+    record = await sender.send(store.batch("b"))
+    assert record is not None
+    assert [(one.outcome, one.task, one.queue) for one in record.callbacks] == [
+        ("done", "summarize", queue),
+        ("failed", "alarm", "ops"),
+    ]
+    late = await api.ask("POST", f"{path}/jobs", {"jobs": [JOB]})
+    assert (late.status_code, late.json()["code"]) == (409, "batch-over")
+
+
+async def test_opening_a_batch_again_changes_nothing_and_another_of_its_id_is_refused(
+    api: Caller, batches: str
+) -> None:
+    path = await opened(api, batches, tags=["a"])
+    await api.ask("POST", f"{path}/jobs", {"jobs": [JOB]})
+    again = await api.ask("PUT", path, {"tags": ["a"]})
+    assert (again.status_code, again.json()["total"]) == (201, 1)
+    other = await api.ask("PUT", path, {"tags": ["b"]})
+    assert (other.status_code, other.json()["code"]) == (409, "job-exists")
+
+
+async def test_batches_and_their_jobs_are_listed_in_pages(
+    api: Caller, batches: str, queue: str, sender: BatchingSender
+) -> None:
+    for name in ("old", "mid", "new"):
+        await opened(api, batches, name)
+    first = (await api.ask("GET", f"{batches}?limit=2")).json()
+    rest = (await api.ask("GET", f"{batches}?limit=2&cursor={first['cursor']}")).json()
+    assert [one["id"] for one in first["batches"] + rest["batches"]] == ["new", "mid", "old"]
+    assert rest["cursor"] is None
+    await api.ask("POST", f"{batches}/new/jobs", {"jobs": [JOB] * 3 + [{**JOB, "id": "mine"}]})
+    await sender.send(Store(queue).batch_add("new", "x", 1, queue, ids=["/inner"]))
+    await sender.send(Store(queue).batch_count([("new", 1, b"\x02")]))
+    page = (await api.ask("GET", f"{batches}/new/jobs?limit=2")).json()
+    assert [(one["ordinal"], one["outcome"]) for one in page["jobs"]] == [(0, "open"), (1, "dead")]
+    page = (await api.ask("GET", f"{batches}/new/jobs?cursor={page['cursor']}")).json()
+    assert [(one["id"], one["batch"]) for one in page["jobs"]][1:] == [("mine", False), ("inner", True)]
+    assert page["cursor"] is None
+    dead = (await api.ask("GET", f"{batches}/new/jobs?outcome=dead")).json()
+    assert [one["ordinal"] for one in dead["jobs"]] == [1]
+
+
+async def test_a_batch_is_cancelled(api: Caller, batches: str) -> None:
+    path = await opened(api, batches)
+    await api.ask("POST", f"{path}/jobs", {"jobs": [JOB]})
+    found = await api.ask("DELETE", path)
+    assert (found.status_code, found.json()["stop"]) == (202, "cancelled")
+    empty = await opened(api, batches, "empty")
+    assert (await api.ask("DELETE", empty)).status_code == 200
+    (act, _) = (await api.ask("GET", f"{batches.removesuffix('/batches')}/audit")).json()["acts"]
+    assert (act["act"], act["from"], act["what"]) == ("cancel", "api", {"batch": "empty"})
+
+
+async def test_repeated_request_adds_its_jobs_once_whatever_became_of_the_batch(
+    api: Caller, batches: str, queue: str, sender: BatchingSender
+) -> None:
+    path, body = await opened(api, batches), {"jobs": [JOB, {**JOB, "id": "mine"}]}
+    first = await api.ask("POST", f"{path}/jobs", body, headers=KEY)
+    assert first.status_code == 201
+    for job in first.json()["jobs"]:
+        assert (await api.ask("DELETE", f"/v1/queues/{queue}/jobs/{job['id']}")).status_code == 204
+    again = await api.ask("POST", f"{path}/jobs", body, headers=KEY)
+    assert (again.status_code, again.text) == (201, first.text)
+    assert (await api.ask("GET", path)).json()["total"] == 2
+    await api.ask("POST", f"{path}/close")
+    await sender.send(Store(queue).batch_count([("b", 0, b"\x03\x03")]))
+    assert (await api.ask("GET", path)).json()["state"] == "failed", "no reservation is left"
+    assert (await api.ask("POST", f"{path}/jobs", body, headers=KEY)).text == first.text
+    other = await api.ask("POST", f"{path}/jobs", {"jobs": [JOB]}, headers=KEY)
+    assert (other.status_code, other.json()["code"]) == (422, "key-reused")
+
+
+async def test_requests_of_one_key_at_the_same_time_add_their_jobs_once(
+    server: EmbeddedRedis, api: Caller, batches: str
+) -> None:
+    path, body = await opened(api, batches), {"jobs": [JOB] * 5}
+    async with calling(server.url) as other:
+        asked = (caller.ask("POST", f"{path}/jobs", body, headers=KEY) for caller in (api, other) * 5)
+        answers = await asyncio.gather(*asked)
+    assert len({answer.text for answer in answers}) == 1
+    jobs = (await api.ask("GET", f"{path}/jobs?limit=99")).json()["jobs"]
+    ids = [one["id"] for one in answers[0].json()["jobs"]]
+    assert {one["id"] for one in jobs} == {*ids}
+
+
+@pytest.mark.extra
+async def test_key_with_an_id_that_is_taken_keeps_the_other_job(api: Caller, batches: str, queue: str) -> None:
+    path, taken = await opened(api, batches), {**JOB, "id": "taken"}
+    await api.ask("POST", f"/v1/queues/{queue}/jobs", taken)
+    refused = await api.ask("POST", f"{path}/jobs", {"jobs": [taken]}, headers=KEY)
+    assert (refused.status_code, refused.json()["code"]) == (409, "job-exists")
+    body = {"jobs": [taken, JOB], "on_conflict": "keep"}
+    first = await api.ask("POST", f"{path}/jobs", body, headers=KEY)
+    assert first.status_code == 200
+    assert (await api.ask("POST", f"{path}/jobs", body, headers=KEY)).text == first.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/never", None, 404, "not-found"),
+        ("POST", "/never/close", None, 404, "not-found"),
+        ("DELETE", "/never", None, 404, "not-found"),
+        ("POST", "/never/jobs", {"jobs": [JOB]}, 404, "not-found"),
+        ("GET", "/never/jobs", None, 404, "not-found"),
+        ("PUT", "/" + "x" * 181, {}, 422, "invalid"),
+        ("PUT", "/b", {"expires": -1}, 422, "invalid"),
+        ("PUT", "/b", {"on_done": {"task": ""}}, 422, "invalid"),
+        ("PUT", "/b", {"on_end": {"task": "t"}}, 422, "invalid"),
+        ("POST", "/b/jobs", {"jobs": [JOB], "on_conflict": "replace"}, 422, "invalid"),
+        ("POST", "/b/jobs", {"jobs": []}, 422, "invalid"),
+        ("GET", "/b/jobs?outcome=missing", None, 422, "invalid"),
+    ],
+)
+async def test_wrong_request_about_a_batch_is_refused(
+    api: Caller, batches: str, method: str, path: str, body: Any, status: int, code: str
+) -> None:
+    refused = await api.ask(method, batches + path, body)
+    assert (refused.status_code, refused.json()["code"]) == (status, code)
+
+
+@pytest.mark.extra
+async def test_api_that_serves_some_queues_refuses_others_in_the_body(
+    server: EmbeddedRedis, batches: str, queue: str
+) -> None:
+    async with calling(server.url, queues=(queue,)) as api:
+        refused = await api.ask("PUT", f"{batches}/b", {"on_done": {"task": "t", "queue": "other"}})
+        assert (refused.status_code, refused.json()["code"]) == (403, "queue-not-allowed")
+        path = await opened(api, batches)
+        refused = await api.ask("POST", f"{path}/jobs", {"jobs": [JOB], "queue": "other"})
+        assert (refused.status_code, refused.json()["code"]) == (403, "queue-not-allowed")
+        refused = await api.ask("PUT", f"{batches}/c", {}, token=READ)
+        assert refused.status_code == 403
