@@ -15,9 +15,10 @@
 -- long as one of them has ended without being done. Then it counts as an end itself. When it waits for none, it is
 -- released, once for all: a chore has a keeper enqueue its job.
 --
--- start <batch> <ordinals>  enqueue the jobs of released nodes; ordinals with commas between them
--- ripple <batch> <number>   go on: there was too much to do for one call
--- shed <batch> <first>      the batch is done: the records of its jobs get their own retention
+-- start <batch> <ordinals>    enqueue the jobs of released nodes; ordinals with commas between them
+-- restart <batch> <ordinals>  the same once more, if one went to another server of a cluster
+-- ripple <batch> <number>     go on: there was too much to do for one call
+-- shed <batch> <first>        the batch is done: the records of its jobs get their own retention
 
 -- Changes and edges that a call looks at, and nodes that one chore starts, at most.
 local EDGES_MOST = 300

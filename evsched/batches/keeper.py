@@ -133,7 +133,8 @@ class BatchKeeper:
             "cancel": (3, self._cancel),
             "expire": (1, self._expire),
             "forget": (1, self._forget),
-            "start": (2, self._starter.start),
+            "start": (2, self._start),
+            "restart": (2, self._restart),
             "ripple": (2, self._ripple),
             "shed": (2, self._starter.shed),
         }
@@ -314,6 +315,15 @@ class BatchKeeper:
                     await self._client.cancel(member.queue, member.id)
             except JobMissing:
                 pass  # it has ended, and its report is on its way; or it was never enqueued
+
+    async def _start(self, store: Store, now: float, batch: str, listed: str) -> tuple[str, float] | None:
+        """Enqueue the jobs of released nodes. On another server, this is done once more, as ends are carried twice."""
+        queues = await self._starter.start(store, now, batch, listed)
+        elsewhere = [await self._is_elsewhere(queue) for queue in sorted(queues)]
+        return (f"restart {batch} {listed}", now + _AGAIN) if any(elsewhere) else None
+
+    async def _restart(self, store: Store, now: float, batch: str, listed: str) -> None:
+        await self._starter.start(store, now, batch, listed)
 
     async def _ripple(self, store: Store, now: float, batch: str, number: str) -> None:
         """Go on with the changes of a graph. If there is even more to do, the script leaves another such chore."""

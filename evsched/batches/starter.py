@@ -44,8 +44,8 @@ class Starter:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def start(self, store: Store, now: float, batch: str, listed: str) -> None:
-        """Enqueue the jobs of released nodes that have not ended.
+    async def start(self, store: Store, now: float, batch: str, listed: str) -> set[str]:
+        """Enqueue the jobs of released nodes that have not ended; return their queues.
 
         If the batch is stopped meanwhile, they are cancelled: the keeper that cancels its jobs may have come before.
 
@@ -66,6 +66,7 @@ class Starter:
             stop = await self._client.send(store.batch_field(batch, "stop"))
         if stop is not None:
             await self._cancel(store, batch, nodes)
+        return {node.queue for node in nodes.values() if node is not None and node.over is None}
 
     async def _start(
         self, store: Store, now: float, batch: str, nodes: Mapping[int, StoredNode | None], codes: Sequence[int]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evsched.store.batch_calls import Counted
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -41,7 +42,7 @@ async def test_a_batch_is_opened_filled_closed_and_ends(
     assert (found["state"], found["total"], found["open"], found["tags"]) == ("open", 2, 2, ["nightly"])
     assert (await api.ask("POST", f"{path}/close")).json()["state"] == "running"
     store = Store(queue)
-    assert await sender.send(store.batch_count([("b", 0, b"\x01\x01")])) == [("b", "done")]
+    assert await sender.send(store.batch_count([("b", 0, b"\x01\x01")])) == [Counted("b", "done")]
     assert (await api.ask("GET", path)).json()["state"] == "done"
     record = await sender.send(store.batch("b"))
     assert record is not None

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from evsched import App, EndedBatch, JobDead, Retry, events
+from evsched.batches.keeper import BatchKeeper
 from evsched.config import Config
 from evsched.errors import BadArguments, ConfigError, JobMissing
 from evsched.store.store import Store
@@ -279,7 +280,31 @@ async def test_graph_is_forgotten_with_the_batches_of_its_nodes(
         await done(running, "forget g.each")
         with pytest.raises(JobMissing):
             await run.status()
-        assert not raw.keys(f"evsched:{{{queue}}}:batch*")
+        assert not raw.keys(f"evsched:{{{queue}}}:batch*g*")
+
+
+@pytest.mark.one_server
+async def test_job_that_another_server_has_lost_is_enqueued_again(
+    config: Config, tasks: Tasks, raw: Any, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a failover: the server of the job's queue had no time to tell its replica of the job."""
+
+    async def is_elsewhere(keeper: BatchKeeper, where: str) -> bool:
+        return where == other
+
+    other = f"{queue}-2"
+    monkeypatch.setattr(BatchKeeper, "_is_elsewhere", is_elsewhere)
+    async with system(config, tasks.app) as running:
+        graph = tasks.app.graph("g")
+        graph.add("a", tasks.name.using(queue=other).s("a"))
+        await graph.enqueue()
+        await done(running, "start g 0")
+        keys = f"evsched:{{{other}}}:schedule", f"evsched:{{{other}}}:job:g.a"
+        assert raw.delete(*keys) == 2
+        assert raw.zadd(f"evsched:{{{queue}}}:chores", {"restart g 0": 0}) == 0
+        await done(running, "restart g 0")
+        assert raw.exists(*keys) == 2
+        assert raw.zscore(f"evsched:{{{queue}}}:chores", "restart g 0") is None
 
 
 async def test_chores_that_are_done_again_start_no_node_twice(config: Config, tasks: Tasks) -> None:
