@@ -266,7 +266,7 @@ def test_search_of_the_history_goes_on_by_itself(
     one.open(f"/history?queue={queue}&group=o")
     one.page.wait_for_selector("[data-part=ends] td:has-text('oldest')")
     assert f"1 job of group o ended in {queue}: 1 cancelled." in one.page.inner_text(".head")
-    assert not one.page.get_by_role("link", name="Search on").count()
+    assert not one.page.get_by_role("link", name="Go on searching").count()
     assert (one.problems, one.hindrances(), one.overflow()) == ([], [], 0)
 
 

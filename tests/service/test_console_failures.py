@@ -250,6 +250,8 @@ async def test_span_of_jobs_is_picked_without_syntax(
         assert "until:" not in unescape(re.findall(r'name="q" [^>]*value="([^"]*)"', again)[0])
         wrong = await browser.words("/jobs", q="place:dead", **{"from": "soon"})
         assert "The span cannot be read: 'soon' is not a time" in wrong
+        assert "pay.Timeout" not in wrong, "it finds nothing"
+        assert "1 job matches." in await browser.words("/jobs", q="place:dead", when="1 Mar 2026 14:00 to 15:00")
 
 
 async def test_headline_is_of_now_and_says_of_when_the_kinds_are(

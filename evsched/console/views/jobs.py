@@ -232,7 +232,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         "place": wanted.places[0] if len(wanted.places) == 1 else "",
     }
     values |= {"offered": _offered(wanted.searched), "counts": await _counts(client, queues)}
-    if wanted.problem:
+    if wanted.problem or picked.problem:
         return values | {"found": Found([])}
     of_id = await _by_id(client, queues, wanted) if wanted.id else []
     if len(of_id) == 1:

@@ -12,11 +12,10 @@ from typing import Any, Final, cast
 from msgspec import Struct
 
 from evsched.client.operations import ActFilter, read_acts, read_deployment_acts
-from evsched.client.sweep import past_moment
 from evsched.console.newer_rows import NewerActs, after, newer_of
 from evsched.console.page import View, Visit
 from evsched.console.search import quoted
-from evsched.console.views.past import ROWS, PastQuery, before, chosen_queues, spoken_span
+from evsched.console.views.past import ROWS, PastQuery, before, chosen_queues, read_past_form, spoken_span
 from evsched.display import format_duration
 from evsched.errors import StoreError
 from evsched.store.acts import AuditedAct
@@ -79,12 +78,9 @@ class ActRow(Struct, frozen=True):
 async def _audit(visit: Visit) -> dict[str, Any]:
     query, client = PastQuery(visit, "/audit", _FIELDS), visit.client
     given, (moment, skip) = query.given, before(visit)
-    queues, known = await chosen_queues(visit)
     now = await client.send(clock())
-    since, until = (
-        None if past is None else past_moment(name, past, now)
-        for name, past in ((name, query.past(name)) for name in ("since", "until"))
-    )
+    form = await read_past_form(visit, query, now)
+    queues, since, until = form.queues, form.since, form.until
     ending = min(math.inf if until is None else until, moment)
     skip = min(skip, _SKIP_MOST) if moment < math.inf else 0
     wanted = ActFilter(
@@ -92,7 +88,7 @@ async def _audit(visit: Visit) -> dict[str, Any]:
     )
     most = ROWS + skip + 1
     reading = {queue: read_acts(queue, client.stores(queue), wanted, most) for queue in queues}
-    if not given["queue"]:
+    if not (given["queue"] or form.problem):
         reading["acts on no queue"] = read_deployment_acts(wanted, most)
     read = await asyncio.gather(*map(client.run, reading.values()), return_exceptions=True)
     found, unread = list[AuditedAct](), dict[str, str]()
@@ -112,6 +108,7 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         older = query.link(before=repr(last), skip=sum(act.at == last for act in found[: skip + ROWS]))
     return {
         "given": given,
+        "problem": form.problem,
         "link": query.link,
         "rows": [ActRow(act, _SOURCES.get(act.source, act.source), did(visit, act), _why(act)) for act in shown],
         "sentence": _sentence(given, shown, cut=older is not None or moment < math.inf),
@@ -120,13 +117,15 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         "acts": list(_ACTS),
         "seen": _seen(visit, given["act"], found),
         "operators": [who for who, _ in Counter(act.who for act in shown).most_common(8)],
-        "known": known,
+        "known": form.known,
         "unread": unread,
         "command": query.command("audit"),
         "now": now,
         "data": shown,
         "newer": "",
-        "live": visit.url("/live/audit", **given, after=repr(newest)) if math.isinf(ending) else "",
+        "live": visit.url("/live/audit", **given, after=repr(newest))
+        if math.isinf(ending) and not form.problem
+        else "",
     }
 
 
