@@ -162,12 +162,12 @@ def test_queue_is_paused_from_the_first_page_and_goes_on(tab: Tabs, console: Any
     way.says(f"Queue {queue} is paused until ")
     way.says("the provider is down")
     way.button(f"Resume {queue}")
-    way.says(f"Queue {queue} goes on.")
+    way.says(f"Queue {queue} is resumed.")
     with closing(SyncClient(console.redis)) as client:
         client.pause(queue)
     way = Way(tab())
     way.button("Resume", "[data-live=queues]")
-    way.says(f"Queue {queue} goes on.")
+    way.says(f"Queue {queue} is resumed.")
 
 
 def test_argument_of_a_waiting_job_is_corrected_on_the_page_that_its_id_opens(

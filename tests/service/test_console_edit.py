@@ -85,7 +85,7 @@ async def test_form_that_is_sent_as_it_was_changes_nothing(browser: Browser, que
     raw.hset(f"evsched:{{{queue}}}:job:a", "group", "g\x07\u202e")
     raw.hset(f"evsched:{{{queue}}}:job:a", "payload", PAYLOAD.replace(b"ann", "\\u0007\u202e</textarea>".encode()))
     before = record_of(raw, queue)
-    assert "Job a was like that already." in await edit(browser, queue)
+    assert "Nothing has changed Job a is as it was." in await edit(browser, queue)
     assert record_of(raw, queue) == before
 
 

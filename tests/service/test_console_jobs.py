@@ -202,6 +202,30 @@ async def test_first_page_names_what_needs_attention(browser: Browser, client: S
     assert f"{queue}: 1 job is due, and no worker serves the queue." in words
 
 
+async def test_first_page_has_the_worst_first_and_names_the_cause_of_deaths(
+    server: EmbeddedRedis, client: SyncClient, queue: str, raw: Any
+) -> None:
+    sick, held = f"{queue}-z", f"{queue}-a"
+    client.enqueue(held, [New("now", PAYLOAD)])
+    client.pause(held, why="wrong tariff table")
+    raw.sadd(keys.QUEUES, sick)
+    hour = raw.time()[0] // 3600
+    for back, died in ((0, 20), (1, 1234)):
+        raw.hset(f"{keys.root(sick)}hour:{hour - back}", mapping={"done 2 5 pay": 300, "dead 2 5 pay": died})
+    for n, error in enumerate(("lib.Timeout", "lib.Timeout", "ValueError")):
+        raw.hset(keys.job(sick, f"d{n}"), mapping={"payload": PAYLOAD, "error": error})
+        raw.zadd(f"{keys.root(sick)}dead", {f"d{n}": 1.7e9 + n})
+    async with browsing(server.url, queues=(held, sick)) as browser:
+        page, of_queue = await browser.page("/"), await browser.words("/queue", name=sick)
+    said = words(page)
+    died = f"{sick}: 20 jobs died in this hour, 1,234 in the one before. Of the last 3, 2: Timeout in pay."
+    assert said.index(died) < said.index(f"{held} is paused, and no worker serves it: wrong tariff table.")
+    rows = re.findall(rf'<tr data-row="{queue}-(.).*?<span class="s (\w+)">([a-z ]+)<', page, re.S)
+    assert [(name, state) for name, _, state in rows] == [("z", "failing"), ("a", "paused")]
+    assert "Resume “wrong tariff table”" in said
+    assert "failing" in of_queue
+
+
 async def test_page_before_an_act_says_in_words_which_jobs_and_counts_them_all(
     server: EmbeddedRedis, client: SyncClient, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,8 +149,11 @@ class PastForm(Struct, frozen=True):
 async def read_past_form(visit: Visit, query: PastQuery, now: float) -> PastForm:
     try:
         queues, known = await chosen_queues(visit)
-        ends = ((name, query.past(name)) for name in ("since", "until"))
-        return PastForm(queues, known, *(None if past is None else past_moment(name, past, now) for name, past in ends))
+        since, until = (
+            None if past is None else past_moment(name, past, now)
+            for name, past in ((name, query.past(name)) for name in ("since", "until"))
+        )
+        return PastForm(queues, known, since, until)
     except ConfigError as error:
         return PastForm([], await visit.console.queues(visit.client), problem=str(error))
 
