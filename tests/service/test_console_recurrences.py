@@ -201,7 +201,7 @@ async def test_a_recurrence_that_cannot_run_says_why(
         ("/recurrences", {"say", "filter", "recurrences"}),
         ("/recurrence", {"say", "acts", "runs", "next"}),
         ("/agenda", {"say", "chart", "busy", "list"}),
-        ("/failures", {"say", "chart", "groups"}),
+        ("/failures", {"say", "chart", "groups", "all"}),
     ],
 )
 async def test_an_open_page_gets_its_regions(

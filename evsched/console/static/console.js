@@ -248,7 +248,7 @@ async function searchOn() {
 
 searchOn();
 
-// Change nothing: back to the page with the button that led here, as it was.
+// Cancel: back to the page with the button that led here, as it was.
 
 for (const link of all("a[data-back]")) {
   link.addEventListener("click", (event) => {

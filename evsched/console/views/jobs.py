@@ -23,6 +23,7 @@ from evsched.console.search import QUALIFIERS, Search, in_words, offered_spans, 
 from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
 from evsched.console.views.recurrences import rosters_of
+from evsched.console.views.trail import last_act
 from evsched.errors import StoreError
 from evsched.jobs.record import JobStatus, Place
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted_member
@@ -136,7 +137,8 @@ def _wholes(client: MeteredClient, queues: Sequence[str]) -> dict[str, str]:
 
 def as_row(queue: str, job: Match, declared: Redactions = NONE_DECLARED) -> FoundJob:
     shown = redacted_member(job.id, declared)
-    return FoundJob(queue, job, PLACE_WORDS[_place(job)], shown, job.id if shown == job.id else None)
+    state = ("warn", "to be retried") if job.place == "schedule" and job.error else PLACE_WORDS[_place(job)]
+    return FoundJob(queue, job, state, shown, job.id if shown == job.id else None)
 
 
 def _order(job: Match) -> tuple[int, float]:
@@ -228,6 +230,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         "acts": JOB_ACTS,
         "go_on": "",
         "more_rows": "",
+        "gone": False,
         "recurrences": [],
         "place": wanted.places[0] if len(wanted.places) == 1 else "",
     }
@@ -237,21 +240,25 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     of_id = await _by_id(client, queues, wanted) if wanted.id else []
     if len(of_id) == 1:
         return {"redirect": visit.url("/job", queue=of_id[0].queue, id=wanted.id)}
+    page = min(int(visit.get("more")), _PAGES) if visit.get("more").isdecimal() else 0
     simple = wanted.filter.is_empty and not wanted.by and not wanted.id
     if simple and (not wanted.places or wanted.places in (("dead",), ("schedule",))):
         place = "dead" if wanted.places == ("dead",) else "schedule"
-        found = await _redacted(client, await _by_order(client, queues, place, _ROWS))
-        return values | {"found": found, "place": place, "offered": _offered([place])}
+        found = await _redacted(client, await _by_order(client, queues, place, _ROWS * (page + 1)))
+        more = len(found.rows) < values["counts"].get(place, 0) and page < _PAGES
+        values |= {"place": place, "offered": _offered([place]), "more_rows": str(page + 1) if more else ""}
+        return values | {"found": found}
+    if of_id:
+        return values | {"found": await _redacted(client, Found(of_id, len(of_id), matched=len(of_id)))}
     if wanted.id:
-        found = await _redacted(client, Found(of_id, len(of_id), matched=len(of_id)))
-        return values | {"found": found} | ({} if of_id else await _gone(visit, queues, wanted))
+        values |= await _gone(visit, queues, wanted)
+        wanted = replace(wanted, id="", begins=wanted.id)
 
     def sweep_of(stores: Sequence[Store]) -> Sweep:
         return Sweep(stores, wanted.filter, wanted.searched)
 
     going = _going(visit, text, queues, sweep_of, sum(_at(values["counts"], wanted.searched)))
-    page = int(visit.get("more")) if visit.get("more").isdecimal() else 0
-    found = await going.look(client, _ROWS * (min(page, _PAGES) + 1), wanted)
+    found = await going.look(client, _ROWS * (page + 1), wanted)
     values["go_on"] = str(page) if not found.over and found.matched < _KEPT else ""
     values["more_rows"] = str(page + 1) if found.matched > len(found.rows) and page < _PAGES else ""
     return values | {"found": await _redacted(client, found)}
@@ -288,7 +295,12 @@ async def _gone(visit: Visit, queues: Sequence[str], wanted: Search) -> dict[str
     found = [(row.queue, row.name) for row in rows if text.lower() in row.name.lower()]
     found.sort(key=lambda one: (one[1] != text, one[1], one[0]))
     known = [*wanted.queues, *(queue for queue, name in found if name == text and text != wanted.id)]
-    return {"recurrences": found[:_NAMED], "gone_from": known[0] if len(set(known)) == 1 else ""}
+    return {
+        "gone": True,
+        "recurrences": found[:_NAMED],
+        "gone_from": known[0] if len(set(known)) == 1 else "",
+        "last_act": await last_act(visit, wanted.queues or queues, wanted.id),
+    }
 
 
 class _Sample(Struct, frozen=True):

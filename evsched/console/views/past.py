@@ -312,7 +312,7 @@ def _sentence(
             count = "no job"
         return f"{limit}{count}{which} ended{where}{spoken_span(given)}", counts
     until = f" until {given['until']}" if given["until"] else ""
-    return f"{count}{which} among the ends{where} since {clock.text(ends.back_to)}{until}", counts
+    return f"{count}{which} ended{where} since {clock.text(ends.back_to)}{until}", counts
 
 
 # Counts.

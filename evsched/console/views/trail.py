@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final, cast
 
 from msgspec import Struct
@@ -26,6 +27,9 @@ _FIELDS: Final = ("queue", "who", "act", "id", "since", "until")
 
 _SKIP_MOST: Final = 1000
 """Acts of one moment that a page passes over."""
+
+_FEW: Final = 20
+"""Queues and shards whose trails are read for the last act on a job."""
 
 _NAMED: Final = 3
 """Ids that a sentence names."""
@@ -145,6 +149,20 @@ async def _newer(visit: Visit) -> dict[str, Any]:
     trails: list[AuditTrail] = [store for queue in queues for store in client.stores(queue)]
     await newer.look(client, trails if given["queue"] else [*trails, DeploymentTrail()])
     return {"newer": newer.words, "link": query.link}
+
+
+async def last_act(visit: Visit, queues: Sequence[str], job_id: str) -> ActRow | None:
+    """Return the last act on a job that is gone, if it was in the last days, and the queues are few enough to ask."""
+    client = visit.client
+    if sum(len(client.stores(queue)) for queue in queues) > _FEW:
+        return None
+    wanted = ActFilter(timedelta(days=7), id=job_id)
+    read = await asyncio.gather(
+        *(client.run(read_acts(queue, client.stores(queue), wanted, 1)) for queue in queues), return_exceptions=True
+    )
+    acts = [act for part in read if not isinstance(part, BaseException) for act in part]
+    act = max(acts, key=lambda one: one.at, default=None)
+    return None if act is None else ActRow(act, _SOURCES.get(act.source, act.source), did(visit, act), _why(act))
 
 
 def _sentence(given: Mapping[str, str], shown: Sequence[AuditedAct], *, cut: bool) -> str:
