@@ -15,6 +15,7 @@ from evsched.client.history import HOUR, counts_of
 from evsched.console.doctor_pass import doctor_pass
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
+from evsched.console.words import length
 from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import server
@@ -246,7 +247,7 @@ def _findings(
             what = f"{row.name}: {_jobs(waiting)} due, and no worker serves the queue."
             found.append(Finding("no-worker", "fault", what, where, f"evsched worker MODULE:APP --queue {row.name}"))
         elif row.state[1] == "late":
-            what = f"{row.name} is late: {_jobs(waiting)} due, and the first has waited for {stats.oldest:,.1f} s."
+            what = f"{row.name} is late: {_jobs(waiting)} due, and the first has waited for {length(stats.oldest)}."
             found.append(
                 Finding("late", "fault", what, where, "Start more workers, or look at what holds the jobs back.")
             )

@@ -58,6 +58,9 @@ _ACTS: Final = {
 }
 """The names of acts, and how they begin a sentence."""
 
+_CHANGED: Final = {"args": "arguments by position", "kwargs": "arguments by name"}
+"""How a sentence names what an edit changed, if not by its own name."""
+
 _SOURCES: Final = {"cli": "command line", "api": "HTTP interface", "python": "Python", "console": "console"}
 
 
@@ -206,6 +209,10 @@ def did(visit: Visit, act: AuditedAct) -> list[Piece]:
         found += [Piece(job, visit.url("/job", queue=act.queue, id=job), code=True) for job in act.ids[:_NAMED]]
         if act.ids and (act.count or 0) > _NAMED:
             found.append(Piece(f"and {(act.count or 0) - _NAMED:,} more"))
+    changed = what.get("changed")
+    if isinstance(changed, list):
+        names = (_CHANGED.get(str(name), str(name)) for name in cast("list[Any]", changed))
+        found.append(Piece(f"({', '.join(names)})"))
     return [*found, *_times(act.act, what)]
 
 
