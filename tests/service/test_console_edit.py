@@ -89,7 +89,7 @@ async def test_page_of_a_job_has_the_form_of_all_that_an_edit_changes(browser: B
     assert record_of(raw, queue)[b"priority"] == b"9"
 
 
-async def test_error_of_an_attempt_is_told_once(browser: Browser, queue: str, raw: Any) -> None:
+async def test_attempt_has_its_error_once(browser: Browser, queue: str, raw: Any) -> None:
     await browser.console.client.enqueue(queue, [New("b", b'{"task":"mail"}')])
     store = Store(queue)
     await browser.console.client.send(store.dispatch(limit=999, cap=1000))

@@ -147,7 +147,7 @@ def _urgency(name: str, state: tuple[str, str]) -> tuple[int, str]:
 
 
 _LEVELS: Final = ("fault", "warning", "info")
-"""Of findings, the worst first."""
+"""The levels of findings, the worst first."""
 
 
 async def _now(visit: Visit) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _planned(count: int) -> str:
 
 
 class FailedLast:
-    """What the last jobs that died have in common, by queue. It is read again after a while."""
+    """The cause that most of the last deaths of a queue share. It is read again after a while."""
 
     def __init__(self) -> None:
         self.words = dict[str, str]()

@@ -136,7 +136,7 @@ async def chosen_queues(visit: Visit) -> tuple[list[str], list[str]]:
 
 
 class PastForm(Struct, frozen=True):
-    """What the form of such a page asks for. `problem`: why it cannot be read; then it is about no queue."""
+    """The query of such a form. `problem`: why it cannot be read; then it is about no queue."""
 
     queues: list[str]
     known: list[str]
