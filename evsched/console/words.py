@@ -78,6 +78,12 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 99.5 else length(seconds)
 
 
+def rounded(sentence: str) -> str:
+    """Return a sentence of `explain` with whole seconds from 10 s on, up to the text of a reason."""
+    first, colon, rest = sentence.partition(": ")
+    return re.sub(r"\b(\d\d\.\d) s\b", lambda found: f"{float(found[1]):.0f} s", first) + colon + rest
+
+
 def process(worker: str) -> str:
     """Return the host and the process of a worker, without what tells it from those before it: vm-4711."""
     known = read_id(worker)

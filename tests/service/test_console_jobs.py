@@ -127,7 +127,7 @@ async def test_act_on_all_that_match_says_how_many_first_and_changes_only_those(
     client.enqueue(queue, [New("other", b'{"task":"mail"}', due=LATER)])
     page = await browser.page("/bulk", verb="cancel", q="task:pay", all="1")
     assert "Cancel 30 jobs?" in page
-    assert "Cancel 30 jobs</button>" in page
+    assert "Cancel 30 jobs</span></button>" in page
     await browser.send(page, "cancel", q="task:pay")
     await browser.console.acts.wait()
     assert [job.id for job in await browser.console.client.find(queue, _every())] == ["other"]

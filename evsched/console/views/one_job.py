@@ -71,7 +71,7 @@ async def _job(visit: Visit) -> dict[str, Any]:
         "key": job,
         "queue": queue,
         "state": PLACE_WORDS[status.place],
-        "sentence": explained.sentence.replace(_RESUME, ""),
+        "sentence": words.rounded(explained.sentence.replace(_RESUME, "")),
         "paused": _RESUME in explained.sentence,
         "facts": _facts(status, explained.facts),
         "now": time.time(),
