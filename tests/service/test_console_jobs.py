@@ -227,12 +227,19 @@ async def test_first_page_has_the_worst_first_and_names_the_cause_of_deaths(
     assert "failing" in of_queue
 
 
-async def test_word_that_is_no_id_finds_the_ids_that_begin_so(browser: Browser, client: SyncClient, queue: str) -> None:
+async def test_word_that_is_no_id_finds_the_ids_that_begin_so(
+    browser: Browser, client: SyncClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     enqueue(client, queue, 12)
     page = await browser.page("/jobs", q="j01")
     assert "No job has the id j01 now. The ids of 2 begin so." in words(page)
     assert re.findall(r'name="job" value="\S+ (\w+)"', page) == ["j011", "j010"]
     assert 'name="all"' not in page, "only chosen ones can be changed"
+    monkeypatch.setattr(jobs, "_COUNTED_JOBS", 5)
+    monkeypatch.setattr("evsched.client.sweep._SLICE", 5)
+    bounded = await browser.words("/jobs", q="j01")
+    assert "of about 12 jobs searched." in bounded
+    assert "Go on searching" not in bounded, "it would never end"
     two = await browser.page("/jobs", q="pay seeblick")
     assert "only one word can be an id" in words(two)
     assert "Did you mean task:pay group:seeblick" in words(two)

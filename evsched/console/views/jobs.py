@@ -56,7 +56,7 @@ _SAMPLES: Final = 10
 """Jobs that the page before an act shows."""
 
 _COUNTED_JOBS: Final = 100_000
-"""Jobs that the page before an act counts at most."""
+"""Jobs that the page before an act counts at most, and that are looked at for how their ids begin."""
 
 _SEARCHES: Final = 50
 """Searches that can be gone on with."""
@@ -116,12 +116,15 @@ class _Going:
     def __init__(self, sweep: Sweep, wholes: Mapping[str, str], total: int) -> None:
         self._sweep, self._wholes, self._more = sweep, wholes, bool(wholes)
         self._total, self._share = total, 0.0
+        self.full = False
+        """Whether it holds as many jobs as it may, so that it ends here."""
 
     async def look(self, client: MeteredClient, enough: int, wanted: Search, most: float = _KEPT) -> Found:
         """Look on for a short time, until `most` have matched; return the first rows found so far."""
         until = time.monotonic() + _TIME
         while self._more and time.monotonic() < until and self._sweep.swept.matched < most:
             self._more = await client.run(self._sweep.step())
+        self.full = self._sweep.swept.matched >= most
         matching = [(part, job) for part, job in self._sweep.found_in if wanted.takes(job)]
         first = nsmallest(enough, matching, key=lambda one: _order(one[1]))
         rows = [as_row(self._wholes[part], job) for part, job in first]
@@ -258,8 +261,10 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         return Sweep(stores, wanted.filter, wanted.searched)
 
     going = _going(visit, text, queues, sweep_of, sum(_at(values["counts"], wanted.searched)))
-    found = await going.look(client, _ROWS * (page + 1), wanted)
-    values["go_on"] = str(page) if not found.over and found.matched < _KEPT else ""
+    found = await going.look(client, _ROWS * (page + 1), wanted, _COUNTED_JOBS if wanted.begins else _KEPT)
+    values["go_on"] = str(page) if not (found.over or going.full) else ""
+    if wanted.begins and not values["go_on"]:  # it may hold many jobs
+        visit.console.memory["searches"].pop(f"{visit.visitor.name} {text}", None)
     values["more_rows"] = str(page + 1) if found.matched > len(found.rows) and page < _PAGES else ""
     return values | {"found": await _redacted(client, found)}
 
