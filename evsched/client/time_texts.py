@@ -10,6 +10,9 @@ from typing import Final
 from evsched.errors import ConfigError
 
 _NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_WRITTEN: Final = re.compile(r"(\d\d? [A-Z][a-z]{2})( \d{4})? (\d\d?:\d\d(?::\d\d)?)")
+"""A time as the console writes it: 31 Jan 09:00:00, of another year 31 Jan 2030 09:00:00."""
+
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
 
@@ -53,7 +56,8 @@ def parse_time(text: str, zone: str | None = None) -> float:
 def parse_past(text: str, zone: str | None = None) -> float | timedelta:
     """Return the Unix seconds of a time, as `parse_time`, or the length of "2h" or "90s", which is that long ago.
 
-    A time of day without a date, such as 14:00, is the latest one that has passed on this machine's clock.
+    A time of day without a date, such as 14:00, is the latest one that has passed on this machine's clock. One such as
+    31 Jan 09:00 is of this year.
 
     Raises:
         ConfigError: it is neither, or there is no such zone.
@@ -64,7 +68,8 @@ def parse_past(text: str, zone: str | None = None) -> float | timedelta:
 def parse_future(text: str, zone: str | None = None) -> float | timedelta:
     """Return the Unix seconds of a time, as `parse_time`, or the length of "10m", which is that long from now.
 
-    A time of day without a date, such as 17:00, is the next one on this machine's clock.
+    A time of day without a date, such as 17:00, is the next one on this machine's clock. One such as 31 Jan 09:00 is of
+    this year.
 
     Raises:
         ConfigError: it is neither, or there is no such zone.
@@ -93,6 +98,12 @@ def _near(text: str, zone: str | None, direction: int, example: str) -> float | 
         passed = moment.timestamp() <= now.timestamp()
         return (moment if passed == (direction < 0) else moment + timedelta(days=direction)).timestamp()
     try:
+        if found := _WRITTEN.fullmatch(text):
+            from evsched.recurrence.cron import find_zone
+
+            year = found[2] or f" {datetime.now(None if zone is None else find_zone(zone)).year}"
+            seconds = "" if found[3].count(":") == 2 else ":00"
+            text = datetime.strptime(f"{found[1]}{year} {found[3]}{seconds}", "%d %b %Y %H:%M:%S").isoformat()  # noqa: DTZ007 - of `zone`
         return parse_time(text, zone)
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:
         raise ConfigError(f"{error}; or 14:00; or {example}") from None

@@ -33,7 +33,9 @@ from evsched.console.user_acts import UserActs
 from evsched.console.users import COOKIE, LENGTH, ROLES, Refused, Users, Visitor, check_origin, read_tokens
 from evsched.console.views import VIEWS
 from evsched.console.views.jobs import complete
+from evsched.console.views.trail import ActRow, last_act
 from evsched.errors import ConfigError, EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
+from evsched.keys import check_queue
 
 _HEADERS: Final = {
     b"content-security-policy": b"default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src "
@@ -220,6 +222,15 @@ class Console:
         back = _again("", view.path, request)
         return RedirectResponse(address(_prefix(request), "/sign-in", back=back), HTTPStatus.SEE_OTHER)
 
+    async def _last_act(self, request: Request, visitor: Visitor) -> ActRow | None:
+        """Return the last act on a job that is gone, if it can be read."""
+        visit = Visit(self, self.client.metered(), visitor, request.query_params, _prefix(request))
+        job = request.query_params.get("id", "")
+        try:
+            return await last_act(visit, [check_queue(visit.get("queue"))], job) if job else None
+        except EvschedError:
+            return None
+
     async def act(self, request: Request) -> Response:
         """Do what a form asks for, and answer with the page that shows it."""
         visitor = await self._find(request)
@@ -290,7 +301,7 @@ class Console:
         # After an error that nothing expected, no middleware adds the headers.
         headers = {name.decode(): value.decode() for name, value in (*_HEADERS.items(), _NO_STORE)}
         if visitor is not None:
-            gone = {**values, **_missing(request)}
+            gone = {**values, **_missing(request), "last_act": await self._last_act(request, visitor)}
             if gone["recurrence"] and visitor.may("operator"):
                 gone["proof"] = await self.access.form_token(visitor)
             return HTMLResponse(self.pages.draw("missing", gone), status, headers)

@@ -192,6 +192,8 @@ class Pages:
             "ago": self.clock.ago,
             "figure": words.count,
             "duration": words.length,
+            "process": words.process,
+            "bare_reason": words.bare_reason,
             "json": words.as_json,
             "short": words.shortened,
             "code": words.with_code,

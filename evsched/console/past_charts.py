@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from evsched.client.history import HOUR
 from evsched.console.hour_counts import WEEK
-from evsched.display import format_duration
+from evsched.console.words import length
 from evsched.store.history_calls import EndCount
 
 _DAY: Final = 24
@@ -142,7 +142,7 @@ def of_ends(times: Sequence[tuple[float, bool]], zone: tzinfo) -> EndChart | Non
         at = min(int((moment - axis.start) / axis.bar), axis.all_bars - 1)
         ended[at] += 1
         dead[at] += died
-    return EndChart(ended, dead, format_duration(axis.bar), f"of the {len(times):,} jobs found", axis.marks(zone))
+    return EndChart(ended, dead, length(axis.bar), f"of the {len(times):,} jobs found", axis.marks(zone))
 
 
 def parts_of(hours: int) -> int:

@@ -35,7 +35,7 @@ QUALIFIERS: Final = {
     "older": "that were created, or died, longer ago: 30s, 5m, 2h, 7d",
     "since": "that were created, or died, then or later: 2h, 14:00, 2030-01-31T09:00",
     "until": "that were created, or died, then or earlier",
-    "id": "of this id; a word without a colon is an id as well",
+    "id": "of this id, or whose ids begin so; a word without a colon is an id as well",
 }
 """The jobs that each finds, as the end of a sentence that begins with `jobs`."""
 
@@ -64,6 +64,8 @@ class Search(Struct, frozen=True):
     filter: Filter = Filter()
     by: str = ""
     id: str = ""
+    begins: str = ""
+    """How the ids of the jobs begin."""
     problem: str = ""
     offers: list[str] = []
     """Searches that may have been meant, if this one cannot be read."""
@@ -80,7 +82,9 @@ class Search(Struct, frozen=True):
 
     def takes(self, job: Match) -> bool:
         """Return whether a job that matches the filter matches the rest, too."""
-        return (not self.by or job.by == self.by) and (not self.id or job.id == self.id)
+        return (
+            (not self.by or job.by == self.by) and (not self.id or job.id == self.id) and job.id.startswith(self.begins)
+        )
 
     def with_word(self, name: str, value: str | None) -> str:
         """Return the text of a search with another value of a qualifier, or without it."""
@@ -290,7 +294,13 @@ def read_search(text: str, zone: str | None = None) -> Search:
             words.append((name, _unquoted(value)))
         return _searched(text, words, zone)
     except ConfigError as error:
-        return Search(text, words, problem=str(error))
+        ids = [value for name, value in words if name == "id"]
+        offers = (
+            [written_words([("task", ids[0]), ("group", ids[1])]), f"reason:{quoted(' '.join(ids))}"]
+            if len(ids) == 2
+            else []
+        )
+        return Search(text, words, problem=str(error), offers=offers)
 
 
 def _offers(text: str, word: str) -> list[str]:
@@ -320,6 +330,8 @@ def _searched(text: str, words: Sequence[tuple[str, str]], zone: str | None) -> 
             if not equals:
                 raise ConfigError(f"arg:{value} has no value: write arg:{argument}=42")
             arguments[argument] = _json(given)
+        elif name in one and name == "id":
+            raise ConfigError("only one word can be an id: write task:NAME, group:NAME or reason:TEXT")
         elif name in one:
             raise ConfigError(f"{name}: is given twice: give it once")
         else:

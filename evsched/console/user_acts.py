@@ -63,6 +63,8 @@ class ActRun:
         self.failures = list[tuple[str, str, str]]()
         """Queue, id, and why it was not changed."""
         self.stopping = False
+        self.changed = True
+        """Whether a short one has changed anything."""
         self.secret = ""
         """A new token, until it is shown."""
         self.link: tuple[str, str] = ("", "")
@@ -166,16 +168,18 @@ class UserActs:
         path: str,
         /,
         *,
+        changed: bool = True,
         secret: str = "",
         link: tuple[str, str] = ("", ""),
         **parameters: str,
     ) -> str:
         """Remember how a short act ended, and return the path of the page that says so.
 
-        `secret`: shown only there, once, and only to this user; `sentence` may be seen by all. `link`: see `ActRun`.
+        `secret`: shown only there, once, and only to this user; `sentence` may be seen by all. `changed` and `link`:
+        see `ActRun`.
         """
         run = self._new(sentence, visit, path)
-        run.secret, run.link = secret, link
+        run.changed, run.secret, run.link = changed, secret, link
         run.sentence, run.ended = sentence, time.time()
         return address("", path, **parameters, act=run.id)
 
@@ -258,8 +262,8 @@ async def _pause(acts: UserActs, visit: Visit, form: Form) -> str:
 async def _resume(acts: UserActs, visit: Visit, form: Form) -> str:
     queue = form.queue()
     since = await client_of(visit).resume(queue)
-    sentence = f"Queue {queue} goes on." if since is not None else f"Queue {queue} was not paused."
-    return acts.note(visit, sentence, "/queue", name=queue)
+    sentence = f"Queue {queue} is resumed." if since is not None else f"Queue {queue} was not paused."
+    return acts.note(visit, sentence, "/queue", changed=since is not None, name=queue)
 
 
 async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
@@ -295,7 +299,7 @@ async def _hold(acts: UserActs, visit: Visit, form: Form) -> str:
 async def _release(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, name, client = form.queue(), form.get("name"), client_of(visit)
     await client.send(client.store(queue).hold(name, False))
-    return acts.note(visit, f"{name} goes on from now.", "/recurrence", queue=queue, name=name)
+    return acts.note(visit, f"{name} is resumed.", "/recurrence", queue=queue, name=name)
 
 
 async def _backfill(acts: UserActs, visit: Visit, form: Form) -> str:
@@ -400,8 +404,8 @@ async def _edit(acts: UserActs, visit: Visit, form: Form) -> str:
     except (ConfigError, JobError) as error:
         return acts.draft(visit, str(error), form, "/edit", queue=queue, id=job)
     what = ", ".join(_PARTS[name] for name in done.changed)
-    sentence = f"Job {job:.200} has changed: {what}." if what else f"Job {job:.200} was like that already."
-    return acts.note(visit, sentence, "/job", queue=queue, id=job)
+    sentence = f"Job {job:.200} has changed: {what}." if what else f"Job {job:.200} is as it was."
+    return acts.note(visit, sentence, "/job", changed=bool(what), queue=queue, id=job)
 
 
 _PARTS: Final = {
@@ -423,7 +427,7 @@ async def _signal(acts: UserActs, visit: Visit, form: Form) -> str:
     sentence = (
         f"Signal {signal:.200} was sent." if new else f"Signal {signal:.200} had come before: it stays as it was."
     )
-    return acts.note(visit, sentence, "/job", queue=queue, id=job)
+    return acts.note(visit, sentence, "/job", changed=new, queue=queue, id=job)
 
 
 def _changes(form: Form, due: float | None) -> Changes:
@@ -590,7 +594,7 @@ async def _make_token(acts: UserActs, visit: Visit, form: Form) -> str:
 async def _remove_token(acts: UserActs, visit: Visit, form: Form) -> str:
     name = form.get("name")
     done = await visit.client.run(remove_token(name, _operator(visit)))
-    return acts.note(visit, f"{done or f'{name} had no token'}.", "/tokens")
+    return acts.note(visit, f"{done or f'{name} had no token'}.", "/tokens", changed=bool(done))
 
 
 ACTS: Final[dict[str, tuple[Role, Perform]]] = {

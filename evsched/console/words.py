@@ -13,6 +13,7 @@ import msgspec
 from markupsafe import Markup
 
 from evsched.display import format_duration
+from evsched.keys import read_id
 
 NONE: Final = "\N{EN DASH}"
 """There is no value. 0 is zero."""
@@ -50,12 +51,43 @@ def shortened(text: str, most: int = _MOST) -> str:
     return text if len(text) <= most else f"{text[:most]}… and {len(text) - most:,} characters more"
 
 
+def bare_reason(reason: str, location: str | None = None) -> str:
+    """Return the reason of an attempt without what stands beside it: its number, and the line that raised."""
+    text = re.sub(r"^attempt \d+ of \d+: ", "", reason, count=1)
+    return text.removesuffix(f" ({location})") if location else text
+
+
 def count(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
 
 
 def length(seconds: float | None) -> str:
-    return NONE if seconds is None or math.isnan(seconds) else format_duration(seconds)
+    """Return a length of time with two digits, or as a person would say it: 4.9 ms, 37 ms, 1.2 s, 65 s, 4m 05s."""
+    if seconds is None or math.isnan(seconds):
+        return NONE
+    size = abs(seconds)
+    if 0.00995 <= size < 0.9995:
+        return f"{seconds * 1e3:.0f} ms"
+    if size < 0.00995:
+        return f"{seconds * 1e3:.2g} ms"
+    return f"{seconds:.0f} s" if 9.95 <= size < 99.5 else format_duration(seconds)
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was, in whole seconds."""
+    return f"{seconds:.0f} s" if seconds < 99.5 else length(seconds)
+
+
+def rounded(sentence: str) -> str:
+    """Return a sentence of `explain` with whole seconds from 10 s on, up to the text of a reason."""
+    first, colon, rest = sentence.partition(": ")
+    return re.sub(r"\b(\d\d\.\d) s\b", lambda found: f"{float(found[1]):.0f} s", first) + colon + rest
+
+
+def process(worker: str) -> str:
+    """Return the host and the process of a worker, without what tells it from those before it: vm-4711."""
+    known = read_id(worker)
+    return worker if known is None else f"{known[0]}-{known[1]}"
 
 
 def percent(part: float, whole: float) -> str:
@@ -122,7 +154,7 @@ class PageClock:
         """Return how long ago a time was, or in how long it will be. The page counts on by itself."""
         if unix is None or not 0 <= unix < _YEAR_10000:
             return self.moment(unix)
-        text = f"{length(now - unix)} ago" if now >= unix else f"in {length(unix - now)}"
+        text = f"{age(now - unix)} ago" if now >= unix else f"in {age(unix - now)}"
         utc = datetime.fromtimestamp(unix, tz=UTC)
         stamp = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return Markup('<time class="age" datetime="{}" title="{} UTC">{}</time>').format(

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +19,9 @@ from evsched import keys
 from evsched.jobs.record import number, whole
 from evsched.store.queue import Queue, StreamPart
 from evsched.transport.call import Call, text
+
+_KEPT_FOR: Final = 86400.0
+"""Seconds for which a history is kept after its last end."""
 
 
 class PastJob(Struct, frozen=True):
@@ -136,12 +139,19 @@ class HistoryCalls(Queue):
         first = "-" if after is None else f"({after}"
         return self._newest(keys.history(self.queue), before, first, count, partial(_entry, self.queue))
 
-    def oldest_end(self) -> Call[float | None]:
-        """Read when the first job ended that the history still has; None = it has none."""
+    def complete_since(self) -> Call[float | None]:
+        """Read since when the history has all ends; None = it has none.
+
+        One that has lost none begins after `_KEPT_FOR` without an end, unless limits say otherwise.
+        """
 
         def read(reply: list[Any]) -> float | None:
-            jobs = [job for entry, fields in reply for job in _entry(self.queue, entry, fields).jobs]
-            return min((job.ended for job in jobs), default=None)
+            if not reply:
+                return None
+            first = _entry(self.queue, *reply[0])
+            if first.jobs and first.number - len(first.jobs) == first.mark:
+                return first.mark / 1e6 - _KEPT_FOR
+            return min((job.ended for job in first.jobs), default=None)
 
         return self._call(("XRANGE", keys.history(self.queue), "-", "+", "COUNT", 1), read)
 

@@ -162,12 +162,12 @@ def test_queue_is_paused_from_the_first_page_and_goes_on(tab: Tabs, console: Any
     way.says(f"Queue {queue} is paused until ")
     way.says("the provider is down")
     way.button(f"Resume {queue}")
-    way.says(f"Queue {queue} goes on.")
+    way.says(f"Queue {queue} is resumed.")
     with closing(SyncClient(console.redis)) as client:
         client.pause(queue)
     way = Way(tab())
     way.button("Resume", "[data-live=queues]")
-    way.says(f"Queue {queue} goes on.")
+    way.says(f"Queue {queue} is resumed.")
 
 
 def test_argument_of_a_waiting_job_is_corrected_on_the_page_that_its_id_opens(
@@ -195,7 +195,7 @@ def test_phone_shows_the_week_of_a_task_and_how_late_it_was(tab: Tabs, queue: st
     way = Way(tab(**PHONE))
     way.link("The week by task")
     row = way.page.locator("#weeks tr:has-text('remind')")
-    assert re.fullmatch(rf"{queue}\s+remind\s+late p50 [\d.]+ m?s, p99 [\d.]+ m?s\s+40\s+0", row.inner_text())
+    assert re.fullmatch(rf"{queue}\s+remind\s+late: half [\d.]+ m?s, 99 % [\d.]+ m?s\s+40\s+0", row.inner_text())
     box = row.bounding_box()
     assert 0 <= box["y"] < 800, "no scrolling is needed"
     assert not way.page.is_visible("#filters")

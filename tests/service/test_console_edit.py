@@ -12,7 +12,9 @@ import pytest
 
 from evsched import keys
 from evsched.console.words import editable
+from evsched.jobs.job import Buried
 from evsched.store.client_calls import New
+from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.browsing import Browser, browsing, words
 
@@ -65,7 +67,6 @@ async def test_operator_sends_the_signal_that_a_job_waits_for(browser: Browser, 
 
 
 async def test_waiting_job_is_edited_and_hidden_values_are_kept(browser: Browser, queue: str, raw: Any) -> None:
-    assert f"/edit?queue={queue}&amp;id=a" in await browser.page("/job", queue=queue, id="a")
     page = await browser.page("/edit", queue=queue, id="a")
     assert "card-17" not in page
     said = await edit(browser, queue, kwargs='{"to": "bob"}', priority="9", group="", tags="vip new", due="2099-01-01")
@@ -77,7 +78,28 @@ async def test_waiting_job_is_edited_and_hidden_values_are_kept(browser: Browser
     (act,) = await browser.console.client.audit(queue)
     assert (act.act, act.source, act.ids) == ("edit", "console", ["a"])
     assert "local" in (said := await browser.words("/audit", queue=queue))
-    assert "edited a" in said
+    assert "edited a (arguments by name, tags, priority, group, due)" in said
+
+
+async def test_page_of_a_job_has_the_form_of_all_that_an_edit_changes(browser: Browser, queue: str, raw: Any) -> None:
+    page = await browser.page("/job", queue=queue, id="a")
+    assert "/edit?" not in page, "there is one way to edit"
+    said = await browser.send(page, "edit", **{**fields_of(page), "priority": "9", "tags": "vip new"})
+    assert "Job a has changed: its tags, its priority." in said
+    assert record_of(raw, queue)[b"priority"] == b"9"
+
+
+async def test_attempt_has_its_error_once(browser: Browser, queue: str, raw: Any) -> None:
+    await browser.console.client.enqueue(queue, [New("b", b'{"task":"mail"}')])
+    store = Store(queue)
+    await browser.console.client.send(store.dispatch(limit=999, cap=1000))
+    ((job, *_),) = [(await browser.console.client.send(store.start("w", (), hold=9, lease=15))).jobs]
+    line = "/app/a.py:7 in mail"
+    reason = f"attempt 1 of 1: lib.Timeout: no answer ({line})"
+    buried = Buried(reason, False, error="lib.Timeout", location=line)
+    await browser.console.client.send(store.bury("w", [(job, buried)]))
+    said = words(await browser.page("/job", queue=queue, id="b"))
+    assert re.search(r"Attempt 1 dead, ran \S+ m?s on w lib\.Timeout: no answer /app/a\.py:7 in mail", said)
 
 
 async def test_form_that_is_sent_as_it_was_changes_nothing(browser: Browser, queue: str, raw: Any) -> None:
@@ -85,7 +107,7 @@ async def test_form_that_is_sent_as_it_was_changes_nothing(browser: Browser, que
     raw.hset(f"evsched:{{{queue}}}:job:a", "group", "g\x07\u202e")
     raw.hset(f"evsched:{{{queue}}}:job:a", "payload", PAYLOAD.replace(b"ann", "\\u0007\u202e</textarea>".encode()))
     before = record_of(raw, queue)
-    assert "Job a was like that already." in await edit(browser, queue)
+    assert "Nothing has changed Job a is as it was." in await edit(browser, queue)
     assert record_of(raw, queue) == before
 
 
@@ -186,7 +208,7 @@ async def test_page_of_a_job_names_its_facts_in_words_and_links_the_pause(browse
     assert "resume it with" not in said
     assert f'href="/queue?name={queue}#pause">Resume it</a>' in page
     assert "place" not in re.findall(r"<dt>([^<]*)</dt>", page)
-    assert re.search(r"<dt>due</dt><dd><time [^>]*>[\d:]+</time>, [^<]+ ago</dd>", page)
+    assert re.search(r"<dt>due</dt><dd><time [^>]*>[\d:]+</time>, <time class=.age.[^>]*>\d+ s ago</time></dd>", page)
     assert "`" not in said.partition("On the command line")[0]
 
 

@@ -81,8 +81,8 @@ async def test_failures_are_grouped_by_task_exception_and_line(
     async with browsing(server.url) as browser:
         page, said = await browser.settled("/failures"), await browser.words("/failures")
     assert "6 jobs are dead, 1 will be retried, in 3 kinds." in said
-    often = "came more than twice as often as in the day before: ConnectTimeout in hook since"
-    assert f"In the last hour, 2 kinds {often}" in said, "one death is no growth"
+    growing = r"More than usual in the last hour: ConnectTimeout in hook since \S+ and \w[^.]+\."
+    assert re.search(growing, said), "one death is no growth"
     group = said[said.index("ConnectTimeout in hook no connection") :]
     assert group.startswith("ConnectTimeout in hook no connection to seeblick.example app/webhooks.py:88 in post")
     assert f"{queue}; 2 groups, 3 of 4 for seeblick" in group
@@ -225,10 +225,10 @@ async def test_failures_of_a_span_that_was_typed_are_counted_by_task_and_order(
         )
         assert re.findall(r"<h2><a[^>]*>(\w+)</a>", page) == ["hook", "mail"]
         links = [unescape(link) for link in re.findall(r'href="(/bulk\?verb=revive[^"]+)"', page)]
-        assert parse_qs(urlsplit(links[0]).query)["q"] == [
+        assert parse_qs(urlsplit(links[-1]).query)["q"] == [
             "place:dead since:2026-03-01T14:00+01:00 until:2026-03-01T15:00+01:00"
         ]
-        assert "Revive 3 jobs?" in await browser.words(links[0])
+        assert "Revive 3 jobs?" in await browser.words(links[-1])
         wrong = await browser.words("/failures", **{"from": span["to"], "to": span["from"]})
         assert "The span cannot be read: the span ends before it begins: exchange both times." in wrong
         assert "1 will be retried" in wrong
@@ -250,9 +250,11 @@ async def test_span_of_jobs_is_picked_without_syntax(
         assert "until:" not in unescape(re.findall(r'name="q" [^>]*value="([^"]*)"', again)[0])
         wrong = await browser.words("/jobs", q="place:dead", **{"from": "soon"})
         assert "The span cannot be read: 'soon' is not a time" in wrong
+        assert "pay.Timeout" not in wrong, "it finds nothing"
+        assert "1 job matches." in await browser.words("/jobs", q="place:dead", when="1 Mar 2026 14:00 to 15:00")
 
 
-async def test_headline_is_of_now_and_says_of_when_the_kinds_are(
+async def test_headline_and_rows_are_of_one_moment(
     server: EmbeddedRedis, sender: BatchingSender, store: Store, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fail(sender, store, ["a", "b"], TIMEOUT)
@@ -261,9 +263,9 @@ async def test_headline_is_of_now_and_says_of_when_the_kinds_are(
         await browser.settled("/failures")
         await fail(sender, store, ["c"], TIMEOUT)
         said = words(await browser.page("/failures"))
-        assert "3 jobs are dead" in said
-        assert re.search(r"The kinds are of \S+ m?s ago: then, 2 were dead\.", said)
+        assert re.search(r"2 jobs are dead, 0 will be retried, in 1 kind\. Counted at [\d:]+\.", said)
         assert "2 dead Revive" in said
+        assert " ago" not in said
 
 
 async def test_numbers_of_a_count_that_is_not_over_say_so(
@@ -274,7 +276,7 @@ async def test_numbers_of_a_count_that_is_not_over_say_so(
     await fail(sender, store, [f"j{n}" for n in range(900)], TIMEOUT)
     async with browsing(server.url, queues=(queue,)) as browser:
         said = words(await browser.page("/failures"))
-        assert re.search(r"900 jobs are dead\. So far, \d+ of them are counted, in 1 kind, and 0 that will", said)
+        assert re.search(r"900 jobs are dead\. Counted so far, \d+ of 900 jobs: \d+ dead, in 1 kind, and 0 that", said)
         assert re.search(r"\d+ dead so far Revive", said)
         in_span = words(await browser.page("/failures?span=24h"))
         assert re.search(r"So far, \d+ jobs died in 24 hours", in_span)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import AsyncGenerator
+from html import unescape
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ async def test_a_word_that_is_no_id_leads_to_the_history_and_to_recurrences_of_i
     )
     named = await browser.page("/jobs", q="nightly")
     assert f'href="/recurrence?queue={queue}&amp;name=nightly_report"' in named
-    assert "A recurrence has this in its name: nightly_report" in words(named)
+    assert f"Recurrence nightly_report of {queue} Run now Who changed it" in words(named)
 
 
 async def test_an_unknown_qualifier_is_offered_as_a_tag(browser: Browser, client: SyncClient, queue: str) -> None:
@@ -126,7 +127,7 @@ async def test_act_on_all_that_match_says_how_many_first_and_changes_only_those(
     client.enqueue(queue, [New("other", b'{"task":"mail"}', due=LATER)])
     page = await browser.page("/bulk", verb="cancel", q="task:pay", all="1")
     assert "Cancel 30 jobs?" in page
-    assert "Cancel all that match" in page
+    assert "Cancel 30 jobs</span></button>" in page
     await browser.send(page, "cancel", q="task:pay")
     await browser.console.acts.wait()
     assert [job.id for job in await browser.console.client.find(queue, _every())] == ["other"]
@@ -200,6 +201,81 @@ async def test_first_page_names_what_needs_attention(browser: Browser, client: S
     assert "need attention" in words
     assert "No dispatcher is connected" in words
     assert f"{queue}: 1 job is due, and no worker serves the queue." in words
+
+
+async def test_first_page_has_the_worst_first_and_names_the_cause_of_deaths(
+    server: EmbeddedRedis, client: SyncClient, queue: str, raw: Any
+) -> None:
+    sick, held = f"{queue}-z", f"{queue}-a"
+    client.enqueue(held, [New("now", PAYLOAD)])
+    client.pause(held, why="wrong tariff table")
+    raw.sadd(keys.QUEUES, sick)
+    hour = raw.time()[0] // 3600
+    for back, died in ((0, 20), (1, 1234)):
+        raw.hset(f"{keys.root(sick)}hour:{hour - back}", mapping={"done 2 5 pay": 300, "dead 2 5 pay": died})
+    for n, error in enumerate(("lib.Timeout", "lib.Timeout", "ValueError")):
+        raw.hset(keys.job(sick, f"d{n}"), mapping={"payload": PAYLOAD, "error": error})
+        raw.zadd(f"{keys.root(sick)}dead", {f"d{n}": 1.7e9 + n})
+    async with browsing(server.url, queues=(held, sick)) as browser:
+        page, of_queue = await browser.page("/"), await browser.words("/queue", name=sick)
+    said = words(page)
+    died = f"{sick}: 20 jobs died in this hour, 1,234 in the one before. Of the last 3, 2: Timeout in pay."
+    assert said.index(died) < said.index(f"{held} is paused, and no worker serves it: wrong tariff table.")
+    rows = re.findall(rf'<tr data-row="{queue}-(.).*?<span class="s (\w+)">([a-z ]+)<', page, re.S)
+    assert [(name, state) for name, _, state in rows] == [("z", "failing"), ("a", "paused")]
+    assert "Resume “wrong tariff table”" in said
+    assert "failing" in of_queue
+
+
+async def test_word_that_is_no_id_finds_the_ids_that_begin_so(
+    browser: Browser, client: SyncClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(client, queue, 12)
+    page = await browser.page("/jobs", q="j01")
+    assert "No job has the id j01 now. The ids of 2 begin so." in words(page)
+    assert re.findall(r'name="job" value="\S+ (\w+)"', page) == ["j011", "j010"]
+    assert 'name="all"' not in page, "only chosen ones can be changed"
+    monkeypatch.setattr(jobs, "_COUNTED_JOBS", 5)
+    monkeypatch.setattr("evsched.client.sweep._SLICE", 5)
+    bounded = await browser.words("/jobs", q="j01")
+    assert "of about 12 jobs searched." in bounded
+    assert "Go on searching" not in bounded, "it would never end"
+    two = await browser.page("/jobs", q="pay seeblick")
+    assert "only one word can be an id" in words(two)
+    assert "Did you mean task:pay group:seeblick" in words(two)
+
+
+async def test_page_of_a_job_that_is_gone_says_who_changed_it(browser: Browser, client: SyncClient, queue: str) -> None:
+    enqueue(client, queue, 2)
+    client.as_operator("ann.keller").cancel(queue, "j000")
+    for page in (
+        await browser.words("/jobs", q="j000"),
+        words((await browser.client.get(f"/job?queue={queue}&id=j000")).text),
+    ):
+        assert re.search(r"ann\.keller cancelled j000, \d\d:\d\d:\d\d\. Who changed it Look for", page)
+        assert "any but ended" not in page, "no list of other jobs"
+
+
+@pytest.mark.extra
+async def test_list_without_a_search_can_be_made_longer(browser: Browser, client: SyncClient, queue: str) -> None:
+    enqueue(client, queue, 60)
+    page = await browser.page("/jobs")
+    assert "These 50 are due next." in words(page)
+    (more,) = re.findall(r'href="([^"]+)">More rows</a>', page)
+    longer = await browser.page(unescape(more))
+    assert longer.count('name="job"') == 60
+    assert "More rows" not in longer
+
+
+async def test_job_that_will_be_retried_says_so(browser: Browser, client: SyncClient, queue: str, raw: Any) -> None:
+    enqueue(client, queue, 1)
+    raw.hset(
+        keys.job(queue, "j000"), mapping={"error": "lib.Timeout", "reason": "attempt 1 of 3: lib.Timeout: no answer"}
+    )
+    assert re.search("j000 .* to be retried .* Timeout: no answer", await browser.words("/jobs", q="place:schedule"))
+    ended = await browser.page("/jobs", q="place:ended")
+    assert "these are the ones whose records are kept" in words(ended)
+    assert 'class="box bulk"' not in ended, "there is no act on them"
 
 
 async def test_page_before_an_act_says_in_words_which_jobs_and_counts_them_all(

@@ -136,14 +136,12 @@ async def test_search_says_what_it_has_read_and_goes_on_with_what_it_has_found(
     for _ in range(4):
         page = await browser.page(path)
         said.append(words(page))
-        on = re.search(r'href="([^"]*)"[^>]*>Search on', page)
+        on = re.search(r'href="([^"]*)"[^>]*>Go on searching', page)
         if on is None:
             break
         path = unescape(on[1])
-    assert re.search(
-        rf"No job of group alice among the ends in {queue} since [\d:]+; older ones are not read yet\.", said[0]
-    )
-    assert re.search(rf"1 job of group alice among the ends in {queue} since .*: 1 done; older ones", said[1])
+    assert re.search(rf"No job of group alice ended in {queue} since [\d:]+; older ones are not read yet\.", said[0])
+    assert re.search(rf"1 job of group alice ended in {queue} since .*: 1 done; older ones", said[1])
     assert f"2 jobs of group alice ended in {queue} in the last 1h: 2 done." in said[-1]
     assert " j55 " in said[-1], "what was found stays"
     assert " oldest " in said[-1]
@@ -157,8 +155,8 @@ async def test_search_that_is_no_longer_kept_begins_again(
     for n in range(120):
         await ended(f"j{n}")
     page = await browser.page(f"/history?queue={queue}&id=none&on=gone")
-    assert f"No job with the id none among the ends in {queue} since" in words(page)
-    assert "Search on" in page
+    assert f"No job with the id none ended in {queue} since" in words(page)
+    assert "Go on searching" in page
 
 
 async def test_two_queues_are_read_as_one_history(browser: Browser, queue: str) -> None:
@@ -180,7 +178,7 @@ async def test_week_is_counted_by_task(browser: Browser, ended: Ended, queue: st
     assert row is not None
     cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[dh][^>]*>.*?</t[dh]>", row[0])]
     assert cells[0] == queue
-    assert re.fullmatch(r"paylate p50 [\d.]+ m?s, p99 [\d.]+ m?s", cells[1]), "the second line is for phones"
+    assert re.fullmatch(r"paylate: half [\d.]+ m?s, 99 % [\d.]+ m?s", cells[1]), "the second line is for phones"
     assert cells[2:7] == ["2", "50.00 %", "1", "0", "0"]
     assert all(cell.endswith("s") for cell in cells[7:])
 
@@ -383,7 +381,7 @@ async def test_table_of_the_week_follows_the_task_and_no_other_condition(
     raw.hset(f"evsched:{{{queue}}}:hour:{raw.time()[0] // 3600}", "done 2 5 other", 40)
     page = await browser.page(f"/history?queue={queue}&task=pay")
     table = words(page.partition("By queue and task")[2].partition("</section>")[0])
-    assert re.search(rf"{queue} pay late p50 \S+ m?s, p99 \S+ m?s 1 ", table)
+    assert re.search(rf"{queue} pay late: half \S+ m?s, 99 % \S+ m?s 1 ", table)
     assert "other" not in table
     assert f"evsched history counts --since 7d --task pay --queue {queue}" in page
     assert "By queue and task" not in await browser.page(f"/history?queue={queue}&tag=patient:42")
@@ -397,10 +395,10 @@ async def test_chart_and_counts_are_before_the_rows_with_how_far_redis_reaches(
     page = await browser.page(f"/history?queue={queue}")
     places = [page.index(text) for text in ('id="counts"', "By queue and task", 'data-part="ends"', ">first</a>")]
     assert places == sorted(places)
-    assert re.search(r"Redis has the ends since \d\d:\d\d:\d\d;", words(page))
+    assert re.search(r"By queue and task since [\d:]+00:00\. ", words(page)), "older hours have no counts"
     assert "All 10 rows" in words(page)
     everything = words(await browser.page(f"/history?queue={queue}&counts=all"))
-    assert all(re.search(rf"task{n} late p50 \S+( m?s)?, p99 \S+( m?s)? 40 ", everything) for n in range(9))
+    assert all(re.search(rf"task{n} late: half \S+( m?s)?, 99 % \S+( m?s)? 40 ", everything) for n in range(9))
 
 
 async def test_each_condition_of_the_history_is_asked_for_once(browser: Browser, queue: str) -> None:
@@ -422,10 +420,20 @@ async def test_times_below_a_chart_are_at_even_distances(browser: Browser, ended
     assert {(int(later) - int(earlier)) % 24 for earlier, later in pairwise(marks)} == {6}
 
 
-async def test_search_that_finds_none_says_how_far_redis_reaches(browser: Browser, ended: Ended, queue: str) -> None:
-    await ended("first")
-    page = words(await browser.page(f"/history?queue={queue}&group=none&since=7d"))
-    assert re.search(rf"No job of group none ended in {queue} in the last 7d; Redis has the ends since [\d:]+\.", page)
+async def test_answer_begins_with_how_far_redis_reaches(browser: Browser, ended: Ended, queue: str, raw: Any) -> None:
+    await ended("first", group="alice")
+    await ended("second", group="alice")
+    path = f"/history?queue={queue}&since=7d"
+    assert re.search(
+        rf"Known only since \d+ \w+ [\d:]+: 2 jobs ended in {queue} in the last 7d", await browser.words(path)
+    )
+    assert "Known only" not in await browser.words(f"/history?queue={queue}&since=1h"), "a queue that has lost none"
+    raw.xtrim(f"evsched:{{{queue}}}:history", maxlen=1, approximate=False)
+    for since, said in (("7d", " in the last 7d"), ("1h", " in the last 1h"), ("", "")):
+        page = await browser.words(f"/history?queue={queue}&since={since}")
+        assert re.search(rf"Known only since \d\d:\d\d:\d\d: 1 job ended in {queue}{said}: 1 done", page)
+    none = await browser.words(f"{path}&group=none")
+    assert re.search(rf"Known only since [\d:]+: no job of group none ended in {queue} in the last 7d\.", none)
 
 
 async def test_audit_trail_is_shown_as_sentences(browser: Browser, queue: str) -> None:
@@ -480,9 +488,22 @@ async def test_pages_of_the_audit_trail_have_each_act_once(browser: Browser, que
     assert len({*seen[0], *seen[1]}) == 60
 
 
+@pytest.mark.parametrize(
+    "page", ["/history?until=soon", *(pytest.param(page, marks=pytest.mark.extra) for page in ("/audit?until=soon",))]
+)
+async def test_time_that_cannot_be_read_is_named_above_the_form_that_keeps_it(
+    browser: Browser, ended: Ended, queue: str, page: str
+) -> None:
+    await ended("a")
+    await browser.console.client.as_operator("ann").pause(queue)
+    found = await browser.page(f"{page}&queue={queue}")
+    assert "The search cannot be read: 'soon' is not a time" in words(found)
+    assert 'name="until" size="8" value="soon"' in found or 'name="until" size="9" value="soon"' in found
+    assert (">a</a>" in found, "<th>ann" in found) == (False, False), "it finds nothing"
+    assert "data-stream" not in found
+
+
 @pytest.mark.extra
-@pytest.mark.parametrize("page", ["/history?outcome=odd", "/history?since=soon", "/audit?until=soon"])
-async def test_wrong_condition_is_named(browser: Browser, page: str) -> None:
-    found = await browser.client.get(page)
-    assert found.status_code == 400
-    assert "soon" in found.text or "one of done" in found.text
+async def test_wrong_outcome_is_named(browser: Browser) -> None:
+    found = await browser.client.get("/history?outcome=odd")
+    assert (found.status_code, "one of done" in found.text) == (400, True)

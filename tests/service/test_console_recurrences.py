@@ -150,7 +150,7 @@ async def test_a_recurrence_is_triggered_paused_and_resumed(
         assert "nightly is paused until " in said
         assert "the warehouse moves" in said
         assert "paused_until" in await sender.send(store.recurrence("nightly"))
-        assert "goes on from now" in await browser.send(page, "release", queue=queue, name="nightly")
+        assert "nightly is resumed." in await browser.send(page, "release", queue=queue, name="nightly")
     assert "paused" not in await sender.send(store.recurrence("nightly"))
     acts = [entry.known.act for entry in (await sender.send(store.acts("+", None, 9))).entries if entry]
     assert acts == ["resume", "pause", "trigger"]
@@ -201,7 +201,7 @@ async def test_a_recurrence_that_cannot_run_says_why(
         ("/recurrences", {"say", "filter", "recurrences"}),
         ("/recurrence", {"say", "acts", "runs", "next"}),
         ("/agenda", {"say", "chart", "busy", "list"}),
-        ("/failures", {"say", "chart", "groups"}),
+        ("/failures", {"say", "chart", "groups", "all"}),
     ],
 )
 async def test_an_open_page_gets_its_regions(

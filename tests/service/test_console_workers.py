@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -64,24 +65,21 @@ async def test_workers_are_shown_with_their_jobs_and_dispatchers(browser: Browse
     text = words(page)
     assert "1 worker on 1 host, 2 of 4 slots are busy." in text
     assert worker.id in text
-    assert f"process {os.getpid()}" in text
     assert f'href="/job?queue={queue}&amp;id=a"' in page
     assert f'href="/queue?name={queue}"' in page
-    assert "Dispatchers" in text
-    assert "connected" in text
-    assert "None is connected" not in text
+    assert "1 dispatcher connected: " in text
     assert "evsched workers" in text
 
 
 async def test_longest_runs_name_their_worker(browser: Browser, running: System, queue: str) -> None:
     await start(running, queue, "a")
     runs = words((await browser.page("/workers")).partition('data-live="runs"')[2].partition("</section>")[0])
-    assert f"{queue} {running.workers[0].id} " in runs
+    assert re.search(rf" hang {queue} \S+-{os.getpid()} \d\d:\d\d:\d\d \S+ m?s 1 Stack", runs)
 
 
 async def test_worker_that_does_not_answer_comes_first(browser: Browser, running: System, queue: str, raw: Any) -> None:
     raw.zadd(f"evsched:{{{queue}}}:leases", {"gone-1-00000000-0.1.0": raw.time()[0] + 50})
-    text = words(await browser.page("/workers")).partition("Dispatchers")[0]
+    text = words(await browser.page("/workers")).partition("dispatcher")[0]
     assert "1 does not answer." in text
     assert text.index("gone-1-00000000-0.1.0") < text.index(running.workers[0].id)
     assert "unless it renews it" in text
@@ -142,7 +140,7 @@ async def test_viewer_gets_no_forms(browser: Browser, running: System) -> None:
 async def test_page_without_a_worker_says_how_to_start_one(browser: Browser) -> None:
     text = words(await browser.page("/workers"))
     assert "No worker runs." in text
-    assert "None is connected" in text
+    assert "No dispatcher is connected" in text
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,13 @@ def test_a_time_has_its_date_unless_that_is_today_and_the_exact_time_for_the_bro
     assert "in 1m 40s" in clock.ago(at + 100.2, at + 0.2)
 
 
+def test_lengths_have_two_digits_and_ages_whole_seconds() -> None:
+    shown = [words.length(one) for one in (0.00487, 0.0125, 0.9, 1.24, 65.03, 82.8, 245.0, None)]
+    assert shown == ["4.9 ms", "12 ms", "900 ms", "1.2 s", "65 s", "83 s", "4m 05s", "–"]  # noqa: RUF001 - as above
+    assert ">1 s ago<" in words.PageClock(UTC).ago(1e9, 1e9 + 0.8)
+    assert words.rounded("dead for 74.9 s: lost after 10.5 s") == "dead for 75 s: lost after 10.5 s"
+
+
 def test_charts_draw_a_bar_for_each_value_and_none_for_nothing() -> None:
     assert words.bars([0, 5, 10], 30, 20) == "M10,20h8v-10h-8zM20,20h8v-20h-8z"
     assert words.bars([0, 0], 30, 20) == ""

@@ -8,7 +8,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from evsched.client.time_texts import parse_future, parse_length, parse_past, parse_time
+from evsched.console.words import PageClock
 from evsched.errors import ConfigError
+
+TOKYO = ZoneInfo("Asia/Tokyo")
 
 
 def test_lengths_and_times_are_read_in_common_notations() -> None:
@@ -31,6 +34,18 @@ def test_a_time_in_the_past_is_a_moment_or_a_length_before_now() -> None:
     assert (parse_past("1900000000"), parse_past("2030-01-31T09:00Z")) == (1900000000, 1896080400)
     for invalid in ("soon", "25:00", "14:60", "-2h", "1.2.3h", "9" * 20 + "d"):
         with pytest.raises(ConfigError, match="write"):
+            parse_past(invalid)
+
+
+@pytest.mark.parametrize(
+    "moment", [datetime(2031, 2, 3, 4, 5, 6, tzinfo=TOKYO), datetime.now(TOKYO).replace(month=1, day=9, microsecond=0)]
+)
+def test_times_that_the_console_writes_are_read(moment: datetime) -> None:
+    at = moment.timestamp()
+    assert parse_past(PageClock(TOKYO).text(at), "Asia/Tokyo") == at
+    assert parse_future(f"{moment:%d %b %Y %H:%M}", "Asia/Tokyo") == at - moment.second
+    for invalid in ("31 Feb 09:00", "3 Foo 09:00", "3 Jan 29:00"):
+        with pytest.raises(ConfigError, match="or 2h"):
             parse_past(invalid)
 
 

@@ -106,7 +106,7 @@ if (stream) {
 // Ages count on by themselves.
 
 function length(seconds) {
-  if (seconds < 100) return `${seconds.toFixed(1)} s`;
+  if (seconds < 99.5) return `${Math.round(seconds)} s`;
   const whole = Math.round(seconds);
   const two = (n) => String(n).padStart(2, "0");
   if (whole < 3600) return `${Math.floor(whole / 60)}m ${two(whole % 60)}s`;
@@ -185,7 +185,7 @@ function count() {
   const chosen = all("td.tick input[name=job]").filter((box) => box.checked);
   for (const row of all("tbody tr")) row.classList.toggle("sel", $("input[name=job]", row)?.checked ?? false);
   const said = $("#chosen");
-  if (said) said.textContent = chosen.length ? `${chosen.length} chosen,` : "Choose jobs,";
+  if (said) said.textContent = chosen.length ? `${chosen.length} chosen` : "Choose jobs";
 }
 
 const every = $("input.all");
@@ -248,7 +248,7 @@ async function searchOn() {
 
 searchOn();
 
-// Change nothing: back to the page with the button that led here, as it was.
+// Cancel: back to the page with the button that led here, as it was.
 
 for (const link of all("a[data-back]")) {
   link.addEventListener("click", (event) => {

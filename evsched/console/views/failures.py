@@ -81,8 +81,6 @@ class FailureRow(Struct, frozen=True):
     """The newest job's: before the line of the user's code, that line, after it."""
     newest: tuple[str, str]
     """Queue and id."""
-    at: float
-    """When they were counted."""
 
 
 def merge(counts: Sequence[QueueCount], by: By, span: DeathSpan) -> list[Failures]:
@@ -149,8 +147,6 @@ class _Drawn(Struct, frozen=True):
     """How many rows each task and error has."""
     over: bool
     """Whether all jobs were counted."""
-    begun: dict[str, float]
-    """When those of each queue were counted."""
 
     def row(self, one: Failures, newest: JobStatus | None) -> FailureRow:
         task, error, location, rest = one.key
@@ -176,7 +172,6 @@ class _Drawn(Struct, frozen=True):
             exact=self.over and (self.by != "error" or (bool(error) and self.others[task, error] == 1)),
             traceback=None if newest is None else split_traceback(newest),
             newest=one.newest[2:4],
-            at=min(self.begun[queue] for queue in one.queues),
         )
 
 
@@ -330,8 +325,7 @@ async def _failures(visit: Visit) -> dict[str, Any]:
     found = merge(counts, by, span)
     found.sort(key=lambda one: (-_ORDERS[order][1](one), -one.dead, -one.retried, one.key))
     shown = found[:_SHOWN]
-    begun = {count.queue: count.shown.at for count in counts}
-    drawn = _Drawn(by, words, Counter((one.key[0], one.key[1]) for one in found), values["over"], begun)
+    drawn = _Drawn(by, words, Counter((one.key[0], one.key[1]) for one in found), values["over"])
     view = repr((by, values["picked"].name or words, values["queue"]))
     newest = await counted.newest_of(client, view, shown[:_READ], values["over"])
     grow = [one for one in found if one.grows()] if by == "error" and not in_span else []
@@ -342,7 +336,6 @@ async def _failures(visit: Visit) -> dict[str, Any]:
         "grow": len(grow),
         "kinds": len(found),
         "counted_as": _BY[by][1] if len(found) != 1 else _BY[by][1].removesuffix("s"),
-        "words_of": _BY[by][1],
         "counted": sum(one.dead for one in found),
         "retried": sum(one.retried for one in found),
         "chart": _chart(found, span, zone),

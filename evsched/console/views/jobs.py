@@ -23,6 +23,7 @@ from evsched.console.search import QUALIFIERS, Search, in_words, offered_spans, 
 from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
 from evsched.console.views.recurrences import rosters_of
+from evsched.console.views.trail import last_act
 from evsched.errors import StoreError
 from evsched.jobs.record import JobStatus, Place
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted_member
@@ -55,7 +56,7 @@ _SAMPLES: Final = 10
 """Jobs that the page before an act shows."""
 
 _COUNTED_JOBS: Final = 100_000
-"""Jobs that the page before an act counts at most."""
+"""Jobs that the page before an act counts at most, and that are looked at for how their ids begin."""
 
 _SEARCHES: Final = 50
 """Searches that can be gone on with."""
@@ -119,12 +120,15 @@ class _Going:
     def __init__(self, sweep: Sweep, wholes: Mapping[str, str], total: int) -> None:
         self._sweep, self._wholes, self._more = sweep, wholes, bool(wholes)
         self._total, self._share = total, 0.0
+        self.full = False
+        """Whether it holds as many jobs as it may, so that it ends here."""
 
     async def look(self, client: MeteredClient, enough: int, wanted: Search, most: float = _KEPT) -> Found:
         """Look on for a short time, until `most` have matched; return the first rows found so far."""
         until = time.monotonic() + _TIME
         while self._more and time.monotonic() < until and self._sweep.swept.matched < most:
             self._more = await client.run(self._sweep.step())
+        self.full = self._sweep.swept.matched >= most
         matching = [(part, job) for part, job in self._sweep.found_in if wanted.takes(job)]
         first = nsmallest(enough, matching, key=lambda one: _order(one[1]))
         rows = [as_row(self._wholes[part], job) for part, job in first]
@@ -140,7 +144,8 @@ def _wholes(client: MeteredClient, queues: Sequence[str]) -> dict[str, str]:
 
 def as_row(queue: str, job: Match, declared: Redactions = NONE_DECLARED) -> FoundJob:
     shown = redacted_member(job.id, declared)
-    return FoundJob(queue, job, PLACE_WORDS[_place(job)], shown, job.id if shown == job.id else None)
+    state = ("warn", "to be retried") if job.place == "schedule" and job.error else PLACE_WORDS[_place(job)]
+    return FoundJob(queue, job, state, shown, job.id if shown == job.id else None)
 
 
 def _order(job: Match) -> tuple[int, float]:
@@ -232,31 +237,38 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         "acts": JOB_ACTS,
         "go_on": "",
         "more_rows": "",
+        "gone": False,
         "recurrences": [],
         "place": wanted.places[0] if len(wanted.places) == 1 else "",
     }
     values |= {"offered": _offered(wanted.searched), "counts": await _counts(client, queues)}
-    if wanted.problem:
+    if wanted.problem or picked.problem:
         return values | {"found": Found([])}
     of_id = await _by_id(client, queues, wanted) if wanted.id else []
     if len(of_id) == 1:
         return {"redirect": visit.url("/job", queue=of_id[0].queue, id=wanted.id)}
+    page = min(int(visit.get("more")), _PAGES) if visit.get("more").isdecimal() else 0
     simple = wanted.filter.is_empty and not wanted.by and not wanted.id
     if simple and (not wanted.places or wanted.places in (("dead",), ("schedule",))):
         place = "dead" if wanted.places == ("dead",) else "schedule"
-        found = await _redacted(client, await _by_order(client, queues, place, _ROWS))
-        return values | {"found": found, "place": place, "offered": _offered([place])}
+        found = await _redacted(client, await _by_order(client, queues, place, _ROWS * (page + 1)))
+        more = len(found.rows) < values["counts"].get(place, 0) and page < _PAGES
+        values |= {"place": place, "offered": _offered([place]), "more_rows": str(page + 1) if more else ""}
+        return values | {"found": found}
+    if of_id:
+        return values | {"found": await _redacted(client, Found(of_id, len(of_id), matched=len(of_id)))}
     if wanted.id:
-        found = await _redacted(client, Found(of_id, len(of_id), matched=len(of_id)))
-        return values | {"found": found} | ({} if of_id else await _gone(visit, queues, wanted))
+        values |= await _gone(visit, queues, wanted)
+        wanted = replace(wanted, id="", begins=wanted.id)
 
     def sweep_of(stores: Sequence[Store]) -> Sweep:
         return Sweep(stores, wanted.filter, wanted.searched)
 
     going = _going(visit, text, queues, sweep_of, sum(_at(values["counts"], wanted.searched)))
-    page = int(visit.get("more")) if visit.get("more").isdecimal() else 0
-    found = await going.look(client, _ROWS * (min(page, _PAGES) + 1), wanted)
-    values["go_on"] = str(page) if not found.over and found.matched < _KEPT else ""
+    found = await going.look(client, _ROWS * (page + 1), wanted, _COUNTED_JOBS if wanted.begins else _KEPT)
+    values["go_on"] = str(page) if not (found.over or going.full) else ""
+    if wanted.begins and not values["go_on"]:  # it may hold many jobs
+        visit.console.memory["searches"].pop(f"{visit.visitor.name} {text}", None)
     values["more_rows"] = str(page + 1) if found.matched > len(found.rows) and page < _PAGES else ""
     return values | {"found": await _redacted(client, found)}
 
@@ -292,7 +304,12 @@ async def _gone(visit: Visit, queues: Sequence[str], wanted: Search) -> dict[str
     found = [(row.queue, row.name) for row in rows if text.lower() in row.name.lower()]
     found.sort(key=lambda one: (one[1] != text, one[1], one[0]))
     known = [*wanted.queues, *(queue for queue, name in found if name == text and text != wanted.id)]
-    return {"recurrences": found[:_NAMED], "gone_from": known[0] if len(set(known)) == 1 else ""}
+    return {
+        "gone": True,
+        "recurrences": found[:_NAMED],
+        "gone_from": known[0] if len(set(known)) == 1 else "",
+        "last_act": await last_act(visit, wanted.queues or queues, wanted.id),
+    }
 
 
 class _Sample(Struct, frozen=True):

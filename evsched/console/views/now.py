@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, Final
 
 from msgspec import Struct
 
+from evsched.client import sweep
 from evsched.client.history import HOUR, counts_of
 from evsched.console.doctor_pass import doctor_pass
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import MeteredClient, View, Visit
+from evsched.console.words import length
 from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import server
@@ -29,6 +32,19 @@ _MINUTE: Final = 60.0
 
 _SHORTEST: Final = 3.0
 """Seconds that a rate is taken over, at least."""
+
+_FAILING: Final = 0.05
+_FEW: Final = 5
+"""A queue is failing if this part of its recent ends are deaths, and that many at least."""
+
+_EXPLAINED: Final = 3
+"""Queues, and shards of each, whose last deaths are read."""
+
+_LAST: Final = 20
+"""Deaths that are read of each."""
+
+_EXPLAINED_FOR: Final = 30.0
+"""Seconds after which they are read again."""
 
 _CHARTED: Final = 20
 """Queues whose last day is shown: the most urgent ones."""
@@ -63,8 +79,16 @@ async def read_stats(client: MeteredClient, queues: Sequence[str]) -> dict[str, 
     return found
 
 
-def state_of(stats: QueueStats) -> tuple[str, str]:
-    """Return the state of a queue: the class that draws it, and the word."""
+def recent(hours: Sequence[Sequence[EndCount]], now: float) -> list[EndCount]:
+    """Return the counts of the present hour, the last one of `hours`; in its first quarter also the one before."""
+    return [*hours[-1], *(hours[-2] if now % HOUR < HOUR / 4 else ())]
+
+
+def state_of(stats: QueueStats, ends: Sequence[EndCount] = ()) -> tuple[str, str]:
+    """Return the state of a queue: the class that draws it, and the word. `ends`: the recent ones.
+
+    It is the same while jobs come and go.
+    """
     waiting = stats.due + stats.places["backlog"] + stats.places["ready"]
     if stats.paused is not None:
         return "hold", "paused"
@@ -72,19 +96,21 @@ def state_of(stats: QueueStats) -> tuple[str, str]:
         return "bad", "no worker"
     if waiting and stats.oldest > _LATE:
         return "bad", "late"
-    if stats.places["processing"]:
-        return "run", "running"
-    return ("ok", "on time") if stats.workers or stats.parents else ("wait", "idle")
+    died = sum(one.jobs for one in ends if one.outcome == "dead")
+    if died >= _FEW and died >= _FAILING * sum(one.jobs for one in ends):
+        return "bad", "failing"
+    return ("ok", "on time") if stats.workers or stats.parents or stats.places["processing"] else ("wait", "idle")
 
 
 def _row(visit: Visit, name: str, stats: QueueStats, hours: Sequence[Sequence[EndCount]]) -> QueueLine:
     hour = int(stats.now // HOUR)
-    late = counts_of(name, "", [*hours[-1], *(hours[-2] if stats.now % HOUR < HOUR / 4 else ())])
+    ends = recent(hours, stats.now)
+    late = counts_of(name, "", ends)
     rates: EndRates = visit.console.memory.setdefault("rates", EndRates())
     return QueueLine(
         name=name,
         rate=rates.note(name, hour, stats.now, sum(one.jobs for one in hours[-1])),
-        state=state_of(stats),
+        state=state_of(stats, ends),
         stats=stats,
         shards=len(visit.client.stores(name)) - 1,
         ended=[sum(one.jobs for one in counts) for counts in hours],
@@ -112,18 +138,29 @@ class EndRates:
         return None if length < _SHORTEST or first < now - 2 * _MINUTE else (ended - before) / length * _MINUTE
 
 
-_URGENCY: Final = {"no worker": 0, "late": 1, "paused": 2}
-"""The states that come first. All others change by the second, so such queues are in the order of their names."""
+_URGENCY: Final = {"no worker": 0, "late": 1, "failing": 2, "paused": 3}
+"""The states that come first; the others are in the order of their names."""
+
+
+def _urgency(name: str, state: tuple[str, str]) -> tuple[int, str]:
+    return _URGENCY.get(state[1], len(_URGENCY)), name
+
+
+_LEVELS: Final = ("fault", "warning", "info")
+"""The levels of findings, the worst first."""
 
 
 async def _now(visit: Visit) -> dict[str, Any]:
     names = await visit.console.queues(visit.client)
     read = await read_stats(visit.client, names)
     known = {name: stats for name, stats in read.items() if not isinstance(stats, StoreError)}
-    first = sorted(known, key=lambda name: (_URGENCY.get(state_of(known[name])[1], len(_URGENCY)), name))
+    first = sorted(known, key=lambda name: _urgency(name, state_of(known[name])))
     now = max((stats.now for stats in known.values()), default=time.time())
     ends = await hour_counts(visit).read_last(visit.client, first[:_CHARTED], int(now // HOUR), _HOURS)
     rows = [_row(visit, name, known[name], hours) for name, hours in ends.items()]
+    rows.sort(key=lambda row: _urgency(row.name, row.state))
+    failed: FailedLast = visit.console.memory.setdefault("failed last", FailedLast())
+    await failed.look(visit.client, rows)
     examined = doctor_pass(visit)
     examined.refresh(visit.client, names)
     dispatchers, hours = await _dispatchers(visit, names), range(_HOURS)
@@ -134,13 +171,12 @@ async def _now(visit: Visit) -> dict[str, Any]:
     def until(moment: float | None) -> str:
         return f" until {clock.text(moment)}" if moment else ""
 
+    findings = [*_alone(dispatchers), *_findings(rows, until, failed.words), *examined.found]
     return {
         "rows": rows,
-        "dispatchers": dispatchers,
-        "workers": max((stats.workers for stats in known.values()), default=0),
         "more": [(name, state_of(known[name]), known[name]) for name in first[_CHARTED:]],
         "unread": [name for name in names if name not in known],
-        "findings": [*_alone(dispatchers), *_findings(rows, until), *examined.found],
+        "findings": sorted(findings, key=lambda one: _LEVELS.index(one.level)),
         "ended": ended,
         "dead": dead,
         "now": now,
@@ -170,8 +206,39 @@ def _planned(count: int) -> str:
     return "1 job is scheduled" if count == 1 else f"{count:,} jobs are scheduled"
 
 
-def _findings(rows: Sequence[QueueLine], until: Callable[[float | None], str]) -> list[Finding]:
-    """Return what the counts show, as sentences with their remedy. `until`: the words about the end of a pause."""
+class FailedLast:
+    """The cause that most of the last deaths of a queue share. It is read again after a while."""
+
+    def __init__(self) -> None:
+        self.words = dict[str, str]()
+        """The error of most of them, and the task that raised it."""
+        self._read = dict[str, float]()
+
+    async def look(self, client: MeteredClient, rows: Sequence[QueueLine]) -> None:
+        """Read the last jobs of the queues in which the most have died."""
+        failing = sorted((row for row in rows if row.dead[-1] + row.dead[-2]), key=lambda row: -row.dead[-1])
+        now = time.monotonic()
+        for row in failing[:_EXPLAINED]:
+            if now - self._read.get(row.name, -inf) < _EXPLAINED_FOR:
+                continue
+            self._read[row.name] = now
+            causes = Counter[str]()
+            for store in client.stores(row.name)[:_EXPLAINED]:
+                jobs = await client.send(store.front("dead", _LAST, last=True))
+                for job in await client.run(sweep.describe(store, "dead", jobs)):
+                    error = (job.error or "").rpartition(".")[2]
+                    causes[f"{error or 'no exception'}{f' in {job.task}' if job.task else ''}"] += 1
+            for cause, count in causes.most_common(1):
+                self.words[row.name] = f" Of the last {causes.total()}, {count}: {cause:.200}."
+
+
+def _findings(
+    rows: Sequence[QueueLine], until: Callable[[float | None], str], causes: Mapping[str, str]
+) -> list[Finding]:
+    """Return what the counts show, as sentences with their remedy.
+
+    `until`: the words about the end of a pause. `causes`: sentences about why jobs died, by queue.
+    """
     found = list[Finding]()
     for row in rows:
         stats, where = row.stats, f"queue {row.name}"
@@ -180,7 +247,7 @@ def _findings(rows: Sequence[QueueLine], until: Callable[[float | None], str]) -
             what = f"{row.name}: {_jobs(waiting)} due, and no worker serves the queue."
             found.append(Finding("no-worker", "fault", what, where, f"evsched worker MODULE:APP --queue {row.name}"))
         elif row.state[1] == "late":
-            what = f"{row.name} is late: {_jobs(waiting)} due, and the first has waited for {stats.oldest:,.1f} s."
+            what = f"{row.name} is late: {_jobs(waiting)} due, and the first has waited for {length(stats.oldest)}."
             found.append(
                 Finding("late", "fault", what, where, "Start more workers, or look at what holds the jobs back.")
             )
@@ -195,7 +262,8 @@ def _findings(rows: Sequence[QueueLine], until: Callable[[float | None], str]) -
             mend = f"evsched worker MODULE:APP --queue {row.name}"
             found.append(Finding("no-worker", "warning", what, where, mend))
         if row.dead[-1] + row.dead[-2]:
-            what = f"{row.name}: {row.dead[-1] + row.dead[-2]:,} jobs died in this hour and the one before."
+            died = "1 job died" if row.dead[-1] == 1 else f"{row.dead[-1]:,} jobs died"
+            what = f"{row.name}: {died} in this hour, {row.dead[-2]:,} in the one before.{causes.get(row.name, '')}"
             found.append(
                 Finding("dead", "warning", what, where, "Look at why, and revive them when the cause is removed.")
             )

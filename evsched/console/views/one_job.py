@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from math import inf
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -39,7 +40,8 @@ _RESUME: Final = ": resume it with `evsched resume`"
 
 def _facts(status: JobStatus, facts: Mapping[str, str]) -> list[tuple[str, str, float | None]]:
     """Return the name of each fact, its value, and its moment if it is one."""
-    moments = {name: getattr(status, name) for name in ("created", "due", "expires", "started", "finished", "again")}
+    names = ("created", "due", "expires", "started", "finished", "again")
+    moments = {name: at for name in names if (at := getattr(status, name)) != inf}
     return [
         (_FACTS.get(name, name), value, moments.get(name)) for name, value in facts.items() if name not in _ELSEWHERE
     ]
@@ -60,6 +62,8 @@ async def _job(visit: Visit) -> dict[str, Any]:
         parts = [store.queue for store in client.stores(client.shards.whole(queue))]
         stack = await ask_stack(visit.console.config.url, parts, job)
         client.commands += len(parts) + 3  # with its connections
+    edited = _is_edited(visit, status)
+    form = _form(status, {}) if edited else None
     return {
         "stack": stack,
         "stack_asked": asked,
@@ -67,13 +71,14 @@ async def _job(visit: Visit) -> dict[str, Any]:
         "key": job,
         "queue": queue,
         "state": PLACE_WORDS[status.place],
-        "sentence": explained.sentence.replace(_RESUME, ""),
+        "sentence": words.rounded(explained.sentence.replace(_RESUME, "")),
         "paused": _RESUME in explained.sentence,
         "facts": _facts(status, explained.facts),
         "now": time.time(),
         "waits": status.place in ("schedule", "backlog", "ready"),
         "inline": is_member(job),
-        "form": _form(status, {}) if _is_edited(visit, status) else None,
+        "form": form,
+        "long": edited and form is None,
     }
 
 

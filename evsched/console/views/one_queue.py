@@ -12,7 +12,7 @@ from evsched.client import spread
 from evsched.client.history import HOUR, counts_of
 from evsched.console.hour_counts import hour_counts
 from evsched.console.page import View, Visit
-from evsched.console.views.now import state_of
+from evsched.console.views.now import recent, state_of
 from evsched.errors import ConfigError
 from evsched.keys import check_queue
 from evsched.store.gate_limits import Limits
@@ -81,7 +81,7 @@ async def _queue(visit: Visit) -> dict[str, Any]:
     tasks = [counts_of(queue, task, counts) for task, counts in by_task.items()]
     return {
         "queue": queue,
-        "state": state_of(stats),
+        "state": state_of(stats, recent(hours, stats.now)),
         "stats": stats,
         "shards": len(stores) - 1,
         "limits": limits,

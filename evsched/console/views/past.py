@@ -18,13 +18,13 @@ from evsched.client.history import HOUR, OUTCOMES, HistoryFilter, TaskCounts, co
 from evsched.client.sweep import past_moment
 from evsched.client.time_texts import parse_past
 from evsched.console.ends_search import EndsSearch, KeptSearches, PastPage
-from evsched.console.hour_counts import hour_counts
+from evsched.console.hour_counts import WEEK, hour_counts
 from evsched.console.ledger_search import LedgerUnread, search_ledger
 from evsched.console.newer_rows import NewerEnds, after, mark_of, newer_of
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.past_charts import Weeks, hours_of, of_ends, of_hours
 from evsched.console.words import PageClock
-from evsched.errors import StoreError
+from evsched.errors import ConfigError, StoreError
 from evsched.keys import check_queue
 from evsched.store.history_calls import EndCount, PastJob
 from evsched.store.server import clock
@@ -135,16 +135,36 @@ async def chosen_queues(visit: Visit) -> tuple[list[str], list[str]]:
     return ([check_queue(name.strip()) for name in named.split(",")] if named else known), known
 
 
+class PastForm(Struct, frozen=True):
+    """The query of such a form. `problem`: why it cannot be read; then it is about no queue."""
+
+    queues: list[str]
+    known: list[str]
+    """All queues."""
+    since: float | None = None
+    until: float | None = None
+    problem: str = ""
+
+
+async def read_past_form(visit: Visit, query: PastQuery, now: float) -> PastForm:
+    try:
+        queues, known = await chosen_queues(visit)
+        since, until = (
+            None if past is None else past_moment(name, past, now)
+            for name, past in ((name, query.past(name)) for name in ("since", "until"))
+        )
+        return PastForm(queues, known, since, until)
+    except ConfigError as error:
+        return PastForm([], await visit.console.queues(visit.client), problem=str(error))
+
+
 async def _history(visit: Visit) -> dict[str, Any]:
     query, client = PastQuery(visit, "/history", _FIELDS), visit.client
     given, matching = query.given, _filter(query.given)
     moment, skip = before(visit)
-    queues, known = await chosen_queues(visit)
     now = await client.send(clock())
-    since, until = (
-        None if past is None else past_moment(name, past, now)
-        for name, past in ((name, query.past(name)) for name in ("since", "until"))
-    )
+    form = await read_past_form(visit, query, now)
+    queues, known, since, until = form.queues, form.known, form.since, form.until
     stores = [store for queue in queues for store in client.stores(queue)]
     span = -math.inf if since is None else since, min(math.inf if until is None else until, moment)
     skip = skip if moment < math.inf else 0
@@ -152,7 +172,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
     asked = given, visit.get("before"), skip
     search, ledger, why = kept_searches.find(visit.get("on"), asked), None, ""
     if search is None:
-        if given["ledger"]:
+        if given["ledger"] and not form.problem:
             try:
                 ledger = await search_ledger(visit, queues if given["queue"] else (), matching, span, skip, now)
             except LedgerUnread as error:
@@ -165,7 +185,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
     kept = await asyncio.gather(*(client.send(client.store(job.queue).traces(job.id)[0]) for job in ends.rows))
     gone = [job for job, there in zip(ends.rows, kept, strict=True) if not there]
     recurrences = await _recurrences(client, gone)
-    first, counted = math.isinf(moment), not any(given[name] for name in _UNCOUNTED)
+    first, counted = math.isinf(moment), not (form.problem or any(given[name] for name in _UNCOUNTED))
     week, unread = await _week(visit, queues, now) if counted else (WeekSums({}), {})
     chart, zone = None, visit.console.pages.clock.zone
     hours = hours_of(since, until, now) if first and counted and not (unread or given["ledger"]) else None
@@ -174,6 +194,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
         chart = week.sum(which, lambda weeks: of_hours(weeks, *which, now, zone))
     return {
         "given": given,
+        "problem": form.problem,
         "link": query.link,
         "rows": [
             _row(client.shards.whole, job, there, "" if there else recurrences.get((job.queue, _rule_of(job)), ""))
@@ -181,7 +202,7 @@ async def _history(visit: Visit) -> dict[str, Any]:
         ],
         "ends": ends,
         "first": first,
-        "sentence": _sentence(given, ends, visit.console.pages.clock, reach),
+        "sentence": _sentence(given, ends, visit.console.pages.clock, reach, since),
         "outcomes": OUTCOMES,
         "full": full,
         "older": ends.older
@@ -190,8 +211,6 @@ async def _history(visit: Visit) -> dict[str, Any]:
             if on
             else query.link(before=repr(ends.older[0]), skip=ends.older[1])
         ),
-        "reach": reach,
-        "several": len(queues) > 1,
         "goes_on": bool(on) and not (given["id"] and ends.rows),
         "known": known,
         "unread": {**ends.unread, **unread},
@@ -202,10 +221,11 @@ async def _history(visit: Visit) -> dict[str, Any]:
         "now": now,
         "data": {"jobs": ends.rows, "counts": ends.counts, "back_to": ends.back_to},
         "newer": "",
-        "live": _live(visit, given, ends, now) if first and not given["until"] else "",
+        "live": _live(visit, given, ends, now) if first and not (given["until"] or form.problem) else "",
         "chart": chart or of_ends(ends.times, zone),
         "uncounted": len(queues) - len(week.weeks) if counted else 0,
         "counted": counted,
+        "counted_since": _counted_since(week.weeks, int(now // HOUR)),
         **week.sum(given["task"], lambda weeks: _table(weeks, given["task"])),
     }
 
@@ -214,7 +234,7 @@ async def _reach(client: MeteredClient, stores: Sequence[Store]) -> float | None
     """Return since when Redis has all ends of these queues; None if it has no end, or there are many queues."""
     if len(stores) > _MANY:
         return None
-    oldest = await asyncio.gather(*(client.send(store.oldest_end()) for store in stores), return_exceptions=True)
+    oldest = await asyncio.gather(*(client.send(store.complete_since()) for store in stores), return_exceptions=True)
     return max((one for one in oldest if isinstance(one, float)), default=None)
 
 
@@ -273,10 +293,13 @@ def _row(whole: Callable[[str], str], job: PastJob, kept: bool, recurrence: str)
     )
 
 
-def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock, reach: float | None) -> tuple[str, str]:
+def _sentence(
+    given: Mapping[str, str], ends: PastPage, clock: PageClock, reach: float | None, since: float | None
+) -> tuple[str, str]:
     """Return the answer, and the rest of it: "7 jobs tagged patient:42 ended in the last 24h", "5 done, 2 dead".
 
-    While a search is not over, the answer is about the ends that were read up to then.
+    While a search is not over, the answer is about the ends that were read up to then. `reach`: since when all ends are
+    known. `since`: since when they were asked for.
     """
     words = {"id": "with the id", "task": "of", "group": "of group", "tag": "tagged", "error": "that raised"}
     which = "".join(f" {words[name]} {given[name]}" for name in words if given[name])
@@ -284,10 +307,12 @@ def _sentence(given: Mapping[str, str], ends: PastPage, clock: PageClock, reach:
     counts = ", ".join(f"{ends.counts[name]:,} {name}" for name in OUTCOMES if ends.counts.get(name))
     count = f"{ends.found:,} {'job' if ends.found == 1 else 'jobs'}" if ends.found else "No job"
     if ends.back_to is None:
-        since = f"; Redis has the ends since {clock.text(reach)}" if reach is not None and not ends.found else ""
-        return f"{count}{which} ended{where}{spoken_span(given)}{since}", counts
+        limit = f"Known only since {clock.text(reach)}: " if reach is not None and reach > (since or -math.inf) else ""
+        if limit and count == "No job":
+            count = "no job"
+        return f"{limit}{count}{which} ended{where}{spoken_span(given)}", counts
     until = f" until {given['until']}" if given["until"] else ""
-    return f"{count}{which} among the ends{where} since {clock.text(ends.back_to)}{until}", counts
+    return f"{count}{which} ended{where} since {clock.text(ends.back_to)}{until}", counts
 
 
 # Counts.
@@ -328,6 +353,12 @@ def _table(weeks: Weeks, task: str) -> dict[str, Any]:
     table.sort(key=lambda row: -row.ended)
     shown = table[:_TABLE]
     return {"table": shown, "more": len(table) - len(shown)}
+
+
+def _counted_since(weeks: Weeks, newest: int) -> float | None:
+    """Return when the first hour began that has counts; None = a week ago. `newest`: the present hour."""
+    first = min((at for week in weeks.values() for at, part in enumerate(week) if part), default=0)
+    return (newest - WEEK + 1 + first) * HOUR if first else None
 
 
 def _counted(queue: str, hours: Sequence[Sequence[EndCount]]) -> list[TaskCounts]:

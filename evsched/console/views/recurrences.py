@@ -22,7 +22,7 @@ from evsched.client import recurrence_operations
 from evsched.client.recurrence_operations import find_standing, read_record, read_stored
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.rosters import URGENT, RosterRow, Rosters, as_row, text_of
-from evsched.console.words import PageClock
+from evsched.console.words import PageClock, rounded
 from evsched.errors import ConfigError, JobMissing
 from evsched.jobs.record import number
 from evsched.jobs.redaction import redacted
@@ -334,7 +334,7 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
         "queue": queue,
         "recurrence": name,
         "row": row,
-        "sentence": explained.sentence.partition("; resume it with")[0],
+        "sentence": rounded(explained.sentence.partition("; resume it with")[0]),
         "paused": number(fields.get("paused")),
         "times": times,
         "problem": problem,

@@ -7,16 +7,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final, cast
 
 from msgspec import Struct
 
 from evsched.client.operations import ActFilter, read_acts, read_deployment_acts
-from evsched.client.sweep import past_moment
 from evsched.console.newer_rows import NewerActs, after, newer_of
 from evsched.console.page import View, Visit
 from evsched.console.search import quoted
-from evsched.console.views.past import ROWS, PastQuery, before, chosen_queues, spoken_span
+from evsched.console.views.past import ROWS, PastQuery, before, chosen_queues, read_past_form, spoken_span
 from evsched.display import format_duration
 from evsched.errors import StoreError
 from evsched.store.acts import AuditedAct
@@ -27,6 +27,9 @@ _FIELDS: Final = ("queue", "who", "act", "id", "since", "until")
 
 _SKIP_MOST: Final = 1000
 """Acts of one moment that a page passes over."""
+
+_FEW: Final = 20
+"""Queues and shards whose trails are read for the last act on a job."""
 
 _NAMED: Final = 3
 """Ids that a sentence names."""
@@ -55,6 +58,9 @@ _ACTS: Final = {
 }
 """The names of acts, and how they begin a sentence."""
 
+_CHANGED: Final = {"args": "arguments by position", "kwargs": "arguments by name"}
+"""How a sentence names what an edit changed, if not by its own name."""
+
 _SOURCES: Final = {"cli": "command line", "api": "HTTP interface", "python": "Python", "console": "console"}
 
 
@@ -79,12 +85,9 @@ class ActRow(Struct, frozen=True):
 async def _audit(visit: Visit) -> dict[str, Any]:
     query, client = PastQuery(visit, "/audit", _FIELDS), visit.client
     given, (moment, skip) = query.given, before(visit)
-    queues, known = await chosen_queues(visit)
     now = await client.send(clock())
-    since, until = (
-        None if past is None else past_moment(name, past, now)
-        for name, past in ((name, query.past(name)) for name in ("since", "until"))
-    )
+    form = await read_past_form(visit, query, now)
+    queues, since, until = form.queues, form.since, form.until
     ending = min(math.inf if until is None else until, moment)
     skip = min(skip, _SKIP_MOST) if moment < math.inf else 0
     wanted = ActFilter(
@@ -92,7 +95,7 @@ async def _audit(visit: Visit) -> dict[str, Any]:
     )
     most = ROWS + skip + 1
     reading = {queue: read_acts(queue, client.stores(queue), wanted, most) for queue in queues}
-    if not given["queue"]:
+    if not (given["queue"] or form.problem):
         reading["acts on no queue"] = read_deployment_acts(wanted, most)
     read = await asyncio.gather(*map(client.run, reading.values()), return_exceptions=True)
     found, unread = list[AuditedAct](), dict[str, str]()
@@ -112,6 +115,7 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         older = query.link(before=repr(last), skip=sum(act.at == last for act in found[: skip + ROWS]))
     return {
         "given": given,
+        "problem": form.problem,
         "link": query.link,
         "rows": [ActRow(act, _SOURCES.get(act.source, act.source), did(visit, act), _why(act)) for act in shown],
         "sentence": _sentence(given, shown, cut=older is not None or moment < math.inf),
@@ -120,13 +124,15 @@ async def _audit(visit: Visit) -> dict[str, Any]:
         "acts": list(_ACTS),
         "seen": _seen(visit, given["act"], found),
         "operators": [who for who, _ in Counter(act.who for act in shown).most_common(8)],
-        "known": known,
+        "known": form.known,
         "unread": unread,
         "command": query.command("audit"),
         "now": now,
         "data": shown,
         "newer": "",
-        "live": visit.url("/live/audit", **given, after=repr(newest)) if math.isinf(ending) else "",
+        "live": visit.url("/live/audit", **given, after=repr(newest))
+        if math.isinf(ending) and not form.problem
+        else "",
     }
 
 
@@ -146,6 +152,20 @@ async def _newer(visit: Visit) -> dict[str, Any]:
     trails: list[AuditTrail] = [store for queue in queues for store in client.stores(queue)]
     await newer.look(client, trails if given["queue"] else [*trails, DeploymentTrail()])
     return {"newer": newer.words, "link": query.link}
+
+
+async def last_act(visit: Visit, queues: Sequence[str], job_id: str) -> ActRow | None:
+    """Return the last act on a job that is gone, if it was in the last days, and the queues are few enough to ask."""
+    client = visit.client
+    if sum(len(client.stores(queue)) for queue in queues) > _FEW:
+        return None
+    wanted = ActFilter(timedelta(days=7), id=job_id)
+    read = await asyncio.gather(
+        *(client.run(read_acts(queue, client.stores(queue), wanted, 1)) for queue in queues), return_exceptions=True
+    )
+    acts = [act for part in read if not isinstance(part, BaseException) for act in part]
+    act = max(acts, key=lambda one: one.at, default=None)
+    return None if act is None else ActRow(act, _SOURCES.get(act.source, act.source), did(visit, act), _why(act))
 
 
 def _sentence(given: Mapping[str, str], shown: Sequence[AuditedAct], *, cut: bool) -> str:
@@ -189,6 +209,10 @@ def did(visit: Visit, act: AuditedAct) -> list[Piece]:
         found += [Piece(job, visit.url("/job", queue=act.queue, id=job), code=True) for job in act.ids[:_NAMED]]
         if act.ids and (act.count or 0) > _NAMED:
             found.append(Piece(f"and {(act.count or 0) - _NAMED:,} more"))
+    changed = what.get("changed")
+    if isinstance(changed, list):
+        names = (_CHANGED.get(str(name), str(name)) for name in cast("list[Any]", changed))
+        found.append(Piece(f"({', '.join(names)})"))
     return [*found, *_times(act.act, what)]
 
 

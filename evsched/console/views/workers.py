@@ -40,7 +40,6 @@ class WorkerLine(Struct, frozen=True):
     note: str
     queues: list[str]
     host: str
-    pid: int | None
     release: str
     older: bool = False
     """Whether another worker is of a later release."""
@@ -98,6 +97,7 @@ async def _workers(visit: Visit) -> dict[str, Any]:
         ],
         "runs": [(redacted_member(run.id), run, worker) for run, worker in runs[:_LONGEST]],
         "running": len(runs),
+        "now": time.time(),
         "dispatchers": dispatchers,
         "refused": look.refused,
         "asked": visit.get("worker"),
@@ -131,9 +131,7 @@ def described(look: Look, rows: Sequence[WorkerRow]) -> list[WorkerLine]:
     found = [_worker(row, sorted(served[row.worker]), left.get(row.worker), pauses.get(row.worker)) for row in rows]
     newest = max((_order(worker.release) for worker in found), default=())
     found = [
-        WorkerLine(
-            one.row, one.state, one.note, one.queues, one.host, one.pid, one.release, _order(one.release) < newest
-        )
+        WorkerLine(one.row, one.state, one.note, one.queues, one.host, one.release, _order(one.release) < newest)
         for one in found
     ]
     return sorted(
@@ -144,7 +142,8 @@ def described(look: Look, rows: Sequence[WorkerRow]) -> list[WorkerLine]:
 def _worker(row: WorkerRow, queues: list[str], left: float | None, pause: str | None) -> WorkerLine:
     known = keys.read_id(row.worker)
     state, note = _state(row, left, pause)
-    return WorkerLine(row, state, note, queues, *(known or (row.worker, None, "")))
+    host, _, release = known or (row.worker, 0, "")
+    return WorkerLine(row, state, note, queues, host, release)
 
 
 def _state(row: WorkerRow, left: float | None, pause: str | None) -> tuple[tuple[str, str], str]:
