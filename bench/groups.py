@@ -13,6 +13,7 @@ from bench.own import batches, commands, flood, killed, metrics, overtaking, pol
 from bench.reliability import faults, injected, losses, searches
 from bench.scale import Scale
 from bench.scaling import tables as scaling
+from bench.workflows import measure as workflows
 
 Groups = Mapping[str, Mapping[str, Table]]
 """Tables by their groups and names."""
@@ -34,6 +35,7 @@ def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
             **searches.tables(scale.states),
             **injected.tables(scale.points, scale.minutes),
         },
+        "workflows": workflows.tables(),
         "own": {
             "flood": flood.table(),
             **policy.tables(),
