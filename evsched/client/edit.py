@@ -135,7 +135,7 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
             worker = original.status.worker
             raise JobRunning(f"{job_id:.200} has begun: {f'worker {worker}' if worker else 'a worker'} holds it")
         if version is not None and original.status.version != version:
-            raise JobChanged(f"{job_id:.200} was edited or replaced after you have read it: look at it again")
+            raise JobChanged(f"{job_id:.200} was edited, replaced or rescheduled after you have read it: look at it again")
         if timed and original.status.place == "dead":
             raise ConfigError("a dead job has no due: revive it, then reschedule it")
         new = _edited(original, changes, payload_cap, timed)

@@ -28,6 +28,7 @@ from evsched.console.search import Search, read_search
 from evsched.console.users import Refused, Role, make_token, remove_token
 from evsched.display import json_text
 from evsched.errors import ConfigError, EvschedError, JobError, JobMissing
+from evsched.jobs import option_checks as check
 from evsched.keys import check_queue
 from evsched.store.acts import Operator, named_operator
 from evsched.store.batch_calls import BatchRecord
@@ -108,6 +109,18 @@ class Form:
             ConfigError: the name is not valid.
         """
         return check_queue(self.get("queue"))
+
+    def group(self) -> str | None:
+        """Return the group that the form names; None if it has no such field.
+
+        Raises:
+            ConfigError: the name is not valid.
+        """
+        if not (given := self.all("group")):
+            return None
+        name = given[0].strip() or given[0]
+        check.group("group", name)
+        return name
 
     def number(self, name: str) -> float | None:
         """Return a number; None if the field is empty.
@@ -267,7 +280,9 @@ async def _resume(acts: UserActs, visit: Visit, form: Form) -> str:
 
 
 async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
-    queue, group, task = form.queue(), form.get("group") or None, form.get("task") or None
+    queue, group, task = form.queue(), form.group(), form.get("task") if form.all("task") else None
+    if task is not None:
+        check.text("task", task)
     await _check_used(visit, queue)
     limits: dict[str, Any] = {
         name: form.number(name) for name in ("concurrency", "rate", "burst", "weight") if form.all(name)
@@ -442,8 +457,8 @@ def _changes(form: Form, due: float | None) -> Changes:
         if not re.fullmatch("[0-9]", text := form.get("priority")):
             raise ConfigError(f"priority: {text!r:.60} is not a whole number from 0 to 9")
         changes["priority"] = int(text)
-    if form.get("group") != form.get("shown_group"):
-        changes["group"] = form.get("group") or None
+    if form.all("group") != form.all("shown_group"):
+        changes["group"] = form.group() if form.all("group") != [""] else None
     if form.get("tags") != form.get("shown_tags"):
         changes["tags"] = form.get("tags").split()
     if due is not None:

@@ -54,6 +54,51 @@ async def test_search_lists_jobs_and_leads_to_the_one_of_an_id(
     assert "tsk: is not a qualifier" in await browser.words("/jobs", q="tsk:pay")
 
 
+def bury(raw: Any, queue: str, count: int) -> None:
+    """Make dead jobs."""
+    for n in range(count):
+        raw.hset(keys.job(queue, f"d{n}"), "payload", '{"task":"t"}')
+    raw.zadd(f"{keys.root(queue)}dead", {f"d{n}": 1.7e9 + n for n in range(count)})
+
+
+async def test_list_of_queues_that_are_not_counted_says_that_there_are_more(
+    browser: Browser, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_COUNTED", 0)
+    bury(raw, queue, 51)
+    page = await browser.page("/jobs", q="place:dead")
+    assert "More than 50 jobs are dead. These 50 died last." in words(page)
+    assert 'href="/jobs?q=place%3Adead&amp;more=1">More rows' in page
+    page = await browser.page("/jobs", q="place:dead", more="1")
+    assert "51 jobs are dead. Filters" in words(page)
+    assert "More rows" not in page
+
+
+@pytest.mark.extra
+async def test_list_that_ends_before_all_jobs_are_shown_says_so(
+    browser: Browser, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_PAGES", 1)
+    bury(raw, queue, 101)
+    assert "The list ends here" not in await browser.words("/jobs", q=f"place:dead queue:{queue}")
+    assert "The list ends here" in await browser.words("/jobs", q=f"place:dead queue:{queue}", more="1")
+
+
+@pytest.mark.parametrize("field", ["group", "task"])
+async def test_limit_of_a_blank_group_is_refused(browser: Browser, client: SyncClient, queue: str, field: str) -> None:
+    enqueue(client, queue, 1)
+    client.limit(queue, concurrency=5)
+    for blank in ("", " "):
+        answer = await browser.act(f"/queue?name={queue}", "limit", queue=queue, concurrency="1", **{field: blank})
+        assert answer.status_code == 400
+    assert client.limits(queue).queue == {"concurrency": 5}
+
+
+async def test_search_for_a_queue_finds_the_jobs_of_all_places(browser: Browser, queue: str, raw: Any) -> None:
+    bury(raw, queue, 2)
+    assert "2 jobs match." in await browser.words("/jobs", q=f"queue:{queue}")
+
+
 async def test_command_of_a_page_is_folded(browser: Browser, client: SyncClient, queue: str) -> None:
     enqueue(client, queue, 1)
     page = await browser.page("/queue", name=queue)
