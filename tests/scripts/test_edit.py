@@ -174,9 +174,9 @@ SECRET = b'{"task":"t","args":["%b"],"redact":["1"]}'
 def test_version_changes_with_an_edit_a_redacted_value_or_a_due(send: Send, store: Store) -> None:
     put(send, store, "finished", "c")
     assert status_of(send, store, "c").version is None
-    jobs = [New(id, SECRET % value, due=due) for id, value, due in (("a", b"one", 1), ("b", b"two", 1), ("d", b"one", 2))]
-    send(store.at(NOW).enqueue(jobs))
-    versions = [status_of(send, store, id).version for id in ("a", "b", "d")]
+    rows = (("a", b"one", 1), ("b", b"two", 1), ("d", b"one", 2))
+    send(store.at(NOW).enqueue([New(job, SECRET % value, due=due) for job, value, due in rows]))
+    versions = [status_of(send, store, job).version for job, _, _ in rows]
     assert len({*versions}) == 3
     send(store.reschedule("a", None, delay=None, edit=edit_of(send, store)))
     assert status_of(send, store, "a").version not in versions

@@ -389,7 +389,9 @@ async def _act(visit: Visit) -> dict[str, Any]:
     run = visit.console.acts.find(visit.get("id"))
     if run is None:
         raise HTTPException(
-            HTTPStatus.NOT_FOUND, "This console does not know the act any more. The audit trail has what was done."
+            HTTPStatus.NOT_FOUND,
+            "This console does not know the act any more. If the console was started again meanwhile, the act ended "
+            "with it. The audit trail has how many jobs were changed; the same act does the rest.",
         )
     return {"run": run}
 
