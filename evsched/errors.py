@@ -10,7 +10,7 @@ EvschedError
 │   ├── JobExists      a job of that id has not ended
 │   ├── JobMissing     there is no such job (any more)
 │   ├── JobRunning     a worker runs it
-│   ├── JobChanged     it is not as you have seen it: somebody has edited or replaced it
+│   ├── JobChanged     it is not as you have seen it: edited, replaced, rescheduled or dead since
 │   ├── JobLate        it came too late to be a member of its batch
 │   ├── JobDead        `result()` of a job that was given up, or cancelled
 │   └── BadResult      `result()` of a job whose result is not what its task returns
@@ -74,7 +74,7 @@ class JobRunning(JobError):
 
 
 class JobChanged(JobError):
-    """The job was edited or replaced after it was read."""
+    """The job has changed since it was read: it was edited, replaced or rescheduled, or has died."""
 
 
 class JobLate(JobError):

@@ -49,7 +49,7 @@ def response(reply: Any) -> Response:
 
 
 class Scheduled(Struct, frozen=True):
-    """A job that is on the schedule. `due` in Unix seconds."""
+    """A job that is on the schedule. `due` in Unix seconds; null = not known, or it is dead and has none."""
 
     id: str
     queue: str

@@ -44,7 +44,8 @@ from evsched.transport.subscription import Subscription
 Id = Annotated[str, Parameter(help="The id of the job.")]
 OneId = Annotated[str | None, Parameter(help="The id of the job, unless you give a filter.")]
 At = Annotated[
-    str | None, Parameter(name="--at", help="When it is due: 2030-01-31T09:00, in your time zone, or Unix seconds.")
+    str | None,
+    Parameter(name="--at", help="When it is due: 17:00 or 2030-01-31T09:00, in your time zone, or Unix seconds."),
 ]
 In = Annotated[str | None, Parameter(name="--in", help="How long from now it is due: 250ms, 10s, 5m, 1.5h or 7d.")]
 Priority = Annotated[
@@ -211,7 +212,7 @@ def reschedule(
     Examples: evsched reschedule report-17 --in 2h; evsched reschedule --group alice --in 2h --dry-run
     """
     matching = by_filter("reschedule", job, bulk)
-    due, delay = parse_due(at, after)
+    due, delay = parse_due(at, after, to_come=True)
     if due is None and delay is None:
         raise UsageError("reschedule: say when with --at or --in; `evsched run-now` makes it due now")
     if matching is not None:
@@ -257,7 +258,7 @@ def edit(
     Example: evsched edit report-17 --arg 'to="ann@example.org"' --priority 7
     """
     changes = Changes()
-    changes["due"], changes["delay"] = parse_due(at, after)
+    changes["due"], changes["delay"] = parse_due(at, after, to_come=True)
     if arguments is not None:
         changes["args"] = [argument(text) for text in arguments]
     if priority is not None:

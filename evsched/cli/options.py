@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from datetime import timedelta
 from functools import cache, wraps
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
@@ -18,7 +19,7 @@ from cyclopts import Group, Parameter, Token
 
 from evsched import environment
 from evsched.cli.commands import UsageError
-from evsched.client.time_texts import parse_length, parse_time
+from evsched.client.time_texts import check_to_come, parse_future, parse_length
 from evsched.config import LISTS, SETTINGS, Config, variable
 from evsched.display import escape
 from evsched.keys import check_queue
@@ -226,12 +227,19 @@ def who_acts(url: str) -> str:
     return name or address.user(url)[:NAME_MOST] or "default"
 
 
-def parse_due(at: str | None, after: str | None) -> tuple[float | None, float | None]:
-    """Return (due, delay) of --at and --in, of which at most one may be given.
+def parse_due(at: str | None, after: str | None, *, to_come: bool = False) -> tuple[float | None, float | None]:
+    """Return (due, delay) of --at and --in, of which at most one may be given. `to_come`: --at may not have passed.
 
     Raises:
         UsageError: both are given, or one does not parse.
     """
     if at is not None and after is not None:
         raise UsageError("--at and --in: give one of them")
-    return None if at is None else parse_time(at), None if after is None else parse_length(after)
+    if at is None:
+        return None, None if after is None else parse_length(after)
+    moment = parse_future(at)
+    if isinstance(moment, timedelta):
+        return None, moment.total_seconds()
+    if to_come:
+        check_to_come(moment, at)
+    return moment, None

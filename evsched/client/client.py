@@ -304,7 +304,7 @@ class Client:
         Raises:
             JobMissing: no job of this id waits or is dead.
             JobRunning: a worker has it; it is never edited then.
-            JobChanged: it was edited or replaced since; or a crowd of others edits it all the time.
+            JobChanged: it was edited, replaced or rescheduled since; or a crowd of others edits it all the time.
             ConfigError: a value is not valid, or the payload is too large; or a dead job is given a due.
         """
         from evsched.client.edit import check_changes, edit  # it imports the targets
@@ -449,7 +449,8 @@ class Client:
         The copy is a job of its own, also if a recurrence made the first one, or a row of a ledger.
 
         Raises:
-            JobMissing: the job has not ended, or its record is not kept any more.
+            JobExists: the job has not ended.
+            JobMissing: its record is not kept any more.
         """
         from evsched.client.run_again import run_again
 

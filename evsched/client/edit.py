@@ -66,8 +66,8 @@ class Changes(TypedDict, total=False):
 class Edited(Struct, frozen=True):
     """The result of an edit."""
 
-    due: float
-    """When the job is due, in Unix seconds; of a dead job, when it was."""
+    due: float | None
+    """When the job is due, in Unix seconds; None = it is dead."""
     changed: tuple[str, ...]
     """The names of the parts that are different now: args, kwargs, tags, priority, group, due."""
 
@@ -134,20 +134,21 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
         if original.status.place == "processing":
             worker = original.status.worker
             raise JobRunning(f"{job_id:.200} has begun: {f'worker {worker}' if worker else 'a worker'} holds it")
-        if version is not None and original.status.version != version:
-            raise JobChanged(f"{job_id:.200} was edited or replaced after you have read it: look at it again")
-        if timed and original.status.place == "dead":
+        dead = original.status.place == "dead"
+        if timed and dead:
             raise ConfigError("a dead job has no due: revive it, then reschedule it")
+        if version is not None and original.status.version != version:
+            raise JobChanged(f"{job_id:.200} has changed since you have read it: look at it again")
         new = _edited(original, changes, payload_cap, timed)
         if not new.changed:
-            return Edited(original.status.due or 0.0, ())
+            return Edited(None if dead else original.status.due, ())
         try:
             due = yield from send(store.reschedule(job_id, moment, delay=delay, edit=new))
         except JobChanged:
             if version is not None or tried == _TRIES - 1:
                 raise
         else:
-            return Edited(due, new.changed)
+            return Edited(None if dead else due, new.changed)
         yield Sleep(random.uniform(0.0, min(_PAUSES[0] * 2**tried, _PAUSES[1])))  # noqa: S311
     raise JobChanged(f"{job_id:.200} is edited by others all the time")
 

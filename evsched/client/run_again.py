@@ -12,7 +12,7 @@ from evsched.client import spread
 from evsched.client.new_job import random_id
 from evsched.client.operations import Operation, send
 from evsched.client.spread import Parts
-from evsched.errors import JobMissing
+from evsched.errors import JobExists, JobMissing
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 
@@ -28,14 +28,15 @@ def run_again(parts: Parts, home: Callable[[str], Store], job_id: str) -> Operat
     where a job of an id belongs.
 
     Raises:
-        JobMissing: the job has not ended, or its record is not kept any more.
+        JobExists: the job has not ended.
+        JobMissing: its record is not kept any more.
     """
     found = yield from spread.search(parts, lambda store: send(store.look(job_id)))
     if found is None:
         raise JobMissing(f"queue {parts.queue} keeps no record of job {job_id:.200}: it cannot run again")
     store, status = found
     if status.place != "finished":
-        raise JobMissing(f"job {job_id:.200} has not ended: it is in {status.place}")
+        raise JobExists(f"job {job_id:.200} has not ended: it is in {status.place}")
     payload = yield from send(store.payload(job_id))
     if payload is None:
         raise JobMissing(f"the record of job {job_id:.200} has no payload: it cannot run again")

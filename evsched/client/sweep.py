@@ -254,9 +254,10 @@ class Sweep:
         left: list[Place] = [place for place in self._places if place in places]
         if not left:
             raise ConfigError(
-                f"it is about jobs in {' or '.join(self._places)}, and the filter about jobs in {' or '.join(places)}"
+                f"this changes jobs in {' or '.join(self._places)}, and the search names {' or '.join(places)}: leave "
+                "the place out"
             )
-        return Sweep(self._stores, self._filter, left, self._change)
+        return Sweep([store.within(left) for store in self._stores], self._filter, left, self._change)
 
     @property
     def places(self) -> Sequence[Place]:

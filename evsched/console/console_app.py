@@ -341,6 +341,8 @@ def _described(error: Exception) -> tuple[int, str, str]:
     match error:
         case Refused():
             return error.status_code, "This is not allowed", str(error.detail)
+        case HTTPException(status_code=404, detail=detail) if detail != HTTPStatus.NOT_FOUND.phrase:
+            return 404, "It is not known here", detail
         case HTTPException(status_code=404):
             return 404, "There is no such page", "The address may be incomplete, or of another release."
         case HTTPException():

@@ -24,7 +24,7 @@ from starlette.datastructures import QueryParams
 
 from evsched.client.client import Client
 from evsched.client.operations import Send, SendMany, Step, Wait, node_of
-from evsched.client.time_texts import parse_future, parse_past
+from evsched.client.time_texts import check_to_come, parse_future, parse_past
 from evsched.config import Config
 from evsched.console import words
 from evsched.console.search import PickedSpan, pick_span, quoted
@@ -117,12 +117,23 @@ class Visit(Struct, frozen=True):
         Raises:
             ConfigError: it is not a time.
         """
-        if not text or text == "now":
-            return time.time() if text else None
+        if not text:
+            return None
         found = (parse_past if past else parse_future)(text, self.zone)
         if isinstance(found, timedelta):
             return time.time() + (-1 if past else 1) * found.total_seconds()
         return found
+
+    def typed_due(self, text: str) -> float | None:
+        """Return when a job is to be due, as `typed_time`.
+
+        Raises:
+            ConfigError: it is not a time, or has passed.
+        """
+        moment = self.typed_time(text)
+        if moment is not None:
+            check_to_come(moment, text)
+        return moment
 
     def picked_span(self) -> PickedSpan:
         """Return the span of time that a link or the form of the page has picked."""

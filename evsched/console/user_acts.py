@@ -8,6 +8,7 @@ the search says how many jobs are left, and the same act does the rest.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import time
@@ -28,10 +29,13 @@ from evsched.console.search import Search, read_search
 from evsched.console.users import Refused, Role, make_token, remove_token
 from evsched.display import json_text
 from evsched.errors import ConfigError, EvschedError, JobError, JobMissing
+from evsched.jobs import option_checks as check
 from evsched.keys import check_queue
 from evsched.store.acts import Operator, named_operator
 from evsched.store.batch_calls import BatchRecord
 from evsched.store.store import Store
+
+_logger: Final = logging.getLogger("evsched")
 
 _KEPT: Final = 100
 """Acts whose end is remembered."""
@@ -109,6 +113,26 @@ class Form:
         """
         return check_queue(self.get("queue"))
 
+    def group(self) -> str | None:
+        """Return the group that the form names; None if it has no such field.
+
+        Raises:
+            ConfigError: the name is not valid.
+        """
+        if not (given := self.all("group")):
+            return None
+        name = given[0].strip() or given[0]
+        check.group("group", name)
+        return name
+
+    def job(self, name: str = "job") -> tuple[str, str]:
+        """Return the queue and the id that the form names, `QUEUE ID`. `name`: of the field.
+
+        Raises:
+            ConfigError: it names none.
+        """
+        return _named_job(self.get(name))
+
     def number(self, name: str) -> float | None:
         """Return a number; None if the field is empty.
 
@@ -122,6 +146,13 @@ class Form:
             return float(text)
         except ValueError:
             raise ConfigError(f"{name}: {text!r:.60} is not a number, such as 20") from None
+
+
+def _named_job(text: str) -> tuple[str, str]:
+    queue, _, job = text.partition(" ")
+    if not queue or not job:
+        raise ConfigError(f"the form names {text!r:.60}, and not a queue with a job of it: QUEUE ID")
+    return check_queue(queue), job
 
 
 Perform = Callable[["UserActs", Visit, Form], Awaitable[str]]
@@ -208,12 +239,17 @@ class UserActs:
                 await work(run)
             except EvschedError as error:
                 run.sentence = f"It stopped: {error}. The same act does the rest."
-            finally:
-                run.ended = time.time()
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                run.sentence = "It failed. This is a bug of evsched: the log of the console has the traceback."
+                _logger.error("an act of a user failed: %s", title, exc_info=error)
+            run.ended = time.time()
 
         task = asyncio.create_task(go())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(end)
         return address("", "/act", id=run.id)
 
     async def wait(self) -> None:
@@ -267,7 +303,9 @@ async def _resume(acts: UserActs, visit: Visit, form: Form) -> str:
 
 
 async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
-    queue, group, task = form.queue(), form.get("group") or None, form.get("task") or None
+    queue, group, task = form.queue(), form.group(), form.get("task") if form.all("task") else None
+    if task is not None:
+        check.text("task", task)
     await _check_used(visit, queue)
     limits: dict[str, Any] = {
         name: form.number(name) for name in ("concurrency", "rate", "burst", "weight") if form.all(name)
@@ -281,9 +319,9 @@ async def _limit(acts: UserActs, visit: Visit, form: Form) -> str:
 
 
 async def _trigger(acts: UserActs, visit: Visit, form: Form) -> str:
-    queue, _, name = form.get("recurrence").partition(" ")
+    queue, name = form.job("recurrence")
     client = client_of(visit)
-    job = await client.trigger(check_queue(queue), name)
+    job = await client.trigger(queue, name)
     link = (address("", "/job", queue=queue, id=job), "Open the run")
     sentence = f"{name} runs once more, now: the run is job {job}."
     return acts.note(visit, sentence, "/recurrence", link=link, queue=queue, name=name)
@@ -368,12 +406,12 @@ def _on_jobs(name: str) -> Perform:
     act = JOB_ACTS[name]
 
     async def perform(acts: UserActs, visit: Visit, form: Form) -> str:
-        due = visit.typed_time(form.get("due")) if act.takes_time else None
-        chosen = [tuple(one.split(" ", 1)) for one in form.all("job")]
+        due = visit.typed_due(form.get("due")) if act.takes_time else None
+        chosen = [_named_job(one) for one in form.all("job")]
         client = client_of(visit)
         if len(chosen) == 1:
             ((queue, job),) = chosen
-            await act.one(client, check_queue(queue), job, due)
+            await act.one(client, queue, job, due)
             sentence = f"Job {job:.200} was {act.done}."
             if name in ("cancel", "drop"):  # its record is gone
                 return acts.note(visit, sentence, "/queue", name=queue)
@@ -396,11 +434,11 @@ def _on_jobs(name: str) -> Perform:
 
 
 async def _edit(acts: UserActs, visit: Visit, form: Form) -> str:
-    queue, _, job = form.get("job").partition(" ")
+    queue, job = form.job()
     try:
         cap = visit.console.config.payload_cap
-        version, changes = form.get("version"), _changes(form, visit.typed_time(form.get("due")))
-        done = await client_of(visit).edit(check_queue(queue), job, version=version, payload_cap=cap, **changes)
+        version, changes = form.get("version"), _changes(form, visit.typed_due(form.get("due")))
+        done = await client_of(visit).edit(queue, job, version=version, payload_cap=cap, **changes)
     except (ConfigError, JobError) as error:
         return acts.draft(visit, str(error), form, "/edit", queue=queue, id=job)
     what = ", ".join(_PARTS[name] for name in done.changed)
@@ -420,10 +458,10 @@ _PARTS: Final = {
 
 
 async def _signal(acts: UserActs, visit: Visit, form: Form) -> str:
-    queue, _, job = form.get("job").partition(" ")
+    queue, job = form.job()
     signal = form.get("signal")
     value = _json("value of the signal", form.get("value") or "null", Any, 'true or {"by": "ann"}')
-    new = await client_of(visit).signal(check_queue(queue), job, signal, value)
+    new = await client_of(visit).signal(queue, job, signal, value)
     sentence = (
         f"Signal {signal:.200} was sent." if new else f"Signal {signal:.200} had come before: it stays as it was."
     )
@@ -442,8 +480,8 @@ def _changes(form: Form, due: float | None) -> Changes:
         if not re.fullmatch("[0-9]", text := form.get("priority")):
             raise ConfigError(f"priority: {text!r:.60} is not a whole number from 0 to 9")
         changes["priority"] = int(text)
-    if form.get("group") != form.get("shown_group"):
-        changes["group"] = form.get("group") or None
+    if form.all("group") != form.all("shown_group"):
+        changes["group"] = form.group() if form.all("group") != [""] else None
     if form.get("tags") != form.get("shown_tags"):
         changes["tags"] = form.get("tags").split()
     if due is not None:
@@ -462,8 +500,8 @@ def _json(what: str, text: str, kind: Any, example: str) -> Any:
 
 
 async def _again(acts: UserActs, visit: Visit, form: Form) -> str:
-    queue, _, job = form.get("job").partition(" ")
-    copy = await client_of(visit).run_again(check_queue(queue), job)
+    queue, job = form.job()
+    copy = await client_of(visit).run_again(queue, job)
     return acts.note(visit, f"This is a copy of job {job:.200}, which is due now.", "/job", queue=queue, id=copy)
 
 
@@ -487,8 +525,10 @@ def matching_of(wanted: Search) -> Filter:
     """
     if wanted.problem:
         raise ConfigError(wanted.problem)
-    if wanted.by or wanted.id:
-        raise ConfigError("by: and id: find jobs to look at; to change them, choose them in the list")
+    if wanted.id:
+        raise ConfigError(f"{wanted.id:.60} is read as an id: choose jobs in the list, or write task:{wanted.id:.60}")
+    if wanted.by:
+        raise ConfigError("all jobs of by: cannot be changed at once: choose them in the list, or leave by: out")
     if wanted.filter.is_empty and (wanted.places or wanted.queues):
         return Filter(older=0.0)  # only the jobs that are there by now, so that it ends
     return wanted.filter
@@ -501,7 +541,7 @@ def planned(act: JobAct, stores: Sequence[Store], wanted: Search, due: float | N
 
 
 async def _change_each(
-    run: ActRun, act: JobAct, client: Client, chosen: Sequence[tuple[str, ...]], due: float | None
+    run: ActRun, act: JobAct, client: Client, chosen: Sequence[tuple[str, str]], due: float | None
 ) -> None:
     run.total = len(chosen)
     for queue, job in chosen:

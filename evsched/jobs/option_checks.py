@@ -60,6 +60,10 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_group(value: Any) -> bool:
+    return isinstance(value, str) and is_unicode(value) and 0 < len(value.encode()) <= 200 and "}" not in value
+
+
 def check_of(is_valid: Callable[[Any], bool], give: str) -> Check:
     """Return the check of an option. `give` says which values are valid."""
 
@@ -95,10 +99,15 @@ identifier: Final = check_of(
 )
 """Checks the name of a queue, or the id of a job: one that the API can address, so not `.` or `..`."""
 
+known_group: Final = check_of(_is_group, "a string of 1 to 200 bytes, without `}`")
+"""Checks the name of a group as the scripts do: other clients may have made it."""
+
 group: Final = check_of(
-    lambda value: isinstance(value, str) and is_unicode(value) and 0 < len(value.encode()) <= 200 and "}" not in value,
-    "a string of 1 to 200 bytes, without `}`",
+    lambda value: _is_group(value) and value.isprintable() and not value.isspace(),
+    "a string of 1 to 200 bytes, without `}` and characters that cannot be seen, and not only spaces",
 )
+"""Checks the name of a group that somebody gives."""
+
 flag: Final = check_of(lambda value: isinstance(value, bool), "True or False")
 priority: Final = check_of(
     lambda value: _is_whole(value) and 0 <= value <= 9, "a whole number from 0 to 9; higher runs first"

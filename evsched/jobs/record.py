@@ -217,7 +217,9 @@ class JobStatus(Struct, frozen=True):
     again: float | None = None
     """When the next run is due, if the id was scheduled again while this one ran, and waits for its end."""
     version: str | None = None
-    """Changes when the job is edited or replaced; `edit` compares it. None = it cannot be edited."""
+    """Changes when the job is edited, replaced, or due at another time; `edit` compares it. None = it cannot be edited.
+
+    A job that replaces an equal one within the same second has the same version."""
     unknown_since: float | None = None
     """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
 
@@ -334,9 +336,16 @@ def _with_last(runs: list[JobRun], status: JobStatus) -> list[JobRun]:
     return [*runs, JobRun(*last, status.error or "", status.location or "", (status.reason or "")[:300])]
 
 
-def _version(fields: dict[str, bytes], shown: Any) -> str:
-    """Return a digest of a job's description, as readers get it: redacted values could be guessed from their digest."""
-    parts = (encode(shown) if name == "payload" else fields.get(name, b"") for name in DESCRIPTION)
+def _version(fields: dict[str, bytes], shown: Any, due: float | None) -> str:
+    """Return a digest of a job's description and due.
+
+    Readers get it, and could guess a short redacted value from a digest of it. So of the payload as it is stored, it
+    has one byte: that tells hardly anything, and misses one change of 256 that a second job of the same id makes within
+    the same second.
+    """
+    parts = [encode(shown) if name == "payload" else fields.get(name, b"") for name in DESCRIPTION]
+    stored = sha1(fields["payload"], usedforsecurity=False).digest()[:1]
+    parts += [b"" if due is None else f"{due:.6f}".encode(), stored]
     return sha1(b"\0".join(parts), usedforsecurity=False).hexdigest()[:16]
 
 
@@ -369,7 +378,7 @@ def read_status(
         signals=tuple(line.name for line in read_lines(fields.get("signals", b""))),
         waiting=_waiting(fields),
         stopping="stop" in fields and not ended,
-        version=_version(fields, payload) if editable else None,
+        version=_version(fields, payload, None if place == "dead" else found.get("due")) if editable else None,
         unknown_since=None if ended else unknown_since(fields.get("unknown"), found.get("due")),
         **found,
     )

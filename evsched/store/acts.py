@@ -78,6 +78,14 @@ class Act:
         self._id = os.urandom(8).hex()
         self._calls = count()
         self._mark = ""
+        self.places: Sequence[str] = ()
+        """The places in which it is to change jobs; none = all in which it can."""
+
+    def within(self, places: Sequence[str]) -> Act:
+        """Return the act for calls that change jobs in these places alone."""
+        narrowed = copy(self)
+        narrowed.places = places
+        return narrowed
 
     def repeated(self) -> Act:
         """Return the act for calls whose jobs other calls of it have noted: they are not counted twice."""

@@ -169,7 +169,7 @@ def field(name: str, group: str | None, value: float | None) -> str:
     if group is not None and name in _OF_QUEUE:
         raise ConfigError(f"{name} holds for a queue: leave the group out")
     if group is not None:
-        check_option.group("group", group)
+        (check_option.group if value is not None else check_option.known_group)("group", group)
         group = groups.as_counted(group, lenient=value is None)
     if name == "weight" and group is not None and (group == groups.EACH or groups.is_made(group)):
         raise ConfigError("weight compares a group of jobs with the others: name one, such as alice")

@@ -437,7 +437,9 @@ class OperatorCalls(AuditTrail):
         return self._verb("drop", _count, matching, self._act_matching("drop", matching), "", *ids)
 
     def _act_matching(self, name: ActName, matching: bytes, **what: Any) -> str:
-        return self._act_text(name, filter=msgspec.Raw(matching), **what)
+        found = msgspec.json.decode(matching, type=dict[str, msgspec.Raw])
+        places = {"place": ",".join(self._act.places)} if self._act is not None and self._act.places else {}
+        return self._act_text(name, filter={**found, **places}, **what)
 
     def audit(self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = ()) -> Call[list[Violation]]:
         """Find violations of at most 250 jobs. `met`: where their ids were read, a key without the root.

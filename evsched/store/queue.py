@@ -105,6 +105,11 @@ class Queue:
         act = None if self._act is None else self._act.repeated()
         return type(self)(self.queue, self._clock, by=self._by, act=act)
 
+    def within(self, places: Sequence[str]) -> Self:
+        """Return the same calls, of an act that changes jobs in these places alone."""
+        act = None if self._act is None else self._act.within(places)
+        return type(self)(self.queue, self._clock, by=self._by, act=act)
+
     def _now(self) -> str:
         return "" if self._clock is None else as_moment(self._clock())
 

@@ -198,6 +198,8 @@ async def test_due_of_a_dead_job_is_not_edited(api: Caller, jobs: str, queue: st
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid")
     assert "a dead job has no due: revive it, then reschedule it" in refused.json()["detail"]
     assert (await api.ask("PATCH", f"{jobs}/a", {"delay": 0})).status_code == 404
+    for args in ([2], [2]):  # the second one changes nothing
+        assert (await api.ask("PATCH", f"{jobs}/a", {"args": args})).json()["due"] is None
     assert (await api.ask("PATCH", f"{jobs}/a", {"args": [2]})).status_code == 200
 
 

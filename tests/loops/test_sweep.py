@@ -258,6 +258,8 @@ def test_a_condition_that_cannot_be_sent_is_refused(name: str) -> None:
         ("drop", ([5],), {}, r"ids is \[5\]: give a list of ids"),
         ("limit", (), {"history_age": timedelta(days=1000)}, "history_age is 86,400,000 s: must be from 60 to"),
         ("limit", (), {"rate": timedelta(1)}, "rate is datetime.timedelta"),
+        ("limit", (), {"group": "", "rate": None}, "group is ''"),
+        ("limit", (), {"group": "\x00", "rate": 1}, "group is '.x00': give"),
     ],
 )
 async def test_argument_of_another_type_is_refused_by_its_name(

@@ -168,12 +168,33 @@ def test_dead_job_stays_dead_and_is_revived_as_it_was_edited(send: Send, store: 
     assert (status_of(send, store, "a").place, status_of(send, store, "a").group) == ("schedule", "h")
 
 
-def test_version_changes_with_an_edit_and_tells_nothing_of_redacted_values(send: Send, store: Store, raw: Any) -> None:
+SECRET = b'{"task":"t","args":["%b"],"redact":["1"]}'
+
+
+def test_version_changes_with_an_edit_a_redacted_value_or_a_due(send: Send, store: Store) -> None:
     put(send, store, "finished", "c")
     assert status_of(send, store, "c").version is None
-    secret = b'{"task":"t","args":["%b"],"redact":["1"]}'
-    send(store.at(NOW).enqueue([New("a", secret % b"one", due=NOW), New("b", secret % b"two", due=NOW)]))
-    version = status_of(send, store, "a").version
-    assert version == status_of(send, store, "b").version
+    rows = (("a", b"one", 1), ("b", b"two", 1), ("d", b"one", 2))
+    send(store.at(NOW).enqueue([New(job, SECRET % value, due=due) for job, value, due in rows]))
+    versions = [status_of(send, store, job).version for job, _, _ in rows]
+    assert len({*versions}) == 3
     send(store.reschedule("a", None, delay=None, edit=edit_of(send, store)))
-    assert version != status_of(send, store, "a").version
+    assert status_of(send, store, "a").version not in versions
+
+
+@pytest.mark.extra
+def test_version_stays_when_a_job_passes_the_gate_or_an_equal_one_replaces_it(send: Send, store: Store) -> None:
+    job = New("a", SECRET % b"one", due=NOW - 1.2345678)
+    send(store.at(NOW).enqueue([job]))
+    version = status_of(send, store, "a").version
+    send(store.at(NOW).cancel("a"))
+    send(store.at(NOW).enqueue([job]))
+    assert status_of(send, store, "a").version == version
+    send(store.at(NOW).dispatch(limit=10, cap=262144))
+    assert (status_of(send, store, "a").place, status_of(send, store, "a").version) == ("ready", version)
+
+
+@pytest.mark.extra
+def test_version_tells_hardly_anything_of_a_redacted_value(send: Send, store: Store) -> None:
+    send(store.at(NOW).enqueue([New(f"j{n}", SECRET % b"%d" % n, due=NOW) for n in range(900)]))
+    assert len({status_of(send, store, f"j{n}").version for n in range(900)}) <= 256

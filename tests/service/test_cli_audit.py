@@ -61,7 +61,7 @@ def test_job_is_edited_from_the_command_line(cli: Cli, queue: str, enqueue: Call
     job = cli.json("show", "j0", *of)
     assert (job["payload"]["kwargs"], job["group"], job["tags"]) == ({"a": [3], "b": 4}, None, [])
     late = cli.run("edit", "j0", "--priority", "1", "--version", "0", *of)
-    assert (late.returncode, "was edited or replaced after you have read it" in late.stderr) == (1, True)
+    assert (late.returncode, "has changed since you have read it" in late.stderr) == (1, True)
     assert cli.run("edit", "j0", *of).returncode == 2
     acts = cli.json("audit", *of, "--who", "ann")
     assert [(act["act"], act["what"]["changed"]) for act in acts] == [

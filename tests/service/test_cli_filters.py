@@ -111,8 +111,8 @@ def test_dead_jobs_are_selected_by_time_and_error(cli: Cli, queue: str, raw: Any
     for n in range(4):
         error = "ValueError" if n == 1 else "app.PayError"
         raw.hset(f"{root}job:d{n}", mapping={"payload": '{"task":"t"}', "finished": "1", "error": error})
-        raw.zadd(f"{root}dead", {f"d{n}": 9e8 + n})
-    span = ("--since", "900000001", "--until", "1998-07-09T16:00:02Z")
+        raw.zadd(f"{root}dead", {f"d{n}": 1.1e9 + n})
+    span = ("--since", "1100000001", "--until", "2004-11-09T11:33:22Z")
     rows = cli.json("jobs", "--queue", queue, "--error", "PayError", *span)
     assert [(row["id"], row["error"]) for row in rows] == [("d2", "app.PayError")]
     assert cli.run("dead", "revive", "--queue", queue, *span).stdout == "2 revived\n"
@@ -121,7 +121,7 @@ def test_dead_jobs_are_selected_by_time_and_error(cli: Cli, queue: str, raw: Any
     wrong = cli.run("cancel", "--queue", queue, "--since", "soon")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "or 2h for two hours ago" in wrong.stderr
-    for since, until in (("1m", "5m"), ("1998-07-09T16:00:02Z", "900000001")):
+    for since, until in (("1m", "5m"), ("2004-11-09T11:33:22Z", "1100000001")):
         wrong = cli.run("dead", "revive", "--queue", queue, "--since", since, "--until", until)
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "since is after until" in wrong.stderr

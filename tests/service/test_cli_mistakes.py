@@ -82,8 +82,10 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "window 'never: 1'", ("enqueue", "add", "1", "--window", "never: 1")),
     (2, "is not a time", ("enqueue", "add", "1", "--at", "soon")),
     (2, "is not a time", ("enqueue", "add", "1", "--at", "1_900_000_000")),
+    (2, "write 17:00", ("enqueue", "add", "1", "--at", "17.00")),
+    (2, "'2020-01-01' has passed: give a time to come, or now", ("reschedule", "x", "--at", "2020-01-01")),
     (2, "is not a duration", ("enqueue", "add", "1", "--in", "soon")),
-    (2, "give one of them", ("enqueue", "add", "1", "--in", "1s", "--at", "0")),
+    (2, "give one of them", ("enqueue", "add", "1", "--in", "1s", "--at", "1e9")),
     (2, "from 0 to 9", ("enqueue", "add", "1", "--priority", "10")),
     (2, "id is 'a b': give 1 to 200", ("enqueue", "add", "1", "--id", "a b")),
     (2, "'-5s' begins like a flag: if it is the value, write --in=-5s", ("enqueue", "add", "--in", "-5s")),
@@ -280,7 +282,7 @@ def test_a_job_without_a_task_is_bad_usage(cli: Cli) -> None:
 
 
 def test_a_recurrence_that_would_never_recur_is_bad_usage(cli: Cli) -> None:
-    done = cli.run("recurrences", "add", "r", "t", "--rule", "@daily", "--end", "1")
+    done = cli.run("recurrences", "add", "r", "t", "--rule", "@daily", "--end", "2001-09-10")
     assert (done.returncode, "would never recur" in done.stderr) == (2, True)
     assert cli.json("recurrences") == []
 

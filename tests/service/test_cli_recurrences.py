@@ -118,7 +118,9 @@ def test_next_lists_the_runs_at_an_opening_of_the_window(cli: Cli, queue: str) -
     listed = cli.json("recurrences", "next", "one", "-n", "5", *of)["times"]
     assert [one["due"] for one in listed] == [opens, opens + 15, opens + 30, opens + 45, opens + 86400]
     far = opens + 300 * 86400
-    assert cli.json("recurrences", "next", "--from", "1000", "--to", "90000", *of)["times"] == []  # that has passed
+    assert (
+        cli.json("recurrences", "next", "--from", "1000000000", "--to", "1000090000", *of)["times"] == []
+    )  # that has passed
     cli.run("recurrences", "remove", "all", *of)
     assert [
         row["due"] for row in cli.json("recurrences", "next", "--from", str(far), "--to", str(far + 14), *of)["times"]
@@ -211,9 +213,12 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         ("does not open within two", ("windows", "set", "w", "09:00-17:00 UTC; not 2000-01-01..2999-12-31")),
         ("window name", ("windows", "set", "w w", "09:00-17:00 UTC")),
         ("from 1 to 1000", ("recurrences", "next", "r", "-n", "100000000")),
-        ("shorter span", ("recurrences", "next", "--rule", "every 1", "--from", "0", "--to", str(393 * 86400))),
+        (
+            "shorter span",
+            ("recurrences", "next", "--rule", "every 1", "--from", "1000000000", "--to", str(1000000000 + 393 * 86400)),
+        ),
         ("or --rule, not both", ("recurrences", "next", "r", "--rule", "@daily")),
-        ("after --from", ("recurrences", "next", "--rule", "@daily", "--from", "100", "--to", "50")),
+        ("after --from", ("recurrences", "next", "--rule", "@daily", "--from", "1000000100", "--to", "1000000050")),
     ],
 )
 def test_invalid_recurrence_command_is_refused_in_one_line(cli: Cli, words: str, command: tuple[str, ...]) -> None:

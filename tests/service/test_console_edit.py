@@ -125,7 +125,7 @@ async def test_edit_after_another_is_refused_and_the_typed_text_stays(browser: B
     )
     assert record_of(raw, queue) == before
     again = await browser.page(answer.headers["location"])
-    assert "Nothing was changed: a was edited or replaced after you have read it: look at it again." in words(again)
+    assert "Nothing was changed: a has changed since you have read it: look at it again." in words(again)
     assert fields_of(again)["kwargs"] == '{"to": "typed"}'
     await browser.send(again, "edit", **fields_of(again))
     assert msgspec.json.decode(record_of(raw, queue)[b"payload"])["kwargs"] == {"to": "typed"}

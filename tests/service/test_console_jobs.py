@@ -54,6 +54,112 @@ async def test_search_lists_jobs_and_leads_to_the_one_of_an_id(
     assert "tsk: is not a qualifier" in await browser.words("/jobs", q="tsk:pay")
 
 
+def bury(raw: Any, queue: str, count: int) -> None:
+    """Make dead jobs."""
+    for n in range(count):
+        raw.hset(keys.job(queue, f"d{n}"), "payload", '{"task":"t"}')
+    raw.zadd(f"{keys.root(queue)}dead", {f"d{n}": 1.7e9 + n for n in range(count)})
+
+
+async def test_list_of_queues_that_are_not_counted_says_that_there_are_more(
+    browser: Browser, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_COUNTED", 0)
+    bury(raw, queue, 51)
+    page = await browser.page("/jobs", q="place:dead")
+    assert "More than 50 jobs are dead. These 50 died last." in words(page)
+    assert 'href="/jobs?q=place%3Adead&amp;more=1">More rows' in page
+    page = await browser.page("/jobs", q="place:dead", more="1")
+    assert "51 jobs are dead. Filters" in words(page)
+    assert "More rows" not in page
+
+
+@pytest.mark.extra
+async def test_list_that_ends_before_all_jobs_are_shown_says_so(
+    browser: Browser, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_PAGES", 1)
+    bury(raw, queue, 101)
+    assert "The list ends here" not in await browser.words("/jobs", q=f"place:dead queue:{queue}")
+    assert "The list ends here" in await browser.words("/jobs", q=f"place:dead queue:{queue}", more="1")
+
+
+@pytest.mark.parametrize("field", ["group", "task"])
+async def test_limit_of_a_blank_group_is_refused(browser: Browser, client: SyncClient, queue: str, field: str) -> None:
+    enqueue(client, queue, 1)
+    client.limit(queue, concurrency=5)
+    for blank in ("", " "):
+        answer = await browser.act(f"/queue?name={queue}", "limit", queue=queue, concurrency="1", **{field: blank})
+        assert answer.status_code == 400
+    assert client.limits(queue).queue == {"concurrency": 5}
+
+
+async def test_act_within_a_place_names_it_in_the_audit_trail(
+    browser: Browser, client: SyncClient, queue: str, raw: Any
+) -> None:
+    enqueue(client, queue, 2)
+    page = await browser.page("/bulk", verb="cancel", q=f"queue:{queue} place:schedule,dead task:pay", all="1")
+    await browser.send(page, "cancel", q=f"queue:{queue} place:schedule,dead task:pay")
+    await browser.console.acts.wait()
+    (act,) = client.audit(queue)
+    assert (act.count, act.what["filter"]["place"], act.what["filter"]["task"]) == (2, "schedule", "pay")
+    assert "task:pay place:schedule" in await browser.words("/audit", queue=queue)
+
+
+@pytest.mark.parametrize("job", ["default", "", " a", "default "])
+@pytest.mark.parametrize(
+    "act",
+    ["cancel", *(pytest.param(one, marks=pytest.mark.extra) for one in ("reschedule", "revive", "again", "signal"))],
+)
+async def test_form_that_names_no_job_is_refused(browser: Browser, queue: str, act: str, job: str) -> None:
+    answer = await browser.act("/tokens", act, job=job, due="now")
+    assert (answer.status_code, "and not a queue with a job of it" in answer.text) == (400, True)
+    page = await browser.page("/tokens")
+    both = await browser.client.post(f"/act/{act}", data={"proof": _proof(page), "job": [job, f"{queue} b"]})
+    assert both.status_code == 400
+
+
+async def test_act_that_fails_says_so_and_is_logged(
+    browser: Browser, client: SyncClient, queue: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    enqueue(client, queue, 1)
+    monkeypatch.setattr("evsched.console.user_acts._change_all", _fail)
+    answer = await browser.act(f"/queue?name={queue}", "cancel", q="task:pay")
+    await browser.console.acts.wait()
+    said = await browser.words(answer.headers["location"])
+    assert "0 changed, then stopped. It failed. This is a bug of evsched" in said
+    assert "an act of a user failed: Cancel the jobs that match task:pay" in caplog.text
+
+
+async def _fail(*_: Any) -> None:
+    raise LookupError
+
+
+@pytest.mark.extra
+async def test_act_of_a_console_that_has_ended_is_said_to_have_ended(browser: Browser) -> None:
+    answer = await browser.client.get("/act", params={"id": "gone"})
+    assert answer.status_code == 404
+    assert "the act ended with it. The audit trail has how many jobs were changed" in words(answer.text)
+    assert "There is no such page" not in answer.text
+
+
+@pytest.mark.parametrize("due", ["17.00", "1730", "2020-01-01", "946684800"])
+async def test_job_is_not_rescheduled_to_a_mistyped_or_past_time(
+    browser: Browser, client: SyncClient, queue: str, due: str
+) -> None:
+    enqueue(client, queue, 1)
+    answer = await browser.act(f"/job?queue={queue}&id=j000", "reschedule", job=f"{queue} j000", due=due)
+    assert answer.status_code == 400
+    status = client.status(queue, "j000")
+    assert status is not None
+    assert status.due == LATER
+
+
+async def test_search_for_a_queue_finds_the_jobs_of_all_places(browser: Browser, queue: str, raw: Any) -> None:
+    bury(raw, queue, 2)
+    assert "2 jobs match." in await browser.words("/jobs", q=f"queue:{queue}")
+
+
 async def test_command_of_a_page_is_folded(browser: Browser, client: SyncClient, queue: str) -> None:
     enqueue(client, queue, 1)
     page = await browser.page("/queue", name=queue)

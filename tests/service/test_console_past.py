@@ -225,10 +225,26 @@ async def test_job_without_a_record_does_not_run_again(browser: Browser, queue: 
     assert "keeps no record of job gone" in answer.text
 
 
+async def test_span_of_the_history_may_end_now_and_not_before_it_begins(
+    browser: Browser, queue: str, ended: Ended
+) -> None:
+    await ended("good")
+    assert "1 job ended" in await browser.words("/history", queue=queue, since="1h", until="now")
+    assert "exchange Since and Until" in await browser.words("/history", queue=queue, since="1h", until="2h")
+
+
+@pytest.mark.extra
+async def test_error_does_not_change_the_case_of_a_name(browser: Browser, queue: str) -> None:
+    answer = await browser.client.get("/recurrence", params={"queue": queue, "name": "camelCase"})
+    assert "camelCase is not a recurrence" in words(answer.text)
+
+
 @pytest.mark.extra
 async def test_job_that_waits_does_not_run_again(browser: Browser, queue: str) -> None:
     await browser.console.client.enqueue(queue, [New("waits", PAYLOAD, due=2e9)])
     answer = await browser.act("/tokens", "again", job=f"{queue} waits")
+    assert answer.status_code == 409
+    assert "This was not done" in words(answer.text)
     assert "has not ended" in answer.text
     assert await browser.console.client.audit(queue) == []
 

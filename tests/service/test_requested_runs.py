@@ -26,7 +26,7 @@ def test_a_dry_run_lists_the_planned_times_in_the_zone_that_is_given(cli: Cli, q
 def test_recurrence_counted_from_ends_cannot_be_backfilled(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     cli.run("recurrences", "add", "r", "t", "--rule", "every 60", "--after", "end", *of)
-    done = cli.run("recurrences", "backfill", "r", "--from", "0", *of)
+    done = cli.run("recurrences", "backfill", "r", "--from", "1970-01-02", *of)
     assert (done.returncode, done.stderr) == (
         2,
         "evsched: r has no planned times that have passed: it is counted from the end of each run\n",
@@ -87,9 +87,9 @@ def test_backfill_reports_its_runs_and_when_they_begin(cli: Cli, queue: str, raw
     [
         (1, "nobody is not a recurrence of queue", ("trigger", "nobody")),
         (1, "nobody is not a recurrence of queue", ("backfill", "nobody", "--from", "2025-01-01")),
-        (2, "--to: after --from", ("backfill", "r", "--from", "100", "--to", "50")),
+        (2, "--to: after --from", ("backfill", "r", "--from", "2025-01-02", "--to", "2025-01-01")),
         (2, "is not a time", ("backfill", "r", "--from", "noon")),
-        (2, "more than 10000 planned times of r: backfill a shorter span", ("backfill", "r", "--from", "0")),
+        (2, "more than 10000 planned times of r: backfill a shorter span", ("backfill", "r", "--from", "1970-01-02")),
     ],
 )
 def test_invalid_trigger_or_backfill_is_refused_in_one_line(

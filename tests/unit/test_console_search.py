@@ -82,7 +82,7 @@ def test_a_search_is_said_in_words_with_its_times_in_the_zone_of_the_page() -> N
     assert in_words(read_search(""), clock) == "all jobs"
 
 
-@pytest.mark.parametrize("text", ["0001-01-01", "0001-01-01T00:00", "1e18", "-1e18", "9999-12-31T23:59+00:00"])
+@pytest.mark.parametrize("text", ["0001-01-01", "0001-01-01T00:00", "1e18", "9999-12-31T23:59+00:00"])
 def test_a_span_that_cannot_be_written_as_dates_says_so(text: str) -> None:
     for since, until in ((text, ""), ("", text)):
         picked = pick_span("", since, until, "Europe/Berlin", 2e9)

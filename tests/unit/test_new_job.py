@@ -38,6 +38,8 @@ A_TIME = "give an aware datetime, or Unix seconds"
         ({"group": 5}, "group is 5: give a string"),
         ({"group": "a}"}, "without `}`"),
         ({"group": "\ud800"}, "give a string of"),
+        ({"group": " "}, "group is ' ': .* not only spaces"),
+        ({"group": "a\0"}, "characters that cannot be seen"),
         ({"timeout": 0}, "timeout is 0: give a number of seconds, more than 0"),
         ({"timeout": float("nan")}, "timeout is nan"),
         ({"timeout": 10**400}, "timeout is 1000.*: give a number of seconds"),

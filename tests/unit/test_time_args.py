@@ -66,6 +66,25 @@ def test_a_time_in_the_future_is_a_moment_or_a_length_from_now() -> None:
             parse_future(invalid)
 
 
+@pytest.mark.parametrize("text", ["17.00", "1730", "2030", "9.30"])
+def test_time_of_day_without_a_colon_is_not_read_as_unix_seconds(text: str) -> None:
+    meant = f"{text[:-2].strip('.').zfill(2)}:{text[-2:]}"
+    for read in (parse_future, parse_past):
+        with pytest.raises(ConfigError, match=f"for the time of day, write {meant}"):
+            read(text)
+    with pytest.raises(ConfigError, match="is not a time"):
+        parse_time(text)
+
+
+@pytest.mark.extra
+def test_small_numbers_are_no_times_and_now_is_one() -> None:
+    for text in ("0", "946684800", "-1e10"):
+        with pytest.raises(ConfigError, match="Unix seconds from 1e9 on"):
+            parse_time(text)
+    assert (parse_past("now"), parse_future(" now ")) == (timedelta(), timedelta())
+    assert parse_time("now") == pytest.approx(datetime.now(UTC).timestamp(), abs=60)
+
+
 @pytest.mark.parametrize("text", ["00:00", "9:30", "23:59", "23:59:59"])
 @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
 def test_a_time_of_day_in_the_future_is_the_next(text: str, zone: str | None) -> None:

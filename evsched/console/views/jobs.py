@@ -108,6 +108,8 @@ class Found(Struct, frozen=True):
     matched: int = 0
     ordered: bool = False
     """Whether the rows are the newest, or the next to run, of all that there are."""
+    more: bool = False
+    """Whether there are more than the rows, if they are `ordered`."""
 
 
 class _Going:
@@ -162,7 +164,7 @@ async def _by_order(
 ) -> Found:
     """Return the first jobs of a place without a search: the last to die, or the next to be due."""
     last, stores = place == "dead", [(queue, store) for queue in queues for store in client.stores(queue)]
-    read = await asyncio.gather(*(client.send(store.front(place, limit, last=last)) for _, store in stores))
+    read = await asyncio.gather(*(client.send(store.front(place, limit + 1, last=last)) for _, store in stores))
     first = [(at, job, where) for where, jobs in zip(stores, read, strict=True) for job, at in jobs]
     first.sort(key=lambda one: one[0], reverse=last)
     chosen = dict[tuple[str, str], list[tuple[str, float | None]]]()
@@ -173,7 +175,7 @@ async def _by_order(
     )
     rows = [as_row(queue, job) for (queue, _), jobs in zip(chosen, described, strict=True) for job in jobs]
     rows.sort(key=lambda row: row.job.at or 0.0, reverse=last)
-    return Found(rows, len(rows), matched=len(rows), ordered=True)
+    return Found(rows, len(rows), matched=len(rows), ordered=True, more=len(first) > limit)
 
 
 async def _by_id(client: MeteredClient, queues: Sequence[str], wanted: Search) -> list[FoundJob]:
@@ -236,7 +238,7 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     values |= {
         "acts": JOB_ACTS,
         "go_on": "",
-        "more_rows": "",
+        **_more_rows(0, False),
         "gone": False,
         "recurrences": [],
         "place": wanted.places[0] if len(wanted.places) == 1 else "",
@@ -249,11 +251,10 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
         return {"redirect": visit.url("/job", queue=of_id[0].queue, id=wanted.id)}
     page = min(int(visit.get("more")), _PAGES) if visit.get("more").isdecimal() else 0
     simple = wanted.filter.is_empty and not wanted.by and not wanted.id
-    if simple and (not wanted.places or wanted.places in (("dead",), ("schedule",))):
+    if simple and (not wanted.words or wanted.places in (("dead",), ("schedule",))):
         place = "dead" if wanted.places == ("dead",) else "schedule"
         found = await _redacted(client, await _by_order(client, queues, place, _ROWS * (page + 1)))
-        more = len(found.rows) < values["counts"].get(place, 0) and page < _PAGES
-        values |= {"place": place, "offered": _offered([place]), "more_rows": str(page + 1) if more else ""}
+        values |= {"place": place, "offered": _offered([place]), **_more_rows(page, found.more)}
         return values | {"found": found}
     if of_id:
         return values | {"found": await _redacted(client, Found(of_id, len(of_id), matched=len(of_id)))}
@@ -269,8 +270,13 @@ async def _jobs(visit: Visit) -> dict[str, Any]:
     values["go_on"] = str(page) if not (found.over or going.full) else ""
     if wanted.begins and not values["go_on"]:  # it may hold many jobs
         visit.console.memory["searches"].pop(f"{visit.visitor.name} {text}", None)
-    values["more_rows"] = str(page + 1) if found.matched > len(found.rows) and page < _PAGES else ""
+    values |= _more_rows(page, found.matched > len(found.rows))
     return values | {"found": await _redacted(client, found)}
+
+
+def _more_rows(page: int, more: bool) -> dict[str, Any]:
+    """Return the page that has more rows, if there are more; or that the list ends before them."""
+    return {"more_rows": str(page + 1) if more and page < _PAGES else "", "cut": more and page >= _PAGES}
 
 
 def _at(counts: Mapping[str, int], places: Sequence[Place]) -> list[int]:
@@ -383,7 +389,9 @@ async def _act(visit: Visit) -> dict[str, Any]:
     run = visit.console.acts.find(visit.get("id"))
     if run is None:
         raise HTTPException(
-            HTTPStatus.NOT_FOUND, "This console does not know the act any more. The audit trail has what was done."
+            HTTPStatus.NOT_FOUND,
+            "This console does not know the act any more. If the console was started again meanwhile, the act ended "
+            "with it. The audit trail has how many jobs were changed; the same act does the rest.",
         )
     return {"run": run}
 

@@ -153,6 +153,8 @@ async def read_past_form(visit: Visit, query: PastQuery, now: float) -> PastForm
             None if past is None else past_moment(name, past, now)
             for name, past in ((name, query.past(name)) for name in ("since", "until"))
         )
+        if since is not None and until is not None and since > until:
+            raise ConfigError("the span ends before it begins: exchange Since and Until")
         return PastForm(queues, known, since, until)
     except ConfigError as error:
         return PastForm([], await visit.console.queues(visit.client), problem=str(error))
