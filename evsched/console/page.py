@@ -194,6 +194,7 @@ class Pages:
             "duration": words.length,
             "json": words.as_json,
             "short": words.shortened,
+            "fit": words.fitting,
             "code": words.with_code,
         }
         known: dict[str, Any] = self._environment.globals

@@ -50,6 +50,11 @@ def shortened(text: str, most: int = _MOST) -> str:
     return text if len(text) <= most else f"{text[:most]}… and {len(text) - most:,} characters more"
 
 
+def fitting(text: str, most: int) -> str:
+    """Return a name that fits into a box: of a long one, the first and the last letters."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - 1 - most // 2) :]}"
+
+
 def count(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
 
