@@ -28,7 +28,7 @@ T = TypeVar("T")
 _SLICE: Final = 250
 """Nodes of the plan that one round trip reads."""
 
-_LOOK: Final = 0.15
+_LOOK: Final = 0.1
 """Seconds for which one reading of a page reads the plan."""
 
 _KEPT: Final = 50_000

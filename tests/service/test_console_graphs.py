@@ -39,7 +39,7 @@ class Scene:
         await self.client.send(self.store.batch_open("g", "t", retention=1e6))
         rows = list[PlanRow]()
         for name, after in nodes.items():
-            payload = {"task": f"do-{name}"[:3], "args": [], "kwargs": {}, "retention": 9.0}
+            payload: dict[str, Any] = {"task": f"do-{name}"[:3], "args": [], "kwargs": {}, "retention": 9.0}
             over = Take(self.names[after[0]], after[0], self.queue) if name in each else None
             node = StoredNode(name, self.queue, payload, 9.0, over=over, limit=9)
             rows.append(PlanRow(encode(node), f"{'/' if over else ''}g.{name}", self.queue, after))
@@ -173,12 +173,11 @@ async def test_large_graph_is_a_table_of_layers(server: EmbeddedRedis, queue: st
 
 async def test_layers_of_a_long_chain_are_put_together(server: EmbeddedRedis, queue: str, scene: Scene) -> None:
     await scene.plan(chain(1000))
-    await scene.client.send(scene.store.batch_count([("g", 0, bytes([DONE] * 420))]))
-    for _ in range(2):  # as a keeper does, since one call passes 300 ends on
-        await scene.client.send(scene.store.batch_count([("g", 0, b"")]))
+    for at in range(20):
+        await scene.end(**{f"n{at}": DONE})
     async with browsing(server.url) as browser:
         said = await browser.words("/batch", queue=queue, id="g")
-    assert "Stopped 1 to 420 420 420 0 0 0 0 421 1 0 1 0 0 0 422 to 1,000 579 0 0 579 0 0 It is too large" in said
+    assert "Stopped 1 to 20 20 20 0 0 0 0 21 1 0 1 0 0 0 22 to 1,000 979 0 0 979 0 0 It is too large" in said
 
 
 async def test_open_page_reads_the_plan_of_a_graph_once(
