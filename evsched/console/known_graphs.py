@@ -90,12 +90,14 @@ class KnownGraph:
                 break
         settled = (record.finished, record.round, record.done, record.stopped)
         if self.nodes and (record.finished is None or self._settled != settled):
-            self._note(await client.run(ends(store, self.id, 0, len(self.nodes) - 1)))
-            self._settled = settled
+            codes = await client.run(ends(store, self.id, 0, len(self.nodes) - 1))
+            if len(codes) == len(self.nodes):  # else another page has read more of the plan meanwhile
+                self._note(codes)
+                self._settled = settled
 
     def _note(self, codes: bytes) -> None:
         """Note how the nodes have ended."""
-        if codes == self._codes or len(codes) != len(self.nodes):
+        if codes == self._codes:
             return
         for at, (old, new) in enumerate(zip(self._codes, codes, strict=True)):
             if old != new:

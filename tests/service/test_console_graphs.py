@@ -188,11 +188,11 @@ async def test_open_page_reads_the_plan_of_a_graph_once(
     await scene.start("n0")
     query = {"queue": queue, "id": "g"}
     async with browsing(server.url) as browser:
-        said = await browser.words("/batch", **query)
+        said = words(await browser.page("/batch", **query))
         costs = [await commands(browser, "/batch", query) for _ in range(4)]
         await scene.end(n0=DONE)
         later = words((await browser.regions("/batch", **query))["graph"])
-    assert "Read so far: 250 of 600 nodes." in said
+    assert "Read so far: 250 of 600 nodes; more follow" in said
     assert costs == [6, 6, 4, 4], "the record, its end, how the nodes have ended, and the node that runs; and the plan"
     assert "1 to 1 1 1" not in later
     assert "600 nodes in 600 layers: 1 done" in later
@@ -244,3 +244,18 @@ async def test_job_page_names_the_nodes_beside_it_at_no_cost(server: EmbeddedRed
     assert "batch g before it fetch after it last" in words(facts)
     assert f'href="/node?queue={queue}&amp;batch=g&amp;id=g.last"' in facts
     assert again <= plain
+
+
+async def test_dead_node_that_has_no_job_says_why(server: EmbeddedRedis, queue: str, scene: Scene) -> None:
+    await scene.plan({"pages": (), "check": (0,)}, each=["check"])
+    await scene.end(pages=DONE)
+    await scene.client.send(scene.store.fail_node("g", 1, "the result of pages has 10 items"))
+    await scene.end(check=DEAD)
+    async with browsing(server.url) as browser:
+        page = await browser.page("/batch", queue=queue, id="g")
+        said = await browser.words("/node", queue=queue, batch="g", id="g.check")
+    href, title, _, state = drawn(page)[1]
+    assert (href, state) == (f"/node?queue={queue}&amp;batch=g&amp;id=g.check", "dead")
+    assert title.endswith("dead: the result of pages has 10 items")
+    assert "dead the result of pages has 10 items" in words(page)
+    assert "g.check dead: its job is dead: the result of pages has 10 items." in said
