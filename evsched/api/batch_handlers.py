@@ -15,6 +15,7 @@ from evsched.api.job_handlers import created, given_jobs
 from evsched.api.replies import Reply, invalid
 from evsched.batches.batch import ID_MOST, SAMPLE, Batch
 from evsched.batches.member import OUTCOMES, with_codes
+from evsched.batches.node import read_nodes
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.option_values import Unique
 from evsched.jobs.job import decode, encode
@@ -112,6 +113,15 @@ async def list_jobs(request: ApiRequest, query: requests.MembersQuery) -> replie
         if one.batch is not None:
             rows[at] = replace(rows[at], id=one.batch, batch=True)
     return replies.Members(rows, found[limit].ordinal if len(found) > limit else None)
+
+
+async def list_nodes(request: ApiRequest, query: requests.NodesQuery) -> replies.Nodes:
+    """List the nodes of a graph, the ordinals of those before each, and how each has ended; none if it is no graph."""
+    batch, first = _batch(request), query.cursor
+    nodes = (await batch.status()).nodes
+    end = min(nodes, first + request.limit(query.limit))
+    found = await request.client.run(read_nodes(request.store, batch.id, first, end))
+    return replies.Nodes(found, end if end < nodes else None)
 
 
 async def add(request: ApiRequest, body: requests.BatchJobs) -> Reply[replies.ScheduledJobs]:

@@ -96,6 +96,7 @@ OPERATIONS: Final = (
     _row("GET", _BATCH, batch_handlers.look),
     _row("DELETE", _BATCH, batch_handlers.cancel, 200, 202),
     _row("GET", f"{_BATCH}/jobs", batch_handlers.list_jobs),
+    _row("GET", f"{_BATCH}/nodes", batch_handlers.list_nodes),
     _row("POST", f"{_BATCH}/jobs", batch_handlers.add, 201, 200, key=True),
     _row("POST", f"{_BATCH}/close", batch_handlers.close),
     _row("GET", f"{_QUEUE}/recurrences", job_handlers.list_recurrences),

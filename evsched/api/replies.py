@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from evsched import errors
+from evsched.batches.node import GraphNode
 from evsched.client.history import TaskCounts
 from evsched.client.recurrence_operations import RecurrenceStatus
 from evsched.jobs.record import Place
@@ -285,6 +286,8 @@ class BatchStatus(Struct, frozen=True, kw_only=True):
     expired: int
     stopped: int
     """Nodes of a graph that do not run since one before them failed."""
+    nodes: int
+    """How many nodes the graph has; 0 = the batch is not one."""
     created: float
     closed: float | None
     finished: float | None
@@ -319,6 +322,13 @@ class Members(Struct, frozen=True):
     """The jobs of a batch in the order in which they were added. `cursor`: for the next page; null = no more."""
 
     jobs: list[BatchMember]
+    cursor: int | None
+
+
+class Nodes(Struct, frozen=True):
+    """The nodes of a graph, each behind those before it. `cursor`: for the next page; null = no more."""
+
+    nodes: list[GraphNode]
     cursor: int | None
 
 

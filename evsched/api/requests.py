@@ -287,6 +287,12 @@ class MembersQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=T
     ) = None
 
 
+class NodesQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which nodes of a graph to list."""
+
+    cursor: Annotated[int, Meta(ge=0, le=10_000_000, description="That of the page before.")] = 0
+
+
 class JobsQuery(JobFilter, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which jobs to list."""
 

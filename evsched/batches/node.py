@@ -123,19 +123,53 @@ def _read_slice(store: Store, batch: str, ordinals: range) -> Operation[list[Gra
         *(store.batch_failures(batch, ordinals), store.batch_ends(batch, ordinals.start, ordinals.stop - 1)),
     ]
     texts, befores, failures, ends = yield from send_many(reading)
-    found = list[GraphNode]()
-    for at, text, after, why, code in zip(ordinals, texts, befores, failures, _codes(ends, len(ordinals)), strict=True):
-        node, before = read_node(text), tuple(one for one in after if one < at)
-        if node is None:  # another client wrote it
-            found.append(GraphNode(at, str(at), f"{batch}.{at}", "", "", before, OUTCOMES[code], why=why))
-            continue
-        where = node.name or str(at), node.job_id(batch, at), node.queue, str(node.payload.get("task"))
-        found.append(GraphNode(at, *where, before, OUTCOMES[code], node.despite, node.over is not None, why))
-    return found
+    rows = zip(ordinals, texts, befores, failures, _outcomes(ends, len(ordinals)), strict=True)
+    return [_node(batch, at, text, after, outcome, why) for at, text, after, why, outcome in rows]
 
 
-def _codes(ends: bytes, count: int) -> Sequence[int]:
-    return [byte % 8 for byte in ends.ljust(count, bytes([CODES["o"]]))]
+def _outcomes(ends: bytes, count: int) -> list[str]:
+    return [OUTCOMES[byte % 8] for byte in ends.ljust(count, bytes([CODES["o"]]))]
+
+
+def _node(
+    batch: str, at: int, text: bytes | None, after: Sequence[int], outcome: str, why: str | None = None
+) -> GraphNode:
+    node, before = read_node(text), tuple(one for one in after if one < at)
+    if node is None:  # another client wrote it
+        return GraphNode(at, str(at), f"{batch}.{at}", "", "", before, outcome, why=why)
+    where = node.name or str(at), node.job_id(batch, at), node.queue, str(node.payload.get("task"))
+    return GraphNode(at, *where, before, outcome, node.despite, node.over is not None, why)
+
+
+def read_plan(store: Store, batch: str, ordinals: Sequence[int]) -> Operation[list[GraphNode]]:
+    """Read what does not change of at most 250 nodes: all but how they have ended. Each of them is `waiting`."""
+    reading: list[Call[Any]] = [store.batch_nodes(batch, ordinals), store.batch_befores(batch, ordinals)]
+    texts, befores = yield from send_many(reading)
+    return [_node(batch, at, text, after, "waiting") for at, text, after in zip(ordinals, texts, befores, strict=True)]
+
+
+class Neighbors(Struct, frozen=True):
+    """The nodes beside one, the first of them; and how many there are."""
+
+    before: list[GraphNode]
+    after: list[GraphNode]
+    all_before: int
+    all_after: int
+
+
+def read_neighbors(store: Store, batch: str, ordinal: int, most: int) -> Operation[Neighbors | None]:
+    """Read the nodes before a node and after it, at most so many of each. None if the member is not a node.
+
+    It takes two or three calls.
+    """
+    before, after = yield from send(store.batch_beside(batch, ordinal))
+    if before is None:
+        return None
+    shown = [*before[:most], *after[:most]]
+    nodes = (yield from read_plan(store, batch, shown)) if shown else []
+    known = dict(zip(shown, nodes, strict=True))
+    first, last = ([known[at] for at in some[:most]] for some in (before, after))
+    return Neighbors(first, last, len(before), len(after))
 
 
 def explain_node(store: Store, job_id: str) -> Operation[Explanation | None]:
@@ -151,11 +185,17 @@ def explain_node(store: Store, job_id: str) -> Operation[Explanation | None]:
     node = next((node for node in nodes if node.id == job_id), None)
     if node is None:
         return None
-    found = {"batch": batch, "task": node.task, "queue": node.queue, "after": _names(nodes, node.after)}
-    return Explanation(_why_no_job(node, nodes, record), {name: text for name, text in found.items() if text})
+    found = {
+        "batch": f"{batch} of queue {store.queue}",
+        "task": node.task,
+        "queue": node.queue,
+        "after": _names(nodes, node.after),
+    }
+    return Explanation(why_no_job(node, nodes, record), {name: text for name, text in found.items() if text})
 
 
-def _why_no_job(node: GraphNode, nodes: Sequence[GraphNode], record: BatchRecord) -> str:
+def why_no_job(node: GraphNode, nodes: Sequence[GraphNode], record: BatchRecord) -> str:
+    """Say why a node of a graph has no job yet, or none any more."""
     if node.outcome == "stopped":
         return f"it does not run: {failed_before(node, nodes)}; it waits again when you revive what has failed"
     if node.outcome == "waiting" and record.closed is None:

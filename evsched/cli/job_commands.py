@@ -38,7 +38,7 @@ from evsched.display import escape, format_duration
 from evsched.errors import JobDead, JobMissing, StoreDown
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import OnConflict
-from evsched.jobs.record import JobRun, JobStatus, Place, SignalWait
+from evsched.jobs.record import JobRun, JobStatus, Place, SignalWait, read_member
 from evsched.transport.subscription import Subscription
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
@@ -416,6 +416,8 @@ def show(
     traceback, runs = fields.pop("traceback", ""), fields.pop("runs", [])
     if opens is not None:
         fields["can_start"] = opens
+    if (member := read_member(status.batch)) is not None:
+        fields["batch"] = member.words
     for name in ("due", "can_start", "created", "expires", "started", "finished", "again", "unknown_since"):
         if name in fields:
             fields[name] = Moment(fields[name], whole=name == "created")

@@ -19,7 +19,7 @@ from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs import groups
 from evsched.jobs.job import Requeued
-from evsched.jobs.record import JobStatus, SignalWait
+from evsched.jobs.record import JobStatus, SignalWait, read_member
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.client_calls import Facts
 from evsched.store.gate_limits import Limits, shown
@@ -414,7 +414,7 @@ def _list_facts(
     queue: str, status: JobStatus, facts: Facts, window: str | None = None, opens: float | None = None
 ) -> dict[str, str]:
     """List the facts by which a person can check the sentence. Those of a shard are about the shard alone."""
-    of_shard = "" if status.queue == queue else " of the shard"
+    of_shard, member = "" if status.queue == queue else " of the shard", read_member(status.batch)
     texts = {
         "place": status.place,
         "queue": queue,
@@ -428,7 +428,7 @@ def _list_facts(
         "steps": ", ".join(status.steps) or None,
         "signals": ", ".join(status.signals) or None,
         "by": status.by,
-        "batch": status.batch,
+        "batch": None if member is None else member.words,
         "tags": " ".join(status.tags) or None,
         "window": f"{status.window}: {window}" if window else status.window,
     }

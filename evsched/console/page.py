@@ -207,6 +207,7 @@ class Pages:
             "bare_reason": words.bare_reason,
             "json": words.as_json,
             "short": words.shortened,
+            "fit": words.fitting,
             "code": words.with_code,
         }
         known: dict[str, Any] = self._environment.globals

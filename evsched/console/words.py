@@ -57,6 +57,11 @@ def bare_reason(reason: str, location: str | None = None) -> str:
     return text.removesuffix(f" ({location})") if location else text
 
 
+def fitting(text: str, most: int) -> str:
+    """Return a name that fits into a box: of a long one, the first and the last letters."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - 1 - most // 2) :]}"
+
+
 def count(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable
 from hashlib import sha1
 from typing import Any, Final, Literal, cast, get_args
@@ -222,6 +223,28 @@ class JobStatus(Struct, frozen=True):
     A job that replaces an equal one within the same second has the same version."""
     unknown_since: float | None = None
     """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
+
+
+class MemberAddress(Struct, frozen=True):
+    """Which member of a batch a job is."""
+
+    queue: str
+    """The home of the batch."""
+    batch: str
+    ordinal: int
+
+    @property
+    def words(self) -> str:
+        return f"{self.batch} of queue {self.queue}"
+
+
+_ADDRESS: Final = re.compile(r"([^/]+)/([^/]+)/(\d{1,9})(?:/.*)?")
+
+
+def read_member(address: str | None) -> MemberAddress | None:
+    """Read the field `batch` of a job; None if it is in no batch, or the field is malformed."""
+    found = _ADDRESS.fullmatch(address or "")
+    return None if found is None else MemberAddress(found[1], found[2], int(found[3]))
 
 
 _EXACT: Final = 2.0**53

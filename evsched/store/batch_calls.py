@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -302,6 +303,15 @@ class BatchCalls(Queue):
 
         return self._call(("HMGET", self._batch(batch, "nodes"), *(f"<{at}" for at in ordinals)), read)
 
+    def batch_beside(self, batch: str, ordinal: int) -> Call[tuple[list[int] | None, list[int]]]:
+        """Read the ordinals of the nodes before a node and after it. The first list is None if it is not a node."""
+
+        def read(reply: list[Any]) -> tuple[list[int] | None, list[int]]:
+            before, after = ([int(word) for word in re.findall(rb"\b\d{1,5}\b", field or b"")] for field in reply)
+            return None if reply[0] is None else before, after
+
+        return self._call(("HMGET", self._batch(batch, "nodes"), f"<{ordinal}", f">{ordinal}"), read)
+
     def batch_failures(self, batch: str, ordinals: Sequence[int]) -> Call[list[str | None]]:
         """Read why the jobs of some nodes were not enqueued; None = they were, or will be."""
 
@@ -378,6 +388,10 @@ class BatchCalls(Queue):
 
     def add_chore(self, step: str, at: float) -> Call[Any]:
         return self._call(("ZADD", keys.chores(self.queue), f"{at:.6f}", step), raw)
+
+    def worker_of(self, job_id: str) -> Call[bytes | None]:
+        """Read which worker runs a job; None if none does."""
+        return self._call(("HGET", keys.job(self.queue, job_id), "worker"), raw)
 
     def _batch(self, batch: str, part: str = "") -> str:
         return f"{self._root}batch_{part}:{batch}" if part else f"{self._root}batch:{batch}"

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from evsched import keys
+from evsched.batches.node import StoredNode
 from evsched.client.client import SyncClient
 from evsched.console import ends_search
 from evsched.console.console_app import PAGES
 from evsched.console.page import NAVIGATION
+from evsched.jobs.job import encode
+from evsched.store.batch_calls import PlanRow
 from evsched.store.client_calls import New
+from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 from tests.support.console import LATER, QUERIES, seed
@@ -349,3 +353,29 @@ def test_a_search_goes_on_by_itself_until_it_is_over(
     one.page.get_by_text("300 jobs match.").wait_for()
     assert one.page.get_by_text("Go on searching").count() == 0
     assert one.problems == []
+
+
+@pytest.mark.parametrize("look", ["phone", pytest.param("dark", marks=pytest.mark.extra)])
+def test_drawing_of_a_graph_follows_and_stays_where_it_was_moved(
+    tab: Tabs, server: EmbeddedRedis, queue: str, look: str
+) -> None:
+    store, payload = Store(queue), {"task": HOSTILE, "args": list[str](), "kwargs": dict[str, str](), "retention": 1.0}
+    rows = [
+        PlanRow(encode(StoredNode(f"n{at}", queue, payload, 1.0)), f"g.n{at}", queue, (at - 1,) if at else ())
+        for at in range(12)
+    ]
+    with closing(SyncClient(server.url)) as client:
+        client.send(store.batch_open("g", "t", retention=99.0))
+        client.send(store.batch_plan("g", 0, rows))
+        client.send(store.batch_close("g"))
+        one = tab(**LOOKS[look])
+        one.open(f"/batch?queue={queue}&id=g")
+        assert (one.hindrances(), one.overflow()) == ([], 0)
+        one.page.evaluate("document.querySelector('.canvas').scrollTo(700, 0)")
+        client.send(store.batch_count([("g", 0, b"\x01")]))
+        one.page.wait_for_selector(".graph a:first-of-type circle.f-ok")
+        assert one.page.evaluate("document.querySelector('.canvas').scrollLeft") == 700
+        one.page.click(".graph a >> nth=4")
+        one.page.wait_for_url("**/node?*n4")
+        one.page.get_by_text("for 1 of 1 jobs before it: n3").wait_for()
+        assert (one.hindrances(), one.overflow(), one.problems) == ([], 0, [])

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from evsched.store.batch_calls import Counted
+from evsched.batches.node import StoredNode
+from evsched.jobs.job import encode
+from evsched.store.batch_calls import Counted, PlanRow
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -84,6 +86,30 @@ async def test_batches_and_their_jobs_are_listed_in_pages(
     assert page["cursor"] is None
     dead = (await api.ask("GET", f"{batches}/new/jobs?outcome=dead")).json()
     assert [one["ordinal"] for one in dead["jobs"]] == [1]
+
+
+async def test_nodes_of_a_graph_are_listed_in_pages(
+    api: Caller, batches: str, queue: str, sender: BatchingSender
+) -> None:
+    path, store = await opened(api, batches, "g"), Store(queue)
+    payload: dict[str, Any] = {"task": "t", "args": [], "kwargs": {}, "retention": 1.0}
+    rows = [
+        PlanRow(encode(StoredNode(name, queue, payload, 1.0)), f"g.{name}", queue, after)
+        for name, after in (("a", ()), ("b", ()), ("c", (0, 1)))
+    ]
+    await sender.send(store.batch_plan("g", 0, rows))
+    await api.ask("POST", f"{path}/close")
+    await sender.send(store.batch_count([("g", 0, b"\x01")]))
+    first = (await api.ask("GET", f"{path}/nodes?limit=2", token=READ)).json()
+    rest = (await api.ask("GET", f"{path}/nodes?limit=2&cursor={first['cursor']}")).json()
+    assert [(node["name"], node["outcome"]) for node in first["nodes"]] == [("a", "done"), ("b", "open")]
+    (last,) = rest["nodes"]
+    assert (last["id"], last["ordinal"], last["after"], last["outcome"]) == ("g.c", 2, [0, 1], "waiting")
+    assert (last["task"], last["queue"], rest["cursor"]) == ("t", queue, None)
+    assert (await api.ask("GET", path)).json()["nodes"] == 3
+    plain = await opened(api, batches)
+    assert (await api.ask("GET", f"{plain}/nodes")).json() == {"nodes": [], "cursor": None}
+    assert (await api.ask("GET", f"{batches}/never/nodes")).status_code == 404
 
 
 async def test_a_batch_is_cancelled(api: Caller, batches: str) -> None:

@@ -56,6 +56,11 @@ def test_batches_are_listed_shown_and_cancelled(cli: Cli, queue: str, batch: str
     assert (act["who"], act["act"], act["what"]) == ("ann", "cancel", {"batch": "b"})
 
 
+def test_job_is_shown_and_explained_with_the_id_and_the_home_of_its_batch(cli: Cli, queue: str, batch: str) -> None:
+    for command in ("show", "explain"):
+        assert f"batch\t{batch} of queue {queue}\n" in cli.run(command, "b.0", "--queue", queue).stdout
+
+
 def test_nodes_of_a_graph_are_shown_and_explained(cli: Cli, server: EmbeddedRedis, queue: str) -> None:
     sender, store, of = SyncSender(server.url), Store(queue), ("--queue", queue)
     sender.send(store.batch_open("g", "t", retention=60.0))
@@ -71,6 +76,7 @@ def test_nodes_of_a_graph_are_shown_and_explained(cli: Cli, server: EmbeddedRedi
     sender.send(store.batch_close("g"))
     sender.send(store.batch_count([("g", 0, b"\x01")]))
     assert "g.d: waits for 2 of 3 jobs before it: b, c\n" in cli.run(*explained).stdout
+    assert f"batch\tg of queue {queue}\n" in cli.run(*explained).stdout
     assert "g.b: it was released" in cli.run("explain", "g.b", *of).stdout
     shown = cli.run("batches", "show", "g", *of).stdout
     assert "done: node a\nopen: node b\n" in shown

@@ -206,7 +206,10 @@ async def test_batch_in_a_batch_is_linked_both_ways(server: EmbeddedRedis, queue
 
 @pytest.mark.parametrize(
     ("path", "names"),
-    [("/batches", {"say", "filter", "batches"}), ("/batch", {"say", "acts", "progress", "failures", "facts"})],
+    [
+        ("/batches", {"say", "filter", "batches"}),
+        ("/batch", {"say", "acts", "progress", "graph", "failures", "facts", "nodes"}),
+    ],
 )
 async def test_an_open_page_of_batches_gets_its_regions(
     server: EmbeddedRedis, queue: str, scene: Scene, path: str, names: set[str]

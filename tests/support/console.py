@@ -140,7 +140,7 @@ def consoles(url: str) -> Generator[Consoles]:
 
 
 def seed(raw: Any, queue: str) -> None:
-    """Make a queue with a job that waits, dead ones, one of them to be dropped, a recurrence and a batch."""
+    """Make a queue with a job that waits, dead ones, one of them to be dropped, a recurrence, a batch and a graph."""
     raw.sadd(keys.QUEUES, queue)
     for job, task in (("waits", "noop"), ("dead", "noop"), ("spare", "spare")):
         raw.hset(keys.job(queue, job), "payload", f'{{"task":"{task}"}}')
@@ -151,6 +151,9 @@ def seed(raw: Any, queue: str) -> None:
     raw.set(f"{keys.root(queue)}batch_ends:b", b"\x00\x02")
     raw.rpush(f"{keys.root(queue)}batch_parts:b", f"0 2 {queue}")
     raw.hset(f"{keys.root(queue)}batch_ids:b", mapping={"0": "waits", "1": "dead"})
+    raw.hset(f"{keys.root(queue)}batch:g", mapping={"state": "running", "created": "1.7e9", "total": 2, "nodes": 2})
+    raw.set(f"{keys.root(queue)}batch_ends:g", b"\x00\x07")
+    raw.hset(f"{keys.root(queue)}batch_nodes:g", mapping={"0": "{}", "<0": "", "1": "{}", "<1": "0"})
     raw.hset(f"{keys.root(queue)}recurrence:r", mapping={"rule": "@daily", "task": "noop"})
     raw.zadd(keys.recurrences(queue), {"r": LATER})
 
@@ -162,6 +165,7 @@ QUERIES: Final[dict[str, str]] = {
     "/bulk": "?verb=cancel&q=queue:{queue}+place:schedule",
     "/recurrence": "?queue={queue}&name=r",
     "/batch": "?queue={queue}&id=b&ask=cancel",
+    "/node": "?queue={queue}&batch=g&id=g.1",
     "/act": "?id={run}",
 }
 """The parameters that pages need, about a queue of `seed`. Tests of all pages fail for one that is missing here."""

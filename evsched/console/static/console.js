@@ -47,7 +47,9 @@ function replace(name, html) {
     if (opened.includes(nameOf(details))) details.open = true;
   }
   keepOrder(region, parsed);
+  const places = all(".scroll", region).map((box) => [box.scrollLeft, box.scrollTop]);
   region.replaceWith(parsed);
+  all(".scroll", parsed).forEach((box, at) => places[at] && box.scrollTo(...places[at]));
   if (focused) $(`[href="${CSS.escape(focused)}"]`, parsed)?.focus();
 }
 
@@ -101,6 +103,14 @@ if (stream) {
   addEventListener("pagehide", close);
   addEventListener("pageshow", open);
   open();
+}
+
+// A drawing that does not fit begins where something runs, or has failed.
+for (const canvas of all(".canvas")) {
+  const box = $("rect.bad", canvas) ?? $("rect.run", canvas);
+  if (!box) continue;
+  const { x, y, width, height } = box.getBBox();
+  canvas.scrollTo(x + (width - canvas.clientWidth) / 2, y + (height - canvas.clientHeight) / 2);
 }
 
 // Ages count on by themselves.

@@ -13,7 +13,10 @@ from msgspec import Struct
 from evsched.batches.member import OUTCOMES, Member, with_codes
 from evsched.client.sweep import describe
 from evsched.console.batch_lists import BatchLists, FirstFailures
+from evsched.console.graph_layout import BOX_HEIGHT, BOX_WIDTH
 from evsched.console.page import View, Visit
+from evsched.console.views.graph import STATES as STATES_OF_NODES
+from evsched.console.views.graph import find_node, read_graph
 from evsched.console.views.jobs import short_reason
 from evsched.console.words import count
 from evsched.errors import JobMissing
@@ -212,8 +215,12 @@ def _sentence(record: BatchRecord) -> str:
 
 
 async def _follow(visit: Visit) -> dict[str, Any]:
-    """Return what an open page shows: how far the batch is, and its first failures."""
-    record, client = await _look(visit), visit.client
+    """Return what an open page shows: how far the batch is, its graph, and its first failures."""
+    return await _read(visit, await _look(visit), opening=False)
+
+
+async def _read(visit: Visit, record: BatchRecord, *, opening: bool) -> dict[str, Any]:
+    client = visit.client
     expires = None
     if record.finished is None:
         expires = await client.send(client.store(record.queue).batch_expires(record.id))
@@ -234,6 +241,9 @@ async def _follow(visit: Visit) -> dict[str, Any]:
         "parent": (parent[0], parent[1]) if len(parent) == 3 else None,
         "callbacks": calls,
         "expires": expires,
+        "graph": await read_graph(visit, record, opening=opening),
+        "node_states": STATES_OF_NODES,
+        "box_size": (BOX_WIDTH, BOX_HEIGHT),
         "failures": [
             (one, job, "" if job is None else short_reason(job)) for one, job in await _failures(visit, record)
         ],
@@ -242,17 +252,23 @@ async def _follow(visit: Visit) -> dict[str, Any]:
 
 
 async def _batch(visit: Visit) -> dict[str, Any]:
-    found = await _follow(visit)
-    record: BatchRecord = found["record"]
+    try:
+        record = await _look(visit)
+    except JobMissing:
+        if (node := await find_node(visit)) is None:
+            raise
+        return {"redirect": node}
+    found = await _read(visit, record, opening=True)
     show = visit.get("show") if visit.get("show") in _MEMBER_STATES else ""
     start = int(visit.get("from")) if visit.get("from").isdecimal() and len(visit.get("from")) < 9 else 0
-    rows, later = await _members(visit, record, show, start)
+    is_listed = record.ordinals > record.nodes  # the nodes of a graph have a list of their own
+    rows, later = await _members(visit, record, show, max(start, record.nodes)) if is_listed else ([], None)
     counts = {"": record.total, "open": record.open}
     counts |= {name: getattr(record, name) for name in ("done", "dead", "cancelled", "expired")}
     return found | {
         "members": rows,
         "show": show,
-        "from_start": start == 0,
+        "from_start": start <= record.nodes,
         "later": later,
         "counts": counts,
         "member_words": {name: word for name, (_, word) in _MEMBER_STATES.items()},

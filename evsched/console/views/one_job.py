@@ -13,6 +13,7 @@ from evsched.client import operations
 from evsched.client.edit import shown_arguments
 from evsched.console import words
 from evsched.console.page import View, Visit
+from evsched.console.views.graph import find_node, nodes_beside
 from evsched.console.views.jobs import PLACE_WORDS
 from evsched.errors import JobMissing
 from evsched.jobs.record import JobStatus
@@ -48,6 +49,16 @@ def _facts(status: JobStatus, facts: Mapping[str, str]) -> list[tuple[str, str, 
 
 
 async def _job(visit: Visit) -> dict[str, Any]:
+    """Return the page of a job; if it is that of a node of a graph that has no job yet, the page of the node."""
+    try:
+        return await _follow(visit)
+    except JobMissing:
+        if (node := await find_node(visit)) is None:
+            raise
+        return {"redirect": node}
+
+
+async def _follow(visit: Visit) -> dict[str, Any]:
     queue, job, client = check_queue(visit.get("queue")), visit.query.get("id", ""), visit.client
     status = await client.status(queue, job)
     if status is None:
@@ -70,6 +81,7 @@ async def _job(visit: Visit) -> dict[str, Any]:
         "job": replace(status, id=redacted_member(status.id, declared)),
         "key": job,
         "queue": queue,
+        "beside": await nodes_beside(visit, status),
         "state": PLACE_WORDS[status.place],
         "sentence": words.rounded(explained.sentence.replace(_RESUME, "")),
         "paused": _RESUME in explained.sentence,
@@ -138,6 +150,6 @@ def _form(status: JobStatus, draft: dict[str, str]) -> dict[str, Any] | None:
 
 
 VIEWS = (
-    View("/job", "job", _job, part="jobs", every=1.0),
+    View("/job", "job", _job, part="jobs", every=1.0, follow=_follow),
     View("/edit", "edit", _edit, part="jobs", needs="operator"),
 )
