@@ -28,8 +28,8 @@ app = App(
 def console(*, config: Config) -> None:
     """Serve the console: web pages that show what waits, runs, has ended, and why, and where operators act.
 
-    Without tokens it listens on loopback only, and everyone who reaches it is an admin. TLS is the business of the
-    proxy in front of it.
+    As long as there is no token, everyone on this machine is an admin, and nobody else is answered. On an address that
+    is not of the loopback, everyone must sign in. Use a proxy for TLS.
 
     Example: evsched console --port 8421
     """

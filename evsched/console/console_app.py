@@ -309,8 +309,13 @@ class Console:
 
 
 async def _tokens(visit: Visit) -> dict[str, Any]:
+    """Return who has a token; or if a proxy signs users in, the roles of those whom it names."""
     found = await visit.client.send(read_tokens())
-    return {"tokens": sorted(found.items()), "roles": ROLES}
+    config = visit.console.config
+    named = (
+        [text.rpartition("=")[::2] for text in config.console_users or ("*=viewer",)] if config.console_proxies else []
+    )
+    return {"tokens": sorted(found.items()), "roles": ROLES, "named": named, "header": config.console_header}
 
 
 PAGES: Final = (*VIEWS, View("/tokens", "tokens", _tokens, part="tokens", needs="admin"))

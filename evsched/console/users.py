@@ -8,6 +8,7 @@ So a cookie proves nothing by itself: a session that was ended is dead in every 
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Mapping
 from hashlib import sha256
@@ -41,6 +42,9 @@ LENGTH: Final = 12 * 3600
 
 _LOCAL: Final = "local"
 """The name of the user of a console without tokens, who is on its own machine."""
+
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+"""The name of a header (RFC 9110)."""
 
 _OF_PROXIES: Final = ("x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "via")
 """Headers with which proxies mark requests: the users of a proxy on this machine may be anywhere."""
@@ -150,6 +154,10 @@ class Users:
         self._open = open_without_tokens
         self._proxies = {_address(text) for text in config.console_proxies}
         self._header = config.console_header
+        if not _HEADER.fullmatch(self._header):
+            raise ConfigError(
+                f"{variable('console_header')} is {self._header!r:.60}: write the name of a header, such as Remote-User"
+            )
         self._roles = dict[str, Role]()
         for text in config.console_users:
             name, equals, role = text.rpartition("=")
@@ -217,7 +225,13 @@ class Users:
                 HTTPStatus.FORBIDDEN, f"requests come from the proxy that signs users in, and not from {host}"
             )
         names = request.headers.getlist(self._header)
-        if len(names) != 1 or not names[0].strip():
+        if len(names) > 1:
+            raise Refused(
+                HTTPStatus.FORBIDDEN,
+                f"the request has the header {self._header} {len(names)} times, so it names {len(names)} users: have "
+                "the proxy replace the header that a browser sends",
+            )
+        if not names or not names[0].strip():
             raise Refused(HTTPStatus.FORBIDDEN, f"the proxy names no user in the header {self._header}")
         name = _utf8(names[0].strip())
         if len(name) > NAME_MOST or not name.isprintable():

@@ -247,6 +247,9 @@ _TYPES: Final = KEY_TYPES | {
 `job:`. The queue as a whole depends only on those of KEY_TYPES."""
 
 _SHARED: Final = {
+    keys.audit(""): "stream",
+    keys.CONSOLE_SECRET: "string",
+    keys.CONSOLE_TOKENS: "hash",
     keys.EPOCH: "string",
     keys.LAYOUT_KEY: "string",
     keys.LEASE: "string",

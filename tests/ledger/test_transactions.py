@@ -229,9 +229,9 @@ def test_the_table_refuses_rows_that_could_not_run(ledger_url: str, column: str,
 
 async def test_a_nul_is_refused_before_the_database_is_asked(send: Any, rows: Any, ledger_url: str) -> None:
     with psycopg.connect(ledger_url) as connection:
-        for task, to in ((send, "a\x00"), (send, "\\\x00"), (send.using(group="\x00"), "a")):
+        for to in ("a\x00", "\\\x00"):
             with pytest.raises(BadArguments, match="NUL"):
-                task.enqueue_in_sync(connection, to)
+                send.enqueue_in_sync(connection, to)
         send.enqueue_in_sync(connection, "\\u0000")
     assert [row[2] for row in rows()] == [r'{"task":"send","args":["\\u0000"]}']
 

@@ -457,6 +457,24 @@ async def test_request_that_the_proxy_did_not_send_is_refused(users: Consoles, a
         assert (await one.http.post("/act/pause", headers=headers, data={"queue": "q"})).status_code == 403
 
 
+async def test_request_with_two_names_says_so(users: Consoles) -> None:
+    async with users.app(**PROXIED) as app, users.browser(app, address="10.0.0.7") as one:
+        headers = [(b"Remote-User", b"ana"), (b"Remote-User", b"eve")]
+        assert "names 2 users: have the proxy replace the header" in (await one.http.get("/", headers=headers)).text
+
+
+async def test_no_token_is_offered_or_made_where_a_proxy_names_users(users: Consoles) -> None:
+    async with users.app(**PROXIED) as app, users.browser(app, address="10.0.0.7", named=("Remote-User", "ana")) as one:
+        page = (await one.get("/tokens")).text
+        assert "Tokens are not used." in page
+        assert "/act/make-token" not in page
+        assert all(
+            text in page for text in ("<th>j\u00f6rg</th><td>operator</td>", "<th>all others</th><td>viewer</td>")
+        )
+        proof = await one.proof("/jobs?q=nobody")
+        assert (await one.send("/act/make-token", proof=proof, name="x", role="viewer")).status_code == 400
+
+
 async def test_user_without_a_role_is_refused(users: Consoles) -> None:
     settings: dict[str, Any] = PROXIED | {"console_users": ("ana=admin",), "console_header": "X-User"}
     async with users.app(**settings) as app:
@@ -469,6 +487,7 @@ async def test_user_without_a_role_is_refused(users: Consoles) -> None:
     "settings",
     [
         {"console_users": ("ana=admin",)},
+        {"console_header": "Bad Header:"},
         {"console_proxies": ("proxy.example",)},
         {"console_proxies": ("10.0.0.7",), "console_users": ("ana",)},
         {"console_proxies": ("10.0.0.7",), "console_users": ("ana=god",)},

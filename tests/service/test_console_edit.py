@@ -169,6 +169,33 @@ async def test_job_that_has_begun_is_not_edited_and_the_draft_is_shown(browser: 
     assert '{"to": "typed"}' in said
 
 
+@pytest.mark.extra
+@pytest.mark.parametrize(
+    ("payload", "sentence"),
+    [
+        (
+            b'{"task":"t","args":["%s"]}' % (b"x" * 200_000),
+            "Its arguments are too long to be edited here: use evsched edit.",
+        ),
+        (b'{"task":"t","args":1}', "No worker can read its payload: cancel it, and enqueue another job."),
+    ],
+)
+async def test_page_says_why_a_job_is_not_edited_there(
+    browser: Browser, queue: str, payload: bytes, sentence: str
+) -> None:
+    await browser.console.client.enqueue(queue, [New("b", payload, due=FAR)])
+    assert sentence in await browser.words("/edit", queue=queue, id="b")
+
+
+@pytest.mark.extra
+async def test_blank_group_is_refused_and_an_empty_one_takes_the_job_out(
+    browser: Browser, queue: str, raw: Any
+) -> None:
+    assert "group is ' '" in await edit(browser, queue, group=" ")
+    assert record_of(raw, queue)[b"group"] == b"g"
+    assert "Job a has changed: its group." in await edit(browser, queue, group="")
+
+
 async def test_draft_is_shown_to_its_user_alone(server: EmbeddedRedis, queue: str) -> None:
     settings: dict[str, Any] = {"console_proxies": ("127.0.0.1",), "console_users": ("*=operator",)}
     async with browsing(server.url, **settings) as browser:

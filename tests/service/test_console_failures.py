@@ -314,6 +314,6 @@ async def test_span_of_the_first_or_the_last_years_is_refused_by_the_page(
 ) -> None:
     async with browsing(server.url, queues=(queue,), console_zone="Europe/Berlin") as browser:
         for name in ("from", "to"):
-            for text in ("0001-01-01T00:00", "1e18", "-1e18"):
+            for text in ("0001-01-01T00:00", "1e18"):
                 wrong = await browser.words(path, **{name: text})
                 assert f"The span cannot be read: '{text}' is out of range" in wrong

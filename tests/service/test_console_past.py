@@ -234,6 +234,15 @@ async def test_span_of_the_history_may_end_now_and_not_before_it_begins(
 
 
 @pytest.mark.extra
+async def test_table_of_the_week_says_that_redis_alone_counts_it(browser: Browser, queue: str, ended: Ended) -> None:
+    await ended("good")
+    said = await browser.words("/history", queue=queue, ledger="1")
+    assert "By queue and task, counted by Redis" in said
+    assert "evsched history counts counts the ledger, too" in said
+    assert "counted by Redis" not in await browser.words("/history", queue=queue)
+
+
+@pytest.mark.extra
 async def test_error_does_not_change_the_case_of_a_name(browser: Browser, queue: str) -> None:
     answer = await browser.client.get("/recurrence", params={"queue": queue, "name": "camelCase"})
     assert "camelCase is not a recurrence" in words(answer.text)

@@ -47,15 +47,28 @@ async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: 
     assert not [one for one in await Audit(sender, [queue], pause=0).run() if one.check.endswith("-type")]
 
 
-@pytest.mark.parametrize("key", [keys.LEASE, keys.QUEUES, keys.SHARDS, keys.LAYOUT_KEY, keys.EPOCH, keys.LEDGER])
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.LEASE,
+        keys.audit(""),
+        *(
+            pytest.param(key, marks=pytest.mark.extra)
+            for key in (
+                *(keys.QUEUES, keys.SHARDS, keys.LAYOUT_KEY, keys.EPOCH, keys.LEDGER),
+                *(keys.CONSOLE_TOKENS, keys.CONSOLE_SECRET),
+            )
+        ),
+    ],
+)
 async def test_shared_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: str, raw: Any, key: str) -> None:
     before = raw.dump(key)
     raw.delete(key)
-    raw.hset(key, "f", "v")
+    raw.rpush(key, "v")
     try:
         (finding,) = await Audit(sender, [queue], pause=0).run()
         assert (finding.check, finding.level, finding.where) == ("key-type", "fault", key)
-        assert "is a hash, not a" in finding.what
+        assert "is a list, not a" in finding.what
         assert finding.mend == f"RENAME or DEL {key}"
     finally:
         raw.delete(key)

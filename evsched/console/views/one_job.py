@@ -90,7 +90,7 @@ async def _follow(visit: Visit) -> dict[str, Any]:
         "waits": status.place in ("schedule", "backlog", "ready"),
         "inline": is_member(job),
         "form": form,
-        "long": edited and form is None,
+        "long": edited and form is None and shown_arguments(status) is not None,
     }
 
 
@@ -110,6 +110,7 @@ async def _edit(visit: Visit) -> dict[str, Any]:
         raise JobMissing(
             f"There is no job {redacted_member(job):.200} in queue {queue}: it has ended, or was cancelled."
         )
+    form = None if status is None else _form(status, draft)
     return {
         "queue": queue,
         "key": job,
@@ -119,7 +120,8 @@ async def _edit(visit: Visit) -> dict[str, Any]:
         "inline": is_member(job),
         "problem": run.title if run is not None and draft and not is_member(job) else "",
         "draft": draft,
-        "form": None if status is None else _form(status, draft),
+        "form": form,
+        "long": status is not None and form is None and shown_arguments(status) is not None,
     }
 
 
