@@ -119,7 +119,7 @@ class KnownGraph:
         """Look at some of these nodes: whether their jobs run, or how far their batches are."""
         nodes = [self.nodes[at] for at in ordinals]
         due = [node for node in nodes if node.outcome == "open" or (node.each and node.ordinal not in self.open)]
-        due = [node for node in due if node.outcome not in ("waiting", "stopped")]
+        due = [node for node in due if node.outcome not in ("waiting", "stopped") and node.queue]
         places = {at: place for place, at in enumerate(self.open)}
         due = sorted(due, key=lambda node: places.get(node.ordinal, -1))[:most]
         if not due:
