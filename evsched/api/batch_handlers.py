@@ -115,13 +115,13 @@ async def list_jobs(request: ApiRequest, query: requests.MembersQuery) -> replie
     return replies.Members(rows, found[limit].ordinal if len(found) > limit else None)
 
 
-async def list_nodes(request: ApiRequest, query: requests.NodesQuery) -> replies.Nodes:
+async def list_nodes(request: ApiRequest, query: requests.NodesQuery) -> replies.GraphNodes:
     """List the nodes of a graph, the ordinals of those before each, and how each has ended; none if it is no graph."""
     batch, first = _batch(request), query.cursor
     nodes = (await batch.status()).nodes
     end = min(nodes, first + request.limit(query.limit))
     found = await request.client.run(read_nodes(request.store, batch.id, first, end))
-    return replies.Nodes(found, end if end < nodes else None)
+    return replies.GraphNodes(found, end if end < nodes else None)
 
 
 async def add(request: ApiRequest, body: requests.BatchJobs) -> Reply[replies.ScheduledJobs]:

@@ -325,7 +325,7 @@ class Members(Struct, frozen=True):
     cursor: int | None
 
 
-class Nodes(Struct, frozen=True):
+class GraphNodes(Struct, frozen=True):
     """The nodes of a graph, each behind those before it. `cursor`: for the next page; null = no more."""
 
     nodes: list[GraphNode]

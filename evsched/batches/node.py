@@ -158,7 +158,7 @@ class Neighbors(Struct, frozen=True):
 
 
 def read_neighbors(store: Store, batch: str, ordinal: int, most: int) -> Operation[Neighbors | None]:
-    """Read the nodes before a node and after it, at most so many of each. None if the member is not a node.
+    """Read the nodes before a node and after it, at most `most` of each. None if the member is not a node.
 
     It takes two or three calls.
     """

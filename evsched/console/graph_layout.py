@@ -42,7 +42,7 @@ class Box(Struct, frozen=True):
     y: int
 
 
-class Line(Struct, frozen=True):
+class NodeLine(Struct, frozen=True):
     """The lines that lead from a node to those after it, as a path of SVG."""
 
     node: int
@@ -55,7 +55,7 @@ class Drawing(Struct, frozen=True):
     width: int
     height: int
     boxes: list[Box]
-    lines: list[Line]
+    lines: list[NodeLine]
 
 
 def layers_of(befores: Sequence[Sequence[int]]) -> list[int]:
@@ -161,7 +161,7 @@ class _Plan:
             max((place + BOX_WIDTH for place in x), default=0) + 1,
             bottom + 1,
             [Box(node, x[node], middles[node] - BOX_HEIGHT // 2) for node in range(self._nodes)],
-            [Line(node, path) for node, path in paths.items()],
+            [NodeLine(node, path) for node, path in paths.items()],
         )
 
 

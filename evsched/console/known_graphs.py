@@ -1,7 +1,7 @@
 """The graphs whose pages are open, as all viewers share them: the plan is read once, then only how the nodes ended.
 
 The plan of a large graph is read a part at a time, as long as a page may take. How all nodes have ended is one call.
-Of those whose jobs wait or run, some are looked at in each reading, those first that were not looked at for longest.
+Each reading looks at some of the nodes whose jobs wait or run, beginning with the ones that it looked at longest ago.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class KnownGraph:
         self.nodes = list[GraphNode]()
         """Those whose plan has been read, by their ordinals."""
         self.open = OrderedDict[int, OpenNode]()
-        """What is known of open nodes, and of the batches of all nodes; those first that were not read for longest."""
+        """The open nodes, and the batches of nodes, as they were read last; first the one that was read longest ago."""
         self.reasons = dict[int, str | None]()
         """Why nodes that are dead have no job; None = they have one."""
         self._derived = dict[Any, Any]()
-        """What follows from how the nodes have ended. It is forgotten when that changes."""
+        """Values that follow from how the nodes have ended. They are forgotten when that changes."""
         self._codes = b""
         self._settled: tuple[Any, ...] | None = None
         self._layers: list[int] | None = None
@@ -119,7 +119,7 @@ class KnownGraph:
         """Look at some of these nodes: whether their jobs run, or how far their batches are."""
         nodes = [self.nodes[at] for at in ordinals]
         due = [node for node in nodes if node.outcome == "open" or (node.each and node.ordinal not in self.open)]
-        due = [node for node in due if node.outcome not in ("waiting", "stopped")]
+        due = [node for node in due if node.outcome not in ("waiting", "stopped") and node.queue]
         places = {at: place for place, at in enumerate(self.open)}
         due = sorted(due, key=lambda node: places.get(node.ordinal, -1))[:most]
         if not due:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched.batches.node import GraphNode, failed_before, why_no_job
-from evsched.console.graph_layout import Box, Drawing, Line
+from evsched.console.graph_layout import Box, Drawing, NodeLine
 from evsched.console.known_graphs import KnownGraph, KnownGraphs, OpenNode
 from evsched.console.page import View, Visit
 from evsched.console.words import count
@@ -61,9 +61,9 @@ class ShownNode(Struct, frozen=True):
     state: tuple[str, str]
     href: str
     more: str = ""
-    """What it waits for, or why it does not run."""
+    """The nodes that it waits for, or why it does not run."""
     jobs: int | None = None
-    """Of an `each`: how many jobs it has, once that is known."""
+    """How many jobs an `each` has, once that is known."""
     ended: float = 0.0
     """The share of these that have ended."""
     before: Sequence[str] = ()
@@ -108,7 +108,7 @@ class ShownGraph(Struct, frozen=True):
     layers: int
     drawing: Drawing | None
     boxes: list[tuple[Box, ShownNode]]
-    lines: list[tuple[Line, bool]]
+    lines: list[tuple[NodeLine, bool]]
     """Each with whether the node from which it comes is done."""
     table: list[LayerRow]
     named: list[NamedNodes]
@@ -118,7 +118,7 @@ class ShownGraph(Struct, frozen=True):
     state: str
     layer: str
     first: int
-    """The place of the first row, among those that the state and the layer choose."""
+    """The place of the first row among the nodes of this state and layer."""
     found: int
     """How many these are."""
 
@@ -293,17 +293,17 @@ async def nodes_beside(visit: Visit, status: JobStatus) -> dict[str, tuple[list[
     return {name: one for name, one in beside.items() if one[1]}
 
 
-class _Found(Struct, frozen=True):
+class _FoundNode(Struct, frozen=True):
     """The node of a page."""
 
     record: BatchRecord
     graph: KnownGraph
     node: GraphNode
     href: str
-    """Of its job, or of the batch of its jobs; empty = there is none."""
+    """The address of its job, or of the batch of its jobs; empty = it has neither."""
 
 
-async def _find(visit: Visit) -> _Found:
+async def _find(visit: Visit) -> _FoundNode:
     queue, batch, name = check_queue(visit.get("queue")), visit.get("batch"), visit.get("id")
     client = visit.client
     record = await client.send(client.store(queue).batch(batch)) if NAME.fullmatch(batch) else None
@@ -325,7 +325,7 @@ async def _find(visit: Visit) -> _Found:
     elif node.outcome in _STARTED and node.queue and await client.status(node.queue, node.id) is not None:
         href = visit.url("/job", queue=node.queue, id=node.id)
     await graph.find_reasons(client, [node.ordinal])
-    return _Found(record, graph, node, href)
+    return _FoundNode(record, graph, node, href)
 
 
 async def _node(visit: Visit) -> dict[str, Any]:
@@ -338,7 +338,7 @@ async def _follow_node(visit: Visit) -> dict[str, Any]:
     return await _show_page(visit, await _find(visit))
 
 
-async def _show_page(visit: Visit, found: _Found) -> dict[str, Any]:
+async def _show_page(visit: Visit, found: _FoundNode) -> dict[str, Any]:
     graph, record, node = found.graph, found.record, found.node
     after = graph.derive(("after", node.ordinal), lambda: _after(graph, node.ordinal))
     left = set(graph.left_of(node))
