@@ -147,7 +147,9 @@ def _check(
     assert calls, "no callback has run"
     killed = killer.killed
     print(f"{members} members, {len(killed)} kills in {killed[-1] - killed[0]:.0f} s, {found.batch}")
-    print(f"{len(lines)} runs came to their end; the last job ended {found.last - killed[-1]:.1f} s after the last kill")
+    print(
+        f"{len(lines)} runs came to their end; the last job ended {found.last - killed[-1]:.1f} s after the last kill"
+    )
     print(f"the callback ran {calls[0][1] - found.last:.3f} s after the last end")
     batch = found.batch
     assert (batch.state, batch.total, batch.done, batch.round) == ("done", members, members, 1)
