@@ -6,7 +6,8 @@
 --        filter    see _match.lua: of the rows, only the jobs that wait and match; '' = none
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- ROWS   id        of the job, or with a filter an inline job; one row, unless there is a filter or a `row`
---        row       for a job of the ledger that its row cancels: the number of the row, '' = any job
+--        row       for a job of the ledger that its row cancels: the number of the row. For a member of a batch, which
+--                  must be this one: `<home>/<batch>/<ordinal>`. '' = any job
 -- REPLY  for each row the place where it was; 'processing' = its worker is asked to stop it, by a message and by its
 --        next heartbeat; '' = it does not wait, or does not match. Without a filter, also '1' = besides the run, a next
 --        run that waited was cancelled; '' = there was none
@@ -17,7 +18,7 @@
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
 --        row_of, report_gone, field_of, wants_reply, REPLY_READ, moving_due, IS_MOVING, report_end, is_earlier,
 --        place_of, seconds, note_act, add_end, group_of, is_id, note_history, write_history, label_of, abort,
---        note_next
+--        note_next, member_reports
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
@@ -27,6 +28,9 @@
 -- With `row`, a job is cancelled if it is that of this row, or of an earlier use of it. If Redis has none, because no
 -- relay has scheduled it or Redis has lost it, the end is reported all the same, and a short record is left for clients
 -- that wait. The end of a job that has ended is on its way. A job of the id that is not the ledger's is left alone.
+--
+-- A member of a batch that waited leaves a short record, so that a call that comes late does not enqueue it again. With
+-- `row`, a member that is not there ends, too.
 
 local now, filter, act = unpack(ARGV, 1, 3)
 now, filter = clock(now), read_filter(filter)
@@ -34,10 +38,21 @@ now, filter = clock(now), read_filter(filter)
 expect('ZCARD', dead, leases)
 expect_gate()
 
--- Seconds for which the record stays of a job that was cancelled before it came to Redis.
-local LEFT = '10'
 -- The reason that the ledger gets.
 local CANCELLED = 'cancelled while it waited'
+
+-- The short records of jobs that were cancelled. One table, since a script has at most 200 local names.
+--
+-- row     seconds for which the record stays of a job of the ledger that was cancelled before it came to Redis
+-- member  that of a member of a batch: longer than its ordinal is reserved
+local left = { row = '10', member = 60 }
+
+-- Leave a short record of a member of a batch.
+function left.mark(id, member)
+  local fields = { 'batch', member, 'outcome', 'cancelled', 'reason', CANCELLED, 'finished', seconds(now) }
+  redis.call('HSET', record(id), unpack(fields))
+  redis.call('EXPIRE', record(id), left.member)
+end
 
 -- Delete the record of a job that waited, and notify its clients.
 local function forget(id, run)
@@ -50,6 +65,9 @@ local function forget(id, run)
   end
   local row = row_of(field_of(id, 'next_ledger')) or row_of(run[5])
   redis.call('DEL', key)
+  if run[6] and run[6]:find('^[%w._:@-]+/[%w._:@-]+/%d+') then
+    left.mark(id, run[6])
+  end
   acquit(id)
   if row then
     report_gone(id, row, 'cancelled', CANCELLED, now)
@@ -75,7 +93,7 @@ end
 -- Returns the place where the job was, or nil; and whether it runs and a next run waited too.
 local function cancel(id)
   local key = record(id)
-  local run = fields_of(key, 'worker', 'finished', 'reply', 'recurrence', 'ledger')
+  local run = fields_of(key, 'worker', 'finished', 'reply', 'recurrence', 'ledger', 'batch')
   local size = redis.call('HSTRLEN', key, 'payload')
   -- From all places: an id that waits may have been scheduled again.
   local place = remove_waiting(id)
@@ -119,7 +137,7 @@ local function cancel_row(id, row)
   local key, reason = record(id), 'cancelled in a transaction'
   if redis.call('EXISTS', key) == 0 then
     redis.call('HSET', key, 'ledger', row, 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
-    report_end(id, row, 'cancelled', reason, LEFT)
+    report_end(id, row, 'cancelled', reason, left.row)
     return ''
   end
   local has_next = redis.pcall('HEXISTS', key, 'next_payload') == 1
@@ -142,6 +160,18 @@ local function cancel_row(id, row)
   return ours and place or ''
 end
 
+-- Cancel a member of a batch. If it is not there, it ends all the same, and is not enqueued any more.
+function left.cancel_member(id, member)
+  if not member:find('^[%w._:@-]+/[%w._:@-]+/%d+$') then
+    return ''
+  elseif redis.call('EXISTS', record(id)) == 0 then
+    left.mark(id, member)
+    member_reports.note(member, 'c')
+    return ''
+  end
+  return (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member and cancel(id) or ''
+end
+
 local function cancel_inline(member)
   redis.call('ZREM', schedule, member)
   local job = decode(member, REPLY_READ)
@@ -161,7 +191,9 @@ local places, next_waited = {}, ''
 local changed = {}
 for id, row in rows(4, 2) do
   local place = ''
-  if row ~= '' then
+  if row:find('/', 1, true) then
+    place = left.cancel_member(id, row)
+  elseif row ~= '' then
     place = cancel_row(id, row)
   elseif not filter and is_inline(id) and type(redis.pcall('ZSCORE', schedule, id)) == 'string' then
     place = cancel_inline(id)

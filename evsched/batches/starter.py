@@ -91,17 +91,21 @@ class Starter:
             self._client.store(shard).enqueue(some, keep=True, batch=f"{store.queue}/{batch}/{first}/{until}")
             for shard, first, some in _runs(jobs, self._client.shards.home)
         ]
-        await asyncio.gather(*map(self._client.send, calls))
+        await self._send_all(calls)
 
     async def _cancel(self, store: Store, batch: str, nodes: Mapping[int, StoredNode | None]) -> None:
+        """Cancel the jobs of nodes, also one that is not there: a call that is on its way must not bring it."""
         for at, node in nodes.items():
+            job = "" if node is None else node.job_id(batch, at)
             try:
                 if node is not None and node.over is not None:
-                    await self._client.send(store.batch_close(node.job_id(batch, at), how="cancelled"))
+                    await self._client.send(store.batch_close(job, how="cancelled"))
                 elif node is not None:
-                    await self._client.cancel(node.queue, node.job_id(batch, at))
+                    await self._client.cancel(node.queue, job)
             except JobMissing:
-                pass  # it was not enqueued, and the keeper that cancels the batch finds that out
+                if node is not None and node.over is None:
+                    home = self._client.store(self._client.shards.home(node.queue, job))
+                    await self._client.send(home.cancel_member(job, f"{store.queue}/{batch}/{at}"))
 
     async def _results(
         self, store: Store, batch: str, takes: Iterable[Take], codes: Sequence[int]
@@ -143,6 +147,9 @@ class Starter:
         await write_nodes(self._client, store, child, [PlanRow(encode(each), "", node.queue) for each in made])
         await self._client.send(store.batch_close(child))
 
+    async def _send_all(self, calls: Iterable[Call[Any]]) -> None:
+        await asyncio.gather(*map(self._client.send, calls))
+
     async def shed(
         self, store: Store, now: float, batch: str, first: str, *, forget: bool = False
     ) -> tuple[str, float] | None:
@@ -159,7 +166,7 @@ class Starter:
         jobs = [(node, node.job_id(batch, at)) for at, node in zip(ordinals, nodes, strict=True) if node is not None]
         homes = self._client.shards.home
         calls = [Store(homes(node.queue, job)).shorten_record(job, node.retention) for node, job in jobs]
-        await asyncio.gather(*map(self._client.send, calls))
+        await self._send_all(calls)
         return (f"shed {batch} {ordinals.stop}", now) if nodes[-1] is not None else None
 
     async def forget(self, store: Store, now: float, batch: str) -> None:

@@ -225,6 +225,13 @@ class ClientCalls(Queue):
         rows = [word for job_id in ids for word in (job_id, "")]
         return self._verb("cancel", lambda reply: [place != b"" for place in reply], self._now(), "{}", "", *rows)
 
+    def cancel_member(self, job_id: str, member: str) -> Call[Any]:
+        """Cancel a member of a batch. If there is no such job, it has ended, and cannot be enqueued for a minute.
+
+        `member`: `<home>/<batch>/<ordinal>`.
+        """
+        return self._verb("cancel", lambda _: None, self._now(), "", "", job_id, member)
+
     def reschedule(
         self, job_id: str, due: float | None, *, delay: float | None = 0.0, edit: Edit | None = None
     ) -> Call[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from evsched import App, EndedBatch, EndedJob, GiveUp, Retry, current_job
@@ -130,6 +131,43 @@ async def member(seconds: float, fails: bool) -> None:
     if fails and current_job().attempt == 1:
         raise ValueError("the first run fails")
     note("end")
+
+
+def value_of(number: int, before: Sequence[int | list[int]]) -> int:
+    """Return the result of a node, which depends on the results of all before it."""
+    flat = [value for one in before for value in (one if isinstance(one, list) else [one])]
+    return (31 * sum(flat) + number + 1) % 1_000_003
+
+
+_OFTEN = Retry(attempts=200, interval=0.2, factor=1, jitter=0)
+
+
+@app.task(retry=_OFTEN, retention=3600)
+async def link(number: int, seconds: float, fails: bool, before: int = 0) -> int:
+    """Run in a chain, behind the link whose result is `before`; if it `fails`, the first run does."""
+    await member(seconds, fails)
+    return value_of(number, [before])
+
+
+@app.task(retry=_OFTEN, retention=3600)
+async def node(number: int, seconds: float, fails: bool, **before: int | list[int]) -> int:
+    """Run in a graph, behind the nodes whose results are `before`."""
+    await member(seconds, fails)
+    return value_of(number, list(before.values()))
+
+
+@app.task(retry=_OFTEN, retention=3600)
+async def fan(items: list[int]) -> list[int]:
+    """Return what another node has a job for each of."""
+    note("end")
+    return items
+
+
+@app.task(retry=_OFTEN, retention=3600)
+async def item(seconds: float, number: int) -> int:
+    """Run for one item, and fail once for some."""
+    await member(seconds, number % 5 == 0)
+    return value_of(number, [])
 
 
 @app.task(retry=Retry(attempts=200, interval=0.1, jitter=0))

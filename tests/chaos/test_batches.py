@@ -1,120 +1,183 @@
-"""A batch in three queues of a cluster, whose workers, dispatchers and primaries are killed again and again: it ends
-once, with exact counts, soon after its last job.
+"""A batch, a chain and a graph in three queues of a cluster, whose workers, dispatchers and primaries are killed from
+the first job to the last: each ends once, with exact counts and the right results, soon after its last job.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
-import signal
-import subprocess
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from msgspec import Struct
 
 from evsched import App
 from evsched.store.batch_calls import BatchRecord
-from tests.chaos.app import batch_ended, member
+from tests.chaos.app import batch_ended, fan, item, link, member, node, value_of
 from tests.chaos.conftest import Fleet
+from tests.chaos.kills import Killer
 from tests.chaos.test_failover import wait_until_replicated
 from tests.support.cluster import Cluster, queue_on
 
-JOBS = int(os.environ.get("CHAOS_BATCH_JOBS", "3000"))
 KILLS = int(os.environ.get("CHAOS_BATCH_KILLS", "200"))
-EVERY = 10
-"""One kill in so many is that of a primary: a failover takes some seconds."""
-SECONDS = 1.2
-"""Of a job: so that jobs run until the last kill."""
-SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_TEST_HEARTBEAT": "0.5"}
-WORKER = ("worker", "tests.chaos.app:app", "--concurrency", "5")
+JOBS = int(os.environ.get("CHAOS_BATCH_JOBS", "3000"))
+LINKS = int(os.environ.get("CHAOS_CHAIN_LINKS", "1000"))
+LANES = int(os.environ.get("CHAOS_GRAPH_LANES", "6"))
+"""Rows of diamonds, each of ten: 86 nodes, and 16 jobs of the nodes that have one for each item."""
+ITEMS = 8
 SOON = 30.0
 """Seconds from the last end to the callback, at most, on a machine that runs a dozen processes on two cores."""
 AGAIN = 60.0
 """Seconds after which ends are carried again, to a server that has lost its last writes."""
 
+T = TypeVar("T")
+Wanted = Mapping[str, int | list[int]]
+"""The results of nodes, by name."""
 
-@pytest.mark.timeout(1500)
+
+class Outcome(Struct, frozen=True):
+    """What became of a batch, and when its last job ended."""
+
+    batch: BatchRecord
+    results: dict[str, int | list[int]]
+    last: float
+
+
+@pytest.mark.timeout(1800)
 def test_batch_ends_once_whatever_is_killed(tmp_path: Path) -> None:
+    async def produce(app: App, queues: list[str]) -> Wanted:
+        async with app.batch("b", queue=queues[0], on_done=batch_ended.using(queue=queues[1])) as batch:
+            for number, queue in enumerate(queues):
+                rows = [(1.2, n % 5 == 0) for n in range(number, JOBS, 3)]
+                await batch.add_many(member.using(queue=queue), rows)
+        return {}
+
+    _check(tmp_path, produce, JOBS, JOBS, slots=5)
+
+
+@pytest.mark.timeout(1800)
+def test_chain_ends_once_whatever_is_killed(tmp_path: Path) -> None:
+    async def produce(app: App, queues: list[str]) -> Wanted:
+        calls = [link.using(queue=queues[n % 3]).s(n, 0.1, n % 5 == 0) for n in range(LINKS)]
+        await app.chain(*calls, id="b", queue=queues[0], on_done=batch_ended.using(queue=queues[1])).enqueue()
+        wanted, before = dict[str, int | list[int]](), 0
+        for n in range(LINKS):
+            before = value_of(n, [before])
+            wanted["link" if n == 0 else f"link-{n + 1}"] = before
+        return wanted
+
+    _check(tmp_path, produce, LINKS, LINKS, slots=5)
+
+
+@pytest.mark.timeout(1800)
+def test_graph_ends_once_whatever_is_killed(tmp_path: Path) -> None:
+    async def produce(app: App, queues: list[str]) -> Wanted:
+        plan = Plan(app, queues)
+        plan.add("root", [])
+        tails = list[str]()
+        for lane in range(LANES):
+            tail = "root"
+            for number in range(10):
+                tail = (plan.add_fan if number % 5 == 2 else plan.add_diamond)(f"d{lane}_{number}", tail)
+            tails.append(tail)
+        plan.add("end", tails)
+        await plan.graph.enqueue()
+        return plan.wanted
+
+    nodes = LANES * 86 + 2
+    _check(tmp_path, produce, nodes, nodes + LANES * 2 * (ITEMS - 1), slots=2)
+
+
+class Plan:
+    """A graph, and the results that its nodes must have."""
+
+    def __init__(self, app: App, queues: Sequence[str]) -> None:
+        self.graph = app.graph("b", queue=queues[0], on_done=batch_ended.using(queue=queues[1]))
+        self.wanted: dict[str, int | list[int]] = {}
+        self._queues = queues
+
+    def add(self, name: str, after: Sequence[str]) -> None:
+        """Add a node, which adds up the results of those before it."""
+        number = len(self.wanted)
+        self.graph.add(name, node.using(queue=self._queues[number % 3]).s(number, 2.0, number % 5 == 0), after=after)
+        self.wanted[name] = value_of(number, [self.wanted[one] for one in after])
+
+    def add_diamond(self, name: str, after: str) -> str:
+        """Add one node, eight behind it, and one behind these; return the name of the last."""
+        self.add(f"{name}a", [after])
+        for branch in range(8):
+            self.add(f"{name}b{branch}", [f"{name}a"])
+        self.add(f"{name}z", [f"{name}b{branch}" for branch in range(8)])
+        return f"{name}z"
+
+    def add_fan(self, name: str, after: str) -> str:
+        """Add a node with a list as its result, one with a job for each item, and one behind it."""
+        queue, items = self._queues[len(self.wanted) % 3], [*range(len(self.wanted), len(self.wanted) + ITEMS)]
+        self.graph.add(f"{name}a", fan.using(queue=queue).s(items), after=after, take=())
+        self.wanted[f"{name}a"] = items
+        self.graph.each(f"{name}b", item.using(queue=queue).s(1.0), over=f"{name}a")
+        self.wanted[f"{name}b"] = [value_of(one, []) for one in items]
+        self.add(f"{name}z", [f"{name}b"])
+        return f"{name}z"
+
+
+def _check(
+    folder: Path, produce: Callable[[App, list[str]], Awaitable[Wanted]], members: int, jobs: int, *, slots: int
+) -> None:
+    """Produce a batch and kill until it has ended; `jobs`: how many there are with those of batches in it."""
     with Cluster(replicas=3) as cluster:
         queues = [queue_on(cluster, node, "batch") for node in cluster.nodes[:3]]
-        fleet = Fleet(cluster.url, tmp_path / "oracle")
-        settings = {**SHORT, "EVSCHED_QUEUES": ",".join(queues)}
+        fleet = Fleet(cluster.url, folder / "oracle")
+        killer = Killer(cluster, fleet, queues, slots)
         try:
-            asyncio.run(_produce(cluster.url, queues))
+            wanted = asyncio.run(_with_app(cluster.url, lambda app: produce(app, queues)))
             for queue in queues:
                 wait_until_replicated(cluster, queue, replicas=1)
-            began = time.time()
-            last_kill = _kill_again_and_again(cluster, fleet, queues, settings)
-            ended = _wait(cluster.url, queues[0], time.monotonic() + 600)
+            killer.kill_until_all_have_ended(jobs, KILLS)
+            asyncio.run(_with_app(cluster.url, lambda app: app.known_batch("b", queue=queues[0]).wait(SOON + AGAIN)))
             time.sleep(AGAIN + 10)  # ends and callbacks are carried again, and change nothing
-            end, calls = _ends(fleet)
+            found = asyncio.run(_with_app(cluster.url, lambda app: _outcome(app, queues, list(wanted) or members)))
+            lines = fleet.lines()
         finally:
             fleet.stop()
+    calls = [(what, at) for what, *_, at in lines if what != "end"]
     assert calls, "no callback has run"
-    print(f"{JOBS} jobs, {KILLS} kills in {last_kill - began:.0f} s, {ended}")
-    print(f"{len(fleet.lines())} ends of runs; the last job ended {end - last_kill:.1f} s after the last kill")
-    print(f"the callback ran {calls[0][1] - end:.2f} s after the last end")
-    assert (ended.state, ended.total, ended.done, ended.dead, ended.cancelled) == ("done", JOBS, JOBS, 0, 0)
-    assert [what for what, _ in calls] == [f"done:{JOBS}:{JOBS}"]
-    assert calls[0][1] - end < SOON + AGAIN
+    killed = killer.killed
+    print(f"{members} members, {len(killed)} kills in {killed[-1] - killed[0]:.0f} s, {found.batch}")
+    print(
+        f"{len(lines)} runs came to their end; the last job ended {found.last - killed[-1]:.1f} s after the last kill"
+    )
+    print(f"the callback ran {calls[0][1] - found.last:.3f} s after the last end")
+    batch = found.batch
+    assert (batch.state, batch.total, batch.done, batch.round) == ("done", members, members, 1)
+    assert [what for what, _ in calls] == [f"done:{members}:{members}"]
+    assert found.results == wanted
+    assert len(killed) == KILLS, "the jobs have ended before all kills were made"
+    assert calls[0][1] - found.last < SOON + AGAIN
 
 
-async def _produce(url: str, queues: list[str]) -> None:
-    app = App(url=url)
-    async with app.batch("b", queue=queues[0], on_done=batch_ended.using(queue=queues[1])) as batch:
-        for number, queue in enumerate(queues):
-            rows = [(SECONDS, n % 5 == 0) for n in range(number, JOBS, 3)]
-            await batch.add_many(member.using(queue=queue), rows)
-    await app.close()
-
-
-def _kill_again_and_again(cluster: Cluster, fleet: Fleet, queues: list[str], settings: dict[str, str]) -> float:
-    """Kill workers, dispatchers and primaries, and start them again; return when the last one was killed."""
-    rng, commands = random.Random(11), [("dispatcher",), ("dispatcher",), WORKER, WORKER, WORKER]
-    running: list[subprocess.Popen[bytes]] = [fleet.start(*words, **settings) for words in commands]
-    for number in range(KILLS):
-        if number % EVERY == EVERY - 1:
-            queue = rng.choice(queues)
-            old = cluster.primary(queue)
-            os.kill(old.pid, signal.SIGKILL)
-            cluster.wait_for_failover(old, queue)
-            old.kill()
-            old.start()
-            cluster.wait_for_replicas()
-        else:
-            time.sleep(rng.uniform(0.1, 1.2))
-            at = rng.randrange(len(commands))
-            running[at].kill()
-            running[at].wait()
-            running[at] = fleet.start(*commands[at], **settings)
-    return time.time()
-
-
-def _wait(url: str, home: str, until: float) -> BatchRecord:
-    while True:
-        found = asyncio.run(_status(url, home))
-        if found.finished is not None:
-            return found
-        assert time.monotonic() < until, f"the batch does not end: {found}"
-        time.sleep(0.5)
-
-
-async def _status(url: str, home: str) -> BatchRecord:
+async def _with_app(url: str, use: Callable[[App], Awaitable[T]]) -> T:
     app = App(url=url)
     try:
-        return await app.known_batch("b", queue=home).status()
+        return await use(app)
     finally:
         await app.close()
 
 
-def _ends(fleet: Fleet) -> tuple[float, list[tuple[str, float]]]:
-    """Return when the last job of the batch ended first, and the callbacks that have run."""
-    first, calls = dict[str, float](), list[tuple[str, float]]()
-    for what, job, _, _, at in fleet.lines():
-        if what == "end":
-            first.setdefault(job, at)
-        else:
-            calls.append((what, at))
-    return max(first.values()), calls
+async def _outcome(app: App, queues: Sequence[str], members: Sequence[str] | int) -> Outcome:
+    """Look at the batch and its nodes, by their names; or at its jobs, by their number."""
+    batch = app.known_batch("b", queue=queues[0])
+    if isinstance(members, int):
+        jobs = [(queues[n * 3 // members], f"b.{n}") for n in range(members)]
+        found = [status for queue, job in jobs if (status := await app.client.status(queue, job)) is not None]
+        return Outcome(await batch.status(), {}, max(status.finished or 0 for status in found))
+    last, results = 0.0, dict[str, int | list[int]]()
+    for one in await batch.nodes():
+        if one.each:
+            results[one.name] = await app.known_batch(one.id, queue=queues[0]).results()
+        elif (status := await app.client.status(one.queue, one.id)) is not None:
+            results[one.name], last = status.result, max(last, status.finished or 0)
+    return Outcome(await batch.status(), results, last)

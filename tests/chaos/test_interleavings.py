@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.interleavings.scenes import BATCHES, DISPATCHER, SCENES, SIGNALS, run
+from tests.interleavings.scenes import BATCHES, DISPATCHER, GRAPHS, SCENES, SIGNALS, run
 from tests.interleavings.search import JUMP
 from tests.interleavings.server import SavedRedis
 
@@ -19,7 +19,7 @@ MOST = int(os.environ.get("INTERLEAVINGS_MOST", "100000"))
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [*SCENES, *SIGNALS, *BATCHES])
+@pytest.mark.parametrize("name", [*SCENES, *SIGNALS, *BATCHES, *GRAPHS])
 def test_no_interleaving_breaks_a_rule(name: str) -> None:
     with SavedRedis() as redis:
         found = run(name, redis, faults=1, epochs=1, most=MOST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.interleavings.scenes import BATCHES, SCENES, SIGNALS, run
+from tests.interleavings.scenes import BATCHES, GRAPHS, SCENES, SIGNALS, run
 from tests.interleavings.search import FAULTS, JUMP
 from tests.interleavings.server import SavedRedis
 
@@ -14,7 +14,10 @@ def main() -> None:
     """Search the scenes that are named, and print what was found."""
     parser = argparse.ArgumentParser(description="Search scenes for paths on which a rule breaks.")
     parser.add_argument(
-        "scene", nargs="*", default=[*SCENES, *SIGNALS, *BATCHES], help="; ".join([*SCENES, *SIGNALS, *BATCHES])
+        "scene",
+        nargs="*",
+        default=[*SCENES, *SIGNALS, *BATCHES, *GRAPHS],
+        help="; ".join([*SCENES, *SIGNALS, *BATCHES, *GRAPHS]),
     )
     parser.add_argument("--faults", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=1)

@@ -9,7 +9,7 @@ class Mutation(NamedTuple):
     """A change of scripts, and the smallest scope in which the search finds it."""
 
     changes: tuple[tuple[str, str, str], ...]
-    """(verb, text, text instead); "*" = all verbs that have the text."""
+    """(verb, text, text instead); "*" = all verbs that have the text; "starter" = evsched/batches/starter.py."""
     scene: str
     faults: int
     epochs: int
@@ -155,6 +155,55 @@ MUTATIONS: Final = {
     ),
     "jobs enqueued after their reservation": Mutation(
         (("enqueue", "now > tonumber(till)", "false"),), *("batch that grows", 0, 1, "as missing, it is there")
+    ),
+    "a node that is released before those before it are done": Mutation(
+        (("*", "waits == 0 and 0 or 7", "waits <= 1 and 0 or 7"),), *("graph", 0, 0, "was enqueued when node")
+    ),
+    "a node that runs despite failures, but is stopped": Mutation(
+        (("*", "if despite == '!' then", "if false then"),), *("graph", 0, 0, "with despite=True")
+    ),
+    "a node that stays stopped when the one before it is revived": Mutation(
+        (("*", "- (was == '2' and 1 or 0)", ""),), *("graph", 0, 0, "with despite=False")
+    ),
+    "a stopped node that does not count": Mutation(
+        (("*", "batch.stopped = batch.stopped + (is == 6", "batch.stopped = batch.stopped + (is == 9"),),
+        *("graph", 0, 0, "does not end"),
+    ),
+    "released nodes that are forgotten with their keeper": Mutation(
+        (("*", "add_chore(seconds(now), 'start', batch.id, batch.starts[#batch.starts])", ""),),
+        *("graph that begins", 0, 0, "does not end"),
+    ),
+    "changes of a graph that are forgotten": Mutation(
+        (("*", "add_chore(seconds(now), 'ripple', batch.id, batch.rippled)", ""),),
+        *("graph that ripples", 0, 0, "does not end"),
+    ),
+    "edges that are passed on twice": Mutation(
+        (("*", "{ node, was, is, place - 1 }", "{ node, was, is, 0 }"),),
+        *("graph that ripples", 0, 0, "chores are left"),
+    ),
+    "a cancelled graph whose nodes wait": Mutation(
+        (("batch_close", "      cancel_waiting(batch)", ""),), *("graph that is cancelled", 0, 0, "does not end")
+    ),
+    "a cancelled graph that releases nodes": Mutation(
+        (("*", "if batch.stop then\n    redis.call('DEL', key)", "if false then\n    redis.call('DEL', key)"),),
+        *("graph that has failed", 0, 0, "is cancelled, with [7, 7]"),
+    ),
+    "a node that is started although its graph was cancelled meanwhile": Mutation(
+        (("starter", 'stop = await self._client.send(store.batch_field(batch, "stop"))', "stop = None"),),
+        *("graph that is cancelled", 0, 0, "although its batch was cancelled"),
+    ),
+    "a cancelled node that a late call brings back": Mutation(
+        (("cancel", "left.mark(id, run[6])", ""),), *("graph that is cancelled", 0, 0, "has ended [3, 3]")
+    ),
+    "a cancelled node that has not come yet": Mutation(
+        (("starter", "if node is not None and node.over is None:\n", "if False:\n"),),
+        *("graph that is cancelled", 0, 0, "although its batch was cancelled"),
+    ),
+    "a node that is not the one that was released": Mutation(
+        (("starter", "shard, first = where, at", "shard, first = where, at + 1"),), *("graph", 0, 0, "does not end")
+    ),
+    "a node that gets no result": Mutation(
+        (("starter", "args.append(value)", "args.append(None)"),), *("graph that begins", 0, 0, "has got None of node")
     ),
     "a signal that wakes nobody": Mutation(
         (("signal", "  redis.call('ZADD', schedule, 'XX', seconds(now), id)\n", ""),),

@@ -11,7 +11,7 @@ from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import Edit, New
 from evsched.transport.call import Call
-from tests.interleavings import batches
+from tests.interleavings import batches, graphs
 from tests.interleavings.processes import SIGNAL, Handlers, client, dispatcher, janitor, recurring, worker
 from tests.interleavings.releases import STORE, THIS, previous
 from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, PAYLOAD, RECORD, Rules
@@ -162,6 +162,9 @@ SIGNALS: Final[Mapping[str, Mapping[str, Any]]] = {"signal": _signal(None), "sig
 BATCHES: Final = tuple(batches.PLANS)
 """The scenes of batches, by name."""
 
+GRAPHS: Final = tuple(graphs.PLANS)
+"""The scenes of graphs, by name."""
+
 
 def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int = 1, **scope: Any) -> Result:
     """Search a scene.
@@ -169,7 +172,8 @@ def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int =
     `scope`: `faults`, `epochs`, `without`, the processes that are left out, and `old`, those of the previous release.
     `excuses`: whether these may do the harm that is documented. `kinds`: the kinds of faults.
     """
-    scene = (
-        batches.make(name, redis, **scope) if name in BATCHES else _make(redis, **{**SCENES, **SIGNALS}[name], **scope)
-    )
+    if name in BATCHES or name in GRAPHS:
+        scene = (batches if name in BATCHES else graphs).make(name, redis, **scope)
+    else:
+        scene = _make(redis, **{**SCENES, **SIGNALS}[name], **scope)
     return search(scene, most=most, failures=failures)

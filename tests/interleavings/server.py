@@ -188,6 +188,18 @@ class SavedRedis:
             self._done[key] = self._snapshots[packed], read
         return [self._done[key] for key in keys]
 
+    def change(self, changes: Sequence[tuple[str, str, str]]) -> None:
+        """Change scripts, before their first calls."""
+        self._changes = (*self._changes, *changes)
+
+    def changed(self, verb: str, source: str) -> str:
+        """Return the text of a script with its changes."""
+        for changed, old, new in self._changes:
+            assert old in source or changed != verb, f"{verb} has no such text: {old}"
+            if changed in (verb, "*"):
+                source = source.replace(old, new)
+        return source
+
     def name(self, call: Call[Any]) -> str:
         """Return a call as a path shows it."""
         words = [str(word) for word in call.words if word != NOW]
@@ -219,11 +231,7 @@ class SavedRedis:
         script = call.script
         assert script is not None
         if script.sha not in self._shas:
-            source = script.source
-            for verb, old, new in self._changes:
-                assert old in source or verb != script.name, f"{verb} has no such text: {old}"
-                if verb in (script.name, "*"):
-                    source = source.replace(old, new)
+            source = self.changed(script.name, script.source)
             (sha,) = self._pipeline([("SCRIPT", "LOAD", source)])
             if isinstance(sha, Exception):
                 raise sha

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.interleavings.mutations import MUTATIONS
-from tests.interleavings.scenes import BATCHES, SCENES, SIGNALS, run
+from tests.interleavings.scenes import BATCHES, GRAPHS, SCENES, SIGNALS, run
 from tests.interleavings.search import JUMP
 from tests.interleavings.server import SavedRedis
 
@@ -35,7 +35,14 @@ _BATCHES = {
 }
 
 
-@pytest.mark.parametrize("name", BATCHES)
+_MOST = 10_000
+"""States of a graph that are visited with faults; `make chaos` visits more."""
+
+_BIG_GRAPHS = ("graph that has failed", "graph that ripples")
+"""Scenes of graphs that `make test` leaves out."""
+
+
+@pytest.mark.parametrize("name", [*BATCHES, *(name for name in GRAPHS if name not in _BIG_GRAPHS)])
 def test_no_interleaving_breaks_a_batch(name: str) -> None:
     _search_batch(name, 0, 0, ("Z",))
 
@@ -48,6 +55,24 @@ def test_no_interleaving_breaks_a_batch(name: str) -> None:
 )
 def test_no_fault_and_no_second_keeper_breaks_a_batch(name: str, scope: str) -> None:
     _search_batch(name, *_BATCHES[scope])
+
+
+@pytest.mark.extra
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", _BIG_GRAPHS)
+def test_no_interleaving_breaks_a_graph(name: str) -> None:
+    _search_batch(name, 0, 0, ("Z",))
+
+
+@pytest.mark.extra
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("scope", _BATCHES)
+def test_no_fault_and_no_second_keeper_breaks_a_graph(name: str, scope: str) -> None:
+    faults, epochs, without = _BATCHES[scope]
+    with SavedRedis() as redis:
+        found = run(name, redis, faults=faults, epochs=epochs, without=without, most=_MOST)
+    assert not found.failures, found
 
 
 def _search_batch(name: str, faults: int, epochs: int, without: tuple[str, ...]) -> None:

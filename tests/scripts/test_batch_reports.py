@@ -258,6 +258,36 @@ def test_member_that_was_enqueued_before_is_kept(members: Members, state: State,
     assert state()["job:a"]["batch"] == "home/b/6"
 
 
+def test_member_that_was_cancelled_is_not_enqueued_by_a_call_that_comes_late(members: Members, state: State) -> None:
+    """Another keeper may be starting its node."""
+    members.add("a")
+    members.send(members.store.at(NOW).cancel("a"))
+    members.send(members.store.at(NOW).enqueue([New("a", PAYLOAD)], batch=f"home/b/0/{NOW + 30}", keep=True))
+    assert (reports(state), "schedule" in state()) == (["0c"], False)
+    assert status_of(members.send, members.store, "a").outcome == "cancelled"
+    members.send(members.store.at(NOW).enqueue([New("a", PAYLOAD)]))
+    assert "schedule" in state()
+
+
+def test_member_that_is_cancelled_before_it_comes_has_ended(
+    members: Members, state: State, raw: Any, queue: str
+) -> None:
+    for _ in range(2):
+        members.send(members.store.at(NOW).cancel_member("a", "home/b/0"))
+    members.send(members.store.at(NOW).cancel_member("a", "no member"))
+    assert 30 < raw.ttl(f"evsched:{{{queue}}}:job:a") <= 60
+    members.add("a", keep=True)
+    assert (reports(state), "schedule" in state()) == (["0c"], False)
+
+
+def test_job_that_is_another_member_is_not_cancelled(members: Members, state: State) -> None:
+    members.add("a")
+    members.send(members.store.at(NOW).cancel_member("a", "home/b/7"))
+    assert (reports(state), "schedule" in state()) == ([], True)
+    members.send(members.store.at(NOW).cancel_member("a", "home/b/0"))
+    assert (reports(state), "schedule" in state()) == (["0c"], False)
+
+
 def test_id_that_stands_twice_in_a_call_is_one_member(members: Members, state: State) -> None:
     members.add("a", "a", keep=True)
     assert reports(state) == ["1m"]
