@@ -7,7 +7,8 @@
 It reads the settings of `evsched console` from the environment, unless it is given a `Config`. Everything goes through
 client/; this folder has no logic of jobs. Start with `views/`, a file for each group of pages: each reads what its
 template in templates/ shows. `console_app.py` serves them, `live.py` keeps open pages up to date, `users.py` knows
-the users, `user_acts.py` performs what they ask for. It may import client/ and the layers below it, and diagnostics/.
+the users, `act_runs.py`, `user_acts.py` and `job_acts.py` perform what they ask for. It may import client/ and the
+layers below it, and diagnostics/.
 """
 
 from evsched.errors import ConfigError

@@ -27,9 +27,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evsched import environment
 from evsched.client import operations, spread
 from evsched.config import Config
+from evsched.console.act_runs import UserActs
 from evsched.console.live import Hub, PageReading
 from evsched.console.page import STATIC, MeteredClient, Pages, View, Visit, address
-from evsched.console.user_acts import UserActs
+from evsched.console.user_acts import ACTS
 from evsched.console.users import COOKIE, LENGTH, ROLES, Refused, Users, Visitor, check_origin, read_tokens
 from evsched.console.views import VIEWS
 from evsched.console.views.jobs import complete
@@ -105,7 +106,7 @@ class Console:
         self.access = Users(config, self.client, open_without_tokens=alone)
         self.pages = Pages(config)
         self.hub = Hub()
-        self.acts = UserActs()
+        self.acts = UserActs(ACTS)
         self.memory = dict[str, Any]()
         """Values that views keep between two readings, by their names. One with `close` is closed at the end."""
         self._queues = list[str]()

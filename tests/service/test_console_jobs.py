@@ -123,7 +123,7 @@ async def test_act_that_fails_says_so_and_is_logged(
     browser: Browser, client: SyncClient, queue: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     enqueue(client, queue, 1)
-    monkeypatch.setattr("evsched.console.user_acts._change_all", _fail)
+    monkeypatch.setattr("evsched.console.job_acts._change_all", _fail)
     answer = await browser.act(f"/queue?name={queue}", "cancel", q="task:pay")
     await browser.console.acts.wait()
     said = await browser.words(answer.headers["location"])

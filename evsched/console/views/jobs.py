@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException
 from evsched.client import operations, spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.hour_counts import hour_counts
+from evsched.console.job_acts import JOB_ACTS, planned
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.search import QUALIFIERS, Search, in_words, offered_spans, quoted, read_search
-from evsched.console.user_acts import JOB_ACTS, planned
 from evsched.console.views.now import read_stats
 from evsched.console.views.recurrences import rosters_of
 from evsched.console.views.trail import last_act
