@@ -1,4 +1,4 @@
-"""The acts on queues, recurrences, workers, batches and users; and the table of all acts. Those on jobs: job_acts.py."""
+"""The acts on queues, recurrences, workers, batches and users, and the table of all acts. See also job_acts.py."""
 
 from __future__ import annotations
 
