@@ -138,9 +138,10 @@ async def test_wait_is_sent_again_after_a_script_that_redis_did_not_know(
     own: EmbeddedRedis, client: Any, queue: str
 ) -> None:
     sender, wait = BatchingSender(own.url), Call(("WAIT", 0, 100), int)
+    await sender.send(Store(queue).enqueue([New("a", b'{"task":"t"}')]))
     client.script_flush()
     with client.monitor() as seen:
-        await sender.send_and_wait(Store(queue).enqueue([New("a", b'{"task":"t"}')]), wait)
+        await sender.send_and_wait(Store(queue).enqueue([New("b", b'{"task":"t"}')]), wait)
         names = list[str]()
         while names.count("WAIT") < 2:
             names.append(await asyncio.to_thread(lambda: seen.next_command()["command"].split()[0]))
