@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from evsched import environment
+from evsched.batches.sync_batch import BatchSession
 from evsched.client.client import Client
 from evsched.client.job_handle import Job
 from evsched.client.new_job import Sending
@@ -32,7 +33,6 @@ from evsched.transport.call import read_scripts
 
 if TYPE_CHECKING:
     from evsched.batches.batch import Batch, BatchOptions, NewBatch
-    from evsched.batches.sync_batch import BatchSession
     from evsched.client.task_handle import TaskCall
     from evsched.graphs.graph import Graph
 
@@ -306,8 +306,6 @@ class App:
     @contextmanager
     def sync(self) -> Generator[BatchSession]:
         """Yield a client for a program without an event loop. All its threads may share it; see `SyncSession`."""
-        from evsched.batches.sync_batch import BatchSession
-
         client = self.client.without_loop()
         try:
             yield BatchSession(client, self.queue)

@@ -51,7 +51,7 @@ local left = { row = '10', member = 60 }
 function left.mark(id, member)
   local fields = { 'batch', member, 'outcome', 'cancelled', 'reason', CANCELLED, 'finished', seconds(now) }
   redis.call('HSET', record(id), unpack(fields))
-  redis.call('EXPIRE', record(id), left.member)
+  redis.call('PEXPIRE', record(id), 1000 * left.member)
 end
 
 -- Delete the record of a job that waited, and notify its clients.

@@ -109,6 +109,8 @@ async def load(url: str, ledger: str, seconds: float) -> None:
             await taken.enqueue_in(connection, n)
         if n % 8 == 0:
             await ship.enqueue(n)
+            async with app.batch() as batch:
+                await batch.add(ship, n)
         if n % 16 == 0:
             await unknown.enqueue(n)
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)
