@@ -13,7 +13,8 @@
 --        since     number or '': of a call that is sent again because it may have been done: when it was sent first, or
 --                  a moment before, Unix seconds. '' = it is sent for the first time, or has a `key`
 --        batch     that the jobs are members of: `<home>/<batch>/<ordinal>/<until>`. The ordinal of the first row, then
---                  the next ones; and until when they are reserved, Unix seconds. '' = none
+--                  the next ones; and until when they are reserved, Unix seconds. '' = none. `/<life>` may follow: it
+--                  differs from that of an earlier batch of the same id, whose records are no members then
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -38,7 +39,7 @@
 
 local now, conflict, within, by, key, asked, since, batch = unpack(ARGV, 1, 8)
 now, since = clock(now), tonumber(since)
-local members, ordinal, till = batch:match('^([%w._:@-]+/[%w._:@-]+/)(%d+)/([%d.]+)$')
+local members, ordinal, till, life = batch:match('^([%w._:@-]+/[%w._:@-]+/)(%d+)/([%d.]+)/?(%w*)$')
 if batch ~= '' and not (tonumber(till) and #ordinal < 10) then
   refuse('batch', 'a valid batch')
 end
@@ -83,7 +84,9 @@ end
 
 -- Whether an earlier call has written the same member, whatever has become of it.
 local function is_there(id, at)
-  return members and (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member(at)
+  return members
+    and (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member(at)
+    and (life == '' or field_of(id, 'life') == life)
 end
 
 local places, dues, old, written = {}, {}, {}, {}
@@ -130,7 +133,7 @@ for id, payload, priority, group in rows(9, 6) do
   row = row + 1
   if members then
     more = more or {}
-    more.batch = member(row)
+    more.batch, more.life = member(row), life ~= '' and life or nil
   end
   if members and not (new[id] or written[id]) then
     if not is_there(id, row) then

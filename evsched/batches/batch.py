@@ -220,6 +220,8 @@ class Batch:
         if not put.is_named:
             jobs = [replace(job, id=f"{self.id}.{found.first + at}") for at, job in enumerate(jobs)]
         address = found.address(self.queue, self.id)
+        if put.on_conflict == "keep":  # the record that is kept may be of an earlier batch of this id
+            address += f"/{await self._client.send(self._store.batch_life(self.id))}"
         try:
             accepted = await put.send(self._client, jobs, address)
         except JobExists:

@@ -242,7 +242,9 @@ class BatchKeeper:
         names = ("total", "done", "dead", "cancelled", "expired", "stopped")
         ended = {"batch": batch, "queue": store.queue, "outcome": outcome}
         ended |= {name: int(count) for name, count in zip(names, counts, strict=True)}
-        job_id = f"{batch}.{outcome}.{number}"[-200:]
+        # An earlier batch of the id has called, too.
+        life = await self._client.send(store.batch_life(batch))
+        job_id = f"{batch}.{outcome}.{number}.{life}"[-200:]
         made = encode(payload | {"args": [ended]})
         job = New(job_id, made, call.get("priority"), call.get("group"))
         await self._client.enqueue(queue, [job], "keep", Unique(within=_CALLED))
@@ -264,7 +266,7 @@ class BatchKeeper:
             mine = [member for member in found if member.queue == queue]
             jobs = [member for member in mine if member.batch is None]
             stores = await self._client.whole(queue)
-            there = await self._client.run(are_there(stores, store.queue, batch, jobs)) if jobs else []
+            there = await self._client.run(are_there(stores, store, batch, jobs)) if jobs else []
             lost |= {job.ordinal: queue for job, found in zip(jobs, there, strict=True) if not found}
             for member in mine:
                 if (child := member.batch) is not None and await self._client.send(Store(queue).batch(child)) is None:

@@ -1,7 +1,8 @@
 """The jobs of a graph: a keeper makes and enqueues them when their nodes are released.
 
 Each step may be repeated, or done by two keepers at once: the ids of the jobs, and the ordinals and tokens of the
-batches, follow from the node; and the record of a job is kept, so that it is not enqueued again when it has ended.
+batches, follow from the node and the life of the graph; and the record of a job is kept, so that it is not enqueued
+again when it has ended. A record that a graph of the same id has left is of another life.
 """
 
 from __future__ import annotations
@@ -55,21 +56,27 @@ class Starter:
         ordinals = [int(word) for word in listed.split(",")]
         reading: list[Call[Any]] = [
             *(store.batch_nodes(batch, ordinals), store.batch_ends(batch, 0, max(ordinals))),
-            store.batch_field(batch, "stop"),
+            *(store.batch_field(batch, "stop"), store.batch_life(batch)),
         ]
-        texts, ends, stop = await self._client.run(send_many(reading))
+        texts, ends, stop, life = await self._client.run(send_many(reading))
         codes = [byte % 8 for byte in ends]
         found = zip(ordinals, map(read_node, texts), strict=True)
         nodes = {at: node for at, node in found if at < len(codes) and codes[at] == CODES["o"]}
         if stop is None:
-            await self._start(store, now, batch, nodes, codes)
+            await self._start(store, now, batch, life, nodes, codes)
             stop = await self._client.send(store.batch_field(batch, "stop"))
         if stop is not None:
-            await self._cancel(store, batch, nodes)
+            await self._cancel(store, batch, life, nodes)
         return {node.queue for node in nodes.values() if node is not None and node.over is None}
 
     async def _start(
-        self, store: Store, now: float, batch: str, nodes: Mapping[int, StoredNode | None], codes: Sequence[int]
+        self,
+        store: Store,
+        now: float,
+        batch: str,
+        life: str,
+        nodes: Mapping[int, StoredNode | None],
+        codes: Sequence[int],
     ) -> None:
         takes = [take for node in nodes.values() if node is not None for take in (*node.takes, node.over) if take]
         results = await self._results(store, batch, takes, codes)
@@ -80,7 +87,7 @@ class Starter:
                     raise NotStarted("its node is malformed: another client wrote it")
                 payload = _with_results(node, results)
                 if node.over is not None:
-                    await self._fan_out(store, batch, at, node, payload, results[node.over.ordinal])
+                    await self._fan_out(store, batch, life, at, node, payload, results[node.over.ordinal])
                 else:
                     jobs[at] = node.queue, _new(node, batch, at, payload)
             except NotStarted as error:
@@ -88,12 +95,12 @@ class Starter:
                 await self._client.send(store.batch_count([(batch, at, bytes([CODES["x"]]))]))
         until = f"{now + RESERVED:.6f}"
         calls = [
-            self._client.store(shard).enqueue(some, keep=True, batch=f"{store.queue}/{batch}/{first}/{until}")
+            self._client.store(shard).enqueue(some, keep=True, batch=f"{store.queue}/{batch}/{first}/{until}/{life}")
             for shard, first, some in _runs(jobs, self._client.shards.home)
         ]
         await self._send_all(calls)
 
-    async def _cancel(self, store: Store, batch: str, nodes: Mapping[int, StoredNode | None]) -> None:
+    async def _cancel(self, store: Store, batch: str, life: str, nodes: Mapping[int, StoredNode | None]) -> None:
         """Cancel the jobs of nodes, also one that is not there: a call that is on its way must not bring it."""
         for at, node in nodes.items():
             job = "" if node is None else node.job_id(batch, at)
@@ -105,7 +112,7 @@ class Starter:
             except JobMissing:
                 if node is not None and node.over is None:
                     home = self._client.store(self._client.shards.home(node.queue, job))
-                    await self._client.send(home.cancel_member(job, f"{store.queue}/{batch}/{at}"))
+                    await self._client.send(home.cancel_member(job, f"{store.queue}/{batch}/{at}/{life}"))
 
     async def _results(
         self, store: Store, batch: str, takes: Iterable[Take], codes: Sequence[int]
@@ -123,7 +130,7 @@ class Starter:
         return found | {take.ordinal: value for take, value in zip(single, values, strict=True)}
 
     async def _fan_out(
-        self, store: Store, batch: str, at: int, node: StoredNode, payload: dict[str, Any], items: Any
+        self, store: Store, batch: str, life: str, at: int, node: StoredNode, payload: dict[str, Any], items: Any
     ) -> None:
         """Open the batch of a node that has a job for each item, with a node without an order for each, and close it.
 
@@ -138,7 +145,7 @@ class Starter:
             raise NotStarted(f"the result of {node.over.node} has {len(items)} items: {node.name} takes {node.limit}")
         child, kept = node.job_id(batch, at), float(payload["retention"])
         try:
-            opened = store.batch_open(child, "each", retention=kept, parent=f"{store.queue}/{batch}/{at}")
+            opened = store.batch_open(child, life, retention=kept, parent=f"{store.queue}/{batch}/{at}")
             await self._client.send(opened)
         except JobExists:
             raise NotStarted(f"there is another batch {child}") from None

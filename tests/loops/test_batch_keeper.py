@@ -303,6 +303,35 @@ async def test_producer_that_dies_before_it_enqueues_leaves_no_gap(config: Confi
         assert (await tasks.ends.wait("done")).total == 3
 
 
+async def test_job_of_an_earlier_batch_of_the_id_is_no_member(
+    config: Config, tasks: Tasks, raw: Any, queue: str
+) -> None:
+    async with system(config, tasks.app) as running:
+        for count in range(2):
+            async with tasks.app.batch("b", retention=0.1, **tasks.callbacks()) as batch:
+                await batch.add(tasks.work.using(id="kept", on_conflict="keep"), 1)
+            assert (await tasks.ends.wait("done", count + 1)).done == 1
+            await done(running, "forget b")
+        assert tasks.ran[1] == 2
+
+
+async def test_producer_that_dies_is_not_thought_to_have_enqueued_jobs_of_an_earlier_batch(
+    config: Config, tasks: Tasks, raw: Any, queue: str
+) -> None:
+    async with system(config, tasks.app) as running:
+        batch = await tasks.app.batch("b", **tasks.callbacks()).open()
+        old = {"batch": f"{queue}/b/0", "payload": '{"task":"work"}', "created": "1"}
+        old |= {"outcome": "done", "finished": "2"}
+        raw.hset(f"evsched:{{{queue}}}:job:b.0", mapping=old)
+        raw.expire(f"evsched:{{{queue}}}:job:b.0", 99)
+        raw.hset(f"evsched:{{{queue}}}:job:kept", mapping=old | {"batch": f"{queue}/b/1", "life": "other"})
+        raw.expire(f"evsched:{{{queue}}}:job:kept", 99)
+        await running.sender.send(Store(queue).batch_add("b", "lost", 2, queue, ids=["b.0", "kept"]))
+        await batch.close()
+        await running.sender.send(Store(queue).add_chore("settle b 0 1 lost", 0.0))
+        assert (await batch.wait(PATIENCE)).total == 0
+
+
 async def test_lost_jobs_of_a_cancelled_batch_are_missing(config: Config, tasks: Tasks, raw: Any, queue: str) -> None:
     async with system(config, tasks.app) as running:
         async with tasks.app.batch(**tasks.callbacks()) as batch:

@@ -331,6 +331,35 @@ async def test_chores_that_are_done_again_start_no_node_twice(config: Config, ta
         assert sum(len(event.ids) for event in running.recorder.of(events.Started)) == 6  # with the callback
 
 
+async def test_graph_whose_id_was_used_before_runs_its_nodes_though_their_old_records_are_kept(
+    config: Config, tasks: Tasks
+) -> None:
+    async with system(config, tasks.app) as running:
+        for _ in range(2):
+            graph = tasks.app.graph("g", retention=0.1, **tasks.callbacks())
+            graph.add("span", tasks.span.s(1))
+            graph.each("each", tasks.add.s(), over="span")
+            graph.add("end", tasks.name.s("end"), after="each", take=())
+            await graph.enqueue()
+            assert (await tasks.ended()).outcome == "done"
+            await done(running, "forget g.each")
+        assert tasks.ran["end"] == 2
+
+
+@pytest.mark.extra
+async def test_cancelled_graph_leaves_no_node_to_the_next_one_of_its_id(config: Config, tasks: Tasks) -> None:
+    async with system(config, tasks.app) as running:
+        for delay in (3600, 0):
+            graph = tasks.app.graph("g", retention=0.1, **tasks.callbacks())
+            graph.add("end", tasks.name.using(delay=delay).s("end"))
+            run = await graph.enqueue()
+            if delay:
+                await done(running, "start g 0")
+                await run.cancel()
+                await done(running, "forget g")
+        assert (await tasks.ended()).outcome == "done"
+
+
 async def test_malformed_chores_and_nodes_of_graphs_do_no_harm(
     config: Config, tasks: Tasks, raw: Any, queue: str
 ) -> None:
