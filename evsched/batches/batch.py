@@ -390,6 +390,14 @@ class Batch:
     async def adopted(self, token: str) -> None:
         """Confirm the reservation for a batch that is open."""
         self._written.append(token)
+        await self._confirm_soon()
+
+    async def refused(self, address: str, token: str) -> None:
+        """Give the reservation back for a batch whose id is taken."""
+        await self._give_back(int(address.rpartition("/")[2]), 1, token)
+        await self._confirm_soon()
+
+    async def _confirm_soon(self) -> None:
         if not self._is_open:
             await self._confirm_all()
 
@@ -428,16 +436,20 @@ class NewBatch(Batch):
         address, token = "", ""
         if self._parent is not None:
             address, token = await self._parent.adopt(self.id, self.queue)
-        await self._client.send(
-            self._store.batch_open(
-                self.id,
-                token_hex(8),
-                retention=self._retention,
-                expires=self._expires,
-                parent=address,
-                fields=self._fields,
-            )
+        call = self._store.batch_open(
+            self.id,
+            token_hex(8),
+            retention=self._retention,
+            expires=self._expires,
+            parent=address,
+            fields=self._fields,
         )
+        try:
+            await self._client.send(call)
+        except JobExists:
+            if self._parent is not None:
+                await self._parent.refused(address, token)
+            raise
         if self._parent is not None:
             await self._parent.adopted(token)
         return self

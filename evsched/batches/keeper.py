@@ -269,8 +269,10 @@ class BatchKeeper:
             there = await self._client.run(are_there(stores, store, batch, jobs)) if jobs else []
             lost |= {job.ordinal: queue for job, found in zip(jobs, there, strict=True) if not found}
             for member in mine:
-                if (child := member.batch) is not None and await self._client.send(Store(queue).batch(child)) is None:
-                    lost[member.ordinal] = queue
+                address = f"{store.queue}/{batch}/{member.ordinal}"
+                if (child := member.batch) is not None:
+                    if not await self._client.send(Store(queue).is_child(child, address)):
+                        lost[member.ordinal] = queue
         for queue in sorted(set(lost.values())):
             for one in await self._client.whole(queue):
                 reported = await self._client.send(one.chores(0))
@@ -294,14 +296,14 @@ class BatchKeeper:
         codes, start = (CODES["o"], CODES["c"]), int(first)
         for _ in range(_SLICES):
             found = await self._client.run(with_codes(store, batch, int(last) + 1, codes, _SLICE, start))
-            await self._cancel_members(found)
+            await self._cancel_members(f"{store.queue}/{batch}", found)
             if len(found) < _SLICE:
                 return f"settle {batch} 0 {last} {_UNNAMED}", now + _LATER
             start = found[-1].ordinal + 1
         return f"cancel {batch} {start} {last}", now
 
-    async def _cancel_members(self, found: list[Member]) -> None:
-        """Cancel all that wait by one call for each queue and shard, and the others one by one."""
+    async def _cancel_members(self, batch: str, found: list[Member]) -> None:
+        """Cancel all that wait by one call for each queue and shard, and the others one by one. `batch`: with its home."""
         jobs, others = defaultdict[str, list[Member]](list), [member for member in found if member.batch is not None]
         for member in found:
             if member.batch is None:
@@ -312,7 +314,9 @@ class BatchKeeper:
         for member in others:
             try:
                 if (child := member.batch) is not None:
-                    await self._client.send(self._client.store(member.queue).batch_close(child, how="cancelled"))
+                    inner = self._client.store(member.queue)
+                    if await self._client.send(inner.is_child(child, f"{batch}/{member.ordinal}")):
+                        await self._client.send(inner.batch_close(child, how="cancelled"))
                 else:
                     await self._client.cancel(member.queue, member.id)
             except JobMissing:

@@ -106,7 +106,8 @@ class Starter:
             job = "" if node is None else node.job_id(batch, at)
             try:
                 if node is not None and node.over is not None:
-                    await self._client.send(store.batch_close(job, how="cancelled"))
+                    if await self._client.send(store.is_child(job, f"{store.queue}/{batch}/{at}")):
+                        await self._client.send(store.batch_close(job, how="cancelled"))
                 elif node is not None:
                     await self._client.cancel(node.queue, job)
             except JobMissing:

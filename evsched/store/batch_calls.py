@@ -291,6 +291,10 @@ class BatchCalls(Queue):
     def batch_field(self, batch: str, field: str) -> Call[bytes | None]:
         return self._call(("HGET", self._batch(batch), field), raw)
 
+    def is_child(self, batch: str, address: str) -> Call[bool]:
+        """Read whether there is a batch that is the member which an address names, and not another of its id."""
+        return self._call(("HGET", self._batch(batch), "parent"), lambda parent: text(parent or b"") == address)
+
     def batch_life(self, batch: str) -> Call[str]:
         """Read what tells a batch from an earlier one of the same id; "" if there is none."""
         return self._call(("HGET", self._batch(batch), "token"), lambda token: text(token or b"")[:LIFE])

@@ -251,6 +251,24 @@ async def test_batch_in_a_batch_counts_as_one_job(config: Config, tasks: Tasks) 
         assert [(call.batch, call.total, call.done) for call in tasks.ends.calls] == [("inner", 2, 2), ("outer", 2, 2)]
 
 
+async def test_batch_whose_id_is_taken_is_no_member(config: Config, tasks: Tasks, queue: str) -> None:
+    async with system(config, tasks.app) as running:
+        other = await tasks.app.batch("taken").open()
+        async with tasks.app.batch("outer", **tasks.callbacks()) as outer:
+            await outer.add(tasks.work, 1)
+            with pytest.raises(JobExists):
+                await outer.batch("taken").open()
+        assert (await tasks.ends.wait("done")).total == 1
+        # Programs have died between the two calls.
+        outer = await tasks.app.batch("outer-2").open()
+        await running.sender.send(Store(queue).batch_add("outer-2", "lost", 1, queue, ids=["/taken"]))
+        await outer.cancel()
+        await done(running, "cancel outer-2 0 0")
+        assert (await other.status()).state == "open"
+        await running.sender.send(Store(queue).add_chore("settle outer-2 0 0 lost", 0.0))
+        assert (await outer.wait(PATIENCE)).total == 0
+
+
 async def test_progress_is_called_at_tenths(config: Config, tasks: Tasks) -> None:
     async with system(config, tasks.app):
         async with tasks.app.batch(on_progress=tasks.note, on_done=tasks.note) as batch:
