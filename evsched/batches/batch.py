@@ -493,7 +493,11 @@ def _read_options(options: BatchOptions) -> tuple[dict[str, bytes | str], float 
 
 async def batch_of_job(client: Client, queue: str, job_id: str) -> Batch | None:
     """Return the batch that a job is a member of; None if it is in none."""
-    found = await client.send(client.store(queue).member_of(job_id))
+    shard = client.store(client.shards.home(queue, job_id))
+    found = await client.send(shard.member_of(job_id))
+    if found is None:  # it may be in another shard
+        for other in await client.whole(queue):
+            found = found or await client.send(other.member_of(job_id))
     home, _, rest = (found or b"").decode(errors="replace").partition("/")
     name, _, member = rest.partition("/")
     if not (keys.NAME.fullmatch(home) and keys.NAME.fullmatch(name)):

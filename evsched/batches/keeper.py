@@ -270,9 +270,9 @@ class BatchKeeper:
             lost |= {job.ordinal: queue for job, found in zip(jobs, there, strict=True) if not found}
             for member in mine:
                 address = f"{store.queue}/{batch}/{member.ordinal}"
-                if (child := member.batch) is not None:
-                    if not await self._client.send(Store(queue).is_child(child, address)):
-                        lost[member.ordinal] = queue
+                child = member.batch
+                if child is not None and not await self._client.send(Store(queue).is_child(child, address)):
+                    lost[member.ordinal] = queue
         for queue in sorted(set(lost.values())):
             for one in await self._client.whole(queue):
                 reported = await self._client.send(one.chores(0))
@@ -303,7 +303,7 @@ class BatchKeeper:
         return f"cancel {batch} {start} {last}", now
 
     async def _cancel_members(self, batch: str, found: list[Member]) -> None:
-        """Cancel all that wait by one call for each queue and shard, and the others one by one. `batch`: with its home."""
+        """Cancel what waits by one call for each queue and shard, and the others one by one. `batch`: `<home>/<batch>`."""
         jobs, others = defaultdict[str, list[Member]](list), [member for member in found if member.batch is not None]
         for member in found:
             if member.batch is None:

@@ -10,10 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from evsched import App, EndedBatch, JobExists, JobLate, Retry, events
+from evsched.batches.batch import batch_of_job
 from evsched.config import Config
 from evsched.errors import BadArguments, ConfigError, JobMissing
 from evsched.store.client_calls import New
 from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
@@ -267,6 +269,24 @@ async def test_batch_whose_id_is_taken_is_no_member(config: Config, tasks: Tasks
         assert (await other.status()).state == "open"
         await running.sender.send(Store(queue).add_chore("settle outer-2 0 0 lost", 0.0))
         assert (await outer.wait(PATIENCE)).total == 0
+
+
+async def test_jobs_in_shards_find_their_batch(config: Config, sender: BatchingSender, queue: str) -> None:
+    sharded = App(queue=queue, shards=2)
+    sharded.move_to(config.url)
+
+    @sharded.task
+    async def work() -> None: ...
+
+    async with sharded.batch("b") as batch:
+        ids = [job.id for job in await batch.add_many(work, [()] * 9)]
+    # One is not at its home: the number of shards was another one.
+    other = f"{queue}:{1 - int(sharded.client.shards.home(queue, 'moved')[-1])}"
+    await sender.send(Store(other).enqueue([New("moved", b'{"task":"work"}')], batch=f"{queue}/b/9/9999999999"))
+    found = [await batch_of_job(sharded.client, queue, job_id) for job_id in [*ids, "moved"]]
+    assert [one and one.id for one in found] == ["b"] * 10
+    assert await batch_of_job(sharded.client, queue, "none") is None
+    await sharded.close()
 
 
 async def test_progress_is_called_at_tenths(config: Config, tasks: Tasks) -> None:
