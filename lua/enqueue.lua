@@ -4,7 +4,8 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        conflict  for an id that is taken: '' = refuse, 'keep' = leave the job of that id unchanged, also one that has
---                  ended if it is the same member of a batch
+--                  ended if it is the same member of a batch; 'node' = as 'keep', and if the job that is left is
+--                  another than this member, nothing is reported to the batch, and the due in the reply is -1
 --        within    number or '': for unique jobs: seconds from now for which the ids are taken, whatever becomes of the
 --                  jobs; '0' = only while a job waits or runs. '' = not unique: then a dead job takes its id too
 --        by        who enqueues: the user name at Redis, '' = the default user
@@ -47,7 +48,8 @@ local first = first_reply(key)
 if first then
   return first
 end
-if within ~= '' or conflict == 'keep' then
+local keeps = conflict ~= ''
+if within ~= '' or keeps then
   expect('ZCARD', dead)
 end
 
@@ -99,7 +101,7 @@ for id, payload, _, _, due, delay in rows(9, 6) do
   if since and known and written[id] == nil then -- the first of several rows of an id is the one that is written
     written[id] = is_written(id, payload, since) and (not members or field_of(id, 'batch') == member(row))
   end
-  local refusal = known and not written[id] and (refusal_of(id) or (conflict == 'keep' and is_there(id, row)))
+  local refusal = known and not written[id] and (refusal_of(id) or (keeps and is_there(id, row)))
   if refusal and conflict == '' then
     return fail('EXISTS', refusal)
   elseif refusal or new[id] or written[id] then
@@ -136,7 +138,10 @@ for id, payload, priority, group in rows(9, 6) do
     more.batch, more.life = member(row), life ~= '' and life or nil
   end
   if members and not (new[id] or written[id]) then
-    if not is_there(id, row) then
+    local another = not is_there(id, row)
+    if another and conflict == 'node' then
+      dues[row + 1] = '-1'
+    elseif another then
       member_reports.note(more.batch, 'm') -- another job of that id is kept
     end
   elseif new[id] then

@@ -303,7 +303,7 @@ class BatchKeeper:
         return f"cancel {batch} {start} {last}", now
 
     async def _cancel_members(self, batch: str, found: list[Member]) -> None:
-        """Cancel what waits by one call for each queue and shard, and the others one by one. `batch`: `<home>/<batch>`."""
+        """Cancel what waits by one call for each queue and shard, and others one by one. `batch`: `<home>/<batch>`."""
         jobs, others = defaultdict[str, list[Member]](list), [member for member in found if member.batch is not None]
         for member in found:
             if member.batch is None:

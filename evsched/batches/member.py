@@ -88,7 +88,8 @@ def are_there(stores: Sequence[Store], home: Store, batch: str, found: Sequence[
     A job that moves to another shard is in both for a moment. With several stores each is asked twice, because a pass
     may ask the one just before the job comes, and the other just after it has left.
     """
-    opened, life = yield from send_many([home.batch_opened(batch), home.batch_life(batch)])
+    opened = yield from send(home.batch_opened(batch))
+    life = yield from send(home.batch_life(batch))
     there = [False] * len(found)
     for store in [*stores] * (2 if len(stores) > 1 else 1):
         records = yield from send_many([store.membership_of(member.id) for member in found])

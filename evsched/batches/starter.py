@@ -91,14 +91,22 @@ class Starter:
                 else:
                     jobs[at] = node.queue, _new(node, batch, at, payload)
             except NotStarted as error:
-                await self._client.send(store.fail_node(batch, at, str(error)))
-                await self._client.send(store.batch_count([(batch, at, bytes([CODES["x"]]))]))
+                await self._fail(store, batch, at, str(error))
         until = f"{now + RESERVED:.6f}"
+        runs = [*_runs(jobs, self._client.shards.home)]
         calls = [
-            self._client.store(shard).enqueue(some, keep=True, batch=f"{store.queue}/{batch}/{first}/{until}/{life}")
-            for shard, first, some in _runs(jobs, self._client.shards.home)
+            self._client.store(shard).enqueue_nodes(some, f"{store.queue}/{batch}/{first}/{until}/{life}")
+            for shard, first, some in runs
         ]
-        await self._send_all(calls)
+        for (_, first, some), taken in zip(runs, await self._send_all(calls), strict=True):
+            for at, (job, is_taken) in enumerate(zip(some, taken, strict=True), first):
+                if is_taken:
+                    await self._fail(store, batch, at, f"there is another job {job.id}: it waits, runs or is dead")
+
+    async def _fail(self, store: Store, batch: str, ordinal: int, why: str) -> None:
+        """Count a node as dead that has no job."""
+        await self._client.send(store.fail_node(batch, ordinal, why))
+        await self._client.send(store.batch_count([(batch, ordinal, bytes([CODES["x"]]))]))
 
     async def _cancel(self, store: Store, batch: str, life: str, nodes: Mapping[int, StoredNode | None]) -> None:
         """Cancel the jobs of nodes, also one that is not there: a call that is on its way must not bring it."""
@@ -155,8 +163,8 @@ class Starter:
         await write_nodes(self._client, store, child, [PlanRow(encode(each), "", node.queue) for each in made])
         await self._client.send(store.batch_close(child))
 
-    async def _send_all(self, calls: Iterable[Call[Any]]) -> None:
-        await asyncio.gather(*map(self._client.send, calls))
+    async def _send_all(self, calls: Iterable[Call[Any]]) -> list[Any]:
+        return await asyncio.gather(*map(self._client.send, calls))
 
     async def shed(
         self, store: Store, now: float, batch: str, first: str, *, forget: bool = False

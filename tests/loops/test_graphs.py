@@ -331,6 +331,25 @@ async def test_chores_that_are_done_again_start_no_node_twice(config: Config, ta
         assert sum(len(event.ids) for event in running.recorder.of(events.Started)) == 6  # with the callback
 
 
+@pytest.mark.parametrize("dead", [False, pytest.param(True, marks=pytest.mark.extra)])
+async def test_node_whose_id_another_job_has_is_dead(config: Config, tasks: Tasks, dead: bool) -> None:
+    async with system(config, tasks.app) as running:
+        if dead:
+            tasks.failing.add("other")
+        await tasks.name.using(id="g.b", delay=0 if dead else 3600).enqueue("other")
+        if dead:
+            await running.recorder.wait(events.JobBuried, lambda event: event.id == "g.b")
+        graph = tasks.app.graph("g", **tasks.callbacks())
+        graph.add("a", tasks.name.s("a"))
+        graph.add("b", tasks.name.s("b"), after="a", take=())
+        graph.add("c", tasks.name.s("c"), after="b", take=())
+        run = await graph.enqueue()
+        ended = await tasks.ended()
+        assert (ended.outcome, ended.total, ended.done, ended.dead, ended.stopped) == ("failed", 3, 1, 1, 1)
+        with pytest.raises(JobDead, match=r"g\.b is dead: there is another job g\.b"):
+            await run.result("b")
+
+
 async def test_graph_whose_id_was_used_before_runs_its_nodes_though_their_old_records_are_kept(
     config: Config, tasks: Tasks
 ) -> None:
