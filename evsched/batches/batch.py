@@ -154,11 +154,13 @@ class Batch:
             JobLate: the batch has ended, or was cancelled.
             JobMissing: there is no such batch.
         """
+        _check_task(task)
         (job,) = await task.hand_over([Arguments(args, kwargs, ())], self._put)
         return job
 
     async def add_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]], /) -> list[Job[R]]:
         """Enqueue many jobs of a task as members, 1,000 in two round trips; `calls` as for `enqueue_many`."""
+        _check_task(task)
         return await task.hand_over(calls, self._put)
 
     async def _put(self, queue: str, jobs: list[New], options: JobOptions) -> list[str]:
@@ -467,6 +469,11 @@ class NewBatch(Batch):
             await self.close()
         else:
             await self.cancel()
+
+
+def _check_task(task: Any) -> None:
+    if not isinstance(task, Enqueuer):
+        raise ConfigError(f"{task!r:.100} is not a task: give a task of the app, or task.using(...), and its arguments")
 
 
 def _read_options(options: BatchOptions) -> tuple[dict[str, bytes | str], float | None, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -318,6 +318,17 @@ async def test_wrong_options_are_refused(tasks: Tasks) -> None:
         app.batch("x" * 181)
     with pytest.raises(ConfigError, match="replaces no other"):
         await app.known_batch("b").add(tasks.work.using(id="a", on_conflict="replace"), 1)
+
+
+async def test_calls_that_name_no_task_and_run_in_no_job_are_refused(tasks: Tasks) -> None:
+    batch, wrong = tasks.app.known_batch("b"), cast("list[Any]", [print, tasks.work.s(1)])
+    for task in wrong:
+        with pytest.raises(ConfigError, match="is not a task"):
+            await batch.add(task, 1)
+        with pytest.raises(ConfigError, match="is not a task"):
+            await batch.add_many(task, [(1,)])
+    with pytest.raises(LookupError, match="no job runs here"):
+        await tasks.app.current_batch()
 
 
 async def test_producer_that_dies_before_it_enqueues_leaves_no_gap(config: Config, tasks: Tasks) -> None:

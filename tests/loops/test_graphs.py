@@ -429,12 +429,30 @@ def test_wrong_graphs_are_refused_when_they_are_built(tasks: Tasks) -> None:
         (BadArguments, "takes 2 arguments, got 3", lambda: graph.each("b", add.s(1, 2), over="a")),
         (ConfigError, "take names x", lambda: graph.add("b", add.s(1), after="a", take=("x",))),
         (ConfigError, "id: the job of a node has its own", lambda: graph.add("b", add.using(id="x").s(1))),
+        (ConfigError, "limit is True", lambda: graph.each("b", add.s(), over="a", limit=True)),
+        (ConfigError, "over is", lambda: graph.each("b", add.s(), over=["a"])),  # type: ignore[arg-type]
+        (ConfigError, "after is 3", lambda: graph.add("b", add.s(), after=3)),  # type: ignore[arg-type]
+        (ConfigError, "after is", lambda: graph.add("b", add.s(), after=[3])),  # type: ignore[list-item]
+        (ConfigError, "take is 3", lambda: graph.add("b", add.s(), after="a", take=3)),  # type: ignore[arg-type]
+        (ConfigError, "despite_failure is 'yes'", lambda: graph.add("b", add.s(), despite_failure="yes")),  # type: ignore[arg-type]
         (ConfigError, "limit is 0", lambda: graph.each("b", add.s(), over="a", limit=0)),
         (ConfigError, r"chain\(\) has no calls", lambda: tasks.app.chain()),
     ]
     for kind, text, build in wrong:
         with pytest.raises(kind, match=text):
             build()
+
+
+async def test_result_of_a_node_that_there_is_not_is_refused_at_once(tasks: Tasks, config: Config) -> None:
+    tasks.app.move_to(config.url)
+    graph = tasks.app.graph()
+    with pytest.raises(ConfigError, match="the graph has no nodes"):
+        await graph.enqueue()
+    graph.add("a", tasks.nothing.s())
+    run = await graph.enqueue()
+    with pytest.raises(JobMissing, match="has no node 'zz'"):
+        await run.result("zz")
+    await tasks.app.close()
 
 
 async def test_wrong_orders_are_refused_before_anything_is_written(tasks: Tasks, raw: Any, queue: str) -> None:
