@@ -249,7 +249,7 @@ local function supplant(id, payload, priority, group, now, more, next_row)
   if holds(worker_of(run[1]), id) then
     redis.call('HDEL', key, 'again')
     drop_next(id)
-    more.ledger, more.batch = next_row, nil
+    more.ledger, more.batch, more.life = next_row, nil, nil
     write_record(id, payload, priority, group, created, more, 'next_')
     return
   end

@@ -7,7 +7,7 @@
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- ROWS   id        of the job, or with a filter an inline job; one row, unless there is a filter or a `row`
 --        row       for a job of the ledger that its row cancels: the number of the row. For a member of a batch, which
---                  must be this one: `<home>/<batch>/<ordinal>`. '' = any job
+--                  must be this one: `<home>/<batch>/<ordinal>`, and `/<life>` as for `enqueue`. '' = any job
 -- REPLY  for each row the place where it was; 'processing' = its worker is asked to stop it, by a message and by its
 --        next heartbeat; '' = it does not wait, or does not match. Without a filter, also '1' = besides the run, a next
 --        run that waited was cancelled; '' = there was none
@@ -48,8 +48,11 @@ local CANCELLED = 'cancelled while it waited'
 local left = { row = '10', member = 60 }
 
 -- Leave a short record of a member of a batch.
-function left.mark(id, member)
+function left.mark(id, member, life)
   local fields = { 'batch', member, 'outcome', 'cancelled', 'reason', CANCELLED, 'finished', seconds(now) }
+  if life and life ~= '' then
+    fields[9], fields[10] = 'life', life
+  end
   redis.call('HSET', record(id), unpack(fields))
   redis.call('PEXPIRE', record(id), 1000 * left.member)
 end
@@ -64,9 +67,10 @@ local function forget(id, run)
     push_reply(id, 'cancelled', 'null', nil, 0)
   end
   local row = row_of(field_of(id, 'next_ledger')) or row_of(run[5])
+  local life = field_of(id, 'life')
   redis.call('DEL', key)
   if run[6] and run[6]:find('^[%w._:@-]+/[%w._:@-]+/%d+') then
-    left.mark(id, run[6])
+    left.mark(id, run[6], life)
   end
   acquit(id)
   if row then
@@ -161,15 +165,18 @@ local function cancel_row(id, row)
 end
 
 -- Cancel a member of a batch. If it is not there, it ends all the same, and is not enqueued any more.
-function left.cancel_member(id, member)
-  if not member:find('^[%w._:@-]+/[%w._:@-]+/%d+$') then
+function left.cancel_member(id, words)
+  local member, life = words:match('^([%w._:@-]+/[%w._:@-]+/%d+)/?(%w*)$')
+  if not member then
     return ''
   elseif redis.call('EXISTS', record(id)) == 0 then
-    left.mark(id, member)
+    left.mark(id, member, life)
     member_reports.note(member, 'c')
     return ''
   end
-  return (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member and cancel(id) or ''
+  local is_ours = (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member
+    and (life == '' or field_of(id, 'life') == life)
+  return is_ours and cancel(id) or ''
 end
 
 local function cancel_inline(member)

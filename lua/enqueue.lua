@@ -4,7 +4,8 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        conflict  for an id that is taken: '' = refuse, 'keep' = leave the job of that id unchanged, also one that has
---                  ended if it is the same member of a batch
+--                  ended if it is the same member of a batch; 'node' = as 'keep', and if the job that is left is
+--                  another than this member, nothing is reported to the batch, and the due in the reply is -1
 --        within    number or '': for unique jobs: seconds from now for which the ids are taken, whatever becomes of the
 --                  jobs; '0' = only while a job waits or runs. '' = not unique: then a dead job takes its id too
 --        by        who enqueues: the user name at Redis, '' = the default user
@@ -13,7 +14,8 @@
 --        since     number or '': of a call that is sent again because it may have been done: when it was sent first, or
 --                  a moment before, Unix seconds. '' = it is sent for the first time, or has a `key`
 --        batch     that the jobs are members of: `<home>/<batch>/<ordinal>/<until>`. The ordinal of the first row, then
---                  the next ones; and until when they are reserved, Unix seconds. '' = none
+--                  the next ones; and until when they are reserved, Unix seconds. '' = none. `/<life>` may follow: it
+--                  differs from that of an earlier batch of the same id, whose records are no members then
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -38,7 +40,7 @@
 
 local now, conflict, within, by, key, asked, since, batch = unpack(ARGV, 1, 8)
 now, since = clock(now), tonumber(since)
-local members, ordinal, till = batch:match('^([%w._:@-]+/[%w._:@-]+/)(%d+)/([%d.]+)$')
+local members, ordinal, till, life = batch:match('^([%w._:@-]+/[%w._:@-]+/)(%d+)/([%d.]+)/?(%w*)$')
 if batch ~= '' and not (tonumber(till) and #ordinal < 10) then
   refuse('batch', 'a valid batch')
 end
@@ -46,7 +48,8 @@ local first = first_reply(key)
 if first then
   return first
 end
-if within ~= '' or conflict == 'keep' then
+local keeps = conflict ~= ''
+if within ~= '' or keeps then
   expect('ZCARD', dead)
 end
 
@@ -83,7 +86,9 @@ end
 
 -- Whether an earlier call has written the same member, whatever has become of it.
 local function is_there(id, at)
-  return members and (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member(at)
+  return members
+    and (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member(at)
+    and (life == '' or field_of(id, 'life') == life)
 end
 
 local places, dues, old, written = {}, {}, {}, {}
@@ -96,7 +101,7 @@ for id, payload, _, _, due, delay in rows(9, 6) do
   if since and known and written[id] == nil then -- the first of several rows of an id is the one that is written
     written[id] = is_written(id, payload, since) and (not members or field_of(id, 'batch') == member(row))
   end
-  local refusal = known and not written[id] and (refusal_of(id) or (conflict == 'keep' and is_there(id, row)))
+  local refusal = known and not written[id] and (refusal_of(id) or (keeps and is_there(id, row)))
   if refusal and conflict == '' then
     return fail('EXISTS', refusal)
   elseif refusal or new[id] or written[id] then
@@ -130,10 +135,13 @@ for id, payload, priority, group in rows(9, 6) do
   row = row + 1
   if members then
     more = more or {}
-    more.batch = member(row)
+    more.batch, more.life = member(row), life ~= '' and life or nil
   end
   if members and not (new[id] or written[id]) then
-    if not is_there(id, row) then
+    local another = not is_there(id, row)
+    if another and conflict == 'node' then
+      dues[row + 1] = '-1'
+    elseif another then
       member_reports.note(more.batch, 'm') -- another job of that id is kept
     end
   elseif new[id] then

@@ -77,7 +77,15 @@ for id, payload, priority, group in rows(6, 6) do
     local row = not field_of(id, 'finished') and row_of(field_of(id, 'ledger')) or ''
     local batch = not field_of(id, 'finished') and field_of(id, 'batch') or ''
     local next_row = row_of(field_of(id, 'next_ledger')) or ''
-    supplant(id, payload, priority, group, now, { by = by, ledger = row, batch = batch }, next_row)
+    supplant(
+      id,
+      payload,
+      priority,
+      group,
+      now,
+      { by = by, ledger = row, batch = batch, life = batch ~= '' and field_of(id, 'life') or nil },
+      next_row
+    )
     if row ~= '' then
       redis.call('HSET', record(id), 'renewed', '1')
     end

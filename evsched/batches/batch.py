@@ -154,11 +154,13 @@ class Batch:
             JobLate: the batch has ended, or was cancelled.
             JobMissing: there is no such batch.
         """
+        _check_task(task)
         (job,) = await task.hand_over([Arguments(args, kwargs, ())], self._put)
         return job
 
     async def add_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]], /) -> list[Job[R]]:
         """Enqueue many jobs of a task as members, 1,000 in two round trips; `calls` as for `enqueue_many`."""
+        _check_task(task)
         return await task.hand_over(calls, self._put)
 
     async def _put(self, queue: str, jobs: list[New], options: JobOptions) -> list[str]:
@@ -220,6 +222,8 @@ class Batch:
         if not put.is_named:
             jobs = [replace(job, id=f"{self.id}.{found.first + at}") for at, job in enumerate(jobs)]
         address = found.address(self.queue, self.id)
+        if put.on_conflict == "keep":  # the record that is kept may be of an earlier batch of this id
+            address += f"/{await self._client.send(self._store.batch_life(self.id))}"
         try:
             accepted = await put.send(self._client, jobs, address)
         except JobExists:
@@ -388,6 +392,14 @@ class Batch:
     async def adopted(self, token: str) -> None:
         """Confirm the reservation for a batch that is open."""
         self._written.append(token)
+        await self._confirm_soon()
+
+    async def refused(self, address: str, token: str) -> None:
+        """Give the reservation back for a batch whose id is taken."""
+        await self._give_back(int(address.rpartition("/")[2]), 1, token)
+        await self._confirm_soon()
+
+    async def _confirm_soon(self) -> None:
         if not self._is_open:
             await self._confirm_all()
 
@@ -426,16 +438,20 @@ class NewBatch(Batch):
         address, token = "", ""
         if self._parent is not None:
             address, token = await self._parent.adopt(self.id, self.queue)
-        await self._client.send(
-            self._store.batch_open(
-                self.id,
-                token_hex(8),
-                retention=self._retention,
-                expires=self._expires,
-                parent=address,
-                fields=self._fields,
-            )
+        call = self._store.batch_open(
+            self.id,
+            token_hex(8),
+            retention=self._retention,
+            expires=self._expires,
+            parent=address,
+            fields=self._fields,
         )
+        try:
+            await self._client.send(call)
+        except JobExists:
+            if self._parent is not None:
+                await self._parent.refused(address, token)
+            raise
         if self._parent is not None:
             await self._parent.adopted(token)
         return self
@@ -453,6 +469,11 @@ class NewBatch(Batch):
             await self.close()
         else:
             await self.cancel()
+
+
+def _check_task(task: Any) -> None:
+    if not isinstance(task, Enqueuer):
+        raise ConfigError(f"{task!r:.100} is not a task: give a task of the app, or task.using(...), and its arguments")
 
 
 def _read_options(options: BatchOptions) -> tuple[dict[str, bytes | str], float | None, float]:
@@ -479,7 +500,11 @@ def _read_options(options: BatchOptions) -> tuple[dict[str, bytes | str], float 
 
 async def batch_of_job(client: Client, queue: str, job_id: str) -> Batch | None:
     """Return the batch that a job is a member of; None if it is in none."""
-    found = await client.send(client.store(queue).member_of(job_id))
+    shard = client.store(client.shards.home(queue, job_id))
+    found = await client.send(shard.member_of(job_id))
+    if found is None:  # it may be in another shard
+        for other in await client.whole(queue):
+            found = found or await client.send(other.member_of(job_id))
     home, _, rest = (found or b"").decode(errors="replace").partition("/")
     name, _, member = rest.partition("/")
     if not (keys.NAME.fullmatch(home) and keys.NAME.fullmatch(name)):

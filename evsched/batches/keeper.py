@@ -242,7 +242,9 @@ class BatchKeeper:
         names = ("total", "done", "dead", "cancelled", "expired", "stopped")
         ended = {"batch": batch, "queue": store.queue, "outcome": outcome}
         ended |= {name: int(count) for name, count in zip(names, counts, strict=True)}
-        job_id = f"{batch}.{outcome}.{number}"[-200:]
+        # An earlier batch of the id has called, too.
+        life = await self._client.send(store.batch_life(batch))
+        job_id = f"{batch}.{outcome}.{number}.{life}"[-200:]
         made = encode(payload | {"args": [ended]})
         job = New(job_id, made, call.get("priority"), call.get("group"))
         await self._client.enqueue(queue, [job], "keep", Unique(within=_CALLED))
@@ -264,10 +266,12 @@ class BatchKeeper:
             mine = [member for member in found if member.queue == queue]
             jobs = [member for member in mine if member.batch is None]
             stores = await self._client.whole(queue)
-            there = await self._client.run(are_there(stores, store.queue, batch, jobs)) if jobs else []
+            there = await self._client.run(are_there(stores, store, batch, jobs)) if jobs else []
             lost |= {job.ordinal: queue for job, found in zip(jobs, there, strict=True) if not found}
             for member in mine:
-                if (child := member.batch) is not None and await self._client.send(Store(queue).batch(child)) is None:
+                address = f"{store.queue}/{batch}/{member.ordinal}"
+                child = member.batch
+                if child is not None and not await self._client.send(Store(queue).is_child(child, address)):
                     lost[member.ordinal] = queue
         for queue in sorted(set(lost.values())):
             for one in await self._client.whole(queue):
@@ -292,14 +296,14 @@ class BatchKeeper:
         codes, start = (CODES["o"], CODES["c"]), int(first)
         for _ in range(_SLICES):
             found = await self._client.run(with_codes(store, batch, int(last) + 1, codes, _SLICE, start))
-            await self._cancel_members(found)
+            await self._cancel_members(f"{store.queue}/{batch}", found)
             if len(found) < _SLICE:
                 return f"settle {batch} 0 {last} {_UNNAMED}", now + _LATER
             start = found[-1].ordinal + 1
         return f"cancel {batch} {start} {last}", now
 
-    async def _cancel_members(self, found: list[Member]) -> None:
-        """Cancel all that wait by one call for each queue and shard, and the others one by one."""
+    async def _cancel_members(self, batch: str, found: list[Member]) -> None:
+        """Cancel what waits by one call for each queue and shard, and others one by one. `batch`: `<home>/<batch>`."""
         jobs, others = defaultdict[str, list[Member]](list), [member for member in found if member.batch is not None]
         for member in found:
             if member.batch is None:
@@ -310,7 +314,9 @@ class BatchKeeper:
         for member in others:
             try:
                 if (child := member.batch) is not None:
-                    await self._client.send(self._client.store(member.queue).batch_close(child, how="cancelled"))
+                    inner = self._client.store(member.queue)
+                    if await self._client.send(inner.is_child(child, f"{batch}/{member.ordinal}")):
+                        await self._client.send(inner.batch_close(child, how="cancelled"))
                 else:
                     await self._client.cancel(member.queue, member.id)
             except JobMissing:

@@ -82,16 +82,18 @@ def with_codes(
     return (yield from members(store, batch, ordinals, codes))
 
 
-def are_there(stores: Sequence[Store], home: str, batch: str, found: Sequence[Member]) -> Operation[list[bool]]:
+def are_there(stores: Sequence[Store], home: Store, batch: str, found: Sequence[Member]) -> Operation[list[bool]]:
     """Return of each member whether one of the stores, of its queue and the shards, has its record.
 
     A job that moves to another shard is in both for a moment. With several stores each is asked twice, because a pass
     may ask the one just before the job comes, and the other just after it has left.
     """
+    opened = yield from send(home.batch_opened(batch))
+    life = yield from send(home.batch_life(batch))
     there = [False] * len(found)
     for store in [*stores] * (2 if len(stores) > 1 else 1):
-        records = yield from send_many([store.member_of(member.id) for member in found])
+        records = yield from send_many([store.membership_of(member.id) for member in found])
         for at, (member, record) in enumerate(zip(found, records, strict=True)):
-            address = f"{home}/{batch}/{member.ordinal}".encode()
-            there[at] = there[at] or record == address or (record or b"").startswith(address + b"/")
+            address = f"{home.queue}/{batch}/{member.ordinal}".encode()
+            there[at] = there[at] or record.is_of(address, life, opened)
     return there

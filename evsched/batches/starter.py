@@ -1,7 +1,8 @@
 """The jobs of a graph: a keeper makes and enqueues them when their nodes are released.
 
 Each step may be repeated, or done by two keepers at once: the ids of the jobs, and the ordinals and tokens of the
-batches, follow from the node; and the record of a job is kept, so that it is not enqueued again when it has ended.
+batches, follow from the node and the life of the graph; and the record of a job is kept, so that it is not enqueued
+again when it has ended. A record that a graph of the same id has left is of another life.
 """
 
 from __future__ import annotations
@@ -55,21 +56,27 @@ class Starter:
         ordinals = [int(word) for word in listed.split(",")]
         reading: list[Call[Any]] = [
             *(store.batch_nodes(batch, ordinals), store.batch_ends(batch, 0, max(ordinals))),
-            store.batch_field(batch, "stop"),
+            *(store.batch_field(batch, "stop"), store.batch_life(batch)),
         ]
-        texts, ends, stop = await self._client.run(send_many(reading))
+        texts, ends, stop, life = await self._client.run(send_many(reading))
         codes = [byte % 8 for byte in ends]
         found = zip(ordinals, map(read_node, texts), strict=True)
         nodes = {at: node for at, node in found if at < len(codes) and codes[at] == CODES["o"]}
         if stop is None:
-            await self._start(store, now, batch, nodes, codes)
+            await self._start(store, now, batch, life, nodes, codes)
             stop = await self._client.send(store.batch_field(batch, "stop"))
         if stop is not None:
-            await self._cancel(store, batch, nodes)
+            await self._cancel(store, batch, life, nodes)
         return {node.queue for node in nodes.values() if node is not None and node.over is None}
 
     async def _start(
-        self, store: Store, now: float, batch: str, nodes: Mapping[int, StoredNode | None], codes: Sequence[int]
+        self,
+        store: Store,
+        now: float,
+        batch: str,
+        life: str,
+        nodes: Mapping[int, StoredNode | None],
+        codes: Sequence[int],
     ) -> None:
         takes = [take for node in nodes.values() if node is not None for take in (*node.takes, node.over) if take]
         results = await self._results(store, batch, takes, codes)
@@ -80,32 +87,41 @@ class Starter:
                     raise NotStarted("its node is malformed: another client wrote it")
                 payload = _with_results(node, results)
                 if node.over is not None:
-                    await self._fan_out(store, batch, at, node, payload, results[node.over.ordinal])
+                    await self._fan_out(store, batch, life, at, node, payload, results[node.over.ordinal])
                 else:
                     jobs[at] = node.queue, _new(node, batch, at, payload)
             except NotStarted as error:
-                await self._client.send(store.fail_node(batch, at, str(error)))
-                await self._client.send(store.batch_count([(batch, at, bytes([CODES["x"]]))]))
+                await self._fail(store, batch, at, str(error))
         until = f"{now + RESERVED:.6f}"
+        runs = [*_runs(jobs, self._client.shards.home)]
         calls = [
-            self._client.store(shard).enqueue(some, keep=True, batch=f"{store.queue}/{batch}/{first}/{until}")
-            for shard, first, some in _runs(jobs, self._client.shards.home)
+            self._client.store(shard).enqueue_nodes(some, f"{store.queue}/{batch}/{first}/{until}/{life}")
+            for shard, first, some in runs
         ]
-        await self._send_all(calls)
+        for (_, first, some), taken in zip(runs, await self._send_all(calls), strict=True):
+            for at, (job, is_taken) in enumerate(zip(some, taken, strict=True), first):
+                if is_taken:
+                    await self._fail(store, batch, at, f"there is another job {job.id}: it waits, runs or is dead")
 
-    async def _cancel(self, store: Store, batch: str, nodes: Mapping[int, StoredNode | None]) -> None:
+    async def _fail(self, store: Store, batch: str, ordinal: int, why: str) -> None:
+        """Count a node as dead that has no job."""
+        await self._client.send(store.fail_node(batch, ordinal, why))
+        await self._client.send(store.batch_count([(batch, ordinal, bytes([CODES["x"]]))]))
+
+    async def _cancel(self, store: Store, batch: str, life: str, nodes: Mapping[int, StoredNode | None]) -> None:
         """Cancel the jobs of nodes, also one that is not there: a call that is on its way must not bring it."""
         for at, node in nodes.items():
             job = "" if node is None else node.job_id(batch, at)
             try:
                 if node is not None and node.over is not None:
-                    await self._client.send(store.batch_close(job, how="cancelled"))
+                    if await self._client.send(store.is_child(job, f"{store.queue}/{batch}/{at}")):
+                        await self._client.send(store.batch_close(job, how="cancelled"))
                 elif node is not None:
                     await self._client.cancel(node.queue, job)
             except JobMissing:
                 if node is not None and node.over is None:
                     home = self._client.store(self._client.shards.home(node.queue, job))
-                    await self._client.send(home.cancel_member(job, f"{store.queue}/{batch}/{at}"))
+                    await self._client.send(home.cancel_member(job, f"{store.queue}/{batch}/{at}/{life}"))
 
     async def _results(
         self, store: Store, batch: str, takes: Iterable[Take], codes: Sequence[int]
@@ -123,7 +139,7 @@ class Starter:
         return found | {take.ordinal: value for take, value in zip(single, values, strict=True)}
 
     async def _fan_out(
-        self, store: Store, batch: str, at: int, node: StoredNode, payload: dict[str, Any], items: Any
+        self, store: Store, batch: str, life: str, at: int, node: StoredNode, payload: dict[str, Any], items: Any
     ) -> None:
         """Open the batch of a node that has a job for each item, with a node without an order for each, and close it.
 
@@ -138,7 +154,7 @@ class Starter:
             raise NotStarted(f"the result of {node.over.node} has {len(items)} items: {node.name} takes {node.limit}")
         child, kept = node.job_id(batch, at), float(payload["retention"])
         try:
-            opened = store.batch_open(child, "each", retention=kept, parent=f"{store.queue}/{batch}/{at}")
+            opened = store.batch_open(child, life, retention=kept, parent=f"{store.queue}/{batch}/{at}")
             await self._client.send(opened)
         except JobExists:
             raise NotStarted(f"there is another batch {child}") from None
@@ -147,8 +163,8 @@ class Starter:
         await write_nodes(self._client, store, child, [PlanRow(encode(each), "", node.queue) for each in made])
         await self._client.send(store.batch_close(child))
 
-    async def _send_all(self, calls: Iterable[Call[Any]]) -> None:
-        await asyncio.gather(*map(self._client.send, calls))
+    async def _send_all(self, calls: Iterable[Call[Any]]) -> list[Any]:
+        return await asyncio.gather(*map(self._client.send, calls))
 
     async def shed(
         self, store: Store, now: float, batch: str, first: str, *, forget: bool = False

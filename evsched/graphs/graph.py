@@ -78,6 +78,8 @@ class Graph:
             ConfigError: the name is not valid, or taken, or an option is not.
             BadArguments: the task cannot be called with these arguments.
         """
+        if not isinstance(despite_failure, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"node {name}: despite_failure is {despite_failure!r:.100}: give True or False")
         self._add(name, call, after, take, despite=despite_failure)
 
     def each(
@@ -97,8 +99,10 @@ class Graph:
 
         Raises as `add`.
         """
-        if not isinstance(limit, int) or not 0 < limit <= NODES_MOST:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"node {name}: limit is {limit!r}: give a whole number from 1 to {NODES_MOST:,}")
+        if type(limit) is not int or not 0 < limit <= NODES_MOST:
+            raise ConfigError(f"node {name}: limit is {limit!r:.100}: give a whole number from 1 to {NODES_MOST:,}")
+        if not isinstance(over, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"node {name}: over is {over!r:.100}: give the name of a node")
         self._add(name, call, after, take, over=over, limit=limit)
 
     def follow(self, name: str, call: TaskCall[Any]) -> None:
@@ -122,6 +126,8 @@ class Graph:
         limit: int = 0,
     ) -> None:
         _check(call, name)
+        _check_names("after", name, after)
+        _check_names("take", name, take or ())
         names = [after] if isinstance(after, str) else after
         takes = dict(names) if isinstance(names, Mapping) else {one: one for one in names}
         before = tuple(dict.fromkeys(takes.values()))
@@ -175,7 +181,7 @@ class Graph:
         rows = self._rows(batch.id)
         async with batch:
             await write_nodes(client, client.store(batch.queue), batch.id, rows)
-        return EnqueuedGraph(batch.id, batch.queue, client, self._last)
+        return EnqueuedGraph(batch.id, batch.queue, client, [*self._nodes])
 
     def _rows(self, batch: str) -> list[PlanRow]:
         """Return the nodes as `batch_plan` takes them, each behind the nodes that it waits for.
@@ -183,6 +189,8 @@ class Graph:
         Raises:
             ConfigError
         """
+        if not self._nodes:
+            raise ConfigError("the graph has no nodes: add one with add(name, task.s(...))")
         order = self._order()
         ordinals = {name: at for at, name in enumerate(order)}
         longest = max(map(len, order), default=0) + (6 if any(node.over for node in self._nodes.values()) else 1)
@@ -249,9 +257,9 @@ class Graph:
 class EnqueuedGraph(Batch):
     """A graph that was enqueued: a batch, whose first members are its nodes."""
 
-    def __init__(self, batch: str, queue: str, client: Client, last: str) -> None:
+    def __init__(self, batch: str, queue: str, client: Client, names: Sequence[str]) -> None:
         super().__init__(batch, queue, client)
-        self._last = last
+        self._names = tuple(names)
 
     async def result(self, node: str | None = None, *, timeout: timedelta | float | None = None) -> Any:
         """Wait until the graph has ended, and return the result of a node; None = of the node that was added last.
@@ -261,7 +269,9 @@ class EnqueuedGraph(Batch):
             JobMissing: there is no such node, or its record is not kept any more.
             TimeoutError: the graph did not end in time.
         """
-        name = node or self._last
+        name = self._names[-1] if node is None else node
+        if name not in self._names:
+            raise JobMissing(f"graph {self.id} has no node {name!r:.100}")
         await self.wait(timeout)
         found = await self.node(name)
         if found.outcome != "done":
@@ -301,6 +311,18 @@ def chain(app: Outlet, calls: Sequence[TaskCall[Any]], id: str | None, queue: st
 def _check(call: Any, name: str) -> None:
     if not isinstance(call, TaskCall):
         raise ConfigError(f"node {name}: {call!r:.100} is not a call of a task: give task.s(...)")
+
+
+def _check_names(option: str, name: str, value: Any) -> None:
+    found: list[Any] = []
+    if isinstance(value, Mapping):
+        found += [*cast("Mapping[Any, Any]", value), *cast("Mapping[Any, Any]", value).values()]
+    elif isinstance(value, Sequence | set | frozenset):
+        found += cast("Sequence[Any]", value)
+    else:
+        found.append(value)
+    if not all(isinstance(one, str) for one in found):
+        raise ConfigError(f"node {name}: {option} is {value!r:.100}: give names of nodes")
 
 
 def _list(names: Any) -> str:

@@ -115,7 +115,10 @@ def current_job() -> CurrentJob:
     Raises:
         LookupError: the caller is not inside a run.
     """
-    return _current.get()
+    try:
+        return _current.get()
+    except LookupError:
+        raise LookupError("no job runs here: call this from the handler of a job") from None
 
 
 class JobLogFilter(logging.Filter):

@@ -67,6 +67,7 @@ FIELDS: Final = (
     Field("ledger", "text", "description"),
     Field("edited", "text", "description"),
     Field("batch", "text", "description"),
+    Field("life", "text", "description"),
     Field("revised", "text", "id"),
     Field("due", "time", "job"),
     Field("attempt", "count", "job"),

@@ -25,6 +25,10 @@ RESERVED: Final = 30.0
 """Seconds after a reservation until which jobs may be enqueued by it. The difference is for clocks that differ."""
 
 
+LIFE: Final = 8
+"""Characters of the token of a batch that tell it from an earlier one of the same id."""
+
+
 class Reservation(Struct, frozen=True):
     """The result of `batch_add`."""
 
@@ -37,6 +41,24 @@ class Reservation(Struct, frozen=True):
     def address(self, home: str, batch: str, at: int = 0) -> str:
         """Return the argument `batch` of `enqueue` for the jobs from the one at `at` on."""
         return f"{home}/{batch}/{(self.first or 0) + at}/{self.now + RESERVED:.6f}"
+
+
+class Membership(NamedTuple):
+    """The member of a batch that a job is, as its record says."""
+
+    member: bytes
+    """`<home>/<batch>/<ordinal>`, and perhaps `/<turn>`; empty if there is no record."""
+    life: str
+    created: float | None
+
+    def is_of(self, address: bytes, life: str, opened: float) -> bool:
+        """Return whether it is the member that an address names, and not one of an earlier batch of the same id.
+
+        A record without a life is too old if it was made before the batch was opened; clocks may differ.
+        """
+        if self.member != address and not self.member.startswith(address + b"/"):
+            return False
+        return self.life == life if self.life else self.created is None or self.created > opened - RESERVED
 
 
 class Counted(NamedTuple):
@@ -269,6 +291,18 @@ class BatchCalls(Queue):
     def batch_field(self, batch: str, field: str) -> Call[bytes | None]:
         return self._call(("HGET", self._batch(batch), field), raw)
 
+    def is_child(self, batch: str, address: str) -> Call[bool]:
+        """Read whether there is a batch that is the member which an address names, and not another of its id."""
+        return self._call(("HGET", self._batch(batch), "parent"), lambda parent: text(parent or b"") == address)
+
+    def batch_life(self, batch: str) -> Call[str]:
+        """Read what tells a batch from an earlier one of the same id; "" if there is none."""
+        return self._call(("HGET", self._batch(batch), "token"), lambda token: text(token or b"")[:LIFE])
+
+    def batch_opened(self, batch: str) -> Call[float]:
+        """Read when a batch was opened; 0 if there is none."""
+        return self._call(("HGET", self._batch(batch), "created"), lambda created: number(created) or 0.0)
+
     def batch_ends(self, batch: str, first: int, last: int) -> Call[bytes]:
         """Read the bytes of ordinals, as far as there are any."""
         return self._call(("GETRANGE", self._batch(batch, "ends"), first, last), raw)
@@ -359,6 +393,15 @@ class BatchCalls(Queue):
     def member_of(self, job_id: str) -> Call[bytes | None]:
         """Read which member of a batch a job is, as its record says; None if it has none, or there is no record."""
         return self._call(("HGET", keys.job(self.queue, job_id), "batch"), raw)
+
+    def membership_of(self, job_id: str) -> Call[Membership]:
+        """Read which member of a batch a job is, and of which life of that."""
+
+        def read(reply: list[bytes | None]) -> Membership:
+            member, life, created = reply
+            return Membership(member or b"", text(life or b""), number(created))
+
+        return self._call(("HMGET", keys.job(self.queue, job_id), "batch", "life", "created"), read)
 
     def result_of(self, job_id: str) -> Call[bytes | None]:
         """Read the result of a job, JSON; None if it is not done, or there is no record."""

@@ -151,6 +151,16 @@ class ClientCalls(Queue):
         """
         return self._put(_dues, jobs, "keep" if keep else None, within, batch=batch)
 
+    def enqueue_nodes(self, jobs: Iterable[New], batch: str) -> Call[list[bool]]:
+        """Put the jobs of nodes of a graph on the schedule; the reply says of which the id is taken by another job.
+
+        A job that is there already stays, even if it has ended.
+
+        Raises (when sent):
+            JobLate: the reservation of the ordinals is over; then none was written.
+        """
+        return self._put(lambda reply: [due < 0 for due in _dues(reply)], jobs, "node", None, batch=batch)
+
     def replace(self, jobs: Iterable[New], *, within: float | None = None) -> Call[list[float]]:
         """Put at most 1,000 jobs on the schedule, replacing jobs of the same ids; the reply is their dues.
 
@@ -180,7 +190,7 @@ class ClientCalls(Queue):
         self,
         read: Callable[[Any], T],
         jobs: Iterable[New],
-        on_conflict: OnConflict | None,
+        on_conflict: OnConflict | Literal["node"] | None,
         within: float | None,
         request: IdempotentRequest = NO_REQUEST,
         batch: str = "",

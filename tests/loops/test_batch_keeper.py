@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from evsched import App, EndedBatch, JobExists, JobLate, Retry, events
+from evsched.batches.batch import batch_of_job
 from evsched.config import Config
 from evsched.errors import BadArguments, ConfigError, JobMissing
 from evsched.store.client_calls import New
 from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
@@ -251,6 +253,42 @@ async def test_batch_in_a_batch_counts_as_one_job(config: Config, tasks: Tasks) 
         assert [(call.batch, call.total, call.done) for call in tasks.ends.calls] == [("inner", 2, 2), ("outer", 2, 2)]
 
 
+async def test_batch_whose_id_is_taken_is_no_member(config: Config, tasks: Tasks, queue: str) -> None:
+    async with system(config, tasks.app) as running:
+        other = await tasks.app.batch("taken").open()
+        async with tasks.app.batch("outer", **tasks.callbacks()) as outer:
+            await outer.add(tasks.work, 1)
+            with pytest.raises(JobExists):
+                await outer.batch("taken").open()
+        assert (await tasks.ends.wait("done")).total == 1
+        # Programs have died between the two calls.
+        outer = await tasks.app.batch("outer-2").open()
+        await running.sender.send(Store(queue).batch_add("outer-2", "lost", 1, queue, ids=["/taken"]))
+        await outer.cancel()
+        await done(running, "cancel outer-2 0 0")
+        assert (await other.status()).state == "open"
+        await running.sender.send(Store(queue).add_chore("settle outer-2 0 0 lost", 0.0))
+        assert (await outer.wait(PATIENCE)).total == 0
+
+
+async def test_jobs_in_shards_find_their_batch(config: Config, sender: BatchingSender, queue: str) -> None:
+    sharded = App(queue=queue, shards=2)
+    sharded.move_to(config.url)
+
+    @sharded.task
+    async def work() -> None: ...
+
+    async with sharded.batch("b") as batch:
+        ids = [job.id for job in await batch.add_many(work, [()] * 9)]
+    # One is not at its home: the number of shards was another one.
+    other = f"{queue}:{1 - int(sharded.client.shards.home(queue, 'moved')[-1])}"
+    await sender.send(Store(other).enqueue([New("moved", b'{"task":"work"}')], batch=f"{queue}/b/9/9999999999"))
+    found = [await batch_of_job(sharded.client, queue, job_id) for job_id in [*ids, "moved"]]
+    assert [one and one.id for one in found] == ["b"] * 10
+    assert await batch_of_job(sharded.client, queue, "none") is None
+    await sharded.close()
+
+
 async def test_progress_is_called_at_tenths(config: Config, tasks: Tasks) -> None:
     async with system(config, tasks.app):
         async with tasks.app.batch(on_progress=tasks.note, on_done=tasks.note) as batch:
@@ -282,6 +320,17 @@ async def test_wrong_options_are_refused(tasks: Tasks) -> None:
         await app.known_batch("b").add(tasks.work.using(id="a", on_conflict="replace"), 1)
 
 
+async def test_calls_that_name_no_task_and_run_in_no_job_are_refused(tasks: Tasks) -> None:
+    batch, wrong = tasks.app.known_batch("b"), cast("list[Any]", [print, tasks.work.s(1)])
+    for task in wrong:
+        with pytest.raises(ConfigError, match="is not a task"):
+            await batch.add(task, 1)
+        with pytest.raises(ConfigError, match="is not a task"):
+            await batch.add_many(task, [(1,)])
+    with pytest.raises(LookupError, match="no job runs here"):
+        await tasks.app.current_batch()
+
+
 async def test_producer_that_dies_before_it_enqueues_leaves_no_gap(config: Config, tasks: Tasks) -> None:
     async with system(config, tasks.app) as running:
         send = running.sender.send
@@ -301,6 +350,35 @@ async def test_producer_that_dies_before_it_enqueues_leaves_no_gap(config: Confi
         assert (found.total, found.done, found.adding, found.ordinals) == (3, 2, 0, 251)
         await tasks.app.job(f"{batch.id}.2").reschedule()
         assert (await tasks.ends.wait("done")).total == 3
+
+
+async def test_job_of_an_earlier_batch_of_the_id_is_no_member(
+    config: Config, tasks: Tasks, raw: Any, queue: str
+) -> None:
+    async with system(config, tasks.app) as running:
+        for count in range(2):
+            async with tasks.app.batch("b", retention=0.1, **tasks.callbacks()) as batch:
+                await batch.add(tasks.work.using(id="kept", on_conflict="keep"), 1)
+            assert (await tasks.ends.wait("done", count + 1)).done == 1
+            await done(running, "forget b")
+        assert tasks.ran[1] == 2
+
+
+async def test_producer_that_dies_is_not_thought_to_have_enqueued_jobs_of_an_earlier_batch(
+    config: Config, tasks: Tasks, raw: Any, queue: str
+) -> None:
+    async with system(config, tasks.app) as running:
+        batch = await tasks.app.batch("b", **tasks.callbacks()).open()
+        old = {"batch": f"{queue}/b/0", "payload": '{"task":"work"}', "created": "1"}
+        old |= {"outcome": "done", "finished": "2"}
+        raw.hset(f"evsched:{{{queue}}}:job:b.0", mapping=old)
+        raw.expire(f"evsched:{{{queue}}}:job:b.0", 99)
+        raw.hset(f"evsched:{{{queue}}}:job:kept", mapping=old | {"batch": f"{queue}/b/1", "life": "other"})
+        raw.expire(f"evsched:{{{queue}}}:job:kept", 99)
+        await running.sender.send(Store(queue).batch_add("b", "lost", 2, queue, ids=["b.0", "kept"]))
+        await batch.close()
+        await running.sender.send(Store(queue).add_chore("settle b 0 1 lost", 0.0))
+        assert (await batch.wait(PATIENCE)).total == 0
 
 
 async def test_lost_jobs_of_a_cancelled_batch_are_missing(config: Config, tasks: Tasks, raw: Any, queue: str) -> None:

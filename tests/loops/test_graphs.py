@@ -331,6 +331,54 @@ async def test_chores_that_are_done_again_start_no_node_twice(config: Config, ta
         assert sum(len(event.ids) for event in running.recorder.of(events.Started)) == 6  # with the callback
 
 
+@pytest.mark.parametrize("dead", [False, pytest.param(True, marks=pytest.mark.extra)])
+async def test_node_whose_id_another_job_has_is_dead(config: Config, tasks: Tasks, dead: bool) -> None:
+    async with system(config, tasks.app) as running:
+        if dead:
+            tasks.failing.add("other")
+        await tasks.name.using(id="g.b", delay=0 if dead else 3600).enqueue("other")
+        if dead:
+            await running.recorder.wait(events.JobBuried, lambda event: event.id == "g.b")
+        graph = tasks.app.graph("g", **tasks.callbacks())
+        graph.add("a", tasks.name.s("a"))
+        graph.add("b", tasks.name.s("b"), after="a", take=())
+        graph.add("c", tasks.name.s("c"), after="b", take=())
+        run = await graph.enqueue()
+        ended = await tasks.ended()
+        assert (ended.outcome, ended.total, ended.done, ended.dead, ended.stopped) == ("failed", 3, 1, 1, 1)
+        with pytest.raises(JobDead, match=r"g\.b is dead: there is another job g\.b"):
+            await run.result("b")
+
+
+async def test_graph_whose_id_was_used_before_runs_its_nodes_though_their_old_records_are_kept(
+    config: Config, tasks: Tasks
+) -> None:
+    async with system(config, tasks.app) as running:
+        for _ in range(2):
+            graph = tasks.app.graph("g", retention=0.1, **tasks.callbacks())
+            graph.add("span", tasks.span.s(1))
+            graph.each("each", tasks.add.s(), over="span")
+            graph.add("end", tasks.name.s("end"), after="each", take=())
+            await graph.enqueue()
+            assert (await tasks.ended()).outcome == "done"
+            await done(running, "forget g.each")
+        assert tasks.ran["end"] == 2
+
+
+@pytest.mark.extra
+async def test_cancelled_graph_leaves_no_node_to_the_next_one_of_its_id(config: Config, tasks: Tasks) -> None:
+    async with system(config, tasks.app) as running:
+        for delay in (3600, 0):
+            graph = tasks.app.graph("g", retention=0.1, **tasks.callbacks())
+            graph.add("end", tasks.name.using(delay=delay).s("end"))
+            run = await graph.enqueue()
+            if delay:
+                await done(running, "start g 0")
+                await run.cancel()
+                await done(running, "forget g")
+        assert (await tasks.ended()).outcome == "done"
+
+
 async def test_malformed_chores_and_nodes_of_graphs_do_no_harm(
     config: Config, tasks: Tasks, raw: Any, queue: str
 ) -> None:
@@ -381,12 +429,30 @@ def test_wrong_graphs_are_refused_when_they_are_built(tasks: Tasks) -> None:
         (BadArguments, "takes 2 arguments, got 3", lambda: graph.each("b", add.s(1, 2), over="a")),
         (ConfigError, "take names x", lambda: graph.add("b", add.s(1), after="a", take=("x",))),
         (ConfigError, "id: the job of a node has its own", lambda: graph.add("b", add.using(id="x").s(1))),
+        (ConfigError, "limit is True", lambda: graph.each("b", add.s(), over="a", limit=True)),
+        (ConfigError, "over is", lambda: graph.each("b", add.s(), over=["a"])),  # type: ignore[arg-type]
+        (ConfigError, "after is 3", lambda: graph.add("b", add.s(), after=3)),  # type: ignore[arg-type]
+        (ConfigError, "after is", lambda: graph.add("b", add.s(), after=[3])),  # type: ignore[list-item]
+        (ConfigError, "take is 3", lambda: graph.add("b", add.s(), after="a", take=3)),  # type: ignore[arg-type]
+        (ConfigError, "despite_failure is 'yes'", lambda: graph.add("b", add.s(), despite_failure="yes")),  # type: ignore[arg-type]
         (ConfigError, "limit is 0", lambda: graph.each("b", add.s(), over="a", limit=0)),
         (ConfigError, r"chain\(\) has no calls", lambda: tasks.app.chain()),
     ]
     for kind, text, build in wrong:
         with pytest.raises(kind, match=text):
             build()
+
+
+async def test_result_of_a_node_that_there_is_not_is_refused_at_once(tasks: Tasks, config: Config) -> None:
+    tasks.app.move_to(config.url)
+    graph = tasks.app.graph()
+    with pytest.raises(ConfigError, match="the graph has no nodes"):
+        await graph.enqueue()
+    graph.add("a", tasks.nothing.s())
+    run = await graph.enqueue()
+    with pytest.raises(JobMissing, match="has no node 'zz'"):
+        await run.result("zz")
+    await tasks.app.close()
 
 
 async def test_wrong_orders_are_refused_before_anything_is_written(tasks: Tasks, raw: Any, queue: str) -> None:

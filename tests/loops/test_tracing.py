@@ -321,13 +321,14 @@ async def test_an_enqueue_without_an_event_loop_has_a_span(config: Config, app: 
 async def test_callback_of_a_batch_is_linked_to_the_span_that_opened_it(
     config: Config, app: App, spans: Traced
 ) -> None:
-    ended = asyncio.Event()
+    ended, ran = asyncio.Event(), list[str]()
 
     @app.task
     async def work() -> None: ...
 
     @app.task
     async def note(batch: EndedBatch) -> None:
+        ran.append(current_job().id)
         ended.set()
 
     async with system(config, app):
@@ -336,7 +337,7 @@ async def test_callback_of_a_batch_is_linked_to_the_span_that_opened_it(
                 await batch.add(work)
         async with asyncio.timeout(PATIENCE):
             await ended.wait()
-        await app.job(f"{batch.id}.done.1").result(PATIENCE)
+        await app.job(ran[0]).result(PATIENCE)
     context = opener.get_span_context()
     assert linked(spans.one("run note")) == [(context.trace_id, context.span_id)]
 
