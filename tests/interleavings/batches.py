@@ -174,10 +174,10 @@ def _bytes(snapshot: Snapshot, batch: str) -> list[int]:
 
 
 def _called(snapshot: Snapshot, batch: str) -> list[tuple[str, int]]:
-    """Return the callbacks that have been scheduled: the outcome, and of which end."""
+    """Return the callbacks that have been scheduled: the outcome, and of which end. What marks the batch is left out."""
     prefix = f"evsched:{{{CALLBACKS}}}:job:{batch}."
     found = [name.removeprefix(prefix).split(".") for name in snapshot.keys if name.startswith(prefix)]
-    return [(outcome, int(number)) for outcome, number in found]
+    return [(outcome, int(number)) for outcome, number, _ in found]
 
 
 def fates_of(snapshot: Snapshot, batch: str, ordinal: int) -> list[int]:
@@ -295,7 +295,7 @@ def _check_end(snapshot: Snapshot) -> str | None:
         if called != [(outcome, number) for number, outcome in enumerate(outcomes[:rounds], 1)]:
             return f"batch {batch} is {record['state']}, has ended {record['round']} times, and has called {called}"
         if rounds and record["state"] != "cancelled":
-            said = json.loads(snapshot.pairs(_callback(batch, *called[-1]))["payload"])["args"][0]
+            said = json.loads(snapshot.pairs(_callback(snapshot, batch, *called[-1]))["payload"])["args"][0]
             counts = {name: int(record.get(name, 0)) for name in _COUNTS[:4]}
             counts["total"] = int(record["total"]) - int(record.get("missing", 0))
             if {name: said[name] for name in counts} != counts:
@@ -303,8 +303,9 @@ def _check_end(snapshot: Snapshot) -> str | None:
     return None
 
 
-def _callback(batch: str, outcome: str, number: int) -> str:
-    return f"evsched:{{{CALLBACKS}}}:job:{batch}.{outcome}.{number}"
+def _callback(snapshot: Snapshot, batch: str, outcome: str, number: int) -> str:
+    prefix = f"evsched:{{{CALLBACKS}}}:job:{batch}.{outcome}.{number}."
+    return next(name for name in snapshot.keys if name.startswith(prefix))
 
 
 def _last(snapshot: Snapshot, batch: str, ordinal: int, fates: Sequence[int]) -> int:

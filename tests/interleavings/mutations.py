@@ -193,7 +193,7 @@ MUTATIONS: Final = {
         *("graph that is cancelled", 0, 0, "although its batch was cancelled"),
     ),
     "a cancelled node that a late call brings back": Mutation(
-        (("cancel", "left.mark(id, run[6])", ""),), *("graph that is cancelled", 0, 0, "has ended [3, 3]")
+        (("cancel", "left.mark(id, run[6], life)", ""),), *("graph that is cancelled", 0, 0, "has ended [3, 3]")
     ),
     "a cancelled node that has not come yet": Mutation(
         (("starter", "if node is not None and node.over is None:\n", "if False:\n"),),
