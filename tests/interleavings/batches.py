@@ -174,7 +174,7 @@ def _bytes(snapshot: Snapshot, batch: str) -> list[int]:
 
 
 def _called(snapshot: Snapshot, batch: str) -> list[tuple[str, int]]:
-    """Return the callbacks that have been scheduled: the outcome, and of which end. What marks the batch is left out."""
+    """Return the callbacks that have been scheduled: the outcome, and of which end."""
     prefix = f"evsched:{{{CALLBACKS}}}:job:{batch}."
     found = [name.removeprefix(prefix).split(".") for name in snapshot.keys if name.startswith(prefix)]
     return [(outcome, int(number)) for outcome, number, _ in found]
