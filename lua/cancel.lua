@@ -67,9 +67,10 @@ local function forget(id, run)
     push_reply(id, 'cancelled', 'null', nil, 0)
   end
   local row = row_of(field_of(id, 'next_ledger')) or row_of(run[5])
-  local life = field_of(id, 'life')
+  local is_member = run[6] and run[6]:find('^[%w._:@-]+/[%w._:@-]+/%d+')
+  local life = is_member and field_of(id, 'life')
   redis.call('DEL', key)
-  if run[6] and run[6]:find('^[%w._:@-]+/[%w._:@-]+/%d+') then
+  if is_member then
     left.mark(id, run[6], life)
   end
   acquit(id)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from evsched import keys
 from evsched.batches.member import CODES, OUTCOMES
-from evsched.client.explain import Explanation
 from evsched.client.operations import Operation, send, send_many
 from evsched.store.batch_calls import BatchRecord
 from evsched.store.store import Store
 from evsched.transport.call import Call
+
+if TYPE_CHECKING:
+    from evsched.client.explain import Explanation
 
 KEPT_MOST: Final = 1e9
 """The longest retention of a record of a graph, in seconds: some 30 years."""
@@ -177,6 +179,8 @@ def explain_node(store: Store, job_id: str) -> Operation[Explanation | None]:
 
     `store`: that of the home of the graph.
     """
+    from evsched.client.explain import Explanation  # few programs need it
+
     batch = job_id.rpartition(".")[0]
     record = (yield from send(store.batch(batch))) if batch else None
     if record is None:
