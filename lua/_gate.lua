@@ -89,18 +89,13 @@ local function take_room(groups, spent, now)
   end
 end
 
--- Let the front of the backlog pass, at most `room` jobs, and hold back those whose groups have reached a limit.
--- Returns how many passed, and how many were looked at.
--- USES policy, LOOKS, payloads_read, PAYLOADS_MOST, counting, groups_of, closed_group, rule_of, spend_rule, hold_back,
---      STRIDE, take_room, enter, throttled, fair, note_passed
-local function pass(room, now)
-  local most = math.min(policy.grouped and room + 32 or room, LOOKS)
-  local front = redis.call('ZRANGE', backlog, 0, most - 1, 'WITHSCORES')
-  local looked, ids, spent, reached = 0, {}, {}, {}
-  while #ids < room and 2 * looked < #front and payloads_read < PAYLOADS_MOST do
-    local id, score = front[2 * looked + 1], front[2 * looked + 2]
-    looked = looked + 1
-    local groups = counting and groups_of(id)
+-- Judge jobs by the limits of their groups, and count those that pass. Returns two functions: the first holds a job
+-- back or lets it pass, and returns whether it did; the second is called after the last job.
+-- USES groups_of, policy, closed_group, rule_of, spend_rule, hold_back, take_room, enter
+local function judge_groups(now)
+  local spent = {}
+  local function passes(id, score)
+    local groups = groups_of(id)
     local ruled = policy.grouped and groups ~= ''
     local closed = ruled and closed_group(groups, now)
     if closed then
@@ -110,22 +105,45 @@ local function pass(room, now)
         spent[rule] = nil
       end
       hold_back(id, score, closed, rule.opens, now)
-    else
+      return false
+    end
+    if ruled then
+      take_room(groups, spent, now)
+    end
+    enter(id, groups)
+    return true
+  end
+  local function spend_all()
+    for rule, count in pairs(spent) do
+      spend_rule(rule, count, now)
+    end
+  end
+  return passes, spend_all
+end
+
+-- Let the front of the backlog pass, at most `room` jobs, and hold back those whose groups have reached a limit.
+-- Returns how many passed, and how many were looked at.
+-- USES policy, LOOKS, payloads_read, PAYLOADS_MOST, counting, judge_groups, STRIDE, throttled, fair, note_passed
+local function pass(room, now)
+  local most = math.min(policy.grouped and room + 32 or room, LOOKS)
+  local front = redis.call('ZRANGE', backlog, 0, most - 1, 'WITHSCORES')
+  local looked, ids, reached, passes, spend_all = 0, {}, {}, nil, nil
+  if counting and #front > 0 then
+    passes, spend_all = judge_groups(now)
+  end
+  while #ids < room and 2 * looked < #front and payloads_read < PAYLOADS_MOST do
+    local id, score = front[2 * looked + 1], front[2 * looked + 2]
+    looked = looked + 1
+    if not passes or passes(id, score) then
       ids[#ids + 1] = id
       reached[-math.floor(score / STRIDE)] = score % STRIDE
-      if ruled then
-        take_room(groups, spent, now)
-      end
-      if counting then
-        enter(id, groups)
-      end
     end
   end
   if looked == 0 then
     return 0, 0
   end
-  for rule, count in pairs(spent) do
-    spend_rule(rule, count, now)
+  if spend_all then
+    spend_all()
   end
   if #ids > 0 then
     redis.call('RPUSH', ready, unpack(ids))
@@ -155,6 +173,9 @@ local function open(asked, now)
     return tonumber(policy.paused_until)
   elseif policy.paused then
     end_queue_pause()
+  end
+  if redis.call('EXISTS', backlog, throttled) == 0 then
+    return nil, false -- no job waits
   end
   local rate = (policy.rate or 0) > RATE_LEAST and policy.rate
   local room = READY_AHEAD + asked - redis.call('LLEN', ready)
@@ -361,44 +382,53 @@ local function limit_of(text)
   return number and number >= 0 and number < 1e12 and number or nil
 end
 
--- The limits that are set. This read refuses a key of the wrong type before the verb has written anything.
--- `reserved_of`: how much of a concurrency older parts of the queue still use.
--- USES limits, limit_of, ORIGIN_IN, moment_of, HISTORY
-local policy
-local function reserved_of(field)
-  local found = policy.reserved and policy.reserved[field]
+-- How much of a limit older parts of the queue still use, by what `policy.reserved` has.
+-- USES limit_of
+local function reserved_of(reserved, field)
+  local found = reserved and reserved[field]
   return type(found) == 'table' and limit_of(found[1]) or 0
 end
-local function read_policy()
-  policy = {}
-  local ruled = redis.call('HLEN', limits)
-  if ruled > 0 then
-    local whole = { 'paused', 'concurrency', 'rate', 'burst', 'paused_until', 'paused_why', 'reserved' }
-    whole[8], whole[9] = 'history', 'history_age'
-    local fields = redis.call('HMGET', limits, 'concurrency:*', 'rate:*', 'burst:*', 'tasks', 'origins', unpack(whole))
-    policy.paused, policy.paused_until = fields[6], moment_of(fields[10] or nil)
-    policy.concurrency, policy.rate, policy.burst = limit_of(fields[7]), limit_of(fields[8]), limit_of(fields[9])
-    policy.each_group = { unpack(fields, 1, 3) }
-    -- The tasks for whose jobs the payload must be read, and how it names them.
-    policy.tasks, policy.origins, policy.named = {}, fields[5], (fields[4] or fields[5]) and {}
-    for task in (fields[4] or ''):gmatch('[^}]+') do
-      policy.tasks[task] = true
-      policy.named[task] = '"' .. task .. '"'
-    end
-    for task in pairs(policy.origins and ORIGIN_IN or {}) do
-      policy.named[task] = '"' .. task .. '"'
-    end
-    policy.history, policy.history_age = limit_of(fields[13]), limit_of(fields[14])
-    for i = 6, 14 do
-      ruled = ruled - (fields[i] and 1 or 0)
-    end
-    if fields[12] then
-      local good, reserved = pcall(cjson.decode, fields[12])
-      policy.reserved = good and type(reserved) == 'table' and reserved or {}
-      policy.concurrency = policy.concurrency and math.max(0, policy.concurrency - reserved_of('concurrency'))
-    end
-    policy.grouped = ruled > 0
+
+-- Read the limits, of which there are `ruled`.
+-- USES limits, limit_of, moment_of, ORIGIN_IN, reserved_of
+local function read_limits(ruled)
+  local found, whole = {}, { 'paused', 'concurrency', 'rate', 'burst', 'paused_until', 'paused_why', 'reserved' }
+  whole[8], whole[9] = 'history', 'history_age'
+  local fields = redis.call('HMGET', limits, 'concurrency:*', 'rate:*', 'burst:*', 'tasks', 'origins', unpack(whole))
+  found.paused, found.paused_until = fields[6], moment_of(fields[10] or nil)
+  found.concurrency, found.rate, found.burst = limit_of(fields[7]), limit_of(fields[8]), limit_of(fields[9])
+  found.each_group = { unpack(fields, 1, 3) }
+  -- The tasks for whose jobs the payload must be read, and how it names them.
+  found.tasks, found.origins, found.named = {}, fields[5], (fields[4] or fields[5]) and {}
+  for task in (fields[4] or ''):gmatch('[^}]+') do
+    found.tasks[task] = true
+    found.named[task] = '"' .. task .. '"'
   end
+  for task in pairs(found.origins and ORIGIN_IN or {}) do
+    found.named[task] = '"' .. task .. '"'
+  end
+  found.history, found.history_age = limit_of(fields[13]), limit_of(fields[14])
+  for i = 6, 14 do
+    ruled = ruled - (fields[i] and 1 or 0)
+  end
+  if fields[12] then
+    local good, reserved = pcall(cjson.decode, fields[12])
+    found.reserved = good and type(reserved) == 'table' and reserved or {}
+    found.concurrency = found.concurrency
+      and math.max(0, found.concurrency - reserved_of(found.reserved, 'concurrency'))
+  end
+  found.grouped = ruled > 0
+  return found
+end
+
+-- The limits that are set. This read refuses a key of the wrong type before the verb has written anything. `rules`: the
+-- limits of groups that this call has read: see `rule_of`.
+-- USES limits, read_limits, HISTORY
+local policy
+local function read_policy()
+  local ruled = redis.call('HLEN', limits)
+  policy = ruled > 0 and read_limits(ruled) or {}
+  policy.rules = {}
   policy.history, policy.history_age = policy.history or HISTORY.most, policy.history_age or HISTORY.age
 end
 read_policy()
@@ -466,15 +496,14 @@ local function limits_of(group)
   end
   local rate = own[2] and own or { false, each[2], own[3] or each[3] }
   local most = limit_of(own[1] or each[1])
-  most = most and math.max(0, most - reserved_of('concurrency:' .. (own[1] and group or all)))
+  most = most and math.max(0, most - reserved_of(policy.reserved, 'concurrency:' .. (own[1] and group or all)))
   return most, limit_of(rate[2]), limit_of(rate[3])
 end
 
 -- The room that a group's own limits leave: `room`, how many jobs, and `opens`, when its rate opens if there is none.
--- USES limits_of, in_flight, RATE_LEAST, tokens
-local rules = {}
+-- USES policy, limits_of, in_flight, RATE_LEAST, tokens
 local function rule_of(group, now)
-  local rule = rules[group]
+  local rule = policy.rules[group]
   if not rule then
     local most, rate, burst = limits_of(group)
     rule = { room = math.huge, rate = rate, burst = burst }
@@ -487,7 +516,7 @@ local function rule_of(group, now)
       free, rule.opens = tokens(rule.arrival, rule.rate, rule.burst, now)
       rule.room = math.min(rule.room, free)
     end
-    rules[group] = rule
+    policy.rules[group] = rule
   end
   return rule
 end
@@ -503,7 +532,7 @@ local function spend_rule(rule, count, now)
 end
 
 -- A job that has passed does not begin, and will pass again: undo its part in the rates.
--- USES policy, RATE_LEAST, spend, groups_of, split_groups, rule_of, rules
+-- USES policy, RATE_LEAST, spend, groups_of, split_groups, rule_of
 local function refund(id, now)
   if (policy.rate or 0) > RATE_LEAST then
     spend(root .. 'arrival', policy.rate, policy.burst, -1, now)
@@ -514,6 +543,6 @@ local function refund(id, now)
     if rule.arrival then
       spend(rule.arrival, rule.rate, rule.burst, -1, now)
     end
-    rules[group] = nil -- it has more room now
+    policy.rules[group] = nil -- it has more room now
   end
 end

@@ -128,26 +128,32 @@ local function reopen_all()
   redis.call('ZUNIONSTORE', throttled, 1, throttled, 'WEIGHTS', 0)
 end
 
--- Count only while a limit needs it. To begin is O(n) in ready and in the workers' lists, once, when one is first set.
--- A job counts in the group that it has now. It may have been counted in another, which no end of a job would open.
--- USES policy, counting, in_flight, processing, enter, reopen_all, holders
+-- Begin to count. O(n) in ready and in the workers' lists, once, when a limit is first set. A job counts in the group
+-- that it has now. It may have been counted in another, which no end of a job would open.
+-- USES in_flight, processing, enter, reopen_all, holders
+local function begin_count()
+  redis.call('HSET', in_flight, '*', 0)
+  reopen_all()
+  local lists = { ready }
+  for _, worker in ipairs(holders()) do
+    lists[#lists + 1] = processing(worker)
+  end
+  for _, list in ipairs(lists) do
+    local ids = redis.pcall('LRANGE', list, 0, -1)
+    for _, id in ipairs(ids) do
+      enter(id)
+    end
+  end
+end
+
+-- Count only while a limit needs it.
+-- USES policy, counting, in_flight, begin_count
 local function keep_count()
   local needed = policy.concurrency or policy.grouped
   if counting and not needed then
     redis.call('DEL', in_flight)
   elseif needed and not counting then
-    redis.call('HSET', in_flight, '*', 0)
-    reopen_all()
-    local lists = { ready }
-    for _, worker in ipairs(holders()) do
-      lists[#lists + 1] = processing(worker)
-    end
-    for _, list in ipairs(lists) do
-      local ids = redis.pcall('LRANGE', list, 0, -1)
-      for _, id in ipairs(ids) do
-        enter(id)
-      end
-    end
+    begin_count()
   end
   counting = needed
 end

@@ -13,6 +13,9 @@
 --        opens the gate, '' = none does
 -- FAILS  none
 -- TWICE  the second call finds nothing due
+-- RARE   bury, judge_occurrence, tally, remove_waiting, keep_misnamed, reuse, keep_inline, with_failure, throttled_in,
+--        field_of, holds, worker_of, recurrence_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
+--        note_passed, joined_rows, milliseconds
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, identify, save_turns, open, fields_of, payload_size, is_inline,

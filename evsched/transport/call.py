@@ -109,6 +109,7 @@ CHECK: Final = "check_number"
 _ARGUMENT: Final = re.compile(r"^--.{8}(\w+)  +(?:(number|count|score)( or '')?: )?", re.MULTILINE)
 _DEFINED: Final = re.compile(r"^local (?:function )?([\w, ]+)", re.MULTILINE)
 _USES: Final = re.compile(r"^-- USES +((?:.*,\n-- +)*.*)$", re.MULTILINE)
+_RARE: Final = re.compile(r"^-- RARE +((?:.*,\n-- +)*.*)$", re.MULTILINE)
 
 
 class Block(NamedTuple):
@@ -137,7 +138,16 @@ def read(path: Path) -> str:
 
 def declared(text: str) -> tuple[str, ...]:
     """Return the shared names that a script or a block declares with `-- USES`."""
-    found = _USES.search(text)
+    return _names(_USES, text)
+
+
+def seldom(text: str) -> tuple[str, ...]:
+    """Return the shared functions that a script declares with `-- RARE`: most of its calls do without them."""
+    return _names(_RARE, text)
+
+
+def _names(mark: re.Pattern[str], text: str) -> tuple[str, ...]:
+    found = mark.search(text)
     return tuple(re.findall(r"\w+", found[1])) if found else ()
 
 
@@ -190,13 +200,29 @@ def _kinds(found: list[tuple[str, str, str]], index: Callable[[int], str]) -> li
 def script(verb: str) -> Script:
     """Return the script of a verb: its flags, the shared blocks that it needs, the checks of its arguments, its code.
 
-    It contains no other blocks: Redis creates each function again in every call, which takes 0.1 us.
+    It contains no other blocks, and makes those for what is rare only when a call comes to it: Redis creates each
+    function again in every call, which takes 0.1 us and more.
     """
     flags, _, body = read(folder() / f"{verb}.lua").partition("\n")
     checked = checks(body)
-    blocks = needed((ALWAYS, *declared(body), *([CHECK] if CHECK in checked else [])))
-    source = "\n\n".join([flags, *(block.text for block in blocks), checked, body])
+    names = (ALWAYS, *declared(body), *([CHECK] if CHECK in checked else []))
+    rare = seldom(body)
+    common = needed(names, without=rare)
+    rest = [block for block in needed(names) if block not in common]
+    parts = [*(block.text for block in common), checked, body]
+    if rest:
+        call = re.compile(rf"(?<![.\w])(?=({'|'.join(rare)})\b)")
+        parts = [re.sub(r"(?m)^(?! *--).*", lambda line: call.sub("rare().", line[0]), part) for part in parts]
+        parts = [parts[0], "local rare", *parts[1:-2], _made_once(rest, rare), *parts[-2:]]
+    source = "\n\n".join([flags, *parts])
     return Script(verb, source, sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def _made_once(blocks: list[Block], names: Iterable[str]) -> str:
+    """Return Lua code: the function that makes blocks when a call needs one of these names for the first time."""
+    inner = "\n\n".join(block.text for block in blocks)
+    fields = ", ".join(f"{name} = {name}" for name in names)
+    return f"local made\nrare = function()\nif not made then\n\n{inner}\n\nmade = {{ {fields} }}\nend\nreturn made\nend"
 
 
 @cache
@@ -210,13 +236,17 @@ def read_scripts() -> None:
         script(path.stem)
 
 
-def needed(names: Iterable[str]) -> list[Block]:
-    """Return the blocks that define these names, each after the blocks that it uses itself."""
+def needed(names: Iterable[str], without: Iterable[str] = ()) -> list[Block]:
+    """Return the blocks that define these names, each after the blocks that it uses itself.
+
+    `without`: names that are left out, with what only they use.
+    """
     found: dict[Block, None] = {}
+    left_out = set(without)
 
     def add(name: str) -> None:
         block = shared()[name]
-        if block not in found:
+        if block not in found and name not in left_out:
             for used in block.uses:
                 add(used)
             found[block] = None

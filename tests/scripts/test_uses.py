@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from evsched.transport.call import ALWAYS, Block, declared, folder, needed, script, shared
+from evsched.transport.call import ALWAYS, Block, declared, folder, needed, script, seldom, shared
 
 SCRIPTS = {path.name: path.read_text() for path in sorted(folder().glob("[a-z]*.lua"))}
 PARTS = {
@@ -50,13 +50,39 @@ def test_a_name_is_defined_once() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_each_block_appears_once_and_before_its_users(name: str) -> None:
-    source = script(name.removesuffix(".lua")).source
-    seen = set[str]()
-    for block in needed((ALWAYS, *declared(SCRIPTS[name]))):
-        assert source.count(block.text) == 1
-        assert set(block.uses) <= seen
-        seen.update(block.names)
+def test_each_block_appears_once_and_after_what_it_uses(name: str) -> None:
+    source = script(name.removesuffix(".lua")).source.replace("rare().", "")
+    blocks = needed((ALWAYS, *declared(SCRIPTS[name])))
+    assert [source.count(block.text) for block in blocks] == [1] * len(blocks)
+    at = {word: source.index(block.text) for block in blocks for word in block.names}
+    for block in blocks:
+        later = {used for used in block.uses if at[used] > at[block.names[0]]}
+        assert later <= {*seldom(SCRIPTS[name])}
+
+
+LEAN = [name for name, text in SCRIPTS.items() if seldom(text)]
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_what_is_rare_is_made_only_when_a_call_comes_to_it(name: str) -> None:
+    source, text = script(name.removesuffix(".lua")).source, SCRIPTS[name]
+    names = (ALWAYS, *declared(text))
+    common = needed(names, without=seldom(text))
+    rare = {word for block in needed(names) if block not in common for word in block.names}
+    before, _, rest = source.partition("\nrare = function()\n")
+    _, _, after = rest.partition("\nreturn made\nend\n")
+    code = code_of(before + after)
+    assert not rare & set(re.findall(r"(?<![.\w])\w+", code))
+    assert set(re.findall(r"rare\(\)\.(\w+)", code)) == {*seldom(text)}
+    assert code.count("rare().") == (before + after).count("rare()."), "none in the text of a message"
+
+
+@pytest.mark.parametrize(("verb", "most"), [("dispatch", 40), ("start", 31), ("complete", 37)])
+def test_common_scripts_make_few_functions(verb: str, most: int) -> None:
+    """Each of them costs an empty call as much as a small command."""
+    before, _, rest = script(verb).source.partition("\nrare = function()\n")
+    made = re.findall(r"^(?:local )?function ", before + rest.partition("\nreturn made\nend\n")[2], re.MULTILINE)
+    assert len(made) <= most
 
 
 def test_each_shared_block_is_needed_by_a_script() -> None:
