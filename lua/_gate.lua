@@ -121,40 +121,54 @@ local function judge_groups(now)
   return passes, spend_all
 end
 
+-- Raise passed:<p> by jobs that pass, which are in the order of the backlog and still there.
+-- USES STRIDE, note_passed
+local function note_turns(ids)
+  local scores, reached = redis.call('ZMSCORE', backlog, ids[1], ids[#ids]), {}
+  if math.floor(scores[1] / STRIDE) ~= math.floor(scores[2] / STRIDE) then
+    scores = redis.call('ZMSCORE', backlog, unpack(ids)) -- of several priorities
+  end
+  for _, score in ipairs(scores) do
+    reached[-math.floor(score / STRIDE)] = score % STRIDE
+  end
+  for priority, order in pairs(reached) do
+    note_passed(priority, order)
+  end
+end
+
 -- Let the front of the backlog pass, at most `room` jobs, and hold back those whose groups have reached a limit.
 -- Returns how many passed, and how many were looked at.
--- USES policy, LOOKS, payloads_read, PAYLOADS_MOST, counting, judge_groups, STRIDE, throttled, fair, note_passed
+-- USES policy, LOOKS, payloads_read, PAYLOADS_MOST, counting, judge_groups, throttled, fair, note_turns
 local function pass(room, now)
   local most = math.min(policy.grouped and room + 32 or room, LOOKS)
-  local front = redis.call('ZRANGE', backlog, 0, most - 1, 'WITHSCORES')
-  local looked, ids, reached, passes, spend_all = 0, {}, {}, nil, nil
-  if counting and #front > 0 then
-    passes, spend_all = judge_groups(now)
-  end
-  while #ids < room and 2 * looked < #front and payloads_read < PAYLOADS_MOST do
-    local id, score = front[2 * looked + 1], front[2 * looked + 2]
-    looked = looked + 1
-    if not passes or passes(id, score) then
-      ids[#ids + 1] = id
-      reached[-math.floor(score / STRIDE)] = score % STRIDE
+  local looked, ids = 0, nil
+  if not counting then
+    ids = redis.call('ZRANGE', backlog, 0, most - 1)
+    looked = #ids
+  else
+    local front = redis.call('ZRANGE', backlog, 0, most - 1, 'WITHSCORES')
+    local passes, spend_all = judge_groups(now)
+    ids = {}
+    while #ids < room and 2 * looked < #front and payloads_read < PAYLOADS_MOST do
+      local id, score = front[2 * looked + 1], front[2 * looked + 2]
+      looked = looked + 1
+      ids[#ids + 1] = passes(id, score) and id or nil
     end
+    spend_all()
   end
   if looked == 0 then
     return 0, 0
   end
-  if spend_all then
-    spend_all()
-  end
+  local waits = redis.call('ZCARD', backlog) > looked or redis.call('EXISTS', throttled) == 1
   if #ids > 0 then
     redis.call('RPUSH', ready, unpack(ids))
+    if waits then
+      note_turns(ids)
+    end
   end
   redis.call('ZREMRANGEBYRANK', backlog, 0, looked - 1)
-  if redis.call('EXISTS', backlog, throttled) == 0 then
+  if not waits then
     redis.call('DEL', fair)
-  else
-    for priority, order in pairs(reached) do
-      note_passed(priority, order)
-    end
   end
   return #ids, looked
 end

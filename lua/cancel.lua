@@ -15,7 +15,7 @@
 --        MOVING    without a filter: it is on its way to another shard
 -- TWICE  the second call fails with MISSING, or asks the worker again; with a filter, it finds nothing
 -- RARE   pause_if_failing, release_waiting, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
---        note_passed
+--        note_turns
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
 --        row_of, report_gone, field_of, wants_reply, REPLY_READ, moving_due, IS_MOVING, report_end, is_earlier,

@@ -15,11 +15,11 @@
 -- TWICE  the second call finds nothing due
 -- RARE   bury, judge_occurrence, tally, remove_waiting, keep_misnamed, reuse, keep_inline, with_failure, throttled_in,
 --        field_of, holds, worker_of, recurrence_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
---        note_passed, joined_rows, milliseconds
+--        note_turns, joined_rows, milliseconds
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
---        worker_of, reuse, throttled_in, recurrence_of, identify, save_turns, open, fields_of, payload_size, is_inline,
---        with_failure, write_history
+--        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, fields_of, payload_size, is_inline, is_id,
+--        ID_RULE, decode, digest, keep_inline, with_failure, write_history
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a record here. A job that cannot run
 -- goes to dead with a reason, and does not stop the others.
@@ -104,7 +104,66 @@ if #due > 0 then
   end
 end
 
+-- The inline jobs among the due members: member -> the id, priority and group of the job, or why it cannot run. They
+-- are new if their ids have no records, which one command tells for all of them.
+local inline, jobs, known, keys = {}, {}, {}, {}
+for i = 1, #due, 2 do
+  local member = due[i]
+  if is_inline(member) then
+    local job, problem = decode(member, cap)
+    local one = { problem = problem }
+    if job then
+      one.id, one.priority, one.group = job.id or digest(member), job.priority, job.group
+      one.priority = one.priority ~= nil and tostring(one.priority) or nil
+      jobs[#jobs + 1] = one
+    end
+    inline[member] = one
+  else
+    known[member] = true
+  end
+end
+for _, one in ipairs(jobs) do
+  one.is_new = not known[one.id] and priority_of(one.priority or '5') and group_of(one.group or '')
+  if one.is_new then
+    known[one.id] = true
+    keys[#keys + 1] = record(one.id)
+  end
+end
+if #keys > 0 and redis.call('EXISTS', unpack(keys)) > 0 then
+  for _, one in ipairs(jobs) do
+    one.is_new = false
+  end
+end
+
 local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
+
+-- Make a record of an inline job: whether Redis could. `due`: nil = it is written later.
+local function adopt(member, job, due)
+  local fields = { 'payload', member }
+  if due then
+    fields[3], fields[4] = 'due', due
+  end
+  for _, name in ipairs({ 'priority', 'group' }) do
+    if job[name] then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = job[name]
+    end
+  end
+  return type(redis.pcall('HSET', record(job.id), unpack(fields))) == 'number'
+end
+
+-- The id of the job that a member stands for. When it cannot run: the id under which it is kept, and why.
+local function identify(member)
+  local job = inline[member]
+  if job and job.problem then
+    return keep_inline(member), job.problem
+  elseif job and not adopt(member, job) then
+    return keep_inline(member), 'the key of the record of ' .. job.id .. ' is ' .. NOT_A_HASH
+  elseif not job and not is_id(member) then
+    return keep_misnamed(member), 'the id is ' .. ID_RULE
+  end
+  return job and job.id or member
+end
 
 -- Put a job into dead. If its id also waits already, with the same record, it is removed there.
 local function quarantine(id, reason)
@@ -140,8 +199,20 @@ local function await_record(id, score, since)
   return true
 end
 
--- Give a job its place in the backlog, unless its recurrence decides otherwise. Returns whether it leaves the schedule.
-local function line_up(id, score, priority, group, name)
+-- Give a job its place in the backlog.
+local function line_up(id, score, priority, group)
+  places[#places + 1] = next_score(priority, group)
+  places[#places + 1] = id
+  moved[#moved + 1] = score
+end
+
+-- A score near 0 means "now", and is replaced by that time.
+local function due_of(score)
+  return tonumber(score) >= 1 and score or seconds(now)
+end
+
+-- Line up a job with a record, unless its recurrence decides otherwise. Returns whether it leaves the schedule.
+local function line_up_known(id, score, priority, group, name)
   local verdict = name and judge_occurrence(name, id, score, now)
   if verdict == 'wait' then
     redis.call('ZADD', schedule, '+inf', id)
@@ -154,12 +225,9 @@ local function line_up(id, score, priority, group, name)
     redis.call('DEL', record(id))
     return true
   end
-  -- A score near 0 means "now", and is replaced by that time.
-  score = tonumber(score) >= 1 and score or seconds(now)
+  score = due_of(score)
   redis.call('HSET', record(id), 'due', score)
-  places[#places + 1] = next_score(priority, group)
-  places[#places + 1] = id
-  moved[#moved + 1] = score
+  line_up(id, score, priority, group)
   return true
 end
 
@@ -203,17 +271,25 @@ local function move_on(id, score)
   if is_ready[id] or (parked and throttled_in(id)) then
     return true -- it waits already
   end
-  return line_up(id, score, priority, group, name and recurrence_of(id, name))
+  return line_up_known(id, score, priority, group, name and recurrence_of(id, name))
 end
 
 for i = 1, #due, 2 do
-  local member = due[i]
-  local id, problem = identify(member, cap)
-  if problem then
-    quarantine(id, problem)
-  end
-  if problem or move_on(id, due[i + 1]) then
+  local member, score = due[i], due[i + 1]
+  local job = inline[member]
+  if job and job.is_new and not is_ready[job.id] then
+    score = due_of(score)
+    adopt(member, job, score)
+    line_up(job.id, score, job.priority or '5', job.group or '')
     leaving[#leaving + 1] = member
+  else
+    local id, problem = identify(member)
+    if problem then
+      quarantine(id, problem)
+    end
+    if problem or move_on(id, score) then
+      leaving[#leaving + 1] = member
+    end
   end
 end
 

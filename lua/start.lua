@@ -20,7 +20,7 @@
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
 -- RARE   bury, abort, remove_waiting, keep_misnamed, uncount_run, with_failure, leave, enter, field_of, holds,
---        worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause, note_passed,
+--        worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause, note_turns,
 --        joined_rows, milliseconds
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
 --        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of, name_of_run,
