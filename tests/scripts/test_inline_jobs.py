@@ -206,8 +206,8 @@ def requeued(*, died: bool = False, named: bool = False) -> Step:
     """Return the step that puts the worker's jobs back: a janitor does, or the worker, which may name the run."""
 
     def requeue(twin: Twin) -> None:
-        end = twin.raw.zscore(f"{twin.root}leases", "w")
-        lease = (b"none" if end is None else b"%.6f" % end) if died else b""
+        leases = {lease.worker: lease.end for lease in twin.send(twin.store.survey()).leases}
+        lease = leases.get("w", b"none") if died else b""
         runs = [(JOB, twin.run.run)] if named else ()
         twin.send(twin.store.requeue("w", "it was away", lease=lease, runs=runs))
 
@@ -260,6 +260,11 @@ VERBS: Final[Mapping[str, Step]] = {
     "defer": call(lambda store, run: store.defer("w", [(run, Deferred(NOW + 3, "closed", "night", ""))])),
     "snooze": call(lambda store, run: store.snooze("w", [(run, Snoozed("not yet", 3.0))])),
     "snooze for a signal": call(lambda store, run: store.snooze("w", [(run, Snoozed("", 0.0, NOW + 60, "s"))])),
+    "snooze for a signal that comes": lambda twin: (
+        VERBS["wait"](twin),
+        VERBS["snooze for a signal"](twin),
+        VERBS["signal"](twin),
+    ),
     "handed back": requeued(),
     "handed back, named": requeued(named=True),
     "taken from a dead worker": requeued(died=True),
