@@ -18,6 +18,7 @@ from evsched.diagnostics.finding import Finding
 from evsched.store.client_calls import New
 from evsched.transport.senders import BatchingSender
 from tests.chaos.conftest import Fleet
+from tests.support.inline import enqueue_half_inline
 
 SHORT = {"EVSCHED_LEASE": "1.5", "EVSCHED_TEST_HEARTBEAT": "0.3"}
 KILLS = 50
@@ -47,8 +48,7 @@ class Producer(Thread):
         for job_id in ids:
             arguments = self._rng.uniform(0, 0.2), self._rng.random() < 0.5
             jobs.append(new_job("end", arguments, {}, JobOptions(id=job_id, retention=3600)))
-        self._client.enqueue("chaos", jobs)
-        self.ids += ids
+        self.ids += enqueue_half_inline(self._client, self._raw, "chaos", jobs)
 
     def stop(self) -> None:
         self._stopping.set()

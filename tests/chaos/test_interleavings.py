@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.interleavings.scenes import BATCHES, DISPATCHER, GRAPHS, SCENES, SIGNALS, run
+from tests.interleavings.scenes import BATCHES, DISPATCHER, GRAPHS, INLINES, SCENES, SIGNALS, run
 from tests.interleavings.search import JUMP
 from tests.interleavings.server import SavedRedis
 
@@ -19,7 +19,7 @@ MOST = int(os.environ.get("INTERLEAVINGS_MOST", "100000"))
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [*SCENES, *SIGNALS, *BATCHES, *GRAPHS])
+@pytest.mark.parametrize("name", [*SCENES, *INLINES, *SIGNALS, *BATCHES, *GRAPHS])
 def test_no_interleaving_breaks_a_rule(name: str) -> None:
     with SavedRedis() as redis:
         found = run(name, redis, faults=1, epochs=1, most=MOST)
@@ -28,7 +28,7 @@ def test_no_interleaving_breaks_a_rule(name: str) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", [*SCENES, *INLINES])
 @pytest.mark.parametrize(
     ("old", "without"),
     [(("V",), ()), (("V",), ("U",)), (DISPATCHER, ("V",))],
@@ -42,7 +42,7 @@ def test_two_releases_break_no_rule(name: str, old: Sequence[str], without: Sequ
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", [*SCENES, *INLINES])
 def test_server_clock_that_jumps_breaks_no_rule(name: str) -> None:
     with SavedRedis() as redis:
         found = run(name, redis, faults=1, epochs=1, most=MOST // 5, kinds=(JUMP,))

@@ -6,6 +6,7 @@ import random
 import time
 from collections import defaultdict
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
 from evsched.transport.embedded import EmbeddedRedis
 from tests.chaos.conftest import Fleet
+from tests.support.inline import enqueue_half_inline
 from tests.support.plain import plain_client
 
 LEASE = 15.0
@@ -23,11 +25,11 @@ JOBS = 2000
 
 
 @pytest.mark.timeout(240)
-def test_twenty_kills_lose_nothing(fleet: Fleet, client: SyncClient) -> None:
+def test_twenty_kills_lose_nothing(fleet: Fleet, client: SyncClient, raw: Any) -> None:
     fleet.start("dispatcher")
     workers = [fleet.start("worker", "tests.chaos.app:app", "--concurrency", "10") for _ in range(2)]
-    jobs = [new_job("work", (0.2,), {}, JobOptions(id=f"k{n}")) for n in range(JOBS)]
-    client.enqueue("chaos", jobs)
+    jobs = [new_job("work", (0.2,), {}, JobOptions(id=f"k{n}", tags=(f"k{n}",))) for n in range(JOBS)]
+    ids = enqueue_half_inline(client, raw, "chaos", jobs)
     killed: dict[int, float] = {}
     rng = random.Random(7)
     while len(killed) < KILLS:
@@ -49,7 +51,7 @@ def test_twenty_kills_lose_nothing(fleet: Fleet, client: SyncClient) -> None:
     for what, job, attempt, pid, at in lines:
         if what == "start":
             starts[job].append((at, attempt, pid))
-    assert starts.keys() == {job.id for job in jobs}
+    assert starts.keys() == {*ids}
     waits, twice = list[float](), 0
     for runs in starts.values():
         runs.sort()
@@ -143,10 +145,8 @@ def test_none_of_ten_thousand_jobs_starts_early(fleet: Fleet, client: SyncClient
     fleet.start("dispatcher")
     fleet.start("worker", "tests.chaos.app:app")
     rng, now = random.Random(3), client.now() + 2
-    client.enqueue(
-        "chaos",
-        [new_job("lateness", (), {}, JobOptions(id=f"e{n}", due=now + rng.uniform(0, 20))) for n in range(10_000)],
-    )
+    options = [JobOptions(id=f"e{n}", due=now + rng.uniform(0, 20), tags=(f"e{n}",)) for n in range(10_000)]
+    ids = enqueue_half_inline(client, raw, "chaos", [new_job("lateness", (), {}, one) for one in options])
     end = time.monotonic() + 60
     pipe = raw.pipeline(transaction=False)
     while (
@@ -155,8 +155,8 @@ def test_none_of_ten_thousand_jobs_starts_early(fleet: Fleet, client: SyncClient
         assert time.monotonic() < end
         time.sleep(0.1)
     time.sleep(0.5)
-    for n in range(10_000):
-        pipe.hmget(f"evsched:{{chaos}}:job:e{n}", "due", "started", "result")
+    for job in ids:
+        pipe.hmget(f"evsched:{{chaos}}:job:{job}", "due", "started", "result")
     late = list[float]()
     for due, started, result in pipe.execute():
         assert float(started) >= float(due)

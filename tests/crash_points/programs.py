@@ -19,8 +19,9 @@ from evsched.client.sweep import Filter
 from evsched.client.task_handle import SyncSession
 from tests.crash_points import witness
 from tests.crash_points.injection import FOLDER, append
-from tests.crash_points.scenes import FAR, ROWS
+from tests.crash_points.scenes import FAR, FAR_INLINE, INLINE, ROWS, SUSPECT
 from tests.crash_points.testimony import testimony
+from tests.support.inline import id_of
 from tests.support.plain import plain_client
 
 LATER: Final = 1.0
@@ -54,7 +55,7 @@ def schedule() -> None:
         _put(client, "gone", witness.work, delay=NEVER)
         _put(client, "cancelled", witness.work, NEVER)
         _put(client, "revived", witness.die_and_be_revived)
-        _step("inline", lambda: _schedule_inline(app))
+        _step("inline", lambda: _schedule_inline(app, LATER, '{"task":"work","id":"inline"}', *INLINE))
         replacement = witness.work.using(id="replaced", on_conflict="replace", delay=LATER)
         _step("replace", lambda: client.enqueue(replacement, 0))
         _step("pause", lambda: operator.pause(queue))
@@ -71,12 +72,22 @@ def schedule() -> None:
 def schedule_suspects() -> None:
     """Schedule jobs that workers held when they died, as Redis remembers it, and one for a process of the pool."""
     redis, suspects = plain_client(witness.app.url), f"evsched:{{{witness.queue}}}:suspects"
-    redis.hset(suspects, mapping={"isolated": "2 0", "alone": "4 1", "doubtful": "1 1", "isolated-once": "2 1"})
+    redis.hset(
+        suspects,
+        mapping={
+            id_of(SUSPECT.encode()): "2 0",
+            "isolated": "2 0",
+            "alone": "4 1",
+            "doubtful": "1 1",
+            "isolated-once": "2 1",
+        },
+    )
     with witness.app.sync() as client:
         for name in ("isolated", "alone", "doubtful"):
             _put(client, name, witness.work, 0.05)
         _put(client, "isolated-once", witness.work_once)
         _put(client, "process", witness.work_in_process)
+        _step("inline", lambda: _schedule_inline(witness.app, 0, SUSPECT))
 
 
 def schedule_killer() -> None:
@@ -114,6 +125,7 @@ def schedule_far() -> None:
     with witness.app.sync() as client:
         for n in range(FAR):
             _put(client, f"far-{n}", witness.work, delay=3600)
+    _step("inline", lambda: _schedule_inline(witness.app, 3600, *FAR_INLINE))
 
 
 def run_far() -> None:
@@ -126,11 +138,11 @@ def _put(client: SyncSession, name: str, task: TaskHandle[..., Any], *args: Any,
     _step(name, lambda: client.enqueue(task.using(id=name, on_conflict="keep", **options), *args))
 
 
-def _schedule_inline(app: App) -> None:
-    """Schedule a job as a client without a library does: the payload is the member."""
+def _schedule_inline(app: App, delay: float, *members: str) -> None:
+    """Schedule jobs as a client without a library does: the payload is the member."""
     with plain_client(app.url) as redis:
-        due = redis.time()[0] + LATER
-        redis.zadd(f"evsched:{{{app.queue}}}:schedule", {'{"task":"work","id":"inline"}': due})
+        due = redis.time()[0] + delay
+        redis.zadd(f"evsched:{{{app.queue}}}:schedule", dict.fromkeys(members, due))
 
 
 def _step(name: str, action: Callable[[], object], *harmless: type[JobError]) -> None:

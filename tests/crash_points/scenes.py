@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tests.support.inline import id_of
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -52,6 +54,21 @@ ROWS: Final = 4
 FAR: Final = 24
 """Occurrences of the recurrence, rows of the ledger, and jobs that are due much later."""
 
+INLINE: Final = (
+    '{"task":"work"}',
+    '{"task":"work","args":[0.2]}',
+    '{"task":"work_in_thread"}',
+    '{"task":"fail_at_first"}',
+    '{"task":"snooze_at_first"}',
+    '{"task":"give_up"}',
+    '{"task":"report"}',
+)
+"""Inline jobs without ids of their own, as a client without a library schedules them."""
+SUSPECT: Final = '{"task":"work","args":[0.05]}'
+FAR_INLINE: Final = tuple(f'{{"task":"work","kwargs":{{"seconds":{n}e-6}}}}' for n in range(12))
+"""Further ones: of a job that a worker held when it died, and of jobs that are due much later."""
+
+
 _DISPATCHER: Final = ("dispatcher", "--queue", "{queue}")
 _APP: Final = "tests.crash_points.witness:app"
 _WORKER: Final = ("worker", _APP)
@@ -80,6 +97,11 @@ SCENES: Final[Mapping[str, Scene]] = {
             "cancelled": Expected("cancelled", hook=False),
             "revived": Expected(free=1, hook=False),
             "inline": Expected(),
+            **{id_of(member.encode()): _PLAIN for member in INLINE},
+            **{id_of(member.encode()): Expected() for member in INLINE[:2]},
+            id_of(INLINE[3].encode()): Expected(attempts=2),
+            id_of(INLINE[4].encode()): Expected(free=1, hook=False),
+            id_of(INLINE[5].encode()): Expected("dead"),
         },
         unnamed=3,
         occurrences=OCCURRENCES,
@@ -95,6 +117,7 @@ SCENES: Final[Mapping[str, Scene]] = {
             "doubtful": Expected(),
             "isolated-once": Expected(only=True),
             "process": _PLAIN,
+            id_of(SUSPECT.encode()): Expected(),
         },
     ),
     "processes": Scene(
@@ -120,7 +143,9 @@ SCENES: Final[Mapping[str, Scene]] = {
         strikers=("mover",),
         services={"dispatcher": _DISPATCHER, "worker": _WORKER},
         programs={"client": "schedule_far", "mover": ("queues", "shard", "{queue}", "2"), "last": "run_far"},
-        jobs={f"far-{n}": Expected() for n in range(FAR)},
+        jobs=dict.fromkeys(
+            [*(f"far-{n}" for n in range(FAR)), *(id_of(member.encode()) for member in FAR_INLINE)], Expected()
+        ),
         late=frozenset({"dispatcher", "worker"}),
         shards=2,
     ),

@@ -13,6 +13,7 @@ A rule that is broken raises `Broken`, an AssertionError. The rules:
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import re
 from collections import Counter
@@ -38,14 +39,16 @@ from evsched.store.store import Store
 from evsched.transport.call import Call, script
 from evsched.transport.embedded import EmbeddedRedis, ServerBinary
 from evsched.transport.senders import BatchingSender, SyncSender
-from tests.fuzz.sequences import NOW, OTHER, QUEUE, READERS, ROLES, ROOT, Sequence, Step
+from tests.fuzz.sequences import INLINE, NOW, OTHER, QUEUE, READERS, ROLES, ROOT, Sequence, Step
 from tests.support import hostile
 from tests.support.headers import read_header
 from tests.support.plain import plain_client
 
 SLOW: Final = 0.05
 """Seconds of processor time that no call may take."""
-GOOD: Final = [f"good-{n}" for n in range(6)]
+_GOOD_INLINE: Final = [b'{"task":"noop","args":["good",%d]}' % n for n in range(2)]
+GOOD: Final = [f"good-{n}" for n in range(6)] + [hashlib.sha1(member).hexdigest() for member in _GOOD_INLINE]
+"""Ids of jobs that no sequence names."""
 CAP: Final = 262_144
 LATER: Final = NOW + 1e6
 """When all jobs are brought to their ends."""
@@ -142,6 +145,7 @@ class Arena:
         put("running", "good-2")
         send(store.at(NOW).start("w", (), hold=4, lease=99))
         put("r1", "r2", "good-3")
+        self._seed_inline()
         send(store.ask("running"))
         send(store.at(NOW).start("v", (), hold=1, lease=99, wait=True))
         send(store.declare(Declared(name="r", payload=due, rule="@hourly")))
@@ -173,6 +177,19 @@ class Arena:
         send(store.batch_plan("g", 0, [PlanRow(b"{}", "", QUEUE), PlanRow(b"{}", "", QUEUE, [0])]))
         send(Store(OTHER).at(NOW).enqueue([New("a", due, due=NOW), New("b", due, due=NOW + 50)]))
         self._raw.set("elsewhere", "x")
+
+    def _seed_inline(self) -> None:
+        """Schedule inline jobs: one that worker "w" runs, two that are ready, and two that are due later."""
+        send, store, schedule = self._sender.send, self._store.at(NOW), f"{ROOT.decode()}schedule"
+        (runs, *_), (member, waits, later) = INLINE, INLINE.values()
+        self._raw.zadd(schedule, {member: NOW - 5})
+        send(store.dispatch(limit=100, cap=CAP))
+        assert (
+            self._raw.lmove(f"{ROOT.decode()}ready", f"{ROOT.decode()}processing:w", "RIGHT", "RIGHT") == runs.encode()
+        )
+        send(store.start("w", (runs,), hold=1, lease=99))
+        self._raw.zadd(schedule, {waits: NOW - 5, _GOOD_INLINE[0]: NOW - 4, later: NOW + 50, _GOOD_INLINE[1]: NOW + 50})
+        send(store.dispatch(limit=100, cap=CAP))
 
     def _restore(self) -> None:
         pipe = self._raw.pipeline(transaction=False)
@@ -282,7 +299,7 @@ class Arena:
 
     def _read_all(self) -> None:
         store = self._store.at(NOW + 1)
-        ids = ["a", "b", "running", "dead", "r1", "g1", "r@1", "new", *GOOD]
+        ids = ["a", "b", "running", "dead", "r1", "g1", "r@1", "new", *INLINE, *GOOD]
         calls: list[Call[Any]] = [store.queue_stats(), store.survey(), store.agenda(99, 9), store.glance([QUEUE])]
         calls += [store.roster(0, 9, ["rule", "paused", "ahead"]), store.forecast(NOW, 60.0, 9)]
         calls += [store.batch_list(0, 9), store.batch("b")]

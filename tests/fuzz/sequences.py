@@ -8,6 +8,7 @@ error that the header does not name.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -62,7 +63,16 @@ class Sequence(Struct, frozen=True):
 
 Values = tuple[list[bytes], list[bytes]]
 
-IDS: Final = b"a b c running running dead r1 g1 scheduled later r@1 e@1 e@2 row row2 new".split()
+INLINE: Final = {
+    hashlib.sha1(member).hexdigest(): member
+    for member in (b'{"task":"noop"}', b'{"task":"noop","args":[1]}', b'{"task":"noop","args":[2],"reply":true}')
+}
+"""Inline jobs by the ids that they get: one that runs at first, one that is ready, and one on the schedule."""
+_RUNS_INLINE, *_ = _INLINE_IDS = [job.encode() for job in INLINE]
+IDS: Final = [
+    *b"a b c running running dead r1 g1 scheduled later r@1 e@1 e@2 row row2 new".split(),
+    *_INLINE_IDS,
+]
 _BAD_IDS: Final = [
     b"",
     b"bad id",
@@ -75,7 +85,7 @@ _BAD_IDS: Final = [
     b"%f[a",
     b"y" * 250_000,
 ]
-_INLINE: Final = [b'{"task":"noop"}', b'{"task":"noop","id":"a","reply":true}']
+_INLINE: Final = [*INLINE.values(), b'{"task":"noop","id":"a","reply":true}']
 _BAD_INLINE: Final = [b'{"task":"noop","id":"b","priority":1e400}', b'{"task":"', b"{" * 3000, b'{"id":{}}']
 _MOMENTS: Final[Values] = (
     [b"%d" % NOW, b"%d.5" % (NOW + 1), b"%d" % (NOW - 60), b"%d" % (NOW + 50), b"%d.000000" % (NOW + 86400)],
@@ -172,6 +182,8 @@ _ENDS: Final = ("abort", "bury", "complete", "defer", "forward", "progress", "re
 
 _ASKS: Final = ("keep", "recall", "wait_for")
 """The verbs by which a run asks about the data that its job has kept."""
+_HELD: Final = [b"running", b"running", _RUNS_INLINE, b"r1", b"g0"]
+"""Most of their calls are about a job that the worker has."""
 _BATCHES: Final = ("batch_open", "batch_add", "batch_plan", "batch_close", "batch_count", "batch_list")
 
 _DUE: Final = b"%d" % (NOW + 50)
@@ -213,14 +225,14 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("withdraw", "row"): ([b"7", b"8"], [b"9007199254740993"]),
     ("settle", "row"): ([b"7", b"8"], [b"9007199254740993"]),
     **{(verb, "worker"): ([b"w", b"w", b"w", b"v"], _WORKERS[1]) for verb in _ENDS},
-    **{(verb, "id"): ([b"running", b"running", b"r1", b"g0"], [*IDS, *_BAD_IDS]) for verb in _ENDS},
+    **{(verb, "id"): (_HELD, [*IDS, *_BAD_IDS]) for verb in _ENDS},
     **{(verb, "run"): ([_RUNS[0][0], _RUNS[0][0], _RUNS[0][0], *_RUNS[0][1:]], _RUNS[1]) for verb in _ENDS},
     ("arrive", "from"): ([b"fuzz:1"], [b"x"]),
     ("forward", "name"): ([b"evsched:{fuzz}:out"], [b"evsched:{fuzz}:limits", b"elsewhere"]),
     ("forward", "most"): ([b"", b"10"], [b"0"]),
     ("stand_by", "claim"): ([b"0", b"9"], _LENGTHS[1]),
     **{(verb, "worker"): ([b"w", b"w", b"w", b"v"], _WORKERS[1]) for verb in _ASKS},
-    **{(verb, "id"): ([b"running", b"running", b"r1", b"g0"], [*IDS, *_BAD_IDS]) for verb in _ASKS},
+    **{(verb, "id"): (_HELD, [*IDS, *_BAD_IDS]) for verb in _ASKS},
     **{(verb, "run"): ([_RUNS[0][0], _RUNS[0][0], _RUNS[0][0], *_RUNS[0][1:]], _RUNS[1]) for verb in _ASKS},
     ("keep", "name"): ([b'"one"', b'"two"', b'@"rows"'], [b"%", b"x" * 300, b"\xff"]),
     ("keep", "value"): ([b"1", b"[]", b'"' + b"x" * 100_000 + b'"'], [b"x", b"\xff\t"]),

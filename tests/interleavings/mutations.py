@@ -51,6 +51,16 @@ MUTATIONS: Final = {
         (("dispatch", "most = most and math.max(0,", "most = most and 100 + math.max(0,"),),
         *("group", 0, 0, "beyond the limit"),
     ),
+    "a limit of a task in which the jobs in flight do not count": Mutation(
+        (
+            (
+                "limit",
+                "local payload = redis.call('HGET', record(id)",
+                "do return nil end\n  local payload = redis.call('HGET', record(id)",
+            ),
+        ),
+        *("limit of a task that comes and goes, inline", 0, 0, "beyond the limit"),
+    ),
     "dispatch an hour early": Mutation(
         (("dispatch", "'-inf', seconds(now))\n\n-- Members", "'-inf', seconds(now + 3600))\n\n-- Members"),),
         *("reschedule", 0, 0, "early"),
@@ -112,7 +122,7 @@ MUTATIONS: Final = {
     ),
     "an id in two lists that runs twice": Mutation(
         (("start", "elseif finished then", "elseif false then"),),
-        *("again with a record", 0, 0, "was started again after its end"),
+        *("again and kept", 0, 0, "was started again after its end"),
     ),
     "occurrences that overlap": Mutation(
         (("dispatch", "current ~= id and unended(current) then", "false then"),),

@@ -21,6 +21,11 @@ PAYLOAD: Final = '{"task":"t","reply":true}'
 INLINE_PAYLOAD: Final = '{"task":"i","reply":true}'
 INLINE: Final = hashlib.sha1(INLINE_PAYLOAD.encode()).hexdigest()
 """The id of the job whose payload is the member of the schedule."""
+SECOND_PAYLOAD: Final = '{"task":"i","reply":true,"args":[2]}'
+SECOND: Final = hashlib.sha1(SECOND_PAYLOAD.encode()).hexdigest()
+"""The id of another one."""
+MEMBERS: Final = {INLINE: INLINE_PAYLOAD, SECOND: SECOND_PAYLOAD}
+"""The inline jobs by their ids."""
 
 _REQUEUE: Final = re.compile(r"requeue (\w) b'([^']+)'")
 """The worker and the lease of a call by which its jobs are taken."""
@@ -46,6 +51,8 @@ class Rules:
     """Ids that are cancelled: their jobs may be gone."""
     limited: Callable[[list[str]], bool] | None = None
     """Whether jobs with these ids may be in flight together; None = there is no limit."""
+    limit: str | None = None
+    """A limit of one job at a time for all jobs, which is set and removed meanwhile: those that passed before stay."""
     alone: str | None = None
     """Of the ids that begin with this, one may be in flight at a time: occurrences that do not overlap."""
     old: frozenset[str] = frozenset()
@@ -77,7 +84,7 @@ class Rules:
             held = f"processing:{worker}"
             unfenced = worker in self.old and _TAKEN not in step and (step.startswith("late") or HANDED_BACK in step)
             for job in {*before.snapshot.items(held)} - {*state.snapshot.items(held)}:
-                cancelled = state.snapshot.pairs(f"job:{job}").get("outcome") == "cancelled"
+                cancelled = _record(state.snapshot, job).get("outcome") == "cancelled"
                 if cancelled or (unfenced and state.noted(f"begin {job}") > state.noted(f"end {job}")):
                     return True
         if self.alone is None or not {"dispatcher", "janitor"} & self.old or not step.startswith("dispatcher"):
@@ -87,7 +94,7 @@ class Rules:
 
     def _check_job(self, state: State, job: str) -> str | None:
         snapshot = state.snapshot
-        record, found = snapshot.pairs(f"job:{job}"), _places(snapshot, job)
+        record, found = _record(snapshot, job), _places(snapshot, job)
         begun, ended, ends = state.noted(f"begin {job}"), state.noted(f"end {job}"), len(snapshot.items(f"reply:{job}"))
         again, cancelled = job in self.again, job in self.cancelled
         if not found and not cancelled and (self.handlers.retention or not ended):
@@ -111,7 +118,7 @@ class Rules:
             return f"is charged {attempt} attempts, {begun} began"
         if job in self.handlers.once and begun > 1:
             return f"began {begun} times, with attempts=1"
-        if job in self.handlers.waits and (wrong := _check_wait(state, record, found)):
+        if job in self.handlers.waits and (wrong := _check_wait(state, job, record, found)):
             return wrong
         hooks = [name for name in snapshot.keys if name.startswith(f"job:{job}.")]
         if self.handlers.hook_of(job) is not None and len(hooks) != _hooked(snapshot, job):
@@ -133,13 +140,17 @@ class Rules:
         if HANDED_BACK in step:
             for job in self.jobs:
                 gone = _places(before.snapshot, job) != _places(snapshot, job)
-                started = "worker" in before.snapshot.pairs(f"job:{job}")
+                started = "worker" in _record(before.snapshot, job)
                 if gone and started and state.noted(f"begin {job}") > state.noted(f"end {job}"):
                     return f"{_short(job)} was handed back while it runs"
         for job in self.jobs if ": start " in step else ():
-            earlier, later = before.snapshot.pairs(f"job:{job}"), snapshot.pairs(f"job:{job}")
+            earlier, later = _record(before.snapshot, job), _record(snapshot, job)
             if "finished" in earlier and later and later.get("started") != earlier.get("started"):
                 return f"{_short(job)} was started again after its end"
+        if self.limit is not None and self.limit in before.snapshot.pairs("limits"):
+            earlier, later = _flying(before.snapshot), _flying(snapshot)
+            if len(later) > max(1, len(earlier)) and self.limit in snapshot.pairs("limits"):
+                return f"{' and '.join(map(_short, later))} are in flight, beyond the limit"
         left = before.snapshot.pairs("schedule").keys() - snapshot.pairs("schedule").keys()
         for member in left if "dispatch" in step else ():
             early = float(before.snapshot.pairs("schedule")[member]) - unix(state.clock)
@@ -148,19 +159,23 @@ class Rules:
         return None
 
     def _check_gate(self, snapshot: Snapshot) -> str | None:
-        flying = sorted({job for jobs in _lists(snapshot).values() for job in jobs})
+        flying = _flying(snapshot)
         waiting = [job for name in snapshot.keys if name.startswith("backlog") for job in snapshot.pairs(name)]
         together = [] if self.alone is None else [job for job in flying if job.startswith(self.alone)]
         if len(together) > 1:
             return f"{' and '.join(together)} are in flight, and may not overlap"
-        if self.limited is None:
-            if waiting and not snapshot.items("ready") and "paused" not in snapshot.pairs("limits"):
-                return "the gate is open, and a job stays in the backlog"
-            return None
         counted = snapshot.pairs("in_flight")
         jobs = sorted(name for name in counted if name[0] not in "*#")
         if counted and (int(counted["*"]), jobs) != (len(flying), flying):
             return f"in_flight has {counted}, in flight are {flying}"
+        if self.limit is not None and self.limit in snapshot.pairs("limits"):
+            if waiting and not flying:
+                return "no job is in flight, and a job stays in the backlog"
+            return None
+        if self.limited is None:
+            if waiting and not snapshot.items("ready") and "paused" not in snapshot.pairs("limits"):
+                return "the gate is open, and a job stays in the backlog"
+            return None
         if not self.limited(flying):
             return f"{' and '.join(map(_short, flying))} are in flight, beyond the limit"
         for job in waiting:
@@ -203,10 +218,12 @@ class Rules:
             yield STORE.resume()
         yield STORE.heartbeat("w", LEASE, fresh=True)
         for job in self.handlers.waits:
-            if f"job:{job}" in snapshot.keys and not snapshot.pairs(f"job:{job}").get("signals"):
+            if job in _recorded(snapshot) and not _record(snapshot, job).get("signals"):
                 yield STORE.signal(job, SIGNAL, b"9")
-        for _ in range(_ROUNDS):
+        for turn in range(_ROUNDS):
             yield STORE.dispatch(limit=100, cap=CAP)
+            for job in {*self.handlers.waits} - _recorded(snapshot) if turn == 0 else ():
+                yield STORE.signal(job, SIGNAL, b"9")  # an inline job has an id from here on
             reply = yield STORE.start("w", [], hold=10, lease=LEASE, cap=CAP)
             for job in [job for job in reply.jobs if job.id in self.handlers.waits]:
                 answer = yield STORE.wait_for("w", job, SIGNAL, self.handlers.waits[job.id])
@@ -220,7 +237,7 @@ class Rules:
 
     def _check_end(self, snapshot: Snapshot) -> str | None:
         for job in self.jobs | _recorded(snapshot):
-            record = snapshot.pairs(f"job:{job}")
+            record = _record(snapshot, job)
             if not record and (job in self.cancelled or not self.handlers.retention):
                 continue
             if not record.get("outcome"):
@@ -236,7 +253,7 @@ class Rules:
         return None
 
 
-def _check_wait(state: State, record: dict[str, str], found: list[str]) -> str | None:
+def _check_wait(state: State, job: str, record: dict[str, str], found: list[str]) -> str | None:
     """Return what is wrong with a job that waits for a signal."""
     lines = [line.split("\t") for line in record.get("signals", "").splitlines()]
     if len(lines) > 1:
@@ -245,10 +262,15 @@ def _check_wait(state: State, record: dict[str, str], found: list[str]) -> str |
         return f"has ended with {record['result']}, its signals are {lines}"
     if record.get("outcome") == "dead" and lines:
         return f"is dead since no signal came, its signals are {lines}"
-    due = float(dict(state.snapshot.pairs("schedule")).get(RECORD, 0))
+    due = float(dict(state.snapshot.pairs("schedule")).get(job, 0))
     if lines and "schedule" in found and due > unix(state.clock):
         return f"has got its signal, and waits for {due - unix(state.clock):g} s"
     return None
+
+
+def _record(snapshot: Snapshot, job: str) -> dict[str, str]:
+    """Return the record of a job, as readers see it; {} if it has none."""
+    return snapshot.pairs(f"job:{job}")
 
 
 def _recorded(snapshot: Snapshot) -> set[str]:
@@ -261,9 +283,14 @@ def _lists(snapshot: Snapshot) -> dict[str, list[str]]:
     return {name: snapshot.items(name) for name in snapshot.keys if name.startswith(("ready", "processing:"))}
 
 
+def _flying(snapshot: Snapshot) -> list[str]:
+    """Return the jobs that passed the gate."""
+    return sorted({job for jobs in _lists(snapshot).values() for job in jobs})
+
+
 def _places(snapshot: Snapshot, job: str) -> list[str]:
     """Return all places that hold a job; a place twice if it holds the job twice."""
-    members = (job, INLINE_PAYLOAD) if job == INLINE else (job,)
+    members = (job, MEMBERS[job]) if job in MEMBERS else (job,)
     found = [name for name in ("schedule", "dead", "backlog") for member in members if member in snapshot.pairs(name)]
     found += [name for name in snapshot.keys if name.startswith("backlog:") and job in snapshot.pairs(name)]
     found += [name for name, jobs in _lists(snapshot).items() for one in jobs if one == job]
@@ -278,4 +305,5 @@ def _hooked(snapshot: Snapshot, job: str) -> int:
 
 
 def _short(job: str) -> str:
-    return "inline" if job in (INLINE, INLINE_PAYLOAD) else job
+    names = {INLINE: "inline", SECOND: "second"}
+    return names.get(job) or next((names[one] for one, member in MEMBERS.items() if member == job), job)

@@ -14,7 +14,7 @@ from evsched.transport.call import Call
 from tests.interleavings import batches, graphs
 from tests.interleavings.processes import SIGNAL, Handlers, client, dispatcher, janitor, recurring, worker
 from tests.interleavings.releases import STORE, THIS, previous
-from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, PAYLOAD, RECORD, Rules
+from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, MEMBERS, PAYLOAD, RECORD, SECOND, Rules
 from tests.interleavings.search import FAULTS, Process, Result, Scene, search
 from tests.interleavings.server import BASE, EPOCH, ROOT, SavedRedis
 
@@ -85,20 +85,60 @@ def _recurrence(overlap: str) -> dict[str, Any]:
     }
 
 
-_EDIT: Final = Edit(
-    digest_of({"payload": PAYLOAD.encode(), "group": b"g"}), b'{"task":"t","reply":true,"args":[1]}', None, "h", "k", ()
-)
+_PAYLOADS: Final = {RECORD: PAYLOAD, INLINE: INLINE_PAYLOAD}
+_WITHOUT: Final[Mapping[str, Sequence[tuple[Any, ...]]]] = {
+    RECORD: [("ZREM", f"{ROOT}schedule", RECORD), ("DEL", f"{ROOT}job:{RECORD}")],
+    INLINE: [("ZREM", f"{ROOT}schedule", INLINE_PAYLOAD)],
+}
+"""The commands that take one of the two jobs away."""
+_OTHER: Final = {RECORD: INLINE, INLINE: RECORD}
 
-_FAILS: Final = {RECORD: ("retry", "bury"), INLINE: ("snooze", "done")}
+
+def _edit(job: str) -> Edit:
+    """Return an edit of a job as it is at first."""
+    was = {"payload": _PAYLOADS[job].encode(), **({"group": b"g"} if job == RECORD else {})}
+    return Edit(digest_of(was), b'{"task":"t","reply":true,"args":[1]}', None, "h", "k", ())
+
+
+def _schedule(job: str) -> Call[int]:
+    """Return the command of a foreign client that schedules an inline job, or a job whose record is there."""
+    return Call(("ZADD", f"{ROOT}schedule", BASE - 1, MEMBERS.get(job, job)), int)
+
+
+def _about(job: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the scenes about one of the two jobs, by name."""
+    payload, other = _PAYLOADS[job].encode(), _OTHER[job]
+    return {
+        "once": {"rules": Rules(Handlers(once=frozenset({job})))},
+        "one attempt of one job": {
+            "setup": _WITHOUT[other],
+            "rules": Rules(Handlers(once=frozenset({job})), jobs=frozenset({job})),
+        },
+        "fails": {"rules": Rules(Handlers(outcomes={job: ("retry", "bury"), other: ("snooze", "done")}))},
+        "hook of a dead job": {"rules": Rules(Handlers({job: ("bury",)}, hook=Hook("h", "t")))},
+        "cancel": {"calls": [STORE.cancel(job)], "rules": Rules(cancelled=frozenset({job}))},
+        "reschedule": {"calls": [STORE.reschedule(job, BASE + 1.0)]},
+        "edit": {
+            "setup": [("HSET", f"{ROOT}limits", "concurrency:g", "1", "concurrency:h", "1")],
+            "calls": [STORE.reschedule(job, None, delay=None, edit=_edit(job))],
+        },
+        "replace": {
+            "calls": [STORE.replace([New(job, payload, due=BASE - 1.0)])],
+            "rules": Rules(again=frozenset({job})),
+        },
+        "unique": {
+            "calls": [STORE.enqueue([New(job, payload, due=BASE - 1.0)], keep=True, within=0.0)],
+            "rules": Rules(again=frozenset({job})),
+        },
+        "again and kept": {"calls": [_schedule(job)], "rules": Rules(again=frozenset({job}))},
+    }
+
+
+_TASK_LIMIT: Final = "concurrency:task:i"
 
 SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
     "plain": {},
     "one slot": {"rules": Rules(Handlers(slots=1, shared=True))},
-    "once": {"rules": Rules(Handlers(once=frozenset({RECORD})))},
-    "one attempt of one job": {
-        "setup": [("ZREM", f"{ROOT}schedule", INLINE_PAYLOAD)],
-        "rules": Rules(Handlers(once=frozenset({RECORD})), jobs=frozenset({RECORD})),
-    },
     "limit": {
         "setup": [("HSET", f"{ROOT}limits", "concurrency", "1")],
         "rules": Rules(limited=lambda jobs: len(jobs) <= 1),
@@ -108,34 +148,15 @@ SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
             ("HSET", f"{ROOT}limits", "concurrency:g", "1"),
             ("HSET", f"{ROOT}job:b", "payload", PAYLOAD, "group", "g"),
             ("ZADD", f"{ROOT}schedule", BASE - 1, "b"),
-            ("ZREM", f"{ROOT}schedule", INLINE_PAYLOAD),
+            *_WITHOUT[INLINE],
         ],
         "rules": Rules(jobs=frozenset({RECORD, "b"}), limited=lambda jobs: len({RECORD, "b"} & {*jobs}) <= 1),
     },
-    "fails": {"rules": Rules(Handlers(outcomes=_FAILS))},
     "hook": {"rules": Rules(Handlers(hook=Hook("h", "t")))},
-    "hook of a dead job": {"rules": Rules(Handlers({RECORD: ("bury",)}, hook=Hook("h", "t")))},
-    "cancel": {"calls": [STORE.cancel(RECORD)], "rules": Rules(cancelled=frozenset({RECORD}))},
-    "reschedule": {"calls": [STORE.reschedule(RECORD, BASE + 1.0)]},
-    "edit": {
-        "setup": [("HSET", f"{ROOT}limits", "concurrency:g", "1", "concurrency:h", "1")],
-        "calls": [STORE.reschedule(RECORD, None, delay=None, edit=_EDIT)],
-    },
-    "replace": {
-        "calls": [STORE.replace([New(RECORD, PAYLOAD.encode(), due=BASE - 1.0)])],
-        "rules": Rules(again=frozenset({RECORD})),
-    },
-    "unique": {
-        "calls": [STORE.enqueue([New(RECORD, PAYLOAD.encode(), due=BASE - 1.0)], keep=True, within=0.0)],
-        "rules": Rules(again=frozenset({RECORD})),
-    },
+    **_about(RECORD),
     "again": {
-        "calls": [Call(("ZADD", f"{ROOT}schedule", BASE - 1, INLINE_PAYLOAD), int)],
+        "calls": [_schedule(INLINE)],
         "rules": Rules(Handlers(retention=0.0), again=frozenset({INLINE})),
-    },
-    "again with a record": {
-        "calls": [Call(("ZADD", f"{ROOT}schedule", BASE - 1, RECORD), int)],
-        "rules": Rules(again=frozenset({RECORD})),
     },
     "pause": {
         "calls": [STORE.pause(), STORE.resume()],
@@ -145,18 +166,38 @@ SCENES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """By name, what each scene has beside the two jobs, the dispatcher, the janitor and the workers."""
 
-_ALONE: Final = [("ZREM", f"{ROOT}schedule", INLINE_PAYLOAD)]
+_LIMIT_THAT_COMES: Final = {
+    "setup": _WITHOUT[RECORD],
+    "calls": [STORE.limit({_TASK_LIMIT: 1.0}), _schedule(SECOND), STORE.limit({_TASK_LIMIT: None})],
+    "rules": Rules(jobs=frozenset({INLINE}), limit=_TASK_LIMIT),
+}
+
+INLINES: Final[Mapping[str, Mapping[str, Any]]] = {
+    **{f"{name}, inline": scene for name, scene in _about(INLINE).items()},
+    "alone, inline": {"setup": _WITHOUT[RECORD], "rules": Rules(jobs=frozenset({INLINE}))},
+    "alone and not kept, inline": {
+        "setup": _WITHOUT[RECORD],
+        "rules": Rules(Handlers(retention=0.0), jobs=frozenset({INLINE})),
+    },
+    "limit of a task that comes and goes, inline": _LIMIT_THAT_COMES,
+}
+"""The scenes about the inline job."""
 
 
-def _signal(timeout: float | None) -> dict[str, Any]:
+def _signal(job: str, timeout: float | None) -> dict[str, Any]:
     return {
-        "setup": _ALONE,
-        "rules": Rules(Handlers(waits={RECORD: timeout}), jobs=frozenset({RECORD})),
-        "calls": [STORE.signal(RECORD, SIGNAL, b"1"), STORE.signal(RECORD, SIGNAL, b"2")],
+        "setup": _WITHOUT[_OTHER[job]],
+        "rules": Rules(Handlers(waits={job: timeout}), jobs=frozenset({job})),
+        "calls": [STORE.signal(job, SIGNAL, b"1"), STORE.signal(job, SIGNAL, b"2")],
     }
 
 
-SIGNALS: Final[Mapping[str, Mapping[str, Any]]] = {"signal": _signal(None), "signal in time": _signal(EPOCH / 2)}
+SIGNALS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "signal": _signal(RECORD, None),
+    "signal in time": _signal(RECORD, EPOCH / 2),
+    "signal, inline": _signal(INLINE, None),
+    "signal in time, inline": _signal(INLINE, EPOCH / 2),
+}
 """The scenes of a job that waits for a signal, which the previous release does not know."""
 
 BATCHES: Final = tuple(batches.PLANS)
@@ -175,5 +216,5 @@ def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int =
     if name in BATCHES or name in GRAPHS:
         scene = (batches if name in BATCHES else graphs).make(name, redis, **scope)
     else:
-        scene = _make(redis, **{**SCENES, **SIGNALS}[name], **scope)
+        scene = _make(redis, **{**SCENES, **INLINES, **SIGNALS}[name], **scope)
     return search(scene, most=most, failures=failures)

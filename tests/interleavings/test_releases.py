@@ -16,6 +16,8 @@ _MIDDLE = ("reschedule", "replace", "unique", "again", "pause", "once")
 _SCOPES = [
     *((name, 1, 0, ("U", "janitor"), ("V",)) for name in SCENES if name not in _BIG),
     *((name, 0, 1, ("V",), DISPATCHER) for name in SCENES if name not in (*_BIG, *_MIDDLE)),
+    ("alone, inline", 0, 1, ("V",), DISPATCHER),
+    ("alone, inline", 1, 1, ("U",), ("V",)),
 ]
 
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.interleavings.mutations import MUTATIONS
-from tests.interleavings.scenes import BATCHES, GRAPHS, SCENES, SIGNALS, run
+from tests.interleavings.scenes import BATCHES, GRAPHS, INLINES, SCENES, SIGNALS, run
 from tests.interleavings.search import JUMP
 from tests.interleavings.server import SavedRedis
 
 _SCOPES = {"a lost call": (1, 0, ("V", "janitor")), "a late worker": (0, 1, ("V",)), "two workers": (0, 0, ())}
 """Faults, turns of time, and the processes that are left out."""
 
-_BIG = ("fails", "hook", "hook of a dead job")
+_BIG = ("fails", "hook", "hook of a dead job", "fails, inline", "hook of a dead job, inline")
 """Scenes of two attempts, or with a hook's job besides: only `make chaos` searches them with all processes."""
+
+
+def _case(name: str, scope: str) -> ParameterSet:
+    """Return a case; of the scenes about an inline job, `make test` searches one scope."""
+    extra = name.endswith(", inline") and (name in _BIG or scope != "a lost call")
+    return pytest.param(name, scope, marks=[pytest.mark.extra] if extra else [])
 
 
 @pytest.mark.parametrize(
     ("name", "scope"),
-    [(name, scope) for name in (*SCENES, *SIGNALS) for scope in _SCOPES if name not in _BIG or scope == "a lost call"],
+    [
+        _case(name, scope)
+        for name in (*SCENES, *INLINES, *SIGNALS)
+        for scope in _SCOPES
+        if name not in _BIG or scope == "a lost call"
+    ],
 )
 def test_no_interleaving_breaks_a_rule(name: str, scope: str) -> None:
     faults, epochs, without = _SCOPES[scope]

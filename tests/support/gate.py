@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 
@@ -15,6 +16,16 @@ AT_ONCE = 32
 def task_of(job: str) -> str:
     """Return the task of a job: every second one is of a task that the walks limit."""
     return "slow" if sum(job.encode()) % 2 else "quick"
+
+
+def is_inline(member: str) -> bool:
+    """Return whether a member of the schedule is the payload of its job."""
+    return member.startswith("{")
+
+
+def id_of(member: str) -> str:
+    """Return the id of the job of a member of the schedule: that of an inline job is its SHA-1."""
+    return hashlib.sha1(member.encode()).hexdigest() if is_inline(member) else member
 
 
 def split(groups: str) -> list[str]:
@@ -75,6 +86,7 @@ class Gate:
     """The places of a queue and its limits; each method is a function of the Lua files."""
 
     schedule: dict[str, float] = field(default_factory=dict[str, float])
+    """By member: the id of a job with a record, or an inline job."""
     moving: dict[str, float] = field(default_factory=dict[str, float])
     backlog: dict[str, float] = field(default_factory=dict[str, float])
     ready: list[str] = field(default_factory=list[str])

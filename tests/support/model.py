@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from evsched.store.client_calls import New
-from tests.support.gate import STRIDE, Gate, Record
+from tests.support.gate import STRIDE, Gate, Record, id_of, is_inline
 
 NEWEST = 16
 SHARE_LEAST, BEYOND = 4, 0.25
@@ -31,6 +31,8 @@ class Model(Gate):
 
     cancelled = 0
     """How many jobs have ended as cancelled."""
+    completed = 0
+    """How many jobs have ended as done."""
 
     def holds(self, worker: str | None, job: str) -> bool:
         return worker is not None and job in self.processing.get(worker, [])
@@ -88,18 +90,31 @@ class Model(Gate):
         self.jobs.setdefault(job, Record()).payload = payload
         self.schedule[job] = due
 
+    def adopt(self, member: str) -> None:
+        """Make a record of an inline job."""
+        self.jobs.setdefault(id_of(member), Record()).payload = member.encode()
+
+    def _due(self, now: float, limit: int) -> list[tuple[float, str]]:
+        """Return the members that a call moves: the first ones, and the newest of other groups than the last one."""
+        everything = sorted((at, member) for member, at in self.schedule.items() if at <= now)
+        due, further = everything[:limit], everything[limit:]
+        if len(due) < limit:
+            return due
+        last = due[-1][1]
+        group = "" if is_inline(last) else self.jobs[last].group
+        newest = [(at, member) for at, member in further[-NEWEST:] if not is_inline(member)]
+        return due + [(at, job) for at, job in newest if self.jobs[job].group != group]
+
     @verb
     def dispatch(self, now: float, limit: int) -> None:
-        everything = sorted((at, job) for job, at in self.schedule.items() if at <= now)
-        due, further = everything[:limit], everything[limit:]
-        if len(due) == limit:
-            last_group = self.jobs[due[-1][1]].group
-            due += [(at, job) for at, job in further[-NEWEST:] if self.jobs[job].group != last_group]
         places: dict[str, float] = {}
         is_ready = set(self.ready)
-        for at, job in due:
+        for at, member in self._due(now, limit):
+            del self.schedule[member]
+            if is_inline(member):
+                self.adopt(member)
+            job = id_of(member)
             record = self.jobs[job]
-            del self.schedule[job]
             if record.finished:
                 self.jobs[job] = record = Record(record.priority, record.group, record.due, payload=record.payload)
                 self.dead.discard(job)
@@ -113,10 +128,25 @@ class Model(Gate):
                 turn = (record.priority, record.group)
                 weight = self.limits.get(f"weight:{record.group}", 1) if record.group else 1
                 self.last[turn] = max(self.passed.get(record.priority, 0), self.last.get(turn, 0)) + 1 / weight
-                places[job] = -record.priority * STRIDE + self.last[turn]
+                places.setdefault(job, -record.priority * STRIDE + self.last[turn])
         for job, order in places.items():
             self.backlog.setdefault(job, order)
         self.admit(0, now)
+
+    def place_of(self, job: str) -> str | None:
+        """Return where readers find the job of an id: of two places, that of its run or else the schedule."""
+        record = self.jobs.get(job)
+        if record is not None and self.holds(record.worker, job):
+            return "processing"
+        if job in self.dead and job not in self.schedule:
+            return "dead"
+        if job in self.schedule or job in self.moving:
+            return "schedule"
+        if self.waits(job):
+            return "ready" if job in self.ready else "backlog"
+        if record is not None and record.finished:
+            return "finished"
+        return "processing" if self.is_held(job) else None
 
     # The gate's settings.
 
@@ -253,13 +283,17 @@ class Model(Gate):
         self.leave(job)
 
     @verb
-    def complete(self, worker: str, job: str, run: str, now: float) -> bool:
+    def complete(self, worker: str, job: str, run: str, now: float, *, kept: bool = True) -> bool:
+        """`kept`: the record is kept for a while."""
         own = self._own(worker, job, run)
         if own:
             self._end(worker, job)
             self.cancelled += self.jobs[job].stop
+            self.completed += not self.jobs[job].stop
             if self.jobs[job].again is not None or job in self.schedule:
                 self._renew(job)
+            elif not kept:
+                del self.jobs[job]
             else:
                 self.jobs[job].finished, self.jobs[job].error = True, None
         self.admit(0, now)
@@ -449,6 +483,7 @@ class Model(Gate):
 
     @verb
     def cancel(self, job: str, now: float) -> str:
+        """`job`: an id, or an inline job that is on the schedule."""
         record = self.jobs.get(job)
         place = self.remove_waiting(job) or ""
         scheduled = self.schedule.pop(job, None) is not None
@@ -470,9 +505,11 @@ class Model(Gate):
         self.admit(0, now)
         return place
 
-    def described(self, job: str) -> Record:
-        """Return the record of the job that waits under an id: the next one, if it is scheduled during a run."""
-        record = self.jobs[job]
+    def described(self, member: str) -> Record:
+        """Return the record of the job that waits: the next one of its id, if it is scheduled during a run."""
+        if is_inline(member):
+            return Record()
+        job, record = member, self.jobs[member]
         follows = job in self.schedule and record.next is not None and self.holds(record.worker, job)
         return record.next if follows and record.next is not None else record
 
@@ -481,7 +518,9 @@ class Model(Gate):
         return [
             job
             for job in jobs
-            if (job in self.schedule or self.waits(job)) and job in self.jobs and self.described(job).group == group
+            if (job in self.schedule or self.waits(job))
+            and (is_inline(job) or job in self.jobs)
+            and self.described(job).group == group
         ]
 
     @verb
@@ -490,6 +529,9 @@ class Model(Gate):
         for job in found:
             self.remove_waiting(job)
             scheduled = self.schedule.pop(job, None) is not None
+            if is_inline(job):
+                self.cancelled += 1
+                continue
             record = self.jobs[job]
             running = not record.finished and self.holds(record.worker, job)
             if running and scheduled:
@@ -531,8 +573,9 @@ class Model(Gate):
         if not self.moving:
             for job in jobs:
                 record = self.jobs.get(job)
-                waits = self.schedule.get(job, 0.0) > now and record is not None and not record.finished
-                if waits and job not in self.dead and not self.waits(job) and not self.is_held(job):
+                waits = self.schedule.get(job, 0.0) > now
+                alone = record is not None and not record.finished and job not in self.dead and not self.is_held(job)
+                if waits and (is_inline(job) or (alone and not self.waits(job))):
                     self.moving[job] = self.schedule.pop(job)
         return set(self.moving)
 
@@ -540,18 +583,25 @@ class Model(Gate):
         for job, due in self.moving.items():
             if job in stay:
                 self.schedule[job] = due
-            else:
+            elif not is_inline(job) and not self._is_needed(job):
                 del self.jobs[job]
         self.moving = {}
 
-    def arrive(self, jobs: dict[str, tuple[Record, float]]) -> set[str]:
-        taken = {
-            job
-            for job in jobs
-            if job in self.schedule or job in self.dead or (job in self.jobs and not self.jobs[job].finished)
-        }
-        for job in sorted(jobs.keys() - taken):
-            self.jobs[job], self.schedule[job] = jobs[job]
+    def _is_needed(self, job: str) -> bool:
+        """Return whether an inline job of the id, which was dispatched meanwhile, needs the record of one that left."""
+        lies = job in self.schedule or job in self.dead or self.waits(job) or self.is_held(job)
+        return lies or self.jobs[job].finished
+
+    def is_taken(self, job: str) -> bool:
+        """Return whether a job that has not ended, or is dead, has this id."""
+        return job in self.schedule or job in self.dead or (job in self.jobs and not self.jobs[job].finished)
+
+    def arrive(self, jobs: dict[str, tuple[Record | None, float]]) -> set[str]:
+        taken = {member for member in jobs if member in self.schedule or self.is_taken(id_of(member))}
+        for member in sorted(jobs.keys() - taken):
+            record, self.schedule[member] = jobs[member]
+            if record is not None:
+                self.jobs[member] = record
         return taken
 
     def revive(self, job: str, now: float) -> bool:

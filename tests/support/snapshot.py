@@ -34,5 +34,10 @@ def snapshot(raw: Any, queue: str) -> dict[str, Any]:
     return found
 
 
+def records_in(state: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the records of a snapshot by the ids of their jobs, as readers see them."""
+    return {name.removeprefix("job:"): fields for name, fields in state.items() if name.startswith("job:")}
+
+
 def _text(value: bytes) -> str:
     return value.decode(errors="backslashreplace")
