@@ -333,11 +333,14 @@ end
 
 -- Completion: the end of a run whose handler has returned.
 
+-- The keys of records that `end_runs` deletes at its end, by one command.
+local unkept = {}
+
 -- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention, reply
 -- and label, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. `plain`: '1' = JSON has all ids as
 -- they are. A run that was to stop ends as cancelled, even if it succeeded.
 -- USES note_plain, seconds, abort, acquit, note_end, add_end, push_reply, call_hook, record, begin_next, milliseconds,
---      row_of
+--      row_of, unkept
 local function completion(now, hook, task, plain)
   note_plain(plain)
   local moment = seconds(now)
@@ -363,7 +366,7 @@ local function completion(now, hook, task, plain)
     if run[4] or scheduled then
       begin_next(id, run[4])
     elseif retention == '0' and not row then
-      redis.call('DEL', key)
+      unkept[#unkept + 1] = key
     else
       redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
       if run[7] then

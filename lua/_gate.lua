@@ -89,8 +89,8 @@ local function take_room(groups, spent, now)
   end
 end
 
--- Judge jobs by the limits of their groups, and count those that pass. Returns two functions: the first holds a job
--- back or lets it pass, and returns whether it did; the second is called after the last job.
+-- Judge jobs by the limits of their groups, and count the ones that pass. Returns two functions: the first holds a
+-- job back or lets it pass, and returns whether it did; the second is called after the last job.
 -- USES groups_of, policy, closed_group, rule_of, spend_rule, hold_back, take_room, enter
 local function judge_groups(now)
   local spent = {}

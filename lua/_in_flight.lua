@@ -299,7 +299,7 @@ end
 -- able to refuse anything in `finish` after its first write: types are checked before, and the values that it writes
 -- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
 -- in this order, and one command takes them all out.
--- USES processing, expect, expect_gate, belongs, leave, admit, fields_of, record, write_history
+-- USES processing, expect, expect_gate, belongs, leave, admit, fields_of, record, unkept, write_history
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
   expect('LLEN', list)
@@ -351,6 +351,9 @@ local function end_runs(first, width, worker, now, finish)
     else
       lost[#lost + 1] = id
     end
+  end
+  if #unkept > 0 then
+    redis.call('DEL', unpack(unkept))
   end
   write_history(now)
   admit(0, now)

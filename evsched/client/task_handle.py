@@ -21,6 +21,7 @@ from evsched.client.transaction import Insertion, without_loop
 from evsched.errors import BadArguments, ConfigError
 from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.job import decode
+from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.redaction import REDACTED
 from evsched.jobs.tasks import Task
 from evsched.keys import check_queue
@@ -81,7 +82,7 @@ class Enqueuer(Generic[P, R]):
     @property
     def retention(self) -> float:
         """The seconds for which its results are kept, if its jobs do not say."""
-        return self._task.retention
+        return DEFAULT_RETENTION if self._task.retention is None else self._task.retention
 
     def s(self, *args: Any, **kwargs: Any) -> TaskCall[R]:
         """Return a call for a chain or a graph, which may add results of other jobs to its arguments."""

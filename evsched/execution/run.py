@@ -57,7 +57,20 @@ class Prepared(Struct, frozen=True):
 
     @property
     def retention(self) -> float:
-        return max(0.0, self.task.retention if self.payload.retention is None else self.payload.retention)
+        kept = self._chosen_retention
+        return DEFAULT_RETENTION if kept is None else kept
+
+    def retention_if_done(self, job: FetchedJob) -> float:
+        """Return for how long its record is kept once it is done: not at all if nobody can name it, or waits for it."""
+        kept = self._chosen_retention
+        if kept is None and not self.payload.reply and job.is_unnamed:
+            return 0.0
+        return DEFAULT_RETENTION if kept is None else kept
+
+    @property
+    def _chosen_retention(self) -> float | None:
+        kept = self.task.retention if self.payload.retention is None else self.payload.retention
+        return None if kept is None else max(0.0, kept)
 
     @property
     def timeout(self) -> float | None:
@@ -371,9 +384,15 @@ def judge(
         name = REDACTED if payload.redact else result.name[:200]
         otherwise = _judge_failure(job, prepared, Failed(f"Redis refused the message to {name}"))
         return Forwarded(
-            b"null", prepared.retention, payload.reply, message=result, otherwise=otherwise, label=label_of(payload)
+            b"null",
+            prepared.retention_if_done(job),
+            payload.reply,
+            message=result,
+            otherwise=otherwise,
+            label=label_of(payload),
         )
-    return Done(result, prepared.retention, prepared.payload.reply, label_of(prepared.payload))
+    kept = prepared.retention_if_done(job)
+    return Done(result, kept, prepared.payload.reply, label_of(prepared.payload))
 
 
 def _judge_snooze(job: FetchedJob, prepared: Prepared, snoozed: Snoozed) -> Snoozed | Buried:

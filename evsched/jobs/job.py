@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from hashlib import sha1
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -76,6 +77,11 @@ class FetchedJob(Struct, frozen=True):
     run: str = ""
     """The name that `start` gave this run: its attempt, and when it was started. An id that is used again has runs with
     the same attempts, so the verbs that end runs compare this."""
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether it is an inline job without an id: nobody asks for its record, which is not kept by default."""
+        return len(self.id) == 40 and sha1(self.payload, usedforsecurity=False).hexdigest() == self.id
 
 
 Mark = Literal["1", "alone", "soon", "soon alone"]

@@ -20,7 +20,6 @@ from evsched.jobs import option_checks as check
 from evsched.jobs.arguments import OwnCheck, Signature, read_signature
 from evsched.jobs.job import Buried, Done, Outcome, Payload
 from evsched.jobs.option_checks import Check
-from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.redaction import names_of
 from evsched.jobs.retry import Retry, override
 
@@ -86,7 +85,8 @@ class Task(Struct, frozen=True):
     """Where the handler runs: an async one in the worker's event loop, a plain one in a thread or in a process."""
     retry: Retry
     timeout: float | None
-    retention: float
+    retention: float | None
+    """Seconds for which the record of a job that is done is kept; None = 300, but see `FetchedJob.is_unnamed`."""
     signature: Signature
     hooks: Hooks | None = None
     """The tasks that get a job when one of this task has ended."""
@@ -220,7 +220,7 @@ def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
         on=_where(name, handler, options.get("on")),
         retry=options.get("retry") or Retry(),
         timeout=options.get("timeout", DEFAULT_TIMEOUT),
-        retention=options.get("retention", DEFAULT_RETENTION),
+        retention=options.get("retention"),
         signature=signature,
         hooks=_hooks(name, options.get("on_done"), options.get("on_dead")),
         queue=options.get("queue"),

@@ -200,7 +200,7 @@ def _kinds(found: list[tuple[str, str, str]], index: Callable[[int], str]) -> li
 def script(verb: str) -> Script:
     """Return the script of a verb: its flags, the shared blocks that it needs, the checks of its arguments, its code.
 
-    It contains no other blocks, and makes those for what is rare only when a call comes to it: Redis creates each
+    It contains no other blocks, and makes the rare ones (`-- RARE`) only when a call comes to them: Redis creates each
     function again in every call, which takes 0.1 us and more.
     """
     flags, _, body = read(folder() / f"{verb}.lua").partition("\n")

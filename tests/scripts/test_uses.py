@@ -64,7 +64,7 @@ LEAN = [name for name, text in SCRIPTS.items() if seldom(text)]
 
 
 @pytest.mark.parametrize("name", LEAN)
-def test_what_is_rare_is_made_only_when_a_call_comes_to_it(name: str) -> None:
+def test_rare_functions_are_made_only_when_a_call_comes_to_them(name: str) -> None:
     source, text = script(name.removesuffix(".lua")).source, SCRIPTS[name]
     names = (ALWAYS, *declared(text))
     common = needed(names, without=seldom(text))

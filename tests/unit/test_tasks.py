@@ -13,7 +13,6 @@ from evsched import App, EndedJob
 from evsched.client.task_handle import TaskHandle
 from evsched.errors import ConfigError, UnknownTask
 from evsched.jobs.job import Payload, RetryFields, decode_payload
-from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.redaction import REDACTED, redacted, redacted_member
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import DEFAULT_TIMEOUT, Hook, Hooks, TaskOptions, Tasks, check_task_options, define
@@ -48,7 +47,7 @@ def bind(handler: Any, *args: Any, **kwargs: Any) -> Any:
 def test_the_signature_is_read_once() -> None:
     task = define(deliver)
     assert (task.name, task.on, task.signature.returns) == ("deliver", "loop", int)
-    assert (task.timeout, task.retention, task.retry) == (DEFAULT_TIMEOUT, DEFAULT_RETENTION, Retry())
+    assert (task.timeout, task.retention, task.retry) == (DEFAULT_TIMEOUT, None, Retry())
     assert (task.signature.required, sorted(task.signature.named)) == (frozenset({"to"}), ["express", "weight"])
     assert define(anything).on == "thread"
 

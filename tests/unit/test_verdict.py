@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from hashlib import sha1
 
 import pytest
 
@@ -108,3 +109,27 @@ def test_the_reason_says_why_a_suspect_began_more_often_than_it_may() -> None:
     assert judge(job(9, 4, 0), prepared(), Failed("no luck")) == Buried(why, False)
     why = why.replace(": no", " (4 earlier runs are counted that may not have begun): no")
     assert judge(job(5, 4, 4), prepared(), Failed("no luck", killed=True)) == Buried(why, False, killed=True)
+
+
+MEMBER = b'{"task":"t"}'
+UNNAMED = sha1(MEMBER, usedforsecurity=False).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("job_id", "payload", "of_task", "kept"),
+    [
+        (UNNAMED, Payload("t"), None, 0.0),
+        ("a", Payload("t"), None, 300.0),
+        (UNNAMED, Payload("t", reply=True), None, 300.0),
+        (UNNAMED, Payload("t", retention=7.0), None, 7.0),
+        (UNNAMED, Payload("t"), 300.0, 300.0),
+    ],
+)
+def test_inline_job_that_nobody_names_is_kept_only_on_request(
+    job_id: str, payload: Payload, of_task: float | None, kept: float
+) -> None:
+    task = define(print, name="t") if of_task is None else define(print, name="t", retention=of_task)
+    run = Prepared(payload, task, Retry(), [], {})
+    outcome = judge(FetchedJob(job_id, 1, 1.0, MEMBER), run, b"7", None)
+    assert isinstance(outcome, Done)
+    assert outcome.retention == kept
