@@ -141,14 +141,13 @@ end
 -- USES policy, LOOKS, payloads_read, PAYLOADS_MOST, counting, judge_groups, throttled, fair, note_turns
 local function pass(room, now)
   local most = math.min(policy.grouped and room + 32 or room, LOOKS)
-  local looked, ids = 0, nil
+  local looked, ids = 0, {}
   if not counting then
     ids = redis.call('ZRANGE', backlog, 0, most - 1)
     looked = #ids
   else
     local front = redis.call('ZRANGE', backlog, 0, most - 1, 'WITHSCORES')
     local passes, spend_all = judge_groups(now)
-    ids = {}
     while #ids < room and 2 * looked < #front and payloads_read < PAYLOADS_MOST do
       local id, score = front[2 * looked + 1], front[2 * looked + 2]
       looked = looked + 1

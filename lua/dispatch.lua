@@ -137,11 +137,12 @@ end
 
 local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
 
--- Make a record of an inline job: whether Redis could. `due`: nil = it is written later.
-local function adopt(member, job, due)
+-- Make a record of an inline job: whether Redis could. `score`: its due, nil = that is
+-- written later.
+local function adopt(member, job, score)
   local fields = { 'payload', member }
-  if due then
-    fields[3], fields[4] = 'due', due
+  if score then
+    fields[3], fields[4] = 'due', score
   end
   for _, name in ipairs({ 'priority', 'group' }) do
     if job[name] then
