@@ -75,8 +75,9 @@ async def open(request: ApiRequest, body: requests.OpenBatch) -> Reply[replies.B
         expires=body.expires,
         fields=fields,
     )
-    await request.client.send(opening)
-    return Reply(HTTPStatus.CREATED, _status(await batch.status()), request.location(f"batches/{batch.id}"))
+    if await request.client.send(opening):
+        return Reply(HTTPStatus.CREATED, _status(await batch.status()), request.location(f"batches/{batch.id}"))
+    return Reply(HTTPStatus.OK, _status(await batch.status()))
 
 
 def _template(request: ApiRequest, call: requests.BatchCallback) -> dict[str, Any]:

@@ -214,8 +214,8 @@ class BatchCalls(Queue):
         expires: float | None = None,
         parent: str = "",
         fields: Mapping[str, Word] | None = None,
-    ) -> Call[float]:
-        """Open a batch; the reply is when it was opened. `token`: of this call, at random.
+    ) -> Call[bool]:
+        """Open a batch; the reply is False if a call with the same token has opened it before. `token`: at random.
 
         Raises (when sent):
             JobExists: there is a batch of that id.
@@ -223,7 +223,7 @@ class BatchCalls(Queue):
         given = {"by": self._by, **(fields or {})}
         rows = [word for pair in given.items() if pair[1] != "" for word in pair]
         end = "" if expires is None else repr(float(expires))
-        return self._verb("batch_open", float, self._now(), batch, token, repr(float(retention)), end, parent, *rows)
+        return self._verb("batch_open", bool, self._now(), batch, token, repr(float(retention)), end, parent, *rows)
 
     def batch_add(
         self,
