@@ -254,6 +254,7 @@ class BatchCalls(Queue):
         Raises (when sent):
             JobMissing: there is no such batch.
             JobLate: it is closed, or was cancelled.
+            ConfigError: the first row is not the next node, or a row is not valid.
         """
         words = (word for row in rows for word in row.words())
         return self._verb("batch_plan", int, batch, first, *words)
