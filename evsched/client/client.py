@@ -12,7 +12,7 @@ from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 from evsched import keys
-from evsched.client import gate, operations, spread, sweep, worker_orders
+from evsched.client import gate, operations, signals, spread, sweep, worker_orders
 from evsched.client import history as job_history
 from evsched.client.gate import LimitOptions
 from evsched.client.history import EVERY_END, HistoryFilter, HistoryPage, TaskCounts
@@ -264,7 +264,7 @@ class Client:
             JobMissing: there is no such job, it has ended or is dead, or its wait for the signal is over.
             ConfigError: the name or the value is not valid.
         """
-        return (await self.run(spread.signal(self.parts_of(queue, job_id), job_id, signal, value))) != "known"
+        return (await self.run(signals.signal(self.parts_of(queue, job_id), job_id, signal, value))) != "known"
 
     async def reschedule(
         self,

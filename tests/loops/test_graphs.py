@@ -504,3 +504,21 @@ async def test_chain_of_a_thousand_and_a_wide_graph(config: Config, tasks: Tasks
         assert (await run.wait(4 * PATIENCE)).done == 500
         assert await long.result(timeout=4 * PATIENCE) == 1000
         assert set(tasks.ran.values()) == {1}
+
+
+async def test_signal_to_a_node_that_has_no_job_yet_says_so(config: Config, tasks: Tasks) -> None:
+    async with system(config, tasks.app) as running:
+        graph = tasks.app.graph("g")
+        graph.add("wait", tasks.wait.s())
+        graph.add("end", tasks.name.s("end"), after="wait", take=())
+        await graph.enqueue()
+        await running.recorder.wait(events.Started)
+        with pytest.raises(JobMissing, match=r"^g\.end has no job yet: it waits for other nodes; send the signal when"):
+            await tasks.app.signal("g.end", "approved")
+        with pytest.raises(JobMissing, match=r"g\.other has no record"):
+            await tasks.app.signal("g.other", "approved")
+        assert await tasks.app.signal("g.wait", "approved")
+        tasks.hold.set()
+        await running.recorder.wait(events.Completed, lambda event: "g.end" in event.ids)
+        with pytest.raises(JobMissing, match=r"g\.end has ended"):
+            await tasks.app.signal("g.end", "approved")
