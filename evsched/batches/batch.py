@@ -339,8 +339,22 @@ class Batch:
         """
         found = next((node for node in await self.nodes(limit=_MANY * _MANY) if node.name == name), None)
         if found is None:
-            raise JobMissing(f"batch {self.id} of queue {self.queue} has no node {name}")
+            raise JobMissing(f"batch {self.id} of queue {self.queue} has no node {name!r:.100}")
         return found
+
+    async def result(self, node: str, *, timeout: timedelta | float | None = None) -> Any:
+        """Wait until the graph has ended, and return the result of a node.
+
+        Raises:
+            JobDead: the node is not done; the message says why.
+            JobMissing: there is no such node, or its record is not kept any more.
+            TimeoutError: the graph did not end in time.
+        """
+        from evsched.batches.node_results import result_of_node  # few programs need it
+
+        await self.node(node)
+        await self.wait(timeout)
+        return await result_of_node(self._client, self._store, self.id, await self.node(node))
 
     async def results(self, limit: int = 1000) -> list[Any]:
         """Return the results of the first of its jobs that are done, as long as their records are kept."""

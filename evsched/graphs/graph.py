@@ -11,12 +11,12 @@ from typing import Any, Final, cast
 from msgspec import Struct
 
 from evsched.batches.batch import EXPIRES, RETENTION, Batch, BatchOptions, NewBatch
-from evsched.batches.node import KEPT_MOST, GraphNode, StoredNode, Take, failed_before
+from evsched.batches.node import KEPT_MOST, StoredNode, Take
 from evsched.batches.starter import write_nodes
 from evsched.client.client import Client
 from evsched.client.option_values import finite_seconds
 from evsched.client.task_handle import Outlet, TaskCall
-from evsched.errors import BadArguments, ConfigError, JobDead, JobMissing
+from evsched.errors import BadArguments, ConfigError
 from evsched.jobs.job import encode
 from evsched.store.batch_calls import PlanRow
 
@@ -181,7 +181,7 @@ class Graph:
         rows = self._rows(batch.id)
         async with batch:
             await write_nodes(client, client.store(batch.queue), batch.id, rows)
-        return EnqueuedGraph(batch.id, batch.queue, client, [*self._nodes])
+        return EnqueuedGraph(batch.id, batch.queue, client, self._last)
 
     def _rows(self, batch: str) -> list[PlanRow]:
         """Return the nodes as `batch_plan` takes them, each behind the nodes that it waits for.
@@ -257,9 +257,9 @@ class Graph:
 class EnqueuedGraph(Batch):
     """A graph that was enqueued: a batch, whose first members are its nodes."""
 
-    def __init__(self, batch: str, queue: str, client: Client, names: Sequence[str]) -> None:
+    def __init__(self, batch: str, queue: str, client: Client, last: str) -> None:
         super().__init__(batch, queue, client)
-        self._names = tuple(names)
+        self._last = last
 
     async def result(self, node: str | None = None, *, timeout: timedelta | float | None = None) -> Any:
         """Wait until the graph has ended, and return the result of a node; None = of the node that was added last.
@@ -269,26 +269,7 @@ class EnqueuedGraph(Batch):
             JobMissing: there is no such node, or its record is not kept any more.
             TimeoutError: the graph did not end in time.
         """
-        name = self._names[-1] if node is None else node
-        if name not in self._names:
-            raise JobMissing(f"graph {self.id} has no node {name!r:.100}")
-        await self.wait(timeout)
-        found = await self.node(name)
-        if found.outcome != "done":
-            raise JobDead(f"{found.id} {await self._why(found)}")
-        if found.each:
-            return await Batch(found.id, self.queue, self._client).results(NODES_MOST)
-        status = await self._client.status(found.queue, found.id)
-        if status is None:
-            raise JobMissing(f"{found.id} is done, but its record is not kept any more: give it a longer retention")
-        return status.result
-
-    async def _why(self, node: GraphNode) -> str:
-        if node.outcome != "stopped":
-            status = None if node.each else await self._client.status(node.queue, node.id)
-            reason = node.why or (None if status is None else status.reason)
-            return f"is {node.outcome}" + (f": {reason}" if reason else "")
-        return f"was stopped: {failed_before(node, await self.nodes(0, node.ordinal))}"
+        return await super().result(self._last if node is None else node, timeout=timeout)
 
 
 def chain(app: Outlet, calls: Sequence[TaskCall[Any]], id: str | None, queue: str, options: BatchOptions) -> Graph:  # noqa: A002

@@ -407,6 +407,17 @@ async def test_program_without_an_event_loop_enqueues_a_graph(config: Config, ta
         batch = await asyncio.to_thread(enqueue)
         assert ((await tasks.ended()).batch) == batch
 
+        def look() -> tuple[list[str], str, Any]:
+            with tasks.app.sync() as session:
+                run = session.known_batch(batch)
+                with pytest.raises(JobMissing, match="has no node 'zz'"):
+                    run.result("zz")
+                nodes = [node.name for node in run.nodes()]
+                return nodes, run.node("add-2").outcome, run.result("add-2", timeout=PATIENCE)
+
+        assert await asyncio.to_thread(look) == (["add", "add-2"], "done", 3)
+        assert await tasks.app.known_batch(batch).result("add") == 2
+
 
 def test_wrong_graphs_are_refused_when_they_are_built(tasks: Tasks) -> None:
     graph = tasks.app.graph()
