@@ -262,12 +262,12 @@ class EnqueuedGraph(Batch):
         self._last = last
 
     async def result(self, node: str | None = None, *, timeout: timedelta | float | None = None) -> Any:
-        """Wait until the graph has ended, and return the result of a node; None = of the node that was added last.
+        """Wait until a node has ended, and return its result; None = the node that was added last.
 
         Raises:
             JobDead: the node is not done; the message says why.
             JobMissing: there is no such node, or its record is not kept any more.
-            TimeoutError: the graph did not end in time.
+            TimeoutError: it did not end in time.
         """
         return await super().result(self._last if node is None else node, timeout=timeout)
 

@@ -270,6 +270,14 @@ class BatchCalls(Queue):
         act = self._act_text("cancel", batch=batch) if how == "cancelled" else ""
         return self._verb("batch_close", text, self._now(), batch, confirms, how, act)
 
+    def batch_ask(self, batch: str, node: int) -> Call[bool]:
+        """Request that clients that wait hear of the end of a node; the reply is whether it has ended.
+
+        Raises (when sent):
+            JobMissing: there is no such batch, or no such node.
+        """
+        return self._verb("batch_ask", bool, batch, node)
+
     def batch_count(self, ends: Iterable[tuple[str, int, bytes]]) -> Call[list[Counted]]:
         """Count ends of members: batch, ordinal, and a byte for each ordinal from there on.
 
@@ -378,9 +386,9 @@ class BatchCalls(Queue):
         """Read the ids of batches, the newest first."""
         return self._call(("ZRANGE", f"{self._root}batches", first, last, "REV"), texts)
 
-    def wait_for_batch(self, batch: str, block: float) -> Call[bytes | None]:
-        """Wait up to `block` seconds until a batch has ended; the reply is its state."""
-        over = self._batch(batch, "over")
+    def wait_for_batch(self, batch: str, block: float, node: int | None = None) -> Call[bytes | None]:
+        """Wait up to `block` seconds until a batch has ended; with a `node`, until that has: see `batch_ask`."""
+        over = self._batch(batch if node is None else f"{batch}/{node}", "over")
         return self._call(("BLMOVE", over, over, "LEFT", "LEFT", block), raw)
 
     def forget_batch(self, batch: str) -> list[Call[Any]]:

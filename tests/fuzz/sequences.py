@@ -172,7 +172,7 @@ _ENDS: Final = ("abort", "bury", "complete", "defer", "forward", "progress", "re
 
 _ASKS: Final = ("keep", "recall", "wait_for")
 """The verbs by which a run asks about the data that its job has kept."""
-_BATCHES: Final = ("batch_open", "batch_add", "batch_plan", "batch_close", "batch_count", "batch_list")
+_BATCHES: Final = ("batch_open", "batch_add", "batch_plan", "batch_close", "batch_ask", "batch_count", "batch_list")
 
 _DUE: Final = b"%d" % (NOW + 50)
 _CONTENTS: Final = [
@@ -259,6 +259,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("batch_plan", "after"): ([b"", b"0", b"0 1"], [b"9007199254740993", b"x"]),
     ("batch_plan", "despite"): ([b"", b"1"], [b"x"]),
     ("batch_close", "how"): ([b"", b"cancelled", b"expired"], []),
+    ("batch_ask", "node"): ([b"0", b"1"], [b"9007199254740993"]),
     ("batch_list", "start"): ([b"0", b"1"], [b"9007199254740993"]),
     ("batch_list", "field"): ([b"state", b"total", b"on_done"], [b"x"]),
     ("batch_count", "first"): ([b"0", b"1"], [b"9007199254740993"]),

@@ -132,6 +132,27 @@ async def test_node_has_a_job_for_each_item(config: Config, tasks: Tasks) -> Non
         assert (await inner.status()).done == 250
 
 
+async def test_result_of_a_node_is_there_before_the_graph_has_ended(config: Config, tasks: Tasks) -> None:
+    async with system(config, tasks.app) as running:
+        graph = tasks.app.graph("g")
+        graph.add("wait", tasks.wait.s())
+        graph.add("span", tasks.span.s(3))
+        graph.each("plus", tasks.add.s(100), over="span")
+        graph.add("total", tasks.total.s(), after={"numbers": "plus"})
+        graph.add("end", tasks.name.s("end"), after="wait", take=())
+        async with asyncio.TaskGroup() as group:
+            run = await graph.enqueue()
+            results = [group.create_task(run.result(name, timeout=PATIENCE)) for name in ("plus", "total", "total")]
+        assert [task.result() for task in results] == [[100, 101, 102], 303, 303]
+        assert (await run.status()).state == "running"
+        with pytest.raises(TimeoutError, match=r"node end of g did not end in time"):
+            await run.result(timeout=0)
+        await running.recorder.wait(events.Started)
+        last = asyncio.create_task(run.result(timeout=PATIENCE))
+        tasks.hold.set()
+        assert await last == "end()"
+
+
 async def test_each_item_of_an_empty_list_is_done_at_once(config: Config, tasks: Tasks) -> None:
     async with system(config, tasks.app):
         graph = tasks.app.graph()

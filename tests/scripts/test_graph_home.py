@@ -210,6 +210,57 @@ def test_second_calls_change_nothing(home: Home) -> None:
     assert home.state() == before
 
 
+def asked(home: Home) -> dict[str, Any]:
+    """Return the lists for clients that wait for nodes."""
+    return {key: value for key, value in home.state().items() if key.startswith("batch_over:g/")}
+
+
+def test_clients_that_asked_for_a_node_hear_of_its_end(home: Home) -> None:
+    home.plan([], [], [0, 1])
+    home.close()
+    home.count((0, DONE))
+    assert home.send(home.store.batch_ask("g", 0)), "it has ended"
+    assert [home.send(home.store.batch_ask("g", node)) for node in (1, 2, 2)] == [False] * 3
+    before = home.state()
+    home.send(home.store.batch_ask("g", 1))
+    assert (home.state(), asked(home)) == (before, {})
+    home.count((1, DEAD))
+    assert asked(home) == {"batch_over:g/1": ["2"], "batch_over:g/2": ["6"]}
+    assert "asked" not in home.state()["batch:g"]
+    # A client that waits for what was revived is not woken by its earlier end.
+    home.count((1, TURN))
+    assert not home.send(home.store.batch_ask("g", 1))
+    assert asked(home) == {"batch_over:g/2": ["6"]}
+    home.close("cancelled")
+    assert not home.send(home.store.batch_ask("g", 1)), "its job runs"
+    assert home.send(home.store.batch_ask("g", 2)), "it was cancelled while it waited"
+    home.count((1, TURN + CANCELLED))
+    assert asked(home)["batch_over:g/1"] == ["3"]
+
+
+@pytest.mark.extra
+def test_clients_that_asked_for_a_node_hear_that_it_was_cancelled(home: Home) -> None:
+    home.plan([], [0])
+    home.close()
+    home.send(home.store.batch_ask("g", 1))
+    home.close("cancelled")
+    assert asked(home) == {"batch_over:g/1": ["3"]}
+
+
+@pytest.mark.extra
+def test_clients_ask_for_a_limited_number_of_nodes(home: Home) -> None:
+    rows: list[list[int]] = [[] for _ in range(102)]
+    home.plan(*rows)
+    home.close()
+    for node in range(102):
+        assert not home.send(home.store.batch_ask("g", node))
+    home.count(*((node, DONE) for node in range(102)))
+    assert len(asked(home)) == 100
+    for graph, node in (("g", 102), ("none", 0)):
+        with pytest.raises(JobMissing):
+            home.send(home.store.batch_ask(graph, node))
+
+
 def test_parts_and_ids_are_those_of_the_jobs(home: Home) -> None:
     home.plan([], [0])
     assert home.send(home.store.batch_parts("g", 0, -1)) == [(0, 2, "q")]

@@ -110,6 +110,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "batch_plan": lambda store, runs: store.batch_plan("g", 2, [PlanRow(b"{}", "m", "q", [1])]),
     "batch_close": lambda store, runs: store.at(NOW).batch_close("b", confirms="r", how="cancelled"),
     "batch_count": lambda store, runs: store.at(NOW).batch_count([("b", 0, b"\x01\x02"), ("h", 0, b"\x01")]),
+    "batch_ask": lambda store, runs: store.at(NOW).batch_ask("h", 1),
     "batch_list": lambda store, runs: store.at(NOW).batch_list(0, 9),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
     "bury": lambda store, runs: store.at(NOW).bury("w", [(runs[RUN], Buried("x", True))]),
