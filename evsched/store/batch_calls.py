@@ -278,6 +278,15 @@ class BatchCalls(Queue):
         """
         return self._verb("batch_ask", bool, batch, node)
 
+    def batch_revive(self, batch: str, node: int) -> Call[bool]:
+        """Start a node again that failed without a job; the reply is False if that was done before.
+
+        Raises (when sent):
+            JobMissing: there is no such node, or it did not fail without a job.
+            JobLate: the graph is done, was cancelled or has expired.
+        """
+        return self._verb("batch_revive", bool, self._now(), batch, node, self._act_text("revive"))
+
     def batch_count(self, ends: Iterable[tuple[str, int, bytes]]) -> Call[list[Counted]]:
         """Count ends of members: batch, ordinal, and a byte for each ordinal from there on.
 

@@ -172,7 +172,16 @@ _ENDS: Final = ("abort", "bury", "complete", "defer", "forward", "progress", "re
 
 _ASKS: Final = ("keep", "recall", "wait_for")
 """The verbs by which a run asks about the data that its job has kept."""
-_BATCHES: Final = ("batch_open", "batch_add", "batch_plan", "batch_close", "batch_ask", "batch_count", "batch_list")
+_BATCHES: Final = (
+    "batch_open",
+    "batch_add",
+    "batch_plan",
+    "batch_close",
+    "batch_ask",
+    "batch_revive",
+    "batch_count",
+    "batch_list",
+)
 
 _DUE: Final = b"%d" % (NOW + 50)
 _CONTENTS: Final = [
@@ -238,7 +247,14 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("enqueue", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
     ("enqueue", "conflict"): ([b"", b"keep", b"node"], []),
     ("enqueue", "batch"): (
-        [b"", b"", *(b"fuzz/b/%d/%d%s" % (at, NOW + 30, life) for at, life in ((0, b""), (0, b"/t"), (1, b"/u")))],
+        [
+            b"",
+            b"",
+            *(
+                b"fuzz/b/%d/%d%s" % (at, NOW + 30, life)
+                for at, life in ((0, b""), (0, b"/t"), (1, b"/u"), (1, b"/u/1"))
+            ),
+        ],
         [b"fuzz/b/0/0", b"fuzz/b/0/0/t", b"fuzz/b/0/%d/" % (NOW + 30)],
     ),
     **{(verb, "id"): ([b"b", b"g", b"c"], _BAD_IDS) for verb in _BATCHES},
@@ -260,6 +276,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("batch_plan", "despite"): ([b"", b"1"], [b"x"]),
     ("batch_close", "how"): ([b"", b"cancelled", b"expired"], []),
     ("batch_ask", "node"): ([b"0", b"1"], [b"9007199254740993"]),
+    ("batch_revive", "node"): ([b"0", b"1"], [b"9007199254740993"]),
     ("batch_list", "start"): ([b"0", b"1"], [b"9007199254740993"]),
     ("batch_list", "field"): ([b"state", b"total", b"on_done"], [b"x"]),
     ("batch_count", "first"): ([b"0", b"1"], [b"9007199254740993"]),
@@ -269,7 +286,7 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("pause", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("requeue", "watch"): ([b"", b"60"], _LENGTHS[1]),
     ("cancel", "row"): (
-        [b"", b"", b"", b"7", b"8", b"fuzz/b/0", b"fuzz/b/0/t", b"fuzz/b/1/u"],
+        [b"", b"", b"", b"7", b"8", b"fuzz/b/0", b"fuzz/b/0/t", b"fuzz/b/1/u", b"fuzz/b/1/u/1"],
         [b"9007199254740993", b"fuzz/b", b"fuzz/b/0/", b"fuzz/b/0/t/1", b"/"],
     ),
     ("settle", "retention"): ([b"", b"0", b"60"], _LENGTHS[1]),

@@ -371,6 +371,32 @@ async def test_node_whose_id_another_job_has_is_dead(config: Config, tasks: Task
             await run.result("b")
 
 
+async def test_node_that_failed_without_a_job_is_revived(config: Config, tasks: Tasks) -> None:
+    tasks.failing.add("c")
+    async with system(config, tasks.app) as running:
+        other = await tasks.name.using(id="g.b", delay=3600).enqueue("other")
+        graph = tasks.app.graph("g", **tasks.callbacks())
+        graph.add("a", tasks.name.s("a"))
+        graph.add("b", tasks.name.s("b"), after="a")
+        graph.add("c", tasks.name.s("c"), after="a")
+        graph.add("end", tasks.name.s("end"), after={"a": "b", "b": "c"})
+        run = await graph.enqueue()
+        assert (await tasks.ended()).dead == 2
+        client = tasks.app.client
+        tasks.failing.clear()
+        await client.revive(run.queue, ["g.b"])
+        assert (await tasks.ended()).dead == 2, "the other job has the id still"
+        await other.cancel()
+        with pytest.raises(JobMissing, match=r"g\.other"):
+            await client.revive(run.queue, ["g.b", "g.c", "g.other"])
+        assert await client.revive(run.queue, ["g.b", "g.c"]) == 2
+        ended = await tasks.ended()
+        assert (ended.outcome, ended.total, ended.done) == ("done", 4, 4)
+        assert await run.result() == "end(b(a()),c(a()))"
+        assert tasks.ran == {"a": 1, "b": 1, "c": 2, "end": 1}
+        assert len([event for event in running.recorder.of(events.JobBuried) if event.id == "g.c"]) == 1
+
+
 async def test_graph_whose_id_was_used_before_runs_its_nodes_though_their_old_records_are_kept(
     config: Config, tasks: Tasks
 ) -> None:
