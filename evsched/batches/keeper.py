@@ -18,7 +18,6 @@ import msgspec
 
 from evsched import events, keys
 from evsched.batches.member import CODES, Member, are_there, members, with_codes
-from evsched.batches.member import ends as ends_of
 from evsched.batches.starter import Starter
 from evsched.client.client import Client
 from evsched.client.operations import Nodes
@@ -258,8 +257,8 @@ class BatchKeeper:
         First their records, then the ends that are to be carried: so a job that ends meanwhile is not thought missing.
         """
         start, end = int(first), min(int(first) + _SLICE, int(last) + 1) - 1
-        codes = await self._client.run(ends_of(store, batch, start, end))
-        at = [start + i for i, code in enumerate(codes) if code == 0]
+        known = (await self._client.send(store.batch_ends(batch, start, end))).ljust(end - start + 1, b"\0")
+        at = [start + i for i, byte in enumerate(known) if byte % 8 == CODES["o"]]
         lost = dict[int, str]()
         found = await self._client.run(members(store, batch, at, [0] * len(at)))
         for queue in sorted({member.queue for member in found}):
@@ -280,7 +279,8 @@ class BatchKeeper:
                     return f"settle {batch} {first} {last} {token}", now + _LATER
         if lost:
             missing = Reports()
-            missing.add(batch, " ".join(f"{ordinal}m" for ordinal in sorted(lost)))
+            turns = {ordinal: known[ordinal - start] // 8 for ordinal in lost}
+            missing.add(batch, " ".join(f"{ordinal}m.{turns[ordinal]}" for ordinal in sorted(lost)))
             await self._client.send(store.batch_count(missing.rows()))
         if end < int(last):
             return f"settle {batch} {end + 1} {last} {token}", now
