@@ -270,7 +270,9 @@ class BatchKeeper:
             for member in mine:
                 address = f"{store.queue}/{batch}/{member.ordinal}"
                 child = member.batch
-                if child is not None and not await self._client.send(Store(queue).is_child(child, address)):
+                if child is not None and not await self._client.send(
+                    self._client.store(queue).is_child(child, address)
+                ):
                     lost[member.ordinal] = queue
         for queue in sorted(set(lost.values())):
             for one in await self._client.whole(queue):
@@ -309,7 +311,7 @@ class BatchKeeper:
             if member.batch is None:
                 jobs[self._client.shards.home(member.queue, member.id)].append(member)
         for shard, some in jobs.items():
-            waited = await self._client.send(Store(shard).cancel_waiting([member.id for member in some]))
+            waited = await self._client.send(self._client.store(shard).cancel_waiting([member.id for member in some]))
             others += [member for member, did in zip(some, waited, strict=True) if not did]
         for member in others:
             try:

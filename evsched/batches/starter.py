@@ -188,7 +188,7 @@ class Starter:
                 await self._client.send(store.add_chore(f"forget {child}" if forget else f"shed {child} 0", now))
         jobs = [(node, node.job_id(batch, at)) for at, node in zip(ordinals, nodes, strict=True) if node is not None]
         homes = self._client.shards.home
-        calls = [Store(homes(node.queue, job)).shorten_record(job, node.retention) for node, job in jobs]
+        calls = [self._client.store(homes(node.queue, job)).shorten_record(job, node.retention) for node, job in jobs]
         await self._send_all(calls)
         return (f"shed {batch} {ordinals.stop}", now) if nodes[-1] is not None else None
 
