@@ -26,6 +26,8 @@ class _Node(NamedTuple):
     ordinal: int
     code: int
     """How it has ended."""
+    each: bool
+    """Whether it has a job for each item of a result, and the id is that of their batch."""
 
 
 def _node_of(home: Store, job_id: str) -> Operation[_Node | None]:
@@ -34,10 +36,10 @@ def _node_of(home: Store, job_id: str) -> Operation[_Node | None]:
     record = (yield from send(home.batch(batch))) if batch else None
     for first in range(0, 0 if record is None else record.nodes, _SLICE):
         ids = yield from send(home.batch_ids(batch, range(first, first + _SLICE)))
-        if job_id in ids:
-            at = first + ids.index(job_id)
-            end = yield from send(home.batch_ends(batch, at, at))
-            return _Node(batch, at, end[0] % 8) if end else None
+        for at, known in enumerate(ids, first):
+            if known in (job_id, f"/{job_id}"):
+                end = yield from send(home.batch_ends(batch, at, at))
+                return _Node(batch, at, end[0] % 8, known != job_id) if end else None
     return None
 
 
@@ -48,7 +50,7 @@ def signal(parts: Parts, job_id: str, signal: str, value: Any) -> Operation[Sign
         return (yield from of_job(parts, lambda store: send(store.signal(job_id, signal, text))))
     except JobMissing:
         node = yield from _node_of(parts.make(parts.queue), job_id)
-        if node is None or node.code not in _NO_JOB:
+        if node is None or node.each or node.code not in _NO_JOB:
             raise
         why = f"{job_id} has no job yet: {_NO_JOB[node.code]}"
         raise JobMissing(f"{why}; send the signal when graph {node.batch} has started it") from None
