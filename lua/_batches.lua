@@ -83,7 +83,7 @@ end
 
 -- The fields that scripts read, the counts first. `adding`: how many reservations are not confirmed; `round`: how often
 -- the batch has ended; `tenth`: of the progress that was reported last; `nodes`: how many its graph has; `rippled`: how
--- often a script has left work on them.
+-- often a script has left work on them; `asked`: those for whose ends clients wait.
 local BATCH_FIELDS = {
   'total',
   'done',
@@ -103,6 +103,7 @@ local BATCH_FIELDS = {
   'complete_on',
   'parent',
   'retention',
+  'asked',
 }
 local BATCH_COUNTS = 12
 -- The field that counts the ends with a code, by its number.
@@ -288,9 +289,12 @@ local function end_batch(batch, now)
 end
 
 -- Decide what follows from the counts of a batch, and write it.
--- USES how_many_open, reopen_batch, end_batch, call_back, write_batch, member_reports, work_off
+-- USES how_many_open, reopen_batch, end_batch, call_back, write_batch, member_reports, work_off, answer_asked
 local function decide(batch, now)
   local is_rippling = batch.nodes > 0 and work_off(batch, now)
+  if batch.asked then
+    answer_asked(batch)
+  end
   local left = how_many_open(batch)
   if batch.state == 'failed' and (left > 0 or batch.is_turned) then
     reopen_batch(batch)

@@ -92,7 +92,7 @@ OPERATIONS: Final = (
     _row("POST", f"{_JOB}/signals", job_handlers.signal),
     _row("GET", f"{_JOB}/result", job_handlers.wait_for_end, 200, 202),
     _row("GET", f"{_QUEUE}/batches", batch_handlers.list_batches),
-    _row("PUT", _BATCH, batch_handlers.open, 201),
+    _row("PUT", _BATCH, batch_handlers.open, 201, 200),
     _row("GET", _BATCH, batch_handlers.look),
     _row("DELETE", _BATCH, batch_handlers.cancel, 200, 202),
     _row("GET", f"{_BATCH}/jobs", batch_handlers.list_jobs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from secrets import token_hex
 from types import TracebackType
@@ -35,6 +35,7 @@ from evsched.transport.redis_errors import reconnect_delay
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _MANY: Final = 1000
 """Jobs that are reserved, and enqueued, in one round trip."""
@@ -339,8 +340,27 @@ class Batch:
         """
         found = next((node for node in await self.nodes(limit=_MANY * _MANY) if node.name == name), None)
         if found is None:
-            raise JobMissing(f"batch {self.id} of queue {self.queue} has no node {name}")
+            raise JobMissing(f"batch {self.id} of queue {self.queue} has no node {name!r:.100}")
         return found
+
+    async def result(self, node: str, *, timeout: timedelta | float | None = None) -> Any:
+        """Wait until a node of the graph has ended, and return its result; other nodes may run on.
+
+        Raises:
+            JobDead: the node is not done; the message says why.
+            JobMissing: there is no such node, or its record is not kept any more.
+            TimeoutError: it did not end in time.
+        """
+        from evsched.batches.node_results import result_of_node  # few programs need it
+
+        at = (await self.node(node)).ordinal
+
+        async def ended() -> bool | None:
+            return await self._client.send(self._store.batch_ask(self.id, at)) or None
+
+        await self._until(ended, timeout, f"node {node} of {self.id}", at)
+        (found,) = await self.nodes(at, 1)
+        return await result_of_node(self._client, self._store, self.id, found)
 
     async def results(self, limit: int = 1000) -> list[Any]:
         """Return the results of the first of its jobs that are done, as long as their records are kept."""
@@ -360,18 +380,31 @@ class Batch:
             JobMissing: there is no such batch.
             TimeoutError: it did not end in time.
         """
-        until = float("inf") if timeout is None else time.monotonic() + finite_seconds("timeout", timeout)
-        while True:
+
+        async def ended() -> BatchRecord | None:
             status = await self.status()
-            if status.finished is not None:
-                return status
+            return status if status.finished is not None else None
+
+        return await self._until(ended, timeout, f"batch {self.id}")
+
+    async def _until(
+        self,
+        ended: Callable[[], Awaitable[T | None]],
+        timeout: timedelta | float | None,
+        what: str,
+        node: int | None = None,
+    ) -> T:
+        """Wait until the batch, or a node of it, has ended, and `ended` returns something."""
+        until = float("inf") if timeout is None else time.monotonic() + finite_seconds("timeout", timeout)
+        while (found := await ended()) is None:
             block = min(until - time.monotonic(), _BLOCK)
             if block <= 0:
-                raise TimeoutError(f"batch {self.id} did not end in time")
+                raise TimeoutError(f"{what} did not end in time")
             try:
-                await self._client.wait_for(Wait(self._store.wait_for_batch(self.id, block), block))
+                await self._client.wait_for(Wait(self._store.wait_for_batch(self.id, block, node), block))
             except StoreDown:
                 await self._client.perform(Sleep(reconnect_delay(1)))
+        return found
 
     def batch(self, id: str | None = None, *, queue: str | None = None, **options: Any) -> NewBatch:  # noqa: A002
         """Return a batch in this one, which counts as one of its jobs. Arguments as of `App.batch`."""

@@ -18,7 +18,6 @@ import msgspec
 
 from evsched import events, keys
 from evsched.batches.member import CODES, Member, are_there, members, with_codes
-from evsched.batches.member import ends as ends_of
 from evsched.batches.starter import Starter
 from evsched.client.client import Client
 from evsched.client.operations import Nodes
@@ -258,8 +257,8 @@ class BatchKeeper:
         First their records, then the ends that are to be carried: so a job that ends meanwhile is not thought missing.
         """
         start, end = int(first), min(int(first) + _SLICE, int(last) + 1) - 1
-        codes = await self._client.run(ends_of(store, batch, start, end))
-        at = [start + i for i, code in enumerate(codes) if code == 0]
+        known = (await self._client.send(store.batch_ends(batch, start, end))).ljust(end - start + 1, b"\0")
+        at = [start + i for i, byte in enumerate(known) if byte % 8 == CODES["o"]]
         lost = dict[int, str]()
         found = await self._client.run(members(store, batch, at, [0] * len(at)))
         for queue in sorted({member.queue for member in found}):
@@ -271,7 +270,9 @@ class BatchKeeper:
             for member in mine:
                 address = f"{store.queue}/{batch}/{member.ordinal}"
                 child = member.batch
-                if child is not None and not await self._client.send(Store(queue).is_child(child, address)):
+                if child is not None and not await self._client.send(
+                    self._client.store(queue).is_child(child, address)
+                ):
                     lost[member.ordinal] = queue
         for queue in sorted(set(lost.values())):
             for one in await self._client.whole(queue):
@@ -280,7 +281,8 @@ class BatchKeeper:
                     return f"settle {batch} {first} {last} {token}", now + _LATER
         if lost:
             missing = Reports()
-            missing.add(batch, " ".join(f"{ordinal}m" for ordinal in sorted(lost)))
+            turns = {ordinal: known[ordinal - start] // 8 for ordinal in lost}
+            missing.add(batch, " ".join(f"{ordinal}m.{turns[ordinal]}" for ordinal in sorted(lost)))
             await self._client.send(store.batch_count(missing.rows()))
         if end < int(last):
             return f"settle {batch} {end + 1} {last} {token}", now
@@ -309,7 +311,7 @@ class BatchKeeper:
             if member.batch is None:
                 jobs[self._client.shards.home(member.queue, member.id)].append(member)
         for shard, some in jobs.items():
-            waited = await self._client.send(Store(shard).cancel_waiting([member.id for member in some]))
+            waited = await self._client.send(self._client.store(shard).cancel_waiting([member.id for member in some]))
             others += [member for member, did in zip(some, waited, strict=True) if not did]
         for member in others:
             try:

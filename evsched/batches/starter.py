@@ -59,14 +59,13 @@ class Starter:
             *(store.batch_field(batch, "stop"), store.batch_life(batch)),
         ]
         texts, ends, stop, life = await self._client.run(send_many(reading))
-        codes = [byte % 8 for byte in ends]
         found = zip(ordinals, map(read_node, texts), strict=True)
-        nodes = {at: node for at, node in found if at < len(codes) and codes[at] == CODES["o"]}
+        nodes = {at: node for at, node in found if at < len(ends) and ends[at] % 8 == CODES["o"]}
         if stop is None:
-            await self._start(store, now, batch, life, nodes, codes)
+            await self._start(store, now, batch, life, nodes, ends)
             stop = await self._client.send(store.batch_field(batch, "stop"))
         if stop is not None:
-            await self._cancel(store, batch, life, nodes)
+            await self._cancel(store, batch, life, nodes, ends)
         return {node.queue for node in nodes.values() if node is not None and node.over is None}
 
     async def _start(
@@ -76,10 +75,10 @@ class Starter:
         batch: str,
         life: str,
         nodes: Mapping[int, StoredNode | None],
-        codes: Sequence[int],
+        ends: bytes,
     ) -> None:
         takes = [take for node in nodes.values() if node is not None for take in (*node.takes, node.over) if take]
-        results = await self._results(store, batch, takes, codes)
+        results = await self._results(store, batch, takes, ends)
         jobs = dict[int, tuple[str, New]]()
         for at, node in nodes.items():
             try:
@@ -91,24 +90,30 @@ class Starter:
                 else:
                     jobs[at] = node.queue, _new(node, batch, at, payload)
             except NotStarted as error:
-                await self._fail(store, batch, at, str(error))
+                await self._fail(store, batch, at, ends, str(error))
         until = f"{now + RESERVED:.6f}"
-        runs = [*_runs(jobs, self._client.shards.home)]
+        runs = [*_runs(jobs, ends, self._client.shards.home)]
         calls = [
-            self._client.store(shard).enqueue_nodes(some, f"{store.queue}/{batch}/{first}/{until}/{life}")
+            self._client.store(shard).enqueue_nodes(
+                some, f"{store.queue}/{batch}/{first}/{until}/{life}{_turn(ends[first])}"
+            )
             for shard, first, some in runs
         ]
         for (_, first, some), taken in zip(runs, await self._send_all(calls), strict=True):
             for at, (job, is_taken) in enumerate(zip(some, taken, strict=True), first):
                 if is_taken:
-                    await self._fail(store, batch, at, f"there is another job {job.id}: it waits, runs or is dead")
+                    await self._fail(
+                        store, batch, at, ends, f"there is another job {job.id}: it waits, runs or is dead"
+                    )
 
-    async def _fail(self, store: Store, batch: str, ordinal: int, why: str) -> None:
-        """Count a node as dead that has no job."""
+    async def _fail(self, store: Store, batch: str, ordinal: int, ends: bytes, why: str) -> None:
+        """Count a node as dead that has no job, in the turn in which it was released."""
         await self._client.send(store.fail_node(batch, ordinal, why))
-        await self._client.send(store.batch_count([(batch, ordinal, bytes([CODES["x"]]))]))
+        await self._client.send(store.batch_count([(batch, ordinal, bytes([ends[ordinal] + CODES["x"]]))]))
 
-    async def _cancel(self, store: Store, batch: str, life: str, nodes: Mapping[int, StoredNode | None]) -> None:
+    async def _cancel(
+        self, store: Store, batch: str, life: str, nodes: Mapping[int, StoredNode | None], ends: bytes
+    ) -> None:
         """Cancel the jobs of nodes, also one that is not there: a call that is on its way must not bring it."""
         for at, node in nodes.items():
             job = "" if node is None else node.job_id(batch, at)
@@ -121,10 +126,12 @@ class Starter:
             except JobMissing:
                 if node is not None and node.over is None:
                     home = self._client.store(self._client.shards.home(node.queue, job))
-                    await self._client.send(home.cancel_member(job, f"{store.queue}/{batch}/{at}/{life}"))
+                    await self._client.send(
+                        home.cancel_member(job, f"{store.queue}/{batch}/{at}/{life}{_turn(ends[at])}")
+                    )
 
     async def _results(
-        self, store: Store, batch: str, takes: Iterable[Take], codes: Sequence[int]
+        self, store: Store, batch: str, takes: Iterable[Take], ends: bytes
     ) -> dict[int, Any | ResultGone]:
         """Return the results of nodes by their ordinals: None if a node is not done; an error if its result is gone."""
         unique = {take.ordinal: take for take in takes}
@@ -132,7 +139,7 @@ class Starter:
         for at, take in unique.items():
             if take.each:
                 found[at] = await read_all_results(self._client, store, f"{batch}.{take.node}", take.queue)
-            elif not 0 <= at < len(codes) or codes[at] != CODES["d"]:
+            elif not 0 <= at < len(ends) or ends[at] % 8 != CODES["d"]:
                 found[at] = None
         single = [take for at, take in unique.items() if at not in found]
         values = await read_results(self._client, [(take.queue, f"{batch}.{take.node}") for take in single])
@@ -181,7 +188,7 @@ class Starter:
                 await self._client.send(store.add_chore(f"forget {child}" if forget else f"shed {child} 0", now))
         jobs = [(node, node.job_id(batch, at)) for at, node in zip(ordinals, nodes, strict=True) if node is not None]
         homes = self._client.shards.home
-        calls = [Store(homes(node.queue, job)).shorten_record(job, node.retention) for node, job in jobs]
+        calls = [self._client.store(homes(node.queue, job)).shorten_record(job, node.retention) for node, job in jobs]
         await self._send_all(calls)
         return (f"shed {batch} {ordinals.stop}", now) if nodes[-1] is not None else None
 
@@ -232,12 +239,19 @@ def _new(node: StoredNode, batch: str, ordinal: int, payload: dict[str, Any]) ->
     return New(node.job_id(batch, ordinal), encode(payload), node.priority, node.group, node.due, node.delay)
 
 
-def _runs(jobs: Mapping[int, tuple[str, New]], home: Callable[[str, str], str]) -> Iterable[tuple[str, int, list[New]]]:
-    """Yield jobs with consecutive ordinals that go to one shard: the shard, the first ordinal, the jobs."""
+def _turn(end: int) -> str:
+    """Return what an address says of the turn of a node, by its byte at the home."""
+    return f"/{end // 8}" if end >= 8 else ""
+
+
+def _runs(
+    jobs: Mapping[int, tuple[str, New]], ends: bytes, home: Callable[[str, str], str]
+) -> Iterable[tuple[str, int, list[New]]]:
+    """Yield jobs with consecutive ordinals of one turn that go to one shard: the shard, the first ordinal, the jobs."""
     shard, first, some = "", 0, list[New]()
     for at, (queue, job) in sorted(jobs.items()):
         where = home(queue, job.id)
-        if some and (where != shard or at != first + len(some)):
+        if some and (where != shard or at != first + len(some) or ends[at] != ends[first]):
             yield shard, first, some
             some = []
         if not some:

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from evsched.batches.batch import Batch, BatchOptions, NewBatch, batch_of_job
 from evsched.batches.member import Member
+from evsched.batches.node import GraphNode
 from evsched.client.client import SyncClient
 from evsched.client.job_handle import SyncJob
 from evsched.client.task_handle import Enqueuer, SyncSession
@@ -71,6 +72,18 @@ class SyncBatch:
     def members(self, limit: int = 1000) -> list[Member]:
         """Return the first of its jobs, and how they have ended."""
         return finish(self._batch.members(limit))
+
+    def nodes(self, first: int = 0, limit: int = 1000) -> list[GraphNode]:
+        """Return nodes of a graph, as `Batch.nodes`."""
+        return finish(self._batch.nodes(first, limit))
+
+    def node(self, name: str) -> GraphNode:
+        """Return the node of that name, as `Batch.node`."""
+        return finish(self._batch.node(name))
+
+    def result(self, node: str, *, timeout: timedelta | float | None = None) -> Any:
+        """Wait for a node of a graph, and return its result, as `Batch.result`."""
+        return finish(self._batch.result(node, timeout=timeout))
 
     def results(self, limit: int = 1000) -> list[Any]:
         """Return the results of the first of its jobs that are done, as `Batch.results`."""

@@ -152,13 +152,15 @@ async def _revive_members(run: ActRun, client: Client, record: BatchRecord) -> N
     while not run.stopping:
         walk = with_codes(store, record.id, record.ordinals, dead, _MEMBERS, first)
         found = await client.run(walk)
-        for member in found:
+        whys = await client.send(store.batch_failures(record.id, [member.ordinal for member in found])) if found else []
+        for member, why in zip(found, whys, strict=True):
             if run.stopping:
                 break
-            if member.batch is not None:
+            if member.batch is not None and why is None:
                 run.leave(member.queue, member.batch, "it is a batch: revive the dead jobs in it")
-            else:
-                await change_one(run, JOB_ACTS["revive"], client, member.queue, member.id, None)
+            else:  # the home starts a node that has no job
+                queue = member.queue if why is None else record.queue
+                await change_one(run, JOB_ACTS["revive"], client, queue, member.batch or member.id, None)
         if len(found) < _MEMBERS:
             break
         first = found[-1].ordinal + 1

@@ -214,8 +214,8 @@ class BatchCalls(Queue):
         expires: float | None = None,
         parent: str = "",
         fields: Mapping[str, Word] | None = None,
-    ) -> Call[float]:
-        """Open a batch; the reply is when it was opened. `token`: of this call, at random.
+    ) -> Call[bool]:
+        """Open a batch; the reply is False if a call with the same token has opened it before. `token`: at random.
 
         Raises (when sent):
             JobExists: there is a batch of that id.
@@ -223,7 +223,7 @@ class BatchCalls(Queue):
         given = {"by": self._by, **(fields or {})}
         rows = [word for pair in given.items() if pair[1] != "" for word in pair]
         end = "" if expires is None else repr(float(expires))
-        return self._verb("batch_open", float, self._now(), batch, token, repr(float(retention)), end, parent, *rows)
+        return self._verb("batch_open", bool, self._now(), batch, token, repr(float(retention)), end, parent, *rows)
 
     def batch_add(
         self,
@@ -254,6 +254,7 @@ class BatchCalls(Queue):
         Raises (when sent):
             JobMissing: there is no such batch.
             JobLate: it is closed, or was cancelled.
+            ConfigError: the first row is not the next node, or a row is not valid.
         """
         words = (word for row in rows for word in row.words())
         return self._verb("batch_plan", int, batch, first, *words)
@@ -268,6 +269,23 @@ class BatchCalls(Queue):
         """
         act = self._act_text("cancel", batch=batch) if how == "cancelled" else ""
         return self._verb("batch_close", text, self._now(), batch, confirms, how, act)
+
+    def batch_ask(self, batch: str, node: int) -> Call[bool]:
+        """Request that clients that wait hear of the end of a node; the reply is whether it has ended.
+
+        Raises (when sent):
+            JobMissing: there is no such batch, or no such node.
+        """
+        return self._verb("batch_ask", bool, batch, node)
+
+    def batch_revive(self, batch: str, node: int) -> Call[bool]:
+        """Start a node again that failed without a job; the reply is False if that was done before.
+
+        Raises (when sent):
+            JobMissing: there is no such node, or it did not fail without a job.
+            JobLate: the graph is done, was cancelled or has expired.
+        """
+        return self._verb("batch_revive", bool, self._now(), batch, node, self._act_text("revive"))
 
     def batch_count(self, ends: Iterable[tuple[str, int, bytes]]) -> Call[list[Counted]]:
         """Count ends of members: batch, ordinal, and a byte for each ordinal from there on.
@@ -377,9 +395,9 @@ class BatchCalls(Queue):
         """Read the ids of batches, the newest first."""
         return self._call(("ZRANGE", f"{self._root}batches", first, last, "REV"), texts)
 
-    def wait_for_batch(self, batch: str, block: float) -> Call[bytes | None]:
-        """Wait up to `block` seconds until a batch has ended; the reply is its state."""
-        over = self._batch(batch, "over")
+    def wait_for_batch(self, batch: str, block: float, node: int | None = None) -> Call[bytes | None]:
+        """Wait up to `block` seconds until a batch has ended; with a `node`, until that has: see `batch_ask`."""
+        over = self._batch(batch if node is None else f"{batch}/{node}", "over")
         return self._call(("BLMOVE", over, over, "LEFT", "LEFT", block), raw)
 
     def forget_batch(self, batch: str) -> list[Call[Any]]:

@@ -87,6 +87,11 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
     send(store.at(NOW).batch_open("h", "t", retention=9))
     send(store.batch_plan("h", 0, [PlanRow(b"{}", "n", "q"), PlanRow(b"{}", "", "q", [0])]))
     send(store.at(NOW).batch_close("h"))
+    send(store.at(NOW).batch_open("f", "t", retention=9))
+    send(store.batch_plan("f", 0, [PlanRow(b"{}", "n", "q"), PlanRow(b"{}", "", "q", [0])]))
+    send(store.at(NOW).batch_close("f"))
+    send(store.fail_node("f", 0, "why"))
+    send(store.at(NOW).batch_count([("f", 0, b"\x02")]))
     raw.hset(f"evsched:{{{store.queue}}}:arrived", "there", '{"number":"1","token":"x","stay":{}}')
     raw.rpush(f"evsched:{{{store.queue}}}:reply:running", "{}")
     raw.zadd(f"evsched:{{{store.queue}}}:canary", {"": 0})
@@ -110,6 +115,8 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "batch_plan": lambda store, runs: store.batch_plan("g", 2, [PlanRow(b"{}", "m", "q", [1])]),
     "batch_close": lambda store, runs: store.at(NOW).batch_close("b", confirms="r", how="cancelled"),
     "batch_count": lambda store, runs: store.at(NOW).batch_count([("b", 0, b"\x01\x02"), ("h", 0, b"\x01")]),
+    "batch_ask": lambda store, runs: store.at(NOW).batch_ask("h", 1),
+    "batch_revive": lambda store, runs: store.at(NOW).batch_revive("f", 0),
     "batch_list": lambda store, runs: store.at(NOW).batch_list(0, 9),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
     "bury": lambda store, runs: store.at(NOW).bury("w", [(runs[RUN], Buried("x", True))]),
@@ -219,7 +226,7 @@ NAMED = [
 REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
 BATCHES = ["chores", "batches", "batch:b", "batch_ends:b", "batch_parts:b", "batch_ids:b", "batch_over:b", "batch_sums"]
-GRAPHS = [f"batch{part}:{name}" for part in ("", "_ends", "_parts", "_ids", "_nodes", "_ripple") for name in "gh"]
+GRAPHS = [f"batch{part}:{name}" for part in ("", "_ends", "_parts", "_ids", "_nodes", "_ripple") for name in "fgh"]
 OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
 OF_ONE = {"cancel", "ask", "reschedule", "edit", "look", "explain", "enqueue", "revive", "drop", "signal"}

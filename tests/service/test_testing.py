@@ -447,6 +447,20 @@ async def test_batch_fails_expires_and_is_cancelled_on_the_clock(clock: Clock) -
     assert (await cancelled.status()).state == "cancelled"
 
 
+async def test_batch_that_is_cancelled_in_the_past_ends_then(clock: Clock) -> None:
+    clock.start(datetime(2001, 1, 1, tzinfo=UTC))
+    cancelled = await app.batch("b").open()
+    await cancelled.add(remind.using(delay=60), "never")
+    await cancelled.cancel()
+    await clock.advance()
+    found = await cancelled.status()
+    assert (found.state, found.finished) == ("cancelled", clock.now)
+    assert (await app.job("b.0").status()).finished == clock.now
+    async with app.batch(on_failed=summarize, expires=60) as slow:
+        await slow.add(remind.using(delay=3600), "late")
+    assert [run.result for run in await clock.advance(minutes=2)] == ["failed: 0 of 1"]
+
+
 async def test_batch_without_an_event_loop_is_on_the_clock(clock: Clock) -> None:
     with app.sync() as client:
         with client.batch("b", on_done=summarize) as batch:
