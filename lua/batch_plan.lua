@@ -13,7 +13,7 @@
 -- FAILS  MISSING    there is no such batch
 --        LATE       the batch is closed, or was cancelled; then no row is written
 -- TWICE  the second call writes nothing, even if the batch is closed by then
--- USES   rows, expect, fail, refuse, read_batch, no_batch, write_batch, batch_part, add_part
+-- USES   rows, expect, fail, refuse, read_batch, no_batch, write_batch, batch_part, add_part, note_inner
 --
 -- A node comes later than those before it, so there is no circle. They run once the batch is closed. About 10 us a row.
 
@@ -28,7 +28,7 @@ local batch = read_batch(id)
 if not batch then
   return no_batch(id)
 end
-expect('LLEN', batch_part('parts', id))
+expect('LLEN', batch_part('parts', id), batch_part('inner', id))
 expect('HLEN', batch_part('ids', id), batch_part('nodes', id))
 if first > batch.nodes then
   refuse('first', 'the ordinal of the next node')
@@ -63,6 +63,7 @@ for node, job, queue, after, despite in rows(3, 5) do
     redis.call('HSET', nodes, at, node, '<' .. at, after, '-' .. at, waits .. ' 0')
     if job ~= '' then
       redis.call('HSET', batch_part('ids', id), at, job)
+      note_inner(id, at, job, queue)
     end
     if queue ~= part.queue then
       part = { first = at, count = 0, queue = queue }

@@ -22,7 +22,7 @@
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
 --        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of, name_of_run,
 --        suspicion_of, field_of, fields_of, payload_size, size_of, with_failure, idle, busy_leases, write_history,
---        uncount_run
+--        uncount_run, batch_holds, policy, return_to_backlog
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -34,12 +34,12 @@ now, cap = clock(now), tonumber(cap)
 local ends = now + tonumber(lease)
 local list = processing(worker)
 
--- How many bytes of records one call reads; one job at least.
-local BYTES_MOST = 1048576
--- A worker takes up to this number of jobs whatever its share is: fewer are not worth a call of their own.
-local SHARE_LEAST = 4
--- A worker that holds its part of all jobs already takes this fraction of an equal part of the waiting jobs.
-local BEYOND = 0.25
+-- One table, since a script has at most 200 local names.
+--
+-- bytes   how many bytes of records one call reads; one job at least
+-- share   a worker takes up to this number of jobs whatever its share is: fewer are not worth a call of their own
+-- beyond  a worker that holds its part of all jobs already takes this fraction of an equal part of the waiting jobs
+local bounds = { bytes = 1048576, share = 4, beyond = 0.25 }
 
 expect('LLEN', list)
 expect('ZCARD', dead, leases, wait == '1' and idle or nil)
@@ -58,13 +58,13 @@ local function share(held, most)
   for _, other in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
     all = all + size_of('LLEN', processing(other))
   end
-  local part = math.max(math.ceil(all / workers) - held, math.ceil(BEYOND * waiting / workers))
-  return math.min(most, math.max(part, SHARE_LEAST))
+  local part = math.max(math.ceil(all / workers) - held, math.ceil(bounds.beyond * waiting / workers))
+  return math.min(most, math.max(part, bounds.share))
 end
 
 local held = redis.call('LLEN', list)
 local more = tonumber(hold) - held
-if more > SHARE_LEAST then
+if more > bounds.share then
   more = share(held, more)
 end
 local ids, known = {}, {}
@@ -116,7 +116,7 @@ for i, id in ipairs(ids) do
   if not size or size == 0 or size > cap then
     payload = nil -- it may have been replaced since dispatch checked it
   else
-    if bytes > 0 and bytes + size > BYTES_MOST then
+    if bytes > 0 and bytes + size > bounds.bytes then
       return_to_ready(i)
       break
     end
@@ -155,6 +155,13 @@ for i, id in ipairs(ids) do
   elseif finished then
     redis.call('LREM', list, 1, id)
     leave(id)
+  elseif policy.batches and (holder ~= worker or attempt_of(attempt) == 0) and batch_holds.has(id) then
+    -- Its batch was paused after it passed the gate.
+    redis.call('LREM', list, 1, id)
+    leave(id)
+    freed = true
+    remove_waiting(id) -- it may also have waited there
+    return_to_backlog({ id })
   else
     if i <= given and holder ~= worker and remove_waiting(id) then
       freed = true -- it also waited there

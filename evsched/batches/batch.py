@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from secrets import token_hex
 from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, cast
@@ -14,6 +14,7 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from evsched import keys
+from evsched.batches import pausing
 from evsched.batches.member import CODES, OUTCOMES, Member, with_codes
 from evsched.batches.node import GraphNode, read_nodes
 from evsched.batches.results import ResultGone, read_results
@@ -28,6 +29,7 @@ from evsched.jobs import option_checks as check
 from evsched.jobs.arguments import Arguments
 from evsched.jobs.job import OnConflict, encode
 from evsched.store.batch_calls import BatchRecord
+from evsched.store.batch_pauses import BatchPause, InnerBatch
 from evsched.store.client_calls import Accepted, New
 from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
@@ -147,6 +149,10 @@ class Batch:
     def _store(self) -> Store:
         return self._client.store(self.queue)
 
+    @property
+    def _queues(self) -> pausing.Queues:
+        return pausing.Queues(self._client.store, self._client.shards)
+
     async def add(self, task: Enqueuer[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Enqueue a job of a task, or of `task.using(...)`, as a member of the batch.
 
@@ -221,6 +227,9 @@ class Batch:
             raise JobLate(f"batch {self.id} of queue {self.queue} {found.refusal}")
         if not put.is_named:
             jobs = [replace(job, id=f"{self.id}.{found.first + at}") for at, job in enumerate(jobs)]
+        if found.paused:
+            paused = BatchPause(found.now, found.paused, is_paused=True)
+            await self._client.run(pausing.tell(self._store, self._queues, self.id, paused, [put.queue]))
         address = found.address(self.queue, self.id)
         if put.on_conflict == "keep":  # the record that is kept may be of an earlier batch of this id
             address += f"/{await self._client.send(self._store.batch_life(self.id))}"
@@ -286,6 +295,28 @@ class Batch:
         """
         await self._client.send(self._store.batch_close(self.id, how="cancelled"))
         await self._confirm_all()
+
+    async def pause(self, *, until: datetime | float | None = None, why: str = "") -> float:
+        """Pause the batch: running jobs go on, and no other starts; return since when it is paused, in Unix seconds.
+
+        `until`: when it is resumed by itself; None = with `resume`. `why`: a sentence for people who look at it later. If
+        it is paused already, both are replaced. Batches in it are paused with it.
+
+        Raises:
+            ConfigError: the moment has passed, or the reason is too long.
+            JobLate: the batch has ended.
+            JobMissing: there is no such batch.
+        """
+        found = await self._client.run(pausing.pause(self._store, self._queues, self.id, until, why))
+        return found.now if found.since is None else found.since
+
+    async def resume(self) -> float | None:
+        """Resume the batch, and the batches in it; return since when it was paused, None if it was not.
+
+        Raises:
+            JobMissing: there is no such batch.
+        """
+        return (await self._client.run(pausing.resume(self._store, self._queues, self.id))).since
 
     async def set_priority(self, priority: int | None) -> int:
         """Give another priority, 0 to 9, None = the default, to those jobs of the batch that wait; return how many.
@@ -394,6 +425,12 @@ class Batch:
         self._written.append(token)
         await self._confirm_soon()
 
+    async def share_pause(self, inner: InnerBatch) -> None:
+        """Pause a batch that was opened in this one, if this one is paused. It was listed before."""
+        paused = await self._client.run(pausing.present(self._store, self.id))
+        if paused.is_paused:
+            await self._client.run(pausing.follow(self._client.store(inner.queue), inner, paused))
+
     async def refused(self, address: str, token: str) -> None:
         """Give the reservation back for a batch whose id is taken."""
         await self._give_back(int(address.rpartition("/")[2]), 1, token)
@@ -454,6 +491,7 @@ class NewBatch(Batch):
             raise
         if self._parent is not None:
             await self._parent.adopted(token)
+            await self._parent.share_pause(InnerBatch(self.queue, self.id, address))
         return self
 
     async def __aenter__(self) -> Self:

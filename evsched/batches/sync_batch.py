@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
@@ -55,6 +55,14 @@ class SyncBatch:
     def cancel(self) -> None:
         """Cancel the batch and the jobs of it that have not ended, as `Batch.cancel`."""
         finish(self._batch.cancel())
+
+    def pause(self, *, until: datetime | float | None = None, why: str = "") -> float:
+        """Pause the batch, as `Batch.pause`."""
+        return finish(self._batch.pause(until=until, why=why))
+
+    def resume(self) -> float | None:
+        """Resume the batch, as `Batch.resume`."""
+        return finish(self._batch.resume())
 
     def set_priority(self, priority: int | None) -> int:
         """Give another priority to those jobs of the batch that wait, as `Batch.set_priority`."""

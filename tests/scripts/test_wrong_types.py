@@ -14,6 +14,7 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.batch_calls import PlanRow
+from evsched.store.batch_pauses import Hold
 from evsched.store.client_calls import Edit, New
 from evsched.store.moves import Arrival, MovingBatch
 from evsched.store.operator_calls import Violation, condition
@@ -109,6 +110,8 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "batch_add": lambda store, runs: store.at(NOW).batch_add("b", "t", 2, "q", ids=["x"]),
     "batch_plan": lambda store, runs: store.batch_plan("g", 2, [PlanRow(b"{}", "m", "q", [1])]),
     "batch_close": lambda store, runs: store.at(NOW).batch_close("b", confirms="r", how="cancelled"),
+    "batch_pause": lambda store, runs: store.at(NOW).batch_pause("b", held=True, after=5, until=NOW + 9, why="x"),
+    "batch_hold": lambda store, runs: store.at(NOW).batch_hold(NOW, [Hold("q/b", 1, "1")]),
     "batch_count": lambda store, runs: store.at(NOW).batch_count([("b", 0, b"\x01\x02"), ("h", 0, b"\x01")]),
     "batch_list": lambda store, runs: store.at(NOW).batch_list(0, 9),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
@@ -219,6 +222,7 @@ NAMED = [
 REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
 BATCHES = ["chores", "batches", "batch:b", "batch_ends:b", "batch_parts:b", "batch_ids:b", "batch_over:b", "batch_sums"]
+BATCHES += ["batch_inner:b", "batch_holds"]
 GRAPHS = [f"batch{part}:{name}" for part in ("", "_ends", "_parts", "_ids", "_nodes", "_ripple") for name in "gh"]
 OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
