@@ -299,8 +299,8 @@ class Batch:
     async def pause(self, *, until: datetime | float | None = None, why: str = "") -> float:
         """Pause the batch: running jobs go on, and no other starts; return since when it is paused, in Unix seconds.
 
-        `until`: when it is resumed by itself; None = with `resume`. `why`: a sentence for people who look at it later. If
-        it is paused already, both are replaced. Batches in it are paused with it.
+        `until`: when it is resumed by itself; None = with `resume`. `why`: a sentence for people who look at it later.
+        If it is paused already, both are replaced. Batches in it are paused with it.
 
         Raises:
             ConfigError: the moment has passed, or the reason is too long.

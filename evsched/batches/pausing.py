@@ -1,13 +1,13 @@
 """Pauses of batches: the home of a batch says that it is paused, and the gates of its queues hold its jobs back.
 
-A pause at the home has a stamp. It is applied in each queue in which the batch has jobs, and in each batch among its
-members. A program that pauses a batch does that itself, so the pause holds when it returns. If it dies, a keeper does it
-by the chore `hold`. A queue ignores a call with an older stamp than its last one, so calls may come in any order.
+A pause at the home has a stamp. It is applied in each queue in which the batch has jobs, and to each batch among its
+members. A program that pauses a batch does that itself, so the pause holds when it returns. If it dies, a keeper does
+it by the chore `hold`. A queue ignores a call with an older stamp than its last one, so calls may come in any order.
 
-Whoever adds jobs to a batch that is paused tells their queue first. So a job waits whether its queue was known when the
-batch was paused or not: its ordinal is reserved at the home, which lists its queue, and says whether the batch is paused.
-In the same way, a batch that is opened in another one is paused with it: it is listed first, and opened, and then the
-other one is asked.
+Whoever adds jobs to a batch that is paused tells their queue first. So the jobs wait even if nobody knew of their queue
+when the batch was paused: their ordinals are reserved at the home, which lists the queue, and says whether the batch is
+paused. In the same way, a batch that is opened in another one is paused with it: it is listed, then it is opened, and
+then the other one is asked.
 """
 
 from __future__ import annotations
