@@ -347,8 +347,8 @@ local BURST = 0.1
 local RATE_LEAST = 1e-6
 -- The group of occurrences whose recurrence names none.
 local RECURRING = '@recurring'
--- What stands before the names of the groups to which jobs belong besides their own. One table, since a script has at
--- most 200 local names.
+-- The prefixes of groups to which jobs belong besides their own group. One table, since a script has at most 200 local
+-- names.
 --
 -- task    the limits of a task are those of its group
 -- origin  so are those of an origin, where a job sends its request or message. `*` for the name: each that has none

@@ -161,6 +161,20 @@ async def close(request: ApiRequest) -> replies.BatchStatus:
     return _status(await batch.status())
 
 
+async def pause(request: ApiRequest, body: requests.Pause) -> replies.BatchStatus:
+    """Pause a batch, until a moment or until it is resumed: running jobs go on, and no other job of it starts."""
+    batch = _batch(request)
+    await batch.pause(until=body.until, why=body.why)
+    return _status(await batch.status())
+
+
+async def resume(request: ApiRequest) -> replies.BatchStatus:
+    """Resume a batch, and the batches in it."""
+    batch = _batch(request)
+    await batch.resume()
+    return _status(await batch.status())
+
+
 async def cancel(request: ApiRequest) -> Reply[replies.BatchStatus]:
     """Cancel a batch, and those of its jobs that have not ended: no callback runs."""
     batch = _batch(request)

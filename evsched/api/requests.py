@@ -190,7 +190,7 @@ class NewRecurrence(JobFields, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Until when a queue or a recurrence is paused, and why."""
+    """Until when a queue, a recurrence or a batch is paused, and why."""
 
     until: Moment | None = None
     why: Annotated[str, Meta(max_length=500, description="A sentence for people who look at it later.")] = ""

@@ -150,8 +150,8 @@ class Batch:
         return self._client.store(self.queue)
 
     @property
-    def _queues(self) -> pausing.Queues:
-        return pausing.Queues(self._client.store, self._client.shards)
+    def _queues(self) -> pausing.ShardFinder:
+        return pausing.ShardFinder(self._client.store, self._client.shards)
 
     async def add(self, task: Enqueuer[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Enqueue a job of a task, or of `task.using(...)`, as a member of the batch.

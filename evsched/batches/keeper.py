@@ -78,7 +78,7 @@ class BatchKeeper:
         self._runtime = runtime
         self._client = client or Client(runtime.config.url, runtime.shards)
         self._starter = Starter(self._client)
-        self._queues = pausing.Queues(self._client.store, self._client.shards)
+        self._queues = pausing.ShardFinder(self._client.store, self._client.shards)
         self._rounds = QueueRounds("batches", runtime, served, _CAP, lambda seen: seen.chores, self.step)
         self.pulse = self._rounds.pulse
         self._stepped: dict[str, float] = {}

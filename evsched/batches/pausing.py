@@ -4,10 +4,10 @@ A pause at the home has a stamp. It is applied in each queue in which the batch 
 members. A program that pauses a batch does that itself, so the pause holds when it returns. If it dies, a keeper does
 it by the chore `hold`. A queue ignores a call with an older stamp than its last one, so calls may come in any order.
 
-Whoever adds jobs to a batch that is paused tells their queue first. So the jobs wait even if nobody knew of their queue
-when the batch was paused: their ordinals are reserved at the home, which lists the queue, and says whether the batch is
-paused. In the same way, a batch that is opened in another one is paused with it: it is listed, then it is opened, and
-then the other one is asked.
+A program that adds jobs to a batch that is paused tells their queue first. So the jobs wait even if nobody knew of that
+queue when the batch was paused: their ordinals are reserved at the home, which lists the queue, and says whether the
+batch is paused. In the same way, a batch that is opened in another one is paused with it: it is listed, then it is
+opened, and then the other one is asked.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ SLICE: Final = 100
 """Queues, and batches in a batch, that one step reads."""
 
 
-class Queues(NamedTuple):
-    """Where the jobs of queues are: `make` makes the calls of a queue, and `shards` are those that are known."""
+class ShardFinder(NamedTuple):
+    """Makes the calls of queues, and knows shards of them."""
 
     make: MakeStore
     shards: Shards
 
 
 def pause(
-    home: Store, queues: Queues, batch: str, until: datetime | float | None = None, why: str = ""
+    home: Store, queues: ShardFinder, batch: str, until: datetime | float | None = None, why: str = ""
 ) -> Operation[BatchPause]:
     """Pause a batch: none of its jobs starts from then on.
 
@@ -58,7 +58,7 @@ def pause(
     return paused
 
 
-def resume(home: Store, queues: Queues, batch: str) -> Operation[BatchPause]:
+def resume(home: Store, queues: ShardFinder, batch: str) -> Operation[BatchPause]:
     """Resume a batch.
 
     Raises:
@@ -69,7 +69,7 @@ def resume(home: Store, queues: Queues, batch: str) -> Operation[BatchPause]:
     return resumed
 
 
-def _apply_all(home: Store, queues: Queues, batch: str, paused: BatchPause, why: str) -> Operation[None]:
+def _apply_all(home: Store, queues: ShardFinder, batch: str, paused: BatchPause, why: str) -> Operation[None]:
     """Apply a pause, or its end, in all queues of a batch, and in all batches in it."""
     left = [(home, batch, paused)]
     while left:
@@ -83,7 +83,7 @@ def _apply_all(home: Store, queues: Queues, batch: str, paused: BatchPause, why:
 
 
 def apply(
-    home: Store, queues: Queues, batch: str, paused: BatchPause, first: int, why: str = "", *, after: float = 0.0
+    home: Store, queues: ShardFinder, batch: str, paused: BatchPause, first: int, why: str = "", *, after: float = 0.0
 ) -> Operation[tuple[bool, list[tuple[Store, str, BatchPause]]]]:
     """Apply a pause, or its end, in some queues of a batch, from a rank on, and to some of the batches in it.
 
@@ -120,7 +120,7 @@ def present(home: Store, batch: str) -> Operation[BatchPause]:
     return (yield from send(home.batch_pause_of(batch)))._replace(now=now)
 
 
-def tell(home: Store, queues: Queues, batch: str, paused: BatchPause, names: Iterable[str]) -> Operation[None]:
+def tell(home: Store, queues: ShardFinder, batch: str, paused: BatchPause, names: Iterable[str]) -> Operation[None]:
     """Tell queues, and all shards of each, whether a batch is paused.
 
     A shard that is made meanwhile copies what its queue knows, when its number is written. So the numbers are read
@@ -153,7 +153,7 @@ def _tell_one(home: Store, store: Store, batch: str, paused: BatchPause) -> Oper
     )
 
 
-def forget(home: Store, queues: Queues, batch: str, stamp: int) -> Operation[None]:
+def forget(home: Store, queues: ShardFinder, batch: str, stamp: int) -> Operation[None]:
     """Have all queues of a batch forget its pauses. It has ended so long ago that no call about it comes any more."""
     first, told = 0, set[str]()
     while parts := (yield from send(home.batch_parts(batch, first, first + 10 * SLICE - 1))):

@@ -46,7 +46,7 @@ class Starter:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._queues = pausing.Queues(client.store, client.shards)
+        self._queues = pausing.ShardFinder(client.store, client.shards)
 
     async def start(self, store: Store, now: float, batch: str, listed: str) -> set[str]:
         """Enqueue the jobs of released nodes that have not ended; return their queues.

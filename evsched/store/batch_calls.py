@@ -119,7 +119,7 @@ class BatchRecord(Struct, frozen=True):
     """When it is resumed by itself; None = it is not."""
     paused_why: str | None = None
     stamp: int = 0
-    """Of its last pause or resume; 0 = there was none."""
+    """The number of its last pause or resume, which rises; 0 = it was never paused."""
     callbacks: tuple[Callback, ...] = ()
 
     @property

@@ -11,7 +11,7 @@ from evsched.store.queue import Queue, as_bool, as_moment, as_struct
 from evsched.transport.call import Call, text
 
 HOLD_WITHIN: Final = 30.0
-"""Seconds after a call to the home of a batch within which its queues must have been told. Then a keeper does it."""
+"""Seconds after a call to the home of a batch within which its queues accept calls about it."""
 
 FORGET_AFTER: Final = 60.0
 """Seconds after its end for which a batch that was paused is kept at least, so that no call about it comes later. The
@@ -23,7 +23,7 @@ class BatchPause(NamedTuple):
 
     now: float
     stamp: int
-    """Of the last pause or resume: each has a higher one. 0 = it was never paused."""
+    """The number of the last pause or resume, which rises; 0 = it was never paused."""
     is_paused: bool
     since: float | None = None
     """Since when it is paused, or was until now; None = it was not."""

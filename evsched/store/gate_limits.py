@@ -130,7 +130,7 @@ def merged(parts: Sequence[Limits]) -> Limits:
         for name, first in parts[0].declared.items()
         if all(name in part.declared for part in parts)
     }
-    found = Limits(declared=declared)
+    found = Limits(declared=declared, batches=frozenset[str]().union(*(part.batches for part in parts)))
     for name in present[0]:
         if all(name in values for values in present):
             found.add(name, _whole(name, [values[name] for values in present]))
