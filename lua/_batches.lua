@@ -193,11 +193,12 @@ local function add_part(id, first, count, queue)
   end
 end
 
--- Note a member that is a batch: one whose id has a slash before it.
+-- Note a member that is a batch: one whose id has a slash before it. pcall: a key of another type must not keep it from
+-- being added; `evsched doctor` finds it.
 -- USES batch_part
 local function note_inner(id, ordinal, job, queue)
   if job:byte() == 47 then -- a slash
-    redis.call('RPUSH', batch_part('inner', id), table.concat({ ordinal, queue, job:sub(2) }, ' '))
+    redis.pcall('RPUSH', batch_part('inner', id), table.concat({ ordinal, queue, job:sub(2) }, ' '))
   end
 end
 

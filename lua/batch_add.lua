@@ -43,7 +43,7 @@ local batch = read_batch(id)
 if not batch then
   return no_batch(id)
 end
-expect('LLEN', batch_part('parts', id), batch_part('inner', id))
+expect('LLEN', batch_part('parts', id))
 expect('HLEN', batch_part('ids', id))
 
 local first = redis.call('HGET', batch_of(id), 'adding:' .. token)

@@ -28,7 +28,7 @@ local batch = read_batch(id)
 if not batch then
   return no_batch(id)
 end
-expect('LLEN', batch_part('parts', id), batch_part('inner', id))
+expect('LLEN', batch_part('parts', id))
 expect('HLEN', batch_part('ids', id), batch_part('nodes', id))
 if first > batch.nodes then
   refuse('first', 'the ordinal of the next node')
