@@ -13,7 +13,8 @@ from evsched.api import replies, requests
 from evsched.api.api_request import ApiRequest, check_same
 from evsched.api.job_handlers import created, given_jobs
 from evsched.api.replies import Reply, invalid
-from evsched.batches.batch import ID_MOST, SAMPLE, Batch
+from evsched.batches.batch import Batch
+from evsched.batches.batch_options import ID_MOST, SAMPLE
 from evsched.batches.member import OUTCOMES, with_codes
 from evsched.batches.node import read_nodes
 from evsched.client.new_job import JobOptions, check_job_options, new_job

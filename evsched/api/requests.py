@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evsched.batches.batch import EXPIRES, RETENTION
+from evsched.batches.batch_options import EXPIRES, RETENTION
 from evsched.client.sweep import Filter
 from evsched.client.wire_schema import Group, Length, Priority, Redact, Tag, Tags, Window
 from evsched.jobs.job import OnConflict, RetryFields

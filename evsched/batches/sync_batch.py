@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from evsched.batches.batch import Batch, BatchOptions, NewBatch, batch_of_job
+from evsched.batches.batch import Batch, NewBatch, batch_of_job
+from evsched.batches.batch_options import BatchOptions
 from evsched.batches.member import Member
 from evsched.client.client import SyncClient
 from evsched.client.job_handle import SyncJob

@@ -10,7 +10,8 @@ from typing import Any, Final, cast
 
 from msgspec import Struct
 
-from evsched.batches.batch import EXPIRES, RETENTION, Batch, BatchOptions, NewBatch
+from evsched.batches.batch import Batch, NewBatch
+from evsched.batches.batch_options import EXPIRES, RETENTION, BatchOptions
 from evsched.batches.node import KEPT_MOST, GraphNode, StoredNode, Take, failed_before
 from evsched.batches.starter import write_nodes
 from evsched.client.client import Client
