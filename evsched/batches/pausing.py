@@ -21,7 +21,7 @@ from evsched.client.gate import check_pause
 from evsched.client.operations import Operation, send
 from evsched.client.option_values import unix
 from evsched.client.spread import MakeStore, read_all_shards
-from evsched.errors import JobMissing, StoreRefused
+from evsched.errors import JobMissing, StoreError, StoreRefused
 from evsched.shards import Shards
 from evsched.store.batch_pauses import HOLD_WITHIN, BatchPause, Hold, InnerBatch
 from evsched.store.server import clock
@@ -127,18 +127,24 @@ def tell(home: Store, queues: ShardFinder, batch: str, paused: BatchPause, names
     again: the shard knows it from here, or from its queue.
 
     Raises:
-        StoreRefused: the clocks of two servers differ too much.
+        StoreDown, StoreRefused: one was not told; or the clocks of two servers differ too much.
     """
     wanted, told, shards = sorted({*names}), set[str](), Shards(queues.shards.counts)
+    failed: StoreError | None = None
     while True:
         shards.grow((yield from read_all_shards()).counts)
         left = [shard for name in wanted if keys.NAME.fullmatch(name) for shard in shards.all_of(name)]
         left = [shard for shard in left if shard not in told]
         if not left:
-            return
+            break
         for shard in left:
-            paused = yield from _tell_one(home, queues.make(shard), batch, paused)
             told.add(shard)
+            try:
+                paused = yield from _tell_one(home, queues.make(shard), batch, paused)
+            except StoreError as error:  # the others do not wait for it
+                failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 def _tell_one(home: Store, store: Store, batch: str, paused: BatchPause) -> Operation[BatchPause]:

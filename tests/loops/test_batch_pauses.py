@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from evsched import App, JobLate, Retry, events
-from evsched.batches import keeper
+from evsched.batches import keeper, pausing
 from evsched.batches.batch import Batch
 from evsched.client import new_shards
 from evsched.config import Config
-from evsched.errors import ConfigError, JobMissing
+from evsched.errors import ConfigError, JobMissing, StoreRefused
 from evsched.store import server
 from evsched.store.batch_pauses import Hold
 from evsched.store.gate_limits import Limits
@@ -152,6 +152,40 @@ async def test_keeper_applies_the_pause_and_the_end_of_a_program_that_died(
                 await tasks.pass_by(queue)
                 assert tasks.ran == {"other": 1}
         assert (await batch.wait(PATIENCE)).done == 2
+
+
+@pytest.mark.extra
+async def test_queue_that_refuses_a_pause_keeps_no_other_from_it(
+    config: Config, tasks: Tasks, queue: str, raw: Any
+) -> None:
+    config = replace(config, queues=(queue,))
+    async with system(config, tasks.app) as running:
+        batch = await tasks.app.batch().open()
+        for name in (queue, f"{queue}-a"):
+            await batch.add(tasks.work.using(queue=name, delay=3600))
+        raw.set(f"evsched:{{{queue}}}:batch_holds", "wrong")
+        with pytest.raises(StoreRefused, match="batch_holds is a string"):
+            await batch.pause()
+        assert len((await running.sender.send(Store(f"{queue}-a").limits())).batches) == 1
+        raw.delete(f"evsched:{{{queue}}}:batch_holds")
+        await batch.pause()
+        assert len((await running.sender.send(Store(queue).limits())).batches) == 1
+
+
+@pytest.mark.extra
+async def test_keeper_applies_the_pause_of_a_batch_with_many_parts_a_slice_at_a_time(
+    config: Config, tasks: Tasks, queue: str, other: str
+) -> None:
+    async with system(config, tasks.app) as running:
+        batch, store = await tasks.app.batch().open(), Store(queue)
+        for n in range(pausing.SLICE):
+            await running.sender.send(store.batch_add(batch.id, f"r{n}", 1, (queue, other)[n % 2]))
+        await running.sender.send(store.batch_add(batch.id, "s", 1, f"{queue}-last"))
+        paused = await running.sender.send(store.batch_pause(batch.id, held=True, after=0.0))
+        step = f"hold {batch.id} {paused.stamp} {pausing.SLICE}"
+        await running.recorder.wait(events.ChoresDone, lambda event: step in event.steps)
+        for name in (queue, other, f"{queue}-last"):
+            assert len((await running.sender.send(Store(name).limits())).batches) == 1
 
 
 async def test_batches_in_a_batch_are_paused_and_resumed_with_it(config: Config, tasks: Tasks, queue: str) -> None:

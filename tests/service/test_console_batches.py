@@ -186,6 +186,7 @@ async def test_a_batch_is_paused_with_a_reason_and_resumed(server: EmbeddedRedis
         assert "“the disk is full”. None of its jobs starts until it is resumed" in words
         assert "paused" in await browser.words("/batches")
         page = await browser.page("/batch", queue=queue, id="b")
+        assert "paused batch b" in await browser.words("/audit")
         assert "Batch b is resumed." in await browser.send(page, "resume-batch", queue=queue, id="b")
         assert "Batch b was not paused." in await browser.send(page, "resume-batch", queue=queue, id="b")
     acts = [(act.source, act.act, act.what.get("why")) for act in await scene.client.audit(queue)]
