@@ -127,7 +127,7 @@ def tell(home: Store, queues: ShardFinder, batch: str, paused: BatchPause, names
     again: the shard knows it from here, or from its queue.
 
     Raises:
-        StoreDown, StoreRefused: one was not told; or the clocks of two servers differ too much.
+        StoreDown, StoreRefused: a queue was not reached; or the clocks of two servers differ too much.
     """
     wanted, told, shards = sorted({*names}), set[str](), Shards(queues.shards.counts)
     failed: StoreError | None = None

@@ -46,7 +46,7 @@ def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
     for field, value in found.fields().items():
         name, _, group = field.partition(":")
         rows.append((group, name, "none" if value is None else shown(name, value), _in_code(found, field)))
-    rows += [(batch, "paused", "evsched batches resume", "") for batch in sorted(map(describe, found.batches))]
+    rows += [(batch, "paused", "evsched batches resume", "") for batch in map(describe, found.batches)]
     if found.paused is not None:
         rows.append(("", "paused since", Moment(found.paused), ""))
         if found.paused_until is not None:

@@ -75,7 +75,7 @@ class Limits(Struct, frozen=True):
     """By field; only a new shard has something reserved."""
     groups: dict[str, dict[str, float]] = {}
     """concurrency, rate, burst and weight, by group."""
-    batches: frozenset[str] = frozenset()
+    batches: tuple[str, ...] = ()
     """The groups of the batches that are paused."""
     declared: dict[str, DeclaredLimit] = {}
     """By field, if they were read: the limits that the code declares, whatever was set since."""
@@ -130,7 +130,7 @@ def merged(parts: Sequence[Limits]) -> Limits:
         for name, first in parts[0].declared.items()
         if all(name in part.declared for part in parts)
     }
-    found = Limits(declared=declared, batches=frozenset[str]().union(*(part.batches for part in parts)))
+    found = Limits(declared=declared, batches=tuple(sorted({batch for part in parts for batch in part.batches})))
     for name in present[0]:
         if all(name in values for values in present):
             found.add(name, _whole(name, [values[name] for values in present]))
@@ -220,7 +220,7 @@ def read_limits(reply: list[Any]) -> Limits:
             batches.add(group)
         elif name in RANGES:
             found.add(name + colon + group, value)
-    found = structs.replace(found, batches=frozenset(batches))
+    found = structs.replace(found, batches=tuple(sorted(batches)))
     return structs.replace(found, paused_why=why, **pause) if "paused" in pause else found
 
 

@@ -98,7 +98,7 @@ async def test_no_job_starts_while_its_batch_is_paused_and_all_run_afterwards(
         assert (await batch.wait(PATIENCE)).done == 3
         assert tasks.ran["failing"] == 2
         for name in (queue, other):
-            assert (await tasks.app.client.limits(name)).batches == frozenset()
+            assert (await tasks.app.client.limits(name)).batches == ()
 
 
 def dispatched(running: System) -> int:
@@ -304,10 +304,10 @@ async def test_batch_in_a_queue_with_shards_is_paused_in_all_of_them(config: Con
         await running.sender.send(server.set_shards(queue, 2))
         batch = await paused_batch(tasks, *(f"job {n}" for n in range(20)))
         for store in await tasks.app.client.whole(queue):
-            assert (await running.sender.send(store.limits())).batches == {f"batch:{queue}/{batch.id}"}
+            assert (await running.sender.send(store.limits())).batches == (f"batch:{queue}/{batch.id}",)
         await batch.resume()
         for store in await tasks.app.client.whole(queue):
-            assert (await running.sender.send(store.limits())).batches == frozenset()
+            assert (await running.sender.send(store.limits())).batches == ()
 
 
 def test_programs_without_an_event_loop_pause_batches(config: Config, app: App) -> None:
