@@ -12,10 +12,13 @@ from msgspec.structs import replace
 from evsched import App, JobLate, Retry, events
 from evsched.batches import keeper, pausing
 from evsched.batches.batch import Batch
+from evsched.batches.node import StoredNode
 from evsched.client import new_shards
 from evsched.config import Config
 from evsched.errors import ConfigError, JobMissing, StoreRefused
+from evsched.jobs.job import encode
 from evsched.store import server
+from evsched.store.batch_calls import PlanRow
 from evsched.store.batch_pauses import Hold
 from evsched.store.gate_limits import Limits
 from evsched.store.store import Store
@@ -229,6 +232,25 @@ async def test_graph_is_paused_with_the_jobs_that_it_has_not_made_yet(
         await batch.resume()
         assert (await batch.wait(PATIENCE)).done == 4
         assert tasks.ran == {"wait": 1, "other": 1, "last": 1} | {f"item {n}": 1 for n in range(3)}
+
+
+@pytest.mark.extra
+async def test_node_waits_whose_graph_was_paused_before_it_was_written(
+    config: Config, tasks: Tasks, queue: str, other: str
+) -> None:
+    config = replace(config, queues=(queue, other))
+    async with system(config, tasks.app) as running:
+        batch, store = await tasks.app.batch("g").open(), Store(queue)
+        await batch.pause()
+        payload: dict[str, Any] = {"task": tasks.work.name, "args": ["node"], "kwargs": {}, "retention": 1.0}
+        node = StoredNode("a", other, payload, 1.0)
+        await running.sender.send(store.batch_plan("g", 0, [PlanRow(encode(node), "g.a", other)]))
+        await batch.close()
+        await running.recorder.wait(events.ChoresDone, lambda event: "start g 0" in event.steps)
+        await tasks.pass_by(other)
+        assert tasks.ran == {"other": 1}
+        await batch.resume()
+        assert (await batch.wait(PATIENCE)).done == 1
 
 
 async def test_paused_batch_is_cancelled_at_once(config: Config, tasks: Tasks, queue: str) -> None:
