@@ -42,9 +42,11 @@ for field, value in rows(7, 2) do
   fields[#fields + 1] = value
 end
 
-for _, part in ipairs({ 'ends', 'parts', 'ids', 'over', 'nodes', 'ripple' }) do
-  redis.call('DEL', batch_part(part, id))
+local parts = {}
+for _, part in ipairs({ 'ends', 'parts', 'ids', 'inner', 'over', 'nodes', 'ripple' }) do
+  parts[#parts + 1] = batch_part(part, id)
 end
+redis.call('DEL', unpack(parts))
 redis.call('HSET', batch_of(id), unpack(fields))
 write_batch({
   id = id,

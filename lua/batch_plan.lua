@@ -14,7 +14,7 @@
 --        LATE       the batch is closed, or was cancelled; then no row is written
 --        INVALID    the first row is not the next node, or a row is not a valid one; then no row is written
 -- TWICE  the second call writes nothing, even if the batch is closed by then
--- USES   rows, expect, fail, read_batch, no_batch, write_batch, batch_part, add_part
+-- USES   rows, expect, fail, read_batch, no_batch, write_batch, batch_part, add_part, note_inner
 --
 -- A node comes later than those before it, so there is no circle. They run once the batch is closed. About 10 us a row.
 
@@ -64,6 +64,7 @@ for node, job, queue, after, despite in rows(3, 5) do
     redis.call('HSET', nodes, at, node, '<' .. at, after, '-' .. at, waits .. ' 0')
     if job ~= '' then
       redis.call('HSET', batch_part('ids', id), at, job)
+      note_inner(id, at, job, queue)
     end
     if queue ~= part.queue then
       part = { first = at, count = 0, queue = queue }

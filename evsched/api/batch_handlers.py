@@ -14,7 +14,8 @@ from evsched.api import replies, requests
 from evsched.api.api_request import ApiRequest, check_same
 from evsched.api.job_handlers import created, given_jobs
 from evsched.api.replies import Reply, invalid
-from evsched.batches.batch import ID_MOST, SAMPLE, Batch
+from evsched.batches.batch import Batch
+from evsched.batches.batch_options import ID_MOST, SAMPLE
 from evsched.batches.member import OUTCOMES, with_codes
 from evsched.batches.node import read_nodes
 from evsched.batches.starter import write_nodes
@@ -216,6 +217,20 @@ async def close(request: ApiRequest) -> replies.BatchStatus:
     """Close a batch: it ends when its jobs have ended, and only they may add others."""
     batch = _batch(request)
     await batch.close()
+    return _status(await batch.status())
+
+
+async def pause(request: ApiRequest, body: requests.Pause) -> replies.BatchStatus:
+    """Pause a batch, until a moment or until it is resumed: running jobs go on, and no other job of it starts."""
+    batch = _batch(request)
+    await batch.pause(until=body.until, why=body.why)
+    return _status(await batch.status())
+
+
+async def resume(request: ApiRequest) -> replies.BatchStatus:
+    """Resume a batch, and the batches in it."""
+    batch = _batch(request)
+    await batch.resume()
     return _status(await batch.status())
 
 

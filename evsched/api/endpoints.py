@@ -99,6 +99,8 @@ OPERATIONS: Final = (
     _row("GET", f"{_BATCH}/nodes", batch_handlers.list_nodes),
     _row("POST", f"{_BATCH}/jobs", batch_handlers.add, 201, 200, key=True),
     _row("POST", f"{_BATCH}/close", batch_handlers.close),
+    _row("POST", f"{_BATCH}/pause", batch_handlers.pause),
+    _row("POST", f"{_BATCH}/resume", batch_handlers.resume),
     _row("GET", f"{_QUEUE}/recurrences", job_handlers.list_recurrences),
     _row("GET", _RECURRENCE, job_handlers.look_recurrence),
     _row("PUT", _RECURRENCE, job_handlers.put, 201, 200),

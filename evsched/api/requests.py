@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evsched.batches.batch import EXPIRES, RETENTION
+from evsched.batches.batch_options import EXPIRES, RETENTION
 from evsched.client.sweep import Filter
 from evsched.client.wire_schema import Group, Length, Priority, Redact, Tag, Tags, Window
 from evsched.graphs.plan import NODES_MOST
@@ -213,7 +213,7 @@ class NewRecurrence(JobFields, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Until when a queue or a recurrence is paused, and why."""
+    """Until when a queue, a recurrence or a batch is paused, and why."""
 
     until: Moment | None = None
     why: Annotated[str, Meta(max_length=500, description="A sentence for people who look at it later.")] = ""

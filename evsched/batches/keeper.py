@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from evsched import events, keys
+from evsched.batches import pausing
 from evsched.batches.member import CODES, Member, are_there, members, with_codes
 from evsched.batches.starter import Starter
 from evsched.client.client import Client
@@ -26,6 +27,7 @@ from evsched.dispatcher.queue_rounds import QueueRounds
 from evsched.errors import JobLate, JobMissing, StoreError
 from evsched.jobs.job import decode, encode
 from evsched.runtime.loops import Runtime
+from evsched.store.batch_pauses import FORGET_AFTER, BatchPause
 from evsched.store.client_calls import New
 from evsched.store.server import clock
 from evsched.store.store import Store
@@ -75,6 +77,7 @@ class BatchKeeper:
         self._runtime = runtime
         self._client = client or Client(runtime.config.url, runtime.shards)
         self._starter = Starter(self._client)
+        self._queues = pausing.ShardFinder(self._client.store, self._client.shards)
         self._rounds = QueueRounds("batches", runtime, served, _CAP, lambda seen: seen.chores, self.step)
         self.pulse = self._rounds.pulse
         self._stepped: dict[str, float] = {}
@@ -131,6 +134,8 @@ class BatchKeeper:
             "settle": (4, self._settle),
             "cancel": (3, self._cancel),
             "expire": (1, self._expire),
+            "hold": (3, self._hold),
+            "resume": (2, self._resume),
             "forget": (1, self._forget),
             "start": (2, self._start),
             "restart": (2, self._restart),
@@ -340,13 +345,32 @@ class BatchKeeper:
     async def _expire(self, store: Store, now: float, batch: str) -> None:
         await self._client.send(store.batch_close(batch, how="expired"))
 
-    async def _forget(self, store: Store, now: float, batch: str) -> None:
+    async def _hold(self, store: Store, now: float, batch: str, stamp: str, first: str) -> tuple[str, float] | None:
+        """Apply a pause, or its end, in queues of a batch: the program that made it may have died."""
+        record = await self._client.send(store.batch(batch))
+        if record is None or record.stamp != int(stamp):
+            return None  # a newer one has a chore of its own
+        paused = BatchPause(now, record.stamp, record.paused is not None)
+        applying = pausing.apply(store, self._queues, batch, paused, int(first), record.paused_why or "")
+        is_more, _ = await self._client.run(applying)
+        return (f"hold {batch} {stamp} {int(first) + pausing.SLICE}", now) if is_more else None
+
+    async def _resume(self, store: Store, now: float, batch: str, stamp: str) -> None:
+        """End a pause at its time, unless it was ended or replaced before."""
+        await self._client.send(store.batch_pause(batch, held=False, after=0.0, seen=int(stamp)))
+
+    async def _forget(self, store: Store, now: float, batch: str) -> tuple[str, float] | None:
         record = await self._client.send(store.batch(batch))
         if record is not None and record.finished is not None:
+            if record.stamp and now < record.finished + FORGET_AFTER:
+                return f"forget {batch}", record.finished + FORGET_AFTER
+            if record.stamp:
+                await self._client.run(pausing.forget(store, self._queues, batch, record.stamp))
             if record.nodes:
                 await self._starter.forget(store, now, batch)
             for call in store.forget_batch(batch):
                 await self._client.send(call)
+        return None
 
 
 class Reports:

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from evsched.batches import pausing
 from evsched.batches.member import CODES
 from evsched.batches.node import StoredNode, Take, read_node
 from evsched.batches.results import ResultGone, read_all_results, read_results
@@ -21,6 +22,7 @@ from evsched.client.operations import send_many
 from evsched.errors import JobExists, JobMissing
 from evsched.jobs.job import encode
 from evsched.store.batch_calls import RESERVED, PlanRow
+from evsched.store.batch_pauses import InnerBatch
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -44,6 +46,7 @@ class Starter:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._queues = pausing.ShardFinder(client.store, client.shards)
 
     async def start(self, store: Store, now: float, batch: str, listed: str) -> set[str]:
         """Enqueue the jobs of released nodes that have not ended; return their queues.
@@ -56,12 +59,16 @@ class Starter:
         ordinals = [int(word) for word in listed.split(",")]
         reading: list[Call[Any]] = [
             *(store.batch_nodes(batch, ordinals), store.batch_ends(batch, 0, max(ordinals))),
-            *(store.batch_field(batch, "stop"), store.batch_life(batch)),
+            *(store.batch_field(batch, "stop"), store.batch_life(batch), store.batch_pause_of(batch)),
         ]
-        texts, ends, stop, life = await self._client.run(send_many(reading))
+        texts, ends, stop, life, paused = await self._client.run(send_many(reading))
         found = zip(ordinals, map(read_node, texts), strict=True)
         nodes = {at: node for at, node in found if at < len(ends) and ends[at] % 8 == CODES["o"]}
         if stop is None:
+            if paused.is_paused:
+                names = {node.queue for node in nodes.values() if node is not None}
+                paused = paused._replace(now=now)
+                await self._client.run(pausing.tell(store, self._queues, batch, paused, names))
             await self._start(store, now, batch, life, nodes, ends)
             stop = await self._client.send(store.batch_field(batch, "stop"))
         if stop is not None:
@@ -165,6 +172,11 @@ class Starter:
             await self._client.send(opened)
         except JobExists:
             raise NotStarted(f"there is another batch {child}") from None
+        # It was listed before it was opened: so it is paused from here, or by the program that pauses this one.
+        outer = await self._client.run(pausing.present(store, batch))
+        if outer.is_paused:
+            inner = InnerBatch(store.queue, child, f"{store.queue}/{batch}/{at}")
+            await self._client.run(pausing.follow(store, inner, outer))
         one = msgspec.structs.replace(node, name="", takes=(), over=None)
         made = (msgspec.structs.replace(one, payload=payload | {"args": [*payload["args"], item]}) for item in items)
         await write_nodes(self._client, store, child, [PlanRow(encode(each), "", node.queue) for each in made])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from evsched.batches.batch import Batch, BatchOptions, NewBatch, batch_of_job
+from evsched.batches.batch import Batch, NewBatch, batch_of_job
+from evsched.batches.batch_options import BatchOptions
 from evsched.batches.member import Member
 from evsched.batches.node import GraphNode
 from evsched.client.client import SyncClient
@@ -56,6 +57,14 @@ class SyncBatch:
     def cancel(self) -> None:
         """Cancel the batch and the jobs of it that have not ended, as `Batch.cancel`."""
         finish(self._batch.cancel())
+
+    def pause(self, *, until: datetime | float | None = None, why: str = "") -> float:
+        """Pause the batch, as `Batch.pause`."""
+        return finish(self._batch.pause(until=until, why=why))
+
+    def resume(self) -> float | None:
+        """Resume the batch, as `Batch.resume`."""
+        return finish(self._batch.resume())
 
     def set_priority(self, priority: int | None) -> int:
         """Give another priority to those jobs of the batch that wait, as `Batch.set_priority`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+from evsched.batches.batch import Batch
 from evsched.batches.member import OUTCOMES, with_codes
 from evsched.client import recurrence_operations, spread
 from evsched.client.client import Client
@@ -136,6 +137,20 @@ async def _cancel_batch(acts: UserActs, visit: Visit, form: Form) -> str:
     return acts.note(visit, sentence, "/batch", queue=queue, id=batch)
 
 
+async def _pause_batch(acts: UserActs, visit: Visit, form: Form) -> str:
+    queue, batch, until = form.queue(), form.get("id"), visit.typed_time(form.get("until"))
+    await Batch(batch, queue, client_of(visit)).pause(until=until, why=form.get("why"))
+    sentence = f"Batch {batch:.200} is paused{until_words(visit, until)}. Jobs that run now go on."
+    return acts.note(visit, sentence, "/batch", queue=queue, id=batch)
+
+
+async def _resume_batch(acts: UserActs, visit: Visit, form: Form) -> str:
+    queue, batch = form.queue(), form.get("id")
+    since = await Batch(batch, queue, client_of(visit)).resume()
+    sentence = f"Batch {batch:.200} {'was not paused' if since is None else 'is resumed'}."
+    return acts.note(visit, sentence, "/batch", changed=since is not None, queue=queue, id=batch)
+
+
 async def _revive_batch(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, batch, client = form.queue(), form.get("id"), client_of(visit)
     found = await client.send(client.store(queue).batch(batch))
@@ -203,6 +218,8 @@ ACTS: Final[dict[str, tuple[Role, Perform]]] = {
     "stop-worker": ("operator", _stop_worker),
     "stop": ("operator", _stop),
     "cancel-batch": ("operator", _cancel_batch),
+    "pause-batch": ("operator", _pause_batch),
+    "resume-batch": ("operator", _resume_batch),
     "revive-batch": ("operator", _revive_batch),
     "make-token": ("admin", _make_token),
     "remove-token": ("admin", _remove_token),

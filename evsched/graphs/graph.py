@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from evsched.batches.batch import EXPIRES, RETENTION, Batch, BatchOptions, NewBatch
+from evsched.batches.batch import Batch, NewBatch
+from evsched.batches.batch_options import EXPIRES, RETENTION, BatchOptions
 from evsched.batches.starter import write_nodes
 from evsched.client.client import Client
 from evsched.client.option_values import finite_seconds

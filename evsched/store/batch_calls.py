@@ -37,6 +37,8 @@ class Reservation(Struct, frozen=True):
     """The first ordinal; None: nothing was reserved."""
     refusal: str
     """Why not; empty if none was asked for."""
+    paused: int
+    """The stamp of the pause of the batch; 0 = it is not paused."""
 
     def address(self, home: str, batch: str, at: int = 0) -> str:
         """Return the argument `batch` of `enqueue` for the jobs from the one at `at` on."""
@@ -111,6 +113,13 @@ class BatchRecord(Struct, frozen=True):
     by: str | None = None
     tags: str | None = None
     parent: str | None = None
+    paused: float | None = None
+    """Since when it is paused; None = it is not."""
+    paused_until: float | None = None
+    """When it is resumed by itself; None = it is not."""
+    paused_why: str | None = None
+    stamp: int = 0
+    """The number of its last pause or resume, which rises; 0 = it was never paused."""
     callbacks: tuple[Callback, ...] = ()
 
     @property
@@ -141,6 +150,10 @@ def _record(queue: str, batch: str, fields: dict[str, bytes]) -> BatchRecord | N
         by=_optional(fields, "by"),
         tags=_optional(fields, "tags"),
         parent=_optional(fields, "parent"),
+        paused=number(fields.get("paused")),
+        paused_until=number(fields.get("paused_until")),
+        paused_why=_optional(fields, "paused_why"),
+        stamp=whole(fields.get("stamp")),
         callbacks=_callbacks(fields),
     )
 
@@ -187,6 +200,7 @@ class PlanRow(Struct, frozen=True):
 LISTED: Final = (
     *("state", "created", "closed", "finished", "stop", "complete_on", "round", "adding", "by", "tags", "parent"),
     *("total", "missing", "done", "dead", "cancelled", "expired", "stopped", "nodes"),
+    *("paused", "paused_until", "paused_why"),
 )
 """The fields that lists need. Those of callbacks may be long."""
 
@@ -244,7 +258,7 @@ class BatchCalls(Queue):
         Raises (when sent):
             JobMissing: there is no such batch.
         """
-        read = as_struct(Reservation, float, lambda first: int(first) if first else None, text)
+        read = as_struct(Reservation, float, lambda first: int(first) if first else None, text, whole)
         words = (self._now(), batch, token, count, queue, SETTLED, member, confirms)
         return self._verb("batch_add", read, *words, *ids)
 
@@ -402,7 +416,7 @@ class BatchCalls(Queue):
 
     def forget_batch(self, batch: str) -> list[Call[Any]]:
         """Delete a batch. It is out of the list last, so that it is deleted again if this was not finished."""
-        found = [self._batch(batch, name) for name in ("", "ends", "parts", "ids", "over", "nodes", "ripple")]
+        found = [self._batch(batch, name) for name in ("", "ends", "parts", "ids", "inner", "over", "nodes", "ripple")]
         return [
             self._call(("UNLINK", *found), raw),
             self._call(("ZREM", f"{self._root}batches", batch), raw),

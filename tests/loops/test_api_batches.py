@@ -66,6 +66,20 @@ async def test_a_batch_is_opened_filled_closed_and_ends(
     assert (late.status_code, late.json()["code"]) == (409, "batch-over")
 
 
+async def test_a_batch_is_paused_and_resumed(api: Caller, batches: str) -> None:
+    path = await opened(api, batches)
+    paused = await api.ask("POST", f"{path}/pause", {"why": "the disk is full"})
+    assert (paused.status_code, paused.json()["paused_why"]) == (200, "the disk is full")
+    since = paused.json()["paused"]
+    assert (await api.ask("GET", batches, token=READ)).json()["batches"][0]["paused"] == since > 0
+    assert (await api.ask("POST", f"{path}/pause", {"until": since - 1})).status_code == 422
+    assert (await api.ask("POST", f"{path}/resume")).json()["paused"] is None
+    assert (await api.ask("POST", f"{path}/pause", {}, token=READ)).status_code == 403
+    await api.ask("POST", f"{path}/close")
+    late = await api.ask("POST", f"{path}/pause", {})
+    assert (late.status_code, late.json()["code"]) == (409, "batch-over")
+
+
 async def test_opening_a_batch_again_changes_nothing_and_another_of_its_id_is_refused(
     api: Caller, batches: str
 ) -> None:

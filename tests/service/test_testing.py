@@ -430,6 +430,21 @@ async def test_batch_ends_and_its_callback_runs_as_the_clock_is_moved(clock: Clo
         await batch.status()
 
 
+async def test_pause_of_a_batch_ends_on_the_clock(clock: Clock) -> None:
+    outer = await app.batch().open()
+    await outer.add(remind, "bob")
+    await outer.pause(until=clock.now + 7200)
+    async with outer.batch() as inner:
+        await inner.add(remind, "eve")
+    assert (await inner.status()).paused
+    await outer.close()
+    assert await clock.advance(hours=1) == []
+    assert len(await clock.advance(hours=2)) == 2
+    assert (await outer.wait()).done == 2
+    with pytest.raises(ConfigError, match="until has passed"):
+        await (await app.batch().open()).pause(until=clock.now - 1)
+
+
 async def test_batch_fails_expires_and_is_cancelled_on_the_clock(clock: Clock) -> None:
     async with app.batch(on_failed=summarize) as batch:
         await batch.add(remind, "bob", fail=3)
