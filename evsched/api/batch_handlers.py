@@ -24,7 +24,7 @@ from evsched.client.option_values import Unique
 from evsched.errors import ConfigError
 from evsched.graphs.plan import PlannedNode, check_name, edges_of, plan_rows
 from evsched.jobs.job import decode, encode
-from evsched.jobs.tasks import DEFAULT_RETENTION
+from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.store.batch_calls import BatchRecord, PlanRow
 from evsched.transport.call import Word
 
