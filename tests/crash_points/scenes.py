@@ -63,7 +63,7 @@ INLINE: Final = (
     '{"retention":600,"task":"give_up"}',
     '{"retention":600,"task":"report"}',
 )
-"""Inline jobs without ids of their own, as a client without a library schedules them. Their records tell how they ended."""
+"""Inline jobs without ids of their own, as a client without a library schedules them; their records are kept."""
 SUSPECT: Final = '{"retention":600,"task":"work","args":[0.05]}'
 FAR_INLINE: Final = tuple(f'{{"retention":600,"task":"work","kwargs":{{"seconds":{n}e-6}}}}' for n in range(12))
 """Further ones: of a job that a worker held when it died, and of jobs that are due much later."""
